@@ -26,15 +26,7 @@ import torch
 
 from common.checkpoint.digest import leaves
 from common.ground.exits import BadInput
-from common.ground.files import (
-    open_atomic,
-    opener,
-    read_file,
-    sha256_file,
-    state_of,
-    sync_folder,
-    write_atomic,
-)
+from common.ground.files import open_atomic, opener, read_file, sha256_file, sync_folder, write_atomic
 from common.run.output import checkpoint_names
 
 LATEST = "latest"
@@ -179,10 +171,8 @@ def load(path: str, most: int = sys.maxsize) -> dict:
             start, size = file.read(64), os.fstat(file.fileno()).st_size
     except OSError as error:
         raise Refused(f"it cannot be read: {error.strerror}") from error
-    if not start.startswith(_ZIP):
-        if start.lstrip()[:1] == b"<":
-            raise Refused("it is an HTML or XML page, as a failed download leaves it")
-        raise Refused(f"it begins with {start[:8]!r}, expected {_ZIP!r}: torch.save writes a zip file")
+    if not start.startswith(_ZIP):  # an HTML page shows here that a download has failed
+        raise Refused(f"it begins with {start[:15]!r}, expected {_ZIP!r}: torch.save writes a zip file")
     try:
         records = torch._C.PyTorchFileReader(path).get_all_records()  # torch.load reads the same list
         if _TORCHSCRIPT in records:
@@ -218,48 +208,19 @@ def list_newest_first(folder: str) -> list[str]:
     return sorted(paths, key=lambda path: _run_of(path) != current)
 
 
-def keep(folder: str, run: str, count: int, whole: dict[str, tuple]) -> None:
-    """Delete old checkpoints: those of other runs, and those of this run except the last `count` whole ones.
+def keep(folder: str, run: str, count: int) -> None:
+    """Delete old checkpoints: those of other runs, and those of this run except the one that `latest` names
+    and the newest others, `count` in all.
 
-    The checkpoint that `latest` names stays. A damaged checkpoint is not counted, and is deleted only if
-    there are `count` whole ones.
-
-    folder: the folder of the checkpoints.
-    run: the id of this run.
-    count: the number of whole checkpoints to keep.
-    whole: the checkpoints that are known to be whole, path -> identity; updated, so each file is read once.
+    folder: the folder of the checkpoints. run: the id of this run. No checkpoint is read.
     """
     latest = os.path.join(folder, _latest(folder))
-    whole[latest] = state_of(latest)
-    own, stays = [], {latest}
-    for path in list_newest_first(folder):
-        if _run_of(path) in (run, None):
-            own.append(path)
-        else:
-            _discard(path)
-    for path in own:
-        if len(stays) < count and path not in stays and _is_whole(path, whole):
-            stays.add(path)
-    if len(stays) >= count:
-        for path in own:
-            if path not in stays:
-                _discard(path)
-
-
-def _is_whole(path: str, known: dict[str, tuple]) -> bool:
-    if known.get(path) != state_of(path):
-        try:
-            verify(path)
-        except Refused:
-            return False
-        known[path] = state_of(path)
-    return True
-
-
-def _discard(path: str) -> None:
-    for each in (path, f"{path}.json"):
-        with contextlib.suppress(OSError):
-            os.unlink(each)
+    paths = [path for path in list_newest_first(folder) if path != latest]
+    own = [path for path in paths if _run_of(path) in (run, None)]
+    for path in {*paths} - {*own[: count - 1]}:
+        for each in (path, f"{path}.json"):
+            with contextlib.suppress(OSError):
+                os.unlink(each)
 
 
 def _latest(folder: str) -> str:

@@ -18,7 +18,6 @@ HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "starts.jsonl")  # the
 _STEP = re.compile(rf"{CHECKPOINTS}/step_(0|[1-9][0-9]{{0,18}})\.pt(\.json)?")
 # reasons of a StoreError that concern one object, and not the connection to the store
 _OF_THE_OBJECT = ("damaged", "replaced", *MISSING, "412", "PreconditionFailed")
-_TRIED = 100  # newest checkpoints of a list that are tried
 
 
 def step_of(path: str) -> int | None:
@@ -73,11 +72,12 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
     own = _newest(os.path.join(folder, CHECKPOINTS))
     unlisted = sorted(steps_of(there) - set(steps), reverse=True) if steps and not own else []
     refused, reasons = set(), []
-    for step in steps[:_TRIED] + unlisted[:_TRIED]:
+    for step in steps + unlisted:
         try:
             facts = _read_facts(store, step, files if step in steps else stored(store, names_of(step)))
-            is_later = own.get("run") == facts.get("run") and own.get("step", 0) >= step if own else False
-            if not (own and (is_later or own["sha256"] == facts["sha256"])):
+            has_it = own.get("sha256") == facts["sha256"]
+            has_later = own.get("run") == facts.get("run") and own.get("step", 0) >= step
+            if not own or not (has_it or has_later):
                 _bring(store, folder, step, facts)
             return refused
         except (checkpoint.Refused, StoreError) as error:
@@ -93,12 +93,12 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
     return refused
 
 
-def _newest(place: str) -> dict | None:
-    """Return the facts of the newest whole checkpoint on this node."""
-    for path in checkpoint.list_newest_first(place):
+def _newest(folder: str) -> dict:
+    """Return the facts of the newest whole checkpoint in a folder of this node; {} without one."""
+    for path in checkpoint.list_newest_first(folder):
         with contextlib.suppress(checkpoint.Refused):
             return checkpoint.verify(path)
-    return None
+    return {}
 
 
 def _read_facts(store: ObjectStore, step: int, files: dict[str, File]) -> dict:

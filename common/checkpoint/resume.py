@@ -71,8 +71,8 @@ def refusal(
     if not results or is_begun or (resumes_from == "auto" and has_checkpoint):
         return None
     names = ", ".join(results[:4]) + (f" and {len(results) - 4} more" if len(results) > 4 else "")
-    has_option = has_checkpoint and resumes_from
-    remedy = f"leave out --resume {resumes_from} to resume that run, " if has_option else ""
+    can_resume = has_checkpoint and resumes_from
+    remedy = f"leave out --resume {resumes_from} to resume that run, " if can_resume else ""
     return (
         f"{args.output} holds results of a run, and this start would replace them "
         f"({names}): {remedy}use another --output_dir, or remove the folder"

@@ -4,7 +4,8 @@ A checkpoint holds the scheduler's state_dict and how the schedule began. There 
 
 - torch's schedules that depend only on the number of calls of step(). If the schedule began as in the
   checkpoint, its state is loaded. If it began with other settings (--lr, --epochs), the new schedule repeats
-  the calls of step(): it continues at the same step.
+  the calls of step(): it continues at the same step. A schedule with a function of the user (LambdaLR)
+  always does, because its state does not hold the function.
 - all others, such as ReduceLROnPlateau and classes of the user's own. Their state is loaded. It is an error
   if --lr, --epochs or the schedule's own settings are not those of the checkpoint.
 
@@ -77,8 +78,6 @@ class ScheduleState:
         else:
             self._load_scheduler(saved["state"])
         self._load_groups(saved, replayed)
-        if replayed:
-            self._check_replay(saved)
 
     def _check(self) -> None:
         """Raise BadInput if a checkpoint cannot hold the state of the scheduler."""
@@ -136,35 +135,18 @@ class ScheduleState:
     def _load_groups(self, saved: dict, replayed: bool) -> None:
         """Load the saved hyperparameters, except those that began with another value in this run, and those
         that a replayed schedule has set."""
-        began = len(self._groups)
-        for group, now in zip(self.optimizer.param_groups[began:], saved["groups"][began:], strict=True):
-            _set(group, now)  # the loop has added it
-        for group, now, there, here in zip(
-            self.optimizer.param_groups, saved["groups"], saved["began"]["groups"], self._groups, strict=False
-        ):
-            taken = {}
-            for name, value in now.items():
-                is_moved = not _same(group.get(name), here.get(name)) or (self.scheduler and _scheduled(name))
-                if _same(there.get(name), here.get(name)) and not (replayed and is_moved):
+        groups, count = self.optimizer.param_groups, len(self._groups)
+        for group, values in zip(groups[count:], saved["groups"][count:], strict=True):
+            _set(group, values)  # the loop has added it
+        began = zip(saved["began"]["groups"], self._groups, strict=False)
+        for group, values, (began_there, began_here) in zip(groups, saved["groups"], began, strict=False):
+            taken = {}  # set together: lr and initial_lr may be the same tensor
+            for name, value in values.items():
+                first = began_here.get(name)
+                is_moved = not _same(group.get(name), first) or (self.scheduler and _scheduled(name))
+                if _same(began_there.get(name), first) and not (replayed and is_moved):
                     taken[name] = value
             _set(group, taken)
-
-    def _check_replay(self, saved: dict) -> None:
-        """Raise Refused if a function of the user's own gives other learning rates for the same steps. If an
-        option or a base rate has changed, the rates are not compared: they are expected to differ."""
-        if self.scheduler is None or not _calls_a_function(self.scheduler):
-            return
-        before = saved["began"]
-        bases = ([group.get("initial_lr") for group in each] for each in (before["groups"], self._groups))
-        if not _same(*bases) or before["settings"] != self.settings:
-            return
-        groups = saved["groups"], self.optimizer.param_groups
-        there, here = ([float(group["lr"]) for group in each] for each in groups)
-        if there != here:
-            raise Refused(
-                f"its schedule {self.name} had the learning rates {there} and now gives {here} for "
-                "the same step: it is another function, or depends on more than the step"
-            )
 
 
 def plain(value: Any, refusal: str = "a checkpoint cannot hold ") -> Any:

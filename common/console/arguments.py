@@ -161,12 +161,13 @@ def remind(args: argparse.Namespace, log: Callable[[str], object]) -> None:
 
 def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | None]:
     """Return the arguments that may be logged: plain values, without any that looks like a credential."""
-    plain = (str, int, float, bool, type(None))
+    values = {
+        name: str(value) if isinstance(value, Interval) else value for name, value in vars(args).items()
+    }
     return {
         name: mask(value) if isinstance(value, str) else value
-        for name, given in vars(args).items()
-        for value in [str(given) if isinstance(given, Interval) else given]
-        if isinstance(value, plain) and not SECRET.search(name)
+        for name, value in values.items()
+        if isinstance(value, str | int | float | bool | None) and not SECRET.search(name)
     }
 
 

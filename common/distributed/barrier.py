@@ -16,6 +16,7 @@ from common.ground.heartbeat import Heartbeat
 from common.platform.platforms import has_local_rank_0
 
 _POLL, _LOOK_EVERY, _LONGEST, _LINGER = 0.1, 2.0, 6 * 3600, 3.0  # seconds
+_SHOWN = 16  # missing ranks named in an error
 
 _beats: dict[str, float] = {}  # name of a barrier -> when this process sent its last heartbeat
 
@@ -80,10 +81,10 @@ def gather(
         if heartbeat.seconds > limit:
             missing = [each for each in range(world_size) if not store.add(f"{name}/here/{each}", 0)]
             text = f"{absent} of {world_size} processes did not arrive {doing}".rstrip()
-            text += f" within {limit:.0f} s: {_ranges('rank', missing)}"
+            text += f" within {limit:.0f} s: ranks {missing[:_SHOWN]}"
             if processes_per_node:
                 nodes = sorted({each // processes_per_node for each in missing})
-                text += f" ({_ranges('node', nodes)})"
+                text += f" of nodes {nodes[:_SHOWN]}"
             _report(store, name, NO_RENDEZVOUS, text)
         time.sleep(_POLL)
     _raise_error(store, name, rank, world_size)
@@ -124,14 +125,3 @@ def _look_for_lost(
         elif now - beats[rank][1] > silence and not is_here:
             text = f"rank {rank} sent no heartbeat for {silence:.0f} s while the others waited for it {doing}"
             _report(store, name, BAD_INPUT, text)
-
-
-def _ranges(name: str, numbers: list[int]) -> str:
-    """Return a text for a list of numbers: [1, 2, 3, 7] -> "ranks 1-3, 7"."""
-    parts, start = [], None
-    for number, following in zip(numbers, [*numbers[1:], None], strict=True):
-        start = number if start is None else start
-        if following != number + 1:
-            parts.append(str(start) if start == number else f"{start}-{number}")
-            start = None
-    return f"{name}{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"

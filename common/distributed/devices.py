@@ -28,7 +28,7 @@ def select(args: argparse.Namespace) -> torch.device:
             "use jobs/train_ddp.py"
         )
     gpus, promised = count_gpus(args), promised_gpus(os.environ)
-    if args.enable_gpu is not False and promised and gpus < promised and topology.local_rank is None:
+    if args.enable_gpu is not False and promised and gpus < promised:
         raise BadInput(f"the platform promised {promised} GPUs, torch {torch.__version__} sees {gpus}")
     if not gpus:
         return torch.device("cpu")

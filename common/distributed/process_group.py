@@ -96,10 +96,10 @@ def join(args: argparse.Namespace) -> tuple[torch.device, int, int]:
     node's processes, waits for them, and exits with their exit code: it does not return. Raises BadInput and
     NoRendezvous.
     """
+    device = devices.select(args)
     topology = get_topology(args)
     if topology.starts_processes:
         sys.exit(launcher.start(topology, getattr(args, "grace", _GRACE)))
-    device = devices.select(args)
     torch.distributed.init_process_group(**meet(args, topology))
     return device, topology.rank, topology.world_size
 

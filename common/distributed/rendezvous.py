@@ -49,7 +49,7 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
     store = torch.distributed.PrefixStore(f"bootfile/{attempt}", store)
     bound = deadline - time.monotonic() + _ANSWER
     try:
-        with _watchdog(bound, lambda: f"the store at {_address(topology)} stopped answering"):
+        with _watchdog(bound, f"the store at {_address(topology)} stopped answering"):
             error, rest = _claim(store, topology, backend), deadline - time.monotonic()
             size, per_node = topology.world_size, topology.processes_per_node
             barrier.gather(store, "start", "", error, topology.rank, size, rest, processes_per_node=per_node)
@@ -101,7 +101,11 @@ def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distr
             ),
         )
     bound = min(_ANSWER, timeout)
-    with _watchdog(bound, lambda: _what_answers(topology, address, bound)):
+    no_answer = (
+        f"the server at {_address(topology)} does not answer as the store of this job's rank 0 (waited "
+        f"{bound:.0f} s): another program uses the port"
+    )
+    with _watchdog(bound, no_answer):
         store = torch.distributed.TCPStore(
             address[0],
             port,
@@ -112,7 +116,7 @@ def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distr
         )
         # torch 2.1 connects without waiting for an answer, and accepts any bytes as an answer.
         if not 0 < store.add("greetings", 1) < 2**31:
-            raise NoRendezvous(_what_answers(topology, address, bound))
+            raise NoRendezvous(no_answer)
         return store
 
 
@@ -158,18 +162,6 @@ def _retry(attempt: Callable[[], T], deadline: float, waiting: str, explain: Cal
         time.sleep(_POLL)
 
 
-def _what_answers(topology: Topology, address: tuple, bound: float) -> str:
-    answer = "does not answer"
-    with contextlib.suppress(OSError), socket.create_connection(address, timeout=1) as probe:
-        probe.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        if probe.recv(5) == b"HTTP/":
-            answer = "is an HTTP server"
-    return (
-        f"the server at {_address(topology)} {answer}: it is not the store of this job's rank 0 "
-        f"(waited {bound:.0f} s), another program uses the port"
-    )
-
-
 def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> BadInput | None:
     """Write the layout and the rank to the store. Return the error if they contradict earlier values."""
     own = {"host": socket.gethostname(), "pid": os.getpid(), "node_rank": topology.node_rank}
@@ -196,12 +188,12 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
 
 
 @contextlib.contextmanager
-def _watchdog(seconds: float, explain: Callable[[], str]) -> Iterator[None]:
-    """End the process with the message explain() if the body takes longer than `seconds`. Python cannot
-    interrupt a blocked call of the store."""
+def _watchdog(seconds: float, message: str) -> Iterator[None]:
+    """End the process with the message if the body takes longer than `seconds`. Python cannot interrupt a
+    blocked call of the store."""
 
     def expire() -> None:
-        say_error(explain())
+        say_error(message)
         leave(NO_RENDEZVOUS)
 
     timer = threading.Timer(seconds, expire)

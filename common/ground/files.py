@@ -7,13 +7,14 @@ the owner may read, and the umask cannot be read without setting it for all thre
 import contextlib
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 ROOT = os.path.abspath(f"{__file__}/../../..")  # the folder that holds jobs/ and common/
@@ -93,15 +94,12 @@ def sync_folder(folder: str) -> None:
         os.close(handle)
 
 
-def sweep(folder: str, is_temporary: Callable[[str], bool] = lambda name: name.startswith(PARTIAL)) -> None:
-    """Delete the temporary files of killed processes in a folder, but not those that a process has locked.
-
-    is_temporary: called with a file name; returns whether the file is temporary.
-    """
-    for name in filter(is_temporary, os.listdir(folder)):
-        with contextlib.suppress(OSError), open(os.path.join(folder, name), "rb") as file:
+def sweep(folder: str) -> None:
+    """Delete the temporary files of killed processes in a folder, but not those that a process has locked."""
+    for path in glob.glob(os.path.join(glob.escape(folder), f"{PARTIAL}*")):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(file.name)
+            os.unlink(path)
 
 
 @contextlib.contextmanager

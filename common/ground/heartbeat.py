@@ -1,7 +1,6 @@
 """Report a long wait or a long task at intervals: a silent job looks like one that hangs."""
 
 import time
-from collections.abc import Callable
 
 from common.ground.exits import print_line
 
@@ -9,13 +8,10 @@ EVERY = 30.0  # seconds
 
 
 class Heartbeat:
-    """Logs a line at most every `every` seconds (default: EVERY), with the seconds since it was made.
+    """Prints a line at most every 30 seconds, with the seconds since it was made. Threads may share it; two
+    of them may print at the same time."""
 
-    log: called with the line. Threads may share a Heartbeat; two of them may log at the same time.
-    """
-
-    def __init__(self, every: float | None = None, log: Callable[[str], None] = print_line):
-        self._every, self._log = every, log
+    def __init__(self) -> None:
         self._begin = self._last = time.monotonic()
 
     @property
@@ -24,8 +20,8 @@ class Heartbeat:
         return time.monotonic() - self._begin
 
     def beat(self, text: str) -> None:
-        """Log "TEXT (N s)" if a line is due."""
+        """Print "TEXT (N s)" if a line is due."""
         now = time.monotonic()
-        if now - self._last >= (EVERY if self._every is None else self._every):
+        if now - self._last >= EVERY:
             self._last = now
-            self._log(f"{text} ({now - self._begin:.0f} s)")
+            print_line(f"{text} ({now - self._begin:.0f} s)")

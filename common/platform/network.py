@@ -5,14 +5,13 @@ import ipaddress
 import os
 import socket
 import threading
-import time
 from collections.abc import Mapping
 
 from common.ground.exits import import_optional
 from common.platform.topology import Topology
 
 OUTSIDE = "192.0.2.1"  # an address for documentation (RFC 5737): its route leads to other machines
-_SECONDS = 3.0  # for resolving names and reaching the master together
+_RESOLVE, _REACH = 3.0, 1.0  # seconds for the name of the master, and for a connection to it
 _Facts = tuple[str, list[str], list[str]]  # facts, errors, warnings
 
 
@@ -43,11 +42,10 @@ def is_loopback(host: str) -> bool:
 
 def check(env: Mapping[str, str], topology: Topology) -> tuple[_Facts, _Facts]:
     """Return the findings `master` and `interface`: the route to the master, and this node's interface to it,
-    within about three seconds.
+    within about four seconds.
 
     env: the environment. topology: the place of this process in the job.
     """
-    deadline = time.monotonic() + _SECONDS
     presets = {name: env[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name in env}
     shown = "".join(f", {name}={value}" for name, value in presets.items())
     errors = [trouble for name, value in presets.items() if (trouble := _preset_trouble(name, value))]
@@ -58,7 +56,7 @@ def check(env: Mapping[str, str], topology: Topology) -> tuple[_Facts, _Facts]:
     if address is None:
         unknown = where, [f"the master's host name {why}"], []
         return unknown, (f"not known without the address of the master{shown}", errors, [])
-    master_findings = f"{where} is {address[0]}", *_try_port(topology, address, deadline)
+    master_findings = f"{where} is {address[0]}", *_try_port(topology, address)
     try:
         name, local = interface_to(*address[:2])
     except OSError as error:
@@ -82,13 +80,12 @@ def _resolve(host: str, port: int | None) -> tuple[tuple | None, str]:
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(_SECONDS)
-    return answers[0] if answers else (None, f"does not resolve (no answer within {_SECONDS:.0f} s)")
+    thread.join(_RESOLVE)
+    return answers[0] if answers else (None, f"does not resolve (no answer within {_RESOLVE:.0f} s)")
 
 
-def _try_port(topology: Topology, address: tuple, deadline: float) -> tuple[list[str], list[str]]:
+def _try_port(topology: Topology, address: tuple) -> tuple[list[str], list[str]]:
     """Return (errors, warnings): the master can listen, or another node can connect to it."""
-    seconds = min(1.0, max(0.2, deadline - time.monotonic()))
     # If a launcher started the processes, its store listens already on the port.
     port = topology.master_port if topology.level == "node" else 0
     try:
@@ -96,11 +93,11 @@ def _try_port(topology: Topology, address: tuple, deadline: float) -> tuple[list
             family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
             socket.create_server((address[0], port), family=family).close()
         else:
-            socket.create_connection(address[:2], seconds).close()
+            socket.create_connection(address[:2], _REACH).close()
     except ConnectionRefusedError:
         return [], ["not listening yet (refused): start node 0"]
     except TimeoutError:
-        return [], [f"no answer within {seconds:.1f} s: not started yet, or a firewall"]
+        return [], [f"no answer within {_REACH:.0f} s: not started yet, or a firewall"]
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             return [], [f"port {port} is in use on this node, perhaps by another job"]

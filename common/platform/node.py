@@ -34,7 +34,6 @@ from common.platform.topology import Topology, is_distributed, promised_gpus
 _SHM = 1e9  # bytes that platforms guarantee; DataLoader workers pass their batches through /dev/shm
 _NO_ROOM = 0.3e9  # bytes: two checkpoints of 134 MB, because the old one is kept while the new one is written
 _LITTLE_ROOM = 5e9  # bytes
-_DRIVERS = {11: 450, 12: 525, 13: 580}  # CUDA: first driver branch (CUDA release notes, minor compatibility)
 _NEEDED = ("numpy", "tqdm")  # imported by every job
 _OPTIONAL = {
     "torchvision": "image folders", "pillow": "image folders", "scikit-learn": "--dataset digits",
@@ -87,12 +86,10 @@ def inspect(
 def print_findings(args: argparse.Namespace, topology: Topology) -> None:
     """Print one line of facts about the node, then a line for every warning and error.
 
-    A job calls it at its start. It resolves no name and runs no program, so it takes milliseconds. Raises
-    BadInput for an error of the accelerators; other errors are only printed.
+    A job calls it at its start. It resolves no name and runs no program, so it takes milliseconds. An error
+    ends the job where it shows: devices.select() refuses missing GPUs.
     """
     accelerators = _accelerators(args, os.environ, topology)
-    if accelerators.verdict == "error":
-        raise BadInput(accelerators.text)
     versions, presets = _versions(_driver(False)), _presets(os.environ)
     findings = [accelerators, *_resources(args.output.folder, str, os.environ, topology), versions, presets]
     troubles = [finding for finding in findings if finding.verdict != "ok"]
@@ -188,7 +185,7 @@ def _room(name: str, path: str, warnings: list[str]) -> Finding:
 
 def _limits(topology: Topology) -> Finding:
     """Check the soft limits, which the kernel enforces."""
-    kinds = {"open_files": "NOFILE", "processes": "NPROC", "locked_memory": "MEMLOCK", "core_size": "CORE"}
+    kinds = {"open_files": "NOFILE", "processes": "NPROC", "locked_memory": "MEMLOCK"}
     soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{kind}"))[0] for name, kind in kinds.items()}
     unlimited = resource.RLIM_INFINITY
     shown = [f"{name}={'unlimited' if value == unlimited else value}" for name, value in soft.items()]
@@ -201,8 +198,6 @@ def _limits(topology: Topology) -> Finding:
     infiniband = "/sys/class/infiniband"
     if topology.nodes > 1 and soft["locked_memory"] != unlimited and os.path.isdir(infiniband):
         warnings.append("NCCL over InfiniBand registers memory: set ulimit -l unlimited")
-    if soft["core_size"] and not _text("/proc/sys/kernel/core_pattern").startswith("|"):
-        warnings.append("a crash may fill the disk with a core file: set ulimit -c 0")
     return judge("limits", " ".join(shown), errors, warnings)
 
 
@@ -223,8 +218,6 @@ def _versions(driver: str | None) -> Finding:
         errors.append(f"torch cannot use NumPy ({error}): install another, torch before 2.3 needs numpy<2")
     if driver and not cuda:
         warnings.append("this torch was built without CUDA: it will not use the GPUs")
-    elif cuda and driver and int(driver.split(".")[0]) < (least := _DRIVERS.get(int(cuda.split(".")[0]), 0)):
-        warnings.append(f"CUDA {cuda} needs driver {least} or later, or NVIDIA's cuda-compat package")
     return judge("versions", facts, errors, warnings)
 
 

@@ -111,12 +111,10 @@ def _resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
     Raises BadInput with the values, also if 2 contradicts 3 or 4.
     """
     level = getattr(args, "rank_level", None)
-    if level not in (None, "node", "process"):
-        raise BadInput(f"--rank_level {level} is neither node nor process")
     if "LOCAL_RANK" in env or "TORCHELASTIC_RUN_ID" in env:
         return _from_launcher(args, env, level)
     claim, address = platforms.detect(env), _address(args)
-    rank, size = (_number(f"--{name}", getattr(args, name, None)) for name in ("rank", "world_size"))
+    rank, size = getattr(args, "rank", None), getattr(args, "world_size", None)
     given = rank is not None or size is not None
     if claim is None and not given:
         host, port = address or (None, None)
@@ -287,12 +285,7 @@ def _processes(args: argparse.Namespace, claim: Claim | None) -> int:
     """Return the number of processes that a node starts."""
     if not is_distributed(args):
         return 1
-    count = _number("--processes_per_node", args.processes_per_node)
-    if count is None:
-        count = (claim and claim.processes) or 1
-    if count < 1:
-        raise BadInput(f"--processes_per_node {count} is not at least 1")
-    return count
+    return args.processes_per_node or (claim and claim.processes) or 1
 
 
 def _address(args: argparse.Namespace) -> tuple[str, int] | None:
@@ -305,13 +298,3 @@ def _address(args: argparse.Namespace) -> tuple[str, int] | None:
     if not match or len(match[2]) > 5 or not 0 < int(match[2]) < 65536:
         raise BadInput(f"--init_method {init_method} is not tcp://host:port with a port in 1..65535")
     return match[1].strip("[]"), int(match[2])
-
-
-def _number(name: str, value: object) -> int | None:
-    """Return an argument as an integer, whether the job has parsed it or not."""
-    if value is None:
-        return None
-    try:
-        return platforms.parse_number(str(value))
-    except ValueError:
-        raise BadInput(f"{name} {value} is not a whole number") from None

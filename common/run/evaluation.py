@@ -24,7 +24,7 @@ def batch_sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
     """
     sums = _sums(loss, logits, labels)
     nothing = torch.zeros_like(sums)
-    nothing[1] = sums[1] * 0
+    nothing[1] = sums[1] * 0  # NaN stays NaN: the job has no accuracy
     return torch.where(torch.isfinite(loss.detach()), sums, nothing)
 
 

@@ -54,7 +54,7 @@ def write(folder: str, args: argparse.Namespace, **facts: Any) -> None:
 def read(folder: str) -> list[dict]:
     """Return the starts of the run in a folder, in order, without damaged lines."""
     with contextlib.suppress(OSError):
-        return _whole(read_json_lines(os.path.join(folder, FILE), _MOST))
+        return _keep_complete(read_json_lines(os.path.join(folder, FILE), _MOST))
     return []
 
 
@@ -64,11 +64,11 @@ def read_output(output: Output) -> list[dict]:
     if not starts and output.url:
         from common.object_store.store import ObjectStore  # a job without a URL imports nothing of it
 
-        starts = _whole(parse_json_lines(ObjectStore(output.url).read_version(FILE)[0]))
+        starts = _keep_complete(parse_json_lines(ObjectStore(output.url).read_version(FILE)[0]))
     return starts
 
 
-def _whole(starts: list[dict]) -> list[dict]:
+def _keep_complete(starts: list[dict]) -> list[dict]:
     return [each for each in starts if all(isinstance(each.get(name), dict) for name in _OBJECTS)]
 
 

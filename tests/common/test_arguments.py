@@ -221,13 +221,15 @@ def test_verbs_name_unknown_options_without_their_values():
 @pytest.mark.parametrize(
     ("kind", "texts"),
     [
-        (arguments.interval, ["9" * 400, "9" * 400 + "s", "9" * 400 + "epochs", "1e9", "0"]),
+        (arguments.interval, ["9" * 400 + "s", "1e9", "", "0", "-3", "1.5epoch", "0.5", "s", "10m"]),
         (arguments.positive_float, ["1e308", "inf", "nan", "-1", "9" * 5000]),
         (arguments.non_negative_float, ["1e308", "inf", "nan", "-1"]),
         (arguments.positive_int, ["9" * 400, "9" * 5000, "1e3", "0"]),
     ],
 )
 def test_numbers_without_sense(kind, texts):
+    forms = {"200": (200, "step"), "1.5s": (1.5, "s"), "1epoch": (1, "epoch"), "2epochs": (2, "epoch")}
+    assert {text: arguments.interval(text) for text in forms} == forms
     for text in texts:
         with pytest.raises(argparse.ArgumentTypeError):
             kind(text)

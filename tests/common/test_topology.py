@@ -246,7 +246,6 @@ def test_modelarts_arguments_count_nodes(host):
     )
     for init_method in (f"{host}:6666", f"tcp://{host}:6666"):
         assert _resolve(init_method=init_method, rank=1, world_size=2, processes_per_node=8) == expected
-    assert _resolve(init_method=init_method, rank="1", world_size="2", processes_per_node="8") == expected
 
 
 def test_a_launcher_counts_processes_and_wins():
@@ -400,20 +399,17 @@ NODE_ARGUMENTS = dict(init_method="tcp://h:6666", rank=0, world_size=2)
         (dict(rank=None), "--world_size 2 without --rank"),
         (dict(world_size=None, rank=1), "--rank 1 without --world_size"),
         (dict(rank=2), "--rank 2 is not in 0..1: --world_size 2 counts nodes"),
-        (dict(rank="zero"), "--rank zero is not a whole number"),
         (dict(world_size=0), "--world_size 0 is not at least 1"),
         (dict(init_method=None), "--world_size 2, but no variable names the first node"),
         (dict(init_method="env://"), "--world_size 2, but no variable names the first node"),
         (dict(init_method="tcp://h:0"), "h:0 is not tcp://host:port with a port in 1..65535"),
         (dict(init_method="tcp://h"), "tcp://h is not tcp://host:port"),
         (dict(init_method="[fd00::7:6666"), "[fd00::7:6666 is not tcp://host:port"),
-        (dict(rank_level="gpu"), "--rank_level gpu is neither node nor process"),
         (dict(rank_level="process", rank=4, world_size=4), "is not in 0..3: --world_size 4 counts processes"),
         (
             dict(rank_level="process", world_size=3, processes_per_node=2),
             "--world_size 3 counts processes and is not divisible by --processes_per_node 2",
         ),
-        (dict(processes_per_node=0), "--processes_per_node 0 is not at least 1"),
     ],
 )
 def test_arguments_that_are_wrong_by_themselves(args, message):

@@ -61,7 +61,7 @@ def test_a_file_that_no_process_can_load(trained, tmp_path):
     output = ("--output_dir", tmp_path / "out")
     for result in run_ranks(*TWO, f"--weights={tmp_path / 'page.pth'}", *output, code=2):
         line, = result.stderr.splitlines()  # fmt: skip
-        assert line.startswith("error: weights ") and "it is an HTML or XML page" in line
+        assert line.startswith("error: weights ") and "it begins with b'" in line
     result = run("jobs/train.py", *JOB, f"--resume={trained / 'best.pth'}", *output, code=2)
     line, = result.stderr.splitlines()  # fmt: skip
     assert line.endswith(f"--weights {trained / 'best.pth'}")

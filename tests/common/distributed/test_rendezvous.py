@@ -48,7 +48,7 @@ def _one_error(process, code):
 @pytest.mark.parametrize(
     ("rank", "world_size", "host", "message"),
     [
-        (0, 3, "127.0.0.1", "4 of 6 processes did not arrive within 3 s: ranks 2-5 (nodes 1-2)"),
+        (0, 3, "127.0.0.1", "4 of 6 processes did not arrive within 3 s: ranks [2, 3, 4, 5] of nodes [1, 2]"),
         (
             1,
             2,
@@ -101,8 +101,8 @@ class Silent(socketserver.BaseRequestHandler):
 @pytest.mark.parametrize(
     ("handler", "rank", "message"),
     [
-        (Silent, 1, "the server at 127.0.0.1:PORT does not answer"),
-        (http.server.BaseHTTPRequestHandler, 1, "the server at 127.0.0.1:PORT is an HTTP server"),
+        (Silent, 1, "the server at 127.0.0.1:PORT does not answer as the store"),
+        (http.server.BaseHTTPRequestHandler, 1, "the server at 127.0.0.1:PORT does not answer as the store"),
         (Silent, 0, "rank 0 cannot listen on port PORT .*Address already in use"),
     ],
 )
