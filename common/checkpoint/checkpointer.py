@@ -398,7 +398,7 @@ class TrainingParser(JobParser):
 
     def __init__(self, description: str | None):
         super().__init__(description)
-        self.checks += [check, self._check_batch_size]
+        self.checks.append(check)
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         for group in self._action_groups:
@@ -411,14 +411,21 @@ class TrainingParser(JobParser):
             parsed.batch_size = parsed.batch_size_per_gpu * parsed.topology.world_size
         return parsed
 
-    def _check_batch_size(self, args: argparse.Namespace) -> dict[str, Any]:
-        local = getattr(args, "batch_size_per_gpu", None)
-        if local and args.batch_size != self.get_default("batch_size"):
+    def parse_known_args(
+        self, args: Iterable[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        if "--batch_size_per_gpu" not in self._option_string_actions:
+            return super().parse_known_args(args, namespace)
+        parsed = namespace or argparse.Namespace()
+        parsed.batch_size = None  # argparse sets no default over it, so None stays if the option is not given
+        parsed, unknown = super().parse_known_args(args, parsed)
+        if parsed.batch_size and parsed.batch_size_per_gpu:
             raise BadInput(
-                f"--batch_size {args.batch_size} and --batch_size_per_gpu {local} exclude each other: the "
-                "first counts the samples of all processes, the second those of one"
+                f"--batch_size {parsed.batch_size} and --batch_size_per_gpu {parsed.batch_size_per_gpu} "
+                "exclude each other: the first counts the samples of all processes, the second those of one"
             )
-        return {}
+        parsed.batch_size = parsed.batch_size or self.get_default("batch_size")
+        return parsed, unknown
 
 
 def _add_arguments(parser: JobParser) -> None:

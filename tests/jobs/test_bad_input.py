@@ -26,9 +26,10 @@ def _refused(output_dir, *command, **options):
             ["--dataset=digits", "--batch_size=5000"],
             "batch size 5000 is larger than the data set (1438 samples)",
         ),
+        # also the value of the default, which argparse cannot tell from an option that is not given
         (
-            ["--dataset=digits", "--batch_size=256", "--batch_size_per_gpu=64"],
-            "256 and --batch_size_per_gpu 64",
+            ["--dataset=digits", "--batch_size=128", "--batch_size_per_gpu=64"],
+            "128 and --batch_size_per_gpu 64",
         ),
         (["--dataset=digits", "--lr=nan"], "'nan' is not a number above 0"),
         (["--dataset=digits", "--epochs=ten"], "'ten' is not a whole number"),
