@@ -78,6 +78,8 @@ class ScheduleState:
         else:
             self._load_scheduler(saved["state"])
         self._load_groups(saved, replayed)
+        if replayed:
+            self._check_replay(saved)
 
     def _check(self) -> None:
         """Raise BadInput if a checkpoint cannot hold the state of the scheduler."""
@@ -147,6 +149,23 @@ class ScheduleState:
                 if _same(began_there.get(name), first) and not (replayed and is_moved):
                     taken[name] = value
             _set(group, taken)
+
+    def _check_replay(self, saved: dict) -> None:
+        """Raise Refused if a function of the user's own gives other learning rates for the same steps. If an
+        option or a base rate has changed, the rates are not compared: they are expected to differ."""
+        if self.scheduler is None or not _calls_a_function(self.scheduler):
+            return
+        before = saved["began"]
+        bases = ([group.get("initial_lr") for group in each] for each in (before["groups"], self._groups))
+        if not _same(*bases) or before["settings"] != self.settings:
+            return
+        groups = saved["groups"], self.optimizer.param_groups
+        there, here = ([float(group["lr"]) for group in each] for each in groups)
+        if there != here:
+            raise Refused(
+                f"its schedule {self.name} had the learning rates {there} and now gives {here} for "
+                "the same step: it is another function, or depends on more than the step"
+            )
 
 
 def plain(value: Any, refusal: str = "a checkpoint cannot hold ") -> Any:

@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import random
 
 import pytest
 import torch
@@ -193,6 +194,13 @@ def test_another_class_and_other_settings_of_it(job):
         job(lambda o: lrs.ReduceLROnPlateau(o, patience=3), folder="plateau")
     with pytest.raises(BadInput, match=r"groups of \[2, 2\] parameters, this run's has \[4\]"):
         job(SCHEDULES["StepLR"], groups=1)
+
+
+def test_a_function_that_depends_on_more_than_the_step_is_refused(job):
+    draw = random.Random(0)
+    job(lambda o: lrs.LambdaLR(o, lambda step: draw.random()), to=26)
+    with pytest.raises(BadInput, match="LambdaLR had the learning rates"):
+        job(lambda o: lrs.LambdaLR(o, lambda step: draw.random()))
 
 
 class Forgetful(Halving):
