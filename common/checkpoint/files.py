@@ -26,7 +26,15 @@ import torch
 
 from common.checkpoint.digest import leaves
 from common.ground.exits import BadInput
-from common.ground.files import open_atomic, opener, read_file, sha256_file, sync_folder, write_atomic
+from common.ground.files import (
+    open_atomic,
+    opener,
+    read_file,
+    sha256_file,
+    state_of,
+    sync_folder,
+    write_atomic,
+)
 from common.run.output import checkpoint_names
 
 LATEST = "latest"
@@ -208,19 +216,48 @@ def list_newest_first(folder: str) -> list[str]:
     return sorted(paths, key=lambda path: _run_of(path) != current)
 
 
-def keep(folder: str, run: str, count: int) -> None:
-    """Delete old checkpoints: those of other runs, and those of this run except the one that `latest` names
-    and the newest others, `count` in all.
+def keep(folder: str, run: str, count: int, whole: dict[str, tuple]) -> None:
+    """Delete old checkpoints: those of other runs, and those of this run except the last `count` whole ones.
 
-    folder: the folder of the checkpoints. run: the id of this run. No checkpoint is read.
+    The checkpoint that `latest` names stays. A damaged checkpoint is not counted, and is deleted only if
+    there are `count` whole ones.
+
+    folder: the folder of the checkpoints.
+    run: the id of this run.
+    count: the number of whole checkpoints to keep.
+    whole: the checkpoints that are known to be whole, path -> identity; updated, so each file is read once.
     """
     latest = os.path.join(folder, _latest(folder))
-    paths = [path for path in list_newest_first(folder) if path != latest]
-    own = [path for path in paths if _run_of(path) in (run, None)]
-    for path in {*paths} - {*own[: count - 1]}:
-        for each in (path, f"{path}.json"):
-            with contextlib.suppress(OSError):
-                os.unlink(each)
+    whole[latest] = state_of(latest)
+    own, stays = [], {latest}
+    for path in list_newest_first(folder):
+        if _run_of(path) in (run, None):
+            own.append(path)
+        else:
+            _discard(path)
+    for path in own:
+        if len(stays) < count and path not in stays and _is_whole(path, whole):
+            stays.add(path)
+    if len(stays) >= count:
+        for path in own:
+            if path not in stays:
+                _discard(path)
+
+
+def _is_whole(path: str, known: dict[str, tuple]) -> bool:
+    if known.get(path) != state_of(path):
+        try:
+            verify(path)
+        except Refused:
+            return False
+        known[path] = state_of(path)
+    return True
+
+
+def _discard(path: str) -> None:
+    for each in (path, f"{path}.json"):
+        with contextlib.suppress(OSError):
+            os.unlink(each)
 
 
 def _latest(folder: str) -> str:

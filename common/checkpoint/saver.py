@@ -43,6 +43,7 @@ class Saver:
         self._digest_done.set()
         self.infinite: set[str] = set()  # names of weights that may be infinite, such as a mask
         self._is_readable = False  # whether the types in a checkpoint of this start were checked
+        self._whole: dict[str, tuple] = {}  # path -> identity of checkpoints that are known to be whole
 
     def save_checkpoint(self, step: int, run: str, capture: Callable[[], dict], is_planned: bool) -> None:
         """Write step_<step>.pt and delete old checkpoints, unless this step was submitted before.
@@ -166,7 +167,7 @@ class Saver:
         files.write(path, state, step=state["step"], run=run)
         files.write_latest(path)
         self.durable = state["step"]
-        files.keep(self.checkpoints, run, self.keep)
+        files.keep(self.checkpoints, run, self.keep, self._whole)
         sweep(self.checkpoints)
         self.saved(state["step"])
 

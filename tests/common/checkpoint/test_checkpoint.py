@@ -120,12 +120,9 @@ def test_the_last_ones_of_the_run_stay(tmp_path):
     for step in (1, 2, 3, 10):
         _write(tmp_path, step)
     (tmp_path / "notes.txt").write_text("of the user")
-    checkpoint.keep(str(tmp_path), "a", 2)
+    checkpoint.keep(str(tmp_path), "a", 2, {})
     names = {"latest", "notes.txt", "step_3.pt", "step_3.pt.json", "step_10.pt", "step_10.pt.json"}
     assert set(os.listdir(tmp_path)) == names
-    _write(tmp_path, 2)  # a run that continued before a damaged checkpoint: its newest one stays
-    checkpoint.keep(str(tmp_path), "a", 1)
-    assert {*os.listdir(tmp_path)} == {"latest", "notes.txt", "step_2.pt", "step_2.pt.json"}
 
 
 def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
@@ -162,3 +159,26 @@ def test_a_full_disk_is_named_and_costs_nothing(tmp_path):
             checkpoint.write(str(folder / "step_2.pt"), {"weight": torch.zeros(100_000)}, step=2, run="a")
         assert sorted(os.listdir(folder)) == ["step_1.pt", "step_1.pt.json"]
         checkpoint.read(kept)
+
+
+@pytest.mark.parametrize("damaged", [(), (2,), (2, 3), (3, 4), (1, 2, 3, 4)])
+def test_damaged_checkpoints_do_not_count(tmp_path, damaged):
+    """Damaged checkpoints are removed only if there are enough whole ones. The newest was just written."""
+    for step in (1, 2, 3, 4, 5):
+        _write(tmp_path, step)
+    for step in damaged:
+        path = tmp_path / f"step_{step}.pt"
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    known = {}
+    checkpoint.keep(str(tmp_path), "a", 3, known)
+    whole = [step for step in (5, 4, 3, 2, 1) if step not in damaged][:3]
+    there = {int(path.stem[5:]) for path in tmp_path.glob("step_*.pt")}
+    assert there == set(whole) | (set(damaged) if len(whole) < 3 else set())
+    (tmp_path / "step_5.pt").write_bytes(b"cut")  # the file changed after it was found to be whole
+    _write(tmp_path, 6)
+    checkpoint.keep(str(tmp_path), "a", 2, known)
+    assert [step for step in (6, 5) if (tmp_path / f"step_{step}.pt").exists()] == [6] + [5] * (
+        len(whole) < 2
+    )

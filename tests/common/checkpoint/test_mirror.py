@@ -112,7 +112,7 @@ class Job:
         path = str(folder / checkpoint.name_of(step))
         checkpoint.write(path, {"step": step, "x": torch.rand(1000)}, step=step, run=run)
         write_atomic(str(folder / "latest"), checkpoint.name_of(step))
-        checkpoint.keep(str(folder), run, self.mirror.keep)
+        checkpoint.keep(str(folder), run, self.mirror.keep, {})
         self.mirror.saved(step)
         return path
 
