@@ -296,7 +296,7 @@ def snapshots(server, url, count: int, name="train") -> list[str]:
     found = []
     for number in range(count):
         files = {"jobs/train.py": f"print({number})".encode()}
-        manifest = sealed(files, name)
+        manifest = manifests.describe(name, files, "jobs/train.py")
         place = manifests.make_folder_name(manifest)
         put(server, f"{url}/{place}", files | {"manifest.json": manifests.to_bytes(manifest)})
         found.append(place)
@@ -310,8 +310,10 @@ def test_clean_removes_what_it_showed_and_nothing_else(server, url, launch, monk
         "outputs/.bootfile-outputs.json": b"{}", "outputs/checkpoints/step_1.pt": b"1",
         "data/manifest.json": b"{}", "train-0123456789ab/jobs/train.py": b"no manifest",
         f"{oldest}/own": b"not in the manifest",
-        "train-ba9876543210/manifest.json": manifests.to_bytes(sealed({"a": b""})),
-        "manifest.json": manifests.to_bytes(sealed({"outputs/checkpoints/step_1.pt": b"1"})),
+        "train-ba9876543210/manifest.json": manifests.to_bytes(manifests.describe("train", {"a": b""}, "jobs/train.py")),
+        "manifest.json": manifests.to_bytes(
+            manifests.describe("train", {"outputs/checkpoints/step_1.pt": b"1"}, "jobs/train.py")
+        ),
     }  # fmt: skip
     put(server, url, others)
     server.client().create_multipart_upload(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/outputs/big")
