@@ -306,14 +306,14 @@ def snapshots(server, url, count: int, name="train") -> list[str]:
 
 def test_clean_removes_what_it_showed_and_nothing_else(server, url, launch, monkeypatch):
     oldest, old, new = snapshots(server, url, 3)
+    stranger = manifests.to_bytes(manifests.describe("train", {"a": b""}, "jobs/train.py"))
+    results = manifests.describe("train", {"outputs/checkpoints/step_1.pt": b"1"}, "jobs/train.py")
     others = {
         "outputs/.bootfile-outputs.json": b"{}", "outputs/checkpoints/step_1.pt": b"1",
         "data/manifest.json": b"{}", "train-0123456789ab/jobs/train.py": b"no manifest",
         f"{oldest}/own": b"not in the manifest",
-        "train-ba9876543210/manifest.json": manifests.to_bytes(manifests.describe("train", {"a": b""}, "jobs/train.py")),
-        "manifest.json": manifests.to_bytes(
-            manifests.describe("train", {"outputs/checkpoints/step_1.pt": b"1"}, "jobs/train.py")
-        ),
+        "train-ba9876543210/manifest.json": stranger,
+        "manifest.json": manifests.to_bytes(results),
     }  # fmt: skip
     put(server, url, others)
     server.client().create_multipart_upload(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/outputs/big")
