@@ -6,14 +6,15 @@ from common.ground.files import explain_write
 MISSING = ("404", "NoSuchKey", "NotFound")  # reasons of a StoreError: no such object
 _KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY"
 _CAUSES = {  # cause: classes of exceptions of the libraries and the network; codes of S3 and OBS
-    f"the credentials are missing: {_KEYS}": (
-        "NoCredentialsError PartialCredentialsError CredentialRetrievalError ProfileNotFound "
-        "TokenRetrievalError"
-    ),
+    f"no credentials: {_KEYS}": "NoCredentialsError",
+    f"a credential is missing: {_KEYS}": "PartialCredentialsError",
+    "the credentials cannot be read": "CredentialRetrievalError ProfileNotFound TokenRetrievalError",
     "the credentials have expired: renew them": (
         "ExpiredToken ExpiredTokenException TokenRefreshRequired InvalidToken"
     ),
-    "the credentials are not accepted": "InvalidSecurity InvalidAccessKeyId SignatureDoesNotMatch 401",
+    "the credentials are not accepted": "InvalidSecurity 401",
+    "the store does not know the access key": "InvalidAccessKeyId",
+    "the secret key does not belong to the access key": "SignatureDoesNotMatch",
     "the clock of this machine is wrong": "RequestTimeTooSkewed",
     "no permission": "AccessDenied AllAccessDisabled Forbidden 403",
     "no such bucket": "NoSuchBucket",
@@ -22,9 +23,10 @@ _CAUSES = {  # cause: classes of exceptions of the libraries and the network; co
     "the object was replaced while it was read": "PreconditionFailed 412 S3DownloadFailedError",
     "the object is archived: restore it first": "InvalidObjectState",
     "the listing does not end": "PaginationError",
-    "the bucket is in another region: set AWS_DEFAULT_REGION, or the endpoint of that region": (
-        "PermanentRedirect TemporaryRedirect AuthorizationHeaderMalformed 301 307"
+    "the bucket is in another region: set the endpoint of that region": (
+        "PermanentRedirect TemporaryRedirect 301 307"
     ),
+    "the bucket is in another region: set AWS_DEFAULT_REGION": "AuthorizationHeaderMalformed",
     "the store received other bytes than those that were sent": (
         "BadDigest XAmzContentSHA256Mismatch IncompleteBody"
     ),
@@ -86,8 +88,11 @@ def explain(error: Exception, url: str, endpoint: str) -> StoreError | None:
 
 def _explain_answer(answer: dict, url: str) -> StoreError:
     code = str(answer.get("Error", {}).get("Code") or "unknown")
-    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+    about = answer.get("ResponseMetadata", {})
+    status = about.get("HTTPStatusCode", 0)
     cause = _CAUSE_OF.get(code) or _CAUSE_OF.get(str(status))
+    if code == "RequestTimeTooSkewed" and (sent := about.get("HTTPHeaders", {}).get("date")):
+        cause = f"{cause}, that of the store is {sent}"
     if not code.isalnum() or len(code) > 60:
         code = "unknown"
     cause = cause or f"the store {'failed' if status >= 500 else 'refused'} (status {status})"

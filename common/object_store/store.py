@@ -34,7 +34,7 @@ __all__ = ["MISSING", "Object", "ObjectStore", "StoreError", "is_url", "parse"]
 
 T = TypeVar("T")
 _SHA256 = "sha256"  # the name of the metadata entry
-_PAGE = 1000  # keys in an answer; stores return no more
+_PAGE, _MOST_PAGES = 1000, 10**5  # keys in an answer (stores return no more), answers to one listing
 _LARGEST = 2**30  # bytes of an object that is read into memory
 _PART, _PARTS = 2**23, 4  # bytes of a part of a larger file; parts of a file that are transferred at a time
 _LONGEST_WAIT = 20.0  # seconds before another attempt
@@ -95,11 +95,13 @@ class ObjectStore(contextlib.AbstractContextManager):
         for (prefix,) in self._list("list_objects", "CommonPrefixes", ("Prefix",), **options):
             yield prefix[len(below) : -1]
 
-    def uploads(self) -> Iterator[tuple[str, str, float]]:
-        """Yield (key, upload id, seconds since 1970) of the unfinished multipart uploads."""
-        below, fields = self.location.full(""), ("Key", "UploadId", "Initiated")
-        for full, upload, begun in self._list("list_multipart_uploads", "Uploads", fields, Prefix=below):
-            yield full[len(below) :], upload, begun.timestamp()
+    def uploads(self, key: str = "") -> Iterator[tuple[str, str, float]]:
+        """Yield (key, upload id, seconds since 1970) of unfinished multipart uploads: of a key, or all."""
+        prefix, skip = self.location.full(key), len(self.location.full(""))
+        fields = ("Key", "UploadId", "Initiated")
+        for full, upload, begun in self._list("list_multipart_uploads", "Uploads", fields, Prefix=prefix):
+            if not key or full == prefix:
+                yield full[skip:], upload, begun.timestamp()
 
     def head(self, key: str) -> Object | None:
         """Return an object, with the sha256 of its metadata; None if it does not exist."""
@@ -171,6 +173,9 @@ class ObjectStore(contextlib.AbstractContextManager):
             if sha256 not in (None, actual):
                 raise BadInput(f"{printable(path)} has changed since its sha256 was computed")
             self._repeat(transfer)
+            if before[1] > _PART:  # uploads of killed processes would be billed for ever
+                for _, earlier, _ in list(self.uploads(key)):
+                    self.abort(key, earlier)
             if state_of(path) != before:
                 self.delete([key])
                 raise BadInput(f"{printable(path)} has changed while it was uploaded")
@@ -299,7 +304,9 @@ class ObjectStore(contextlib.AbstractContextManager):
         """Yield the fields of each entry of a listing; the first one is a key or a prefix."""
         pages = self.client.get_paginator(operation).paginate(Bucket=self.location.bucket, **parameters)
         with self._explained():
-            for page in pages:
+            for number, page in enumerate(pages):
+                if number == _MOST_PAGES:
+                    raise Damaged("the listing does not end")
                 for entry in page.get(kind, []):
                     values = tuple(entry[name] for name in fields)
                     if not values[0].startswith(parameters["Prefix"]):
