@@ -1,6 +1,6 @@
 """Measure the images/s of our loaders, torchvision, DALI and FFCV, on the same images.
 
-    python -m tests.benchmarks.loaders                              all rows; about ten minutes on two cores
+    python -m tests.benchmarks.loaders                              all rows, on two cores
     python -m tests.benchmarks.loaders --images 128 --rounds 1 --only torchvision,threads     a short trial
     python -m tests.benchmarks.loaders --data_url IMAGENET --images 1024   JPEGs of a folder of yours
     python -m tests.benchmarks.loaders --python ffcv=.venv-ffcv/bin/python       rows ffcv-* with that Python
@@ -15,14 +15,12 @@ torchvision, psutil and tqdm, and name its interpreter with --python.
 
 The work: JPEGs cut from scikit-learn's two photographs, RandomResizedCrop(224), mirrored with a probability
 of 1/2, shuffled, in batches of 64 on the CPU, by two threads or worker processes on two cores. float32
-batches are normalised and have the shape [n, 3, 224, 224]; some rows deliver them as channels_last. Before
-the first round each row converts the same images to its own file format. All files are in the page cache.
+batches are normalised and have the shape [n, 3, 224, 224]; some rows deliver them as channels_last. In the
+first round each row converts the same images to its own file format. All files are in the page cache.
 
-The method: each row runs in a process of its own. It first reads one epoch, and the batches are checked. Then
-the rounds begin. In each round the rows take turns. A turn is as many whole epochs as take at least a second,
-and then a pause until the threads of the row are idle. Batches that a row prepared during the turns of others
-are dropped before its clock starts. A ratio compares two rows in the same round. The output has the median
-and the range of the ratios over the rounds.
+The method: in each round the rows take turns, each in a new process. It first reads one epoch, and the
+batches are checked. Then as many whole epochs are measured as take at least a second. A ratio compares two
+rows in the same round. The output has the median and the range of the ratios over the rounds.
 
 Notes on the rows:
 
@@ -41,7 +39,6 @@ Notes on the rows:
 
 import argparse
 import concurrent.futures
-import contextlib
 import importlib.metadata
 import io
 import itertools
@@ -54,15 +51,12 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import psutil
 import torch
 from PIL import Image
-from tqdm import tqdm
 
 from common.distributed.entry import entry
 from tests.benchmarks import rounds
@@ -170,9 +164,6 @@ class Row:
         self.folder, self.count = folder, count  # images that an epoch delivers
         self.images = os.path.join(folder, "images", "train")
         self.reads = None  # bytes of an image, if the row does not read the JPEG files
-
-    def drop_ahead(self) -> None:
-        """Drop the batches that were prepared before the turn began."""
 
     def labelled(self) -> list[tuple[str, int]]:
         """Return (path, label) of every image, in random order."""
@@ -284,13 +275,11 @@ class Decoding(Row):
 class DaliReader(Row):
     """DALI with its own file reader, order and boxes."""
 
-    AHEAD = 2
-
     def __init__(self, *data):
         from nvidia.dali import Pipeline, fn, types
 
         super().__init__(*data)
-        self.pipeline = Pipeline(BATCH, WORKERS, device_id=None, seed=0, prefetch_queue_depth=self.AHEAD)
+        self.pipeline = Pipeline(BATCH, WORKERS, device_id=None, seed=0, prefetch_queue_depth=2)
         with self.pipeline:
             contents, _ = fn.readers.file(file_root=self.images, random_shuffle=True)
             images = fn.decoders.image_random_crop(contents, output_type=types.RGB)
@@ -302,14 +291,10 @@ class DaliReader(Row):
             self.pipeline.set_outputs(images)
         self.pipeline.build()
 
-    def batches(self, count: int | None = None):
-        for _ in range(count or self.count // BATCH):
+    def batches(self):
+        for _ in range(self.count // BATCH):
             (images,) = self.pipeline.run()
             yield torch.from_dlpack(images.as_tensor())
-
-    def drop_ahead(self) -> None:
-        for _ in self.batches(self.AHEAD):
-            pass
 
 
 class FFCV(Row):
@@ -417,32 +402,21 @@ FIGURES = [
 
 
 def work(name: str, folder: str, count: int) -> None:
-    """Make a row, send a description of its batches, then measure a turn for each received line."""
-    channel = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print goes to the log
-
-    def send(answer: dict) -> None:
-        print(json.dumps(answer), file=channel, flush=True)
-
-    try:
-        row = ROWS[name][1](folder, count)
-        kinds = [describe_batch(images) for images in row.batches()]
-        delivered = sum(number for number, _ in kinds)
-        if delivered != row.count:
-            raise ValueError(f"an epoch has {delivered} images, expected {row.count}")
-    except Exception as error:
-        traceback.print_exc()
-        send({"skipped": f"{type(error).__name__}: {error}"})
-        return
-    send({"delivers": kinds[0][1], "reads": row.reads, "versions": versions()})
-    for _ in sys.stdin:
-        row.drop_ahead()
-        images, seconds, begin = 0, 0.0, time.perf_counter()
-        while seconds < SECONDS:
-            for batch in row.batches():
-                images += len(batch)
-            seconds = time.perf_counter() - begin
-        send({"seconds": seconds, "images": images})
+    """Make a row, check the batches of an epoch, measure a turn, and print its description and figures."""
+    row = ROWS[name][1](folder, count)
+    kinds = [describe_batch(images) for images in row.batches()]
+    delivered = sum(number for number, _ in kinds)
+    if delivered != row.count:
+        raise ValueError(f"an epoch has {delivered} images, expected {row.count}")
+    images, seconds, begin = 0, 0.0, time.perf_counter()
+    while seconds < SECONDS:
+        for batch in row.batches():
+            images += len(batch)
+        seconds = time.perf_counter() - begin
+    print(json.dumps({
+        "delivers": kinds[0][1], "reads": row.reads, "versions": versions(), "seconds": seconds / images,
+    }), flush=True)  # fmt: skip
+    os._exit(0)  # without waiting for the loaders
 
 
 def describe_batch(images: torch.Tensor) -> tuple[int, str]:
@@ -473,106 +447,31 @@ def versions() -> dict[str, str]:
 # In the process that the user starts
 
 
-class Process:
-    """The process of a row of a program. `answer`: its description, or {"skipped": reason}."""
-
-    def __init__(self, program: str, name: str, folder: str, options: argparse.Namespace):
-        self.name, self.log = name, os.path.join(folder, f"{name}.log")
-        temporary = os.path.join(folder, "tmp")
-        os.makedirs(temporary, exist_ok=True)
-        command = [options.python.get(name, sys.executable), "-m", program]
-        command += [f"--row={name}", f"--folder={folder}", f"--images={options.images}"]
-        with open(self.log, "w") as log:
-            self.process = subprocess.Popen(
-                command, cwd=ROOT, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
-                env=os.environ | {"TMPDIR": temporary} | THREADS,
-            )  # fmt: skip
-        try:
-            self.answer = self._receive()
-        except ChildProcessError as error:
-            self.answer = {"skipped": str(error)}
-        except BaseException:
-            self.close()
-            raise
-
-    def measure(self) -> float:
-        """Return the seconds per image of one turn, and wait until the row is idle."""
-        with contextlib.suppress(BrokenPipeError):  # _receive() knows why
-            self.process.stdin.write("\n")
-            self.process.stdin.flush()
-        answer = self._receive()
-        before = None
-        while before is None or self._cpu_seconds() - before > 0.02:
-            before = self._cpu_seconds()
-            time.sleep(0.1)
-        return answer["seconds"] / answer["images"]
-
-    def close(self) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.close()
-        try:
-            self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            for process in self._tree():
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            self.process.wait()
-        self.process.stdout.close()
-
-    def _receive(self) -> dict:
-        line = self.process.stdout.readline()
-        if line:
-            return json.loads(line)
-        with open(self.log) as file:
-            last = [text.strip() for text in file if text.strip()][-1:]
-        raise ChildProcessError(f"{self.name} ended with {self.process.wait()}: {' '.join(last)}")
-
-    def _tree(self) -> list[psutil.Process]:
-        process = psutil.Process(self.process.pid)
-        return [*process.children(recursive=True), process]
-
-    def _cpu_seconds(self) -> float:
-        total = 0.0
-        for process in self._tree():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                total += sum(process.cpu_times()[:2])
-        return total
-
-
 def measure(program: str, title: str, names: list[str], folder: str, options: argparse.Namespace) -> dict:
-    """Start the rows of a program, and let them take turns.
+    """Let the rows of a program take turns, each turn in a process of its own.
 
-    Return row -> {"delivers", "seconds"} or {"skipped": reason}. seconds: per image, one figure for each
-    round.
+    Return row -> its last answer, with the list "seconds": per image, one figure for each round. A row that
+    fails is omitted, and the reason is printed.
     """
-    rows, processes = {}, []
-    try:
-        bar = tqdm(names, desc=f"{title}: preparing", unit="row", leave=False)
-        for name in bar:
-            bar.set_postfix_str(name)
-            process = Process(program, name, folder, options)
-            processes.append(process)
-            rows[name] = process.answer | {"seconds": []}
-        for name, row in rows.items():
-            if "skipped" in row:
-                print(f"{title}: {name} is omitted: {row['skipped']}", flush=True)
-            elif row.get("reads"):
-                print(f"{title}: {name} reads {row['reads'] / 1000:.1f} KB an image", flush=True)
-        working = [process for process in processes if "skipped" not in process.answer]
-        for number in range(options.rounds if working else 0):
-            rates = []
-            for process in working:
-                seconds = process.measure()
-                rows[process.name]["seconds"].append(seconds)
-                rates.append(f"{process.name} {1 / seconds:.0f}")
-            round_of = f"round {number + 1} of {options.rounds}"
-            print(f"{title}, {round_of}, images/s: {', '.join(rates)}", flush=True)
-    except ChildProcessError as error:
-        sys.exit(str(error))
-    finally:
-        for process in processes:
-            process.close()
+    rows: dict[str, dict] = {}
+    names = list(names)
+    env = os.environ | {"TMPDIR": os.path.join(folder, "tmp")} | THREADS
+    os.makedirs(env["TMPDIR"], exist_ok=True)
+    for number in range(options.rounds):
+        for name in list(names):
+            command = [options.python.get(name, sys.executable), "-m", program]
+            command += [f"--row={name}", f"--folder={folder}", f"--images={options.images}"]
+            result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+            if result.returncode:
+                print(f"{title}: {name} is omitted: {rounds.tail(result.stderr)}", flush=True)
+                names.remove(name)
+                continue
+            answer = json.loads(result.stdout.splitlines()[-1])
+            before = rows.get(name, {"seconds": []})["seconds"]
+            rows[name] = answer | {"seconds": [*before, answer["seconds"]]}
+            rate = f"{1 / answer['seconds']:.0f} images/s"
+            reads = f", reads {answer['reads'] / 1000:.1f} KB an image" if answer.get("reads") else ""
+            print(f"{title}, round {number + 1} of {options.rounds}: {name} {rate}{reads}", flush=True)
     return rows
 
 
