@@ -138,7 +138,7 @@ def test_wrong_credentials_end_it_before_it_trains(data, tmp_path):
     with with_user(tmp_path) as server:
         arguments = job(data, tmp_path / "out", "--data_backend=kspeed", f"--cache={server.url('bootfile')}")
         env = environment(**{address.PASSWORD: "wrong-and-secret"})
-        result = run(*arguments, "--processes_per_node=2", code=2, env=env)
+        result = run(*arguments, code=2, env=env)
         (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
         assert f"cache 127.0.0.1:{server.port}: it refuses the user or the password" in line
         assert "wrong-and-secret" not in result.stdout + result.stderr and "step=1 " not in result.stdout

@@ -92,8 +92,8 @@ def write_job(folder: Path, blocks: tuple | None, distributed: bool) -> Path:
 
 
 CASES = [
-    pytest.param(None, 2, id="table-2"),
-    pytest.param(None, 1, id="table-1", marks=pytest.mark.faults),
+    pytest.param(None, 1, id="table-1"),
+    pytest.param(None, 2, id="table-2", marks=pytest.mark.faults),
     pytest.param(TEXT, 1, id="text-1", marks=pytest.mark.faults),
     pytest.param(TEXT, 2, id="text-2"),
     pytest.param(TEXT, 4, id="text-4", marks=pytest.mark.faults),

@@ -90,7 +90,6 @@ def test_a_cluster_that_does_not_answer(tmp_path):
     for options, env, names in (
         (["--ray_address=127.0.0.1:9"], environment(), ("no Ray cluster at 127.0.0.1:9: ",)),
         ([], environment(RAY_ADDRESS="127.0.0.1:9"), ("no Ray cluster at 127.0.0.1:9 (RAY_ADDRESS): ",)),
-        (["--ray_address=start"], environment(), ("--ray_address start was removed: ",)),
     ):
         errors = run(*JOB, "--output_dir", tmp_path, *options, env=env, code=2).stderr
         assert errors.count("\n") == 1 and all(name in errors for name in (*names, "`ray start"))
