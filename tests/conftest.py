@@ -111,6 +111,21 @@ def run_ranks(*command, ranks: int = 2, code: int = 0, **options) -> list[subpro
     return [finish(job, code) for job in jobs]
 
 
+def refused(*command, **options) -> str:
+    """Run a job that is refused, and return its only line of stderr."""
+    line, = run(*command, code=2, **options).stderr.splitlines()  # fmt: skip
+    assert line.startswith("error: ")
+    return line
+
+
+def interrupt(*command, at: str, by: int = signal.SIGKILL, **options) -> str:
+    """Start a job, and send it a signal at the first line that matches. Return what it printed after it."""
+    job = start(*command, **options)
+    read_until(job, at)
+    job.send_signal(by)
+    return finish(job, 143 if by == signal.SIGTERM else -by).stdout
+
+
 def wait_until(
     condition: Callable[[], object], job: subprocess.Popen | None = None, timeout: float = LONGEST
 ) -> None:

@@ -2,7 +2,6 @@
 
     python -m tests.benchmarks.loaders                              all rows, on two cores
     python -m tests.benchmarks.loaders --images 128 --rounds 1 --only torchvision,threads     a short trial
-    python -m tests.benchmarks.loaders --data_url IMAGENET --images 1024   JPEGs of a folder of yours
     python -m tests.benchmarks.loaders --python ffcv=.venv-ffcv/bin/python       rows ffcv-* with that Python
 
 A row whose package is not installed is omitted, and the reason is printed. To install all packages:
@@ -41,10 +40,8 @@ import argparse
 import concurrent.futures
 import importlib.metadata
 import io
-import itertools
 import json
 import os
-import pathlib
 import statistics
 import subprocess
 import sys
@@ -129,31 +126,6 @@ def write_images(root: str, size: tuple[int, int], kilobytes: float, count: int)
     if abs(mean / kilobytes - 1) > TOLERANCE:
         raise ValueError(f"the images have {mean:.1f} KB on average, expected {kilobytes}")
     return f"{count} images of {size[0]}x{size[1]} pixels and {mean:.1f} KB, quality {quality}, {subsampling}"
-
-
-def link_images(root: str, source: str, count: int) -> str:
-    """Link JPEGs of SOURCE/train/<class>/, equally many of each class, into the same folders below `root`."""
-    classes = [sorted(folder.iterdir()) for folder in sorted(pathlib.Path(source, "train").iterdir())]
-    turns = itertools.chain.from_iterable(itertools.zip_longest(*classes))
-    paths = [path for path in turns if path and path.suffix.lower() in (".jpg", ".jpeg")][:count]
-    if len(paths) < count:
-        raise ValueError(f"{source}/train holds {len(paths)} JPEGs, expected at least --images {count}")
-    for path in paths:
-        folder = os.path.join(root, "train", path.parent.name)
-        os.makedirs(folder, exist_ok=True)
-        os.symlink(path.resolve(), os.path.join(folder, path.name))
-    return f"{count} images of {source}, {mean_kilobytes(paths):.1f} KB"
-
-
-def make_images(root: str, kilobytes: int, options: argparse.Namespace) -> str:
-    """Link the images of --data_url, or write images of this size. Return a description."""
-    if options.data_url:
-        return link_images(root, options.data_url, options.images)
-    return write_images(root, SIZES[kilobytes], kilobytes, options.images)
-
-
-def mean_kilobytes(paths: list[pathlib.Path]) -> float:
-    return statistics.mean(path.stat().st_size for path in paths) / 1000
 
 
 # The rows. batches() runs an epoch and yields tensors of images
@@ -532,9 +504,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--sizes", default="44,116", help="kilobytes of an image (default: %(default)s)")
     options = parse_rows(parser, list(ROWS))
     options.sizes = [int(size) for size in options.sizes.split(",")]
-    if options.data_url:
-        options.sizes = [round(mean_kilobytes([*pathlib.Path(options.data_url, "train").glob("*/*")]))]
-    elif unknown := set(options.sizes) - set(SIZES):
+    if unknown := set(options.sizes) - set(SIZES):
         parser.error(f"--sizes {unknown}: expected some of {list(SIZES)}")
     if options.images % (BATCH * WORKERS):
         parser.error(f"--images {options.images} is not divisible by {BATCH * WORKERS}")
@@ -544,7 +514,6 @@ def parse_args() -> argparse.Namespace:
 def parse_rows(parser: argparse.ArgumentParser, known: list[str]) -> argparse.Namespace:
     """Add the options of a program that measures rows, parse them, and let all rows use the same cores."""
     add = parser.add_argument
-    add("--data_url", metavar="DIR", help="use JPEGs of DIR/train/<class>/ instead")
     add("--images", type=int, default=512, help="number of images (default: %(default)s)")
     add("--only", metavar="NAME,NAME", help=f"rows (default: all): {', '.join(known)}")
     add("--python", action="append", default=[], metavar="NAME=PATH", help="of rows NAME and NAME-*")
@@ -582,7 +551,8 @@ def main():
         names = [name for name in ROWS if name in options.only]
         for kilobytes in options.sizes:
             title, folder = f"{kilobytes} KB", f"{temporary}/{kilobytes}"
-            print(f"{title}: {make_images(f'{folder}/images', kilobytes, options)}", flush=True)
+            images = write_images(f"{folder}/images", SIZES[kilobytes], kilobytes, options.images)
+            print(f"{title}: {images}", flush=True)
             rows_of[kilobytes] = measure("tests.benchmarks.loaders", title, names, folder, options)
         print_figures(rows_of)
         print_rows(rows_of)

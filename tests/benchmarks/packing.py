@@ -1,6 +1,6 @@
 """Measure how fast packs are built, next to FFCV's DatasetWriter.
 
-    python -m tests.benchmarks.packing [--images 512] [--rounds 5] [--data_url DIR]
+    python -m tests.benchmarks.packing [--images 512] [--rounds 5]
     python -m tests.benchmarks.packing --python ffcv=.venv-ffcv/bin/python
 
 Every row reads the same JPEGs (those of tests.benchmarks.loaders, 116 KB) with 2 threads or processes on two
@@ -99,7 +99,8 @@ def main() -> None:
     if options.row:
         return work(options.row, options.folder, options.images)
     with conditions(), tempfile.TemporaryDirectory() as folder:
-        print(loaders.make_images(f"{folder}/images", KILOBYTES, options))
+        size = loaders.SIZES[KILOBYTES]
+        print(loaders.write_images(f"{folder}/images", size, KILOBYTES, options.images))
         measured = loaders.measure("tests.benchmarks.packing", "packs", options.only, folder, options)
         print("\n| row | images/s |\n|---|---|")
         for name, row in measured.items():

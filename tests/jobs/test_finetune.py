@@ -11,7 +11,7 @@ from common.checkpoint import pretrained
 from common.compute import models, optimizers
 from common.ground.exits import BadInput
 from datasets.folders import random_folder
-from tests.conftest import finish, read_until, records, run, start
+from tests.conftest import interrupt, records, run
 
 JOB = ("jobs/imagenet.py", "--arch=resnet18", "--image_size=32", "--data_backend=threads", "--warmup=0",
        "--report_every=1", "--batch_size=64")  # fmt: skip
@@ -38,10 +38,7 @@ def test_a_frozen_backbone_on_other_classes_restarts_exactly_and_ends_early(data
     printed = run(*arguments, f"--output_dir={tmp_path / 'whole'}").stdout
     assert "different shape: fc.weight [10, 512] in the file, [3, 512] in the model" in printed
     assert "stopped early: 3 epochs without a better score" in printed
-    killed = start(*arguments, f"--output_dir={tmp_path / 'killed'}")
-    read_until(killed, "^epoch=3 step=7 ")
-    killed.send_signal(signal.SIGTERM)
-    finish(killed, 143)
+    interrupt(*arguments, f"--output_dir={tmp_path / 'killed'}", at="^epoch=3 step=7 ", by=signal.SIGTERM)
     run(*arguments, f"--output_dir={tmp_path / 'killed'}")
     assert [line["step"] for line in records(tmp_path / "killed") if "val_acc" in line] == [3, 6, 9, 12]
     one, other = (

@@ -17,7 +17,7 @@ from common.ground.exits import BadInput
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling import receipt
-from tests.conftest import ROOT, finish, losses, read_until, records, run, run_ranks, start, wait_until
+from tests.conftest import ROOT, finish, interrupt, losses, records, run, run_ranks, start, wait_until
 
 CPU = torch.device("cpu")
 JOB = ("jobs/imagenet.py", "--arch=shufflenet_v2_x0_5", "--image_size=32", "--warmup=0", "--print_freq=1")
@@ -57,10 +57,8 @@ def test_a_restart_with_another_backend_and_number_of_processes(generated, tmp_p
     arguments = ("--epochs=2", "--lr=0.01", "--trivial_augment", "--color_jitter=0.4", "--random_erasing=0.5",
                  "--mixup=0.2", "--cutmix=1", "--first_image_size=16")  # fmt: skip
     run(*job(generated, tmp_path / "whole", *arguments, "--data_backend=threads"))
-    stopped = start(*job(generated, tmp_path / "both", *arguments, "--data_backend=pytorch", "--workers=1"))
-    read_until(stopped, "^epoch=2 step=11 ")  # the job is 9 steps from its end
-    stopped.send_signal(signal.SIGTERM)
-    finish(stopped, 143)
+    stopped = job(generated, tmp_path / "both", *arguments, "--data_backend=pytorch", "--workers=1")
+    interrupt(*stopped, at="^epoch=2 step=11 ", by=signal.SIGTERM)  # 9 steps from its end
     pack = f"--pack={tmp_path / 'pack'}"
     both = job(generated, tmp_path / "both", *arguments, "--data_backend=threads", pack)
     printed = run_ranks(*both)[0].stdout
@@ -120,10 +118,7 @@ def test_a_restart_is_exact(generated, tmp_path):
                  "--accumulate=2", "--save_every=4", "--random_erasing=0.5", "--clip_grad=1",
                  "--data_backend=threads", "--first_image_size=16")  # fmt: skip
     run(*job(generated, tmp_path / "whole", *arguments))
-    killed = start(*job(generated, tmp_path / "killed", *arguments))
-    read_until(killed, "^epoch=2 step=15 ")
-    killed.kill()
-    finish(killed, -signal.SIGKILL)
+    interrupt(*job(generated, tmp_path / "killed", *arguments), at="^epoch=2 step=15 ")
     run(*job(generated, tmp_path / "killed", *arguments))
     for epoch in (1, 2):
         one, other = weights(tmp_path / "whole", epoch), weights(tmp_path / "killed", epoch)
@@ -288,10 +283,7 @@ def test_bad_images_end_the_job_or_are_left_out_on_request(generated, tmp_path):
 
 def test_a_scan_of_headers_trains_the_same_and_resumes(generated, whole, tmp_path):
     headers = (*job(generated, tmp_path, *EPOCH), "--scan=headers")
-    killed = start(*headers)
-    read_until(killed, "^epoch=1 step=6 ")
-    killed.kill()
-    finish(killed, -signal.SIGKILL)
+    interrupt(*headers, at="^epoch=1 step=6 ")
     refused = run(*headers[:-1], code=2).stderr
     assert re.search(r"its training data is \w+-scan-headers, this run's is \w+ ", refused)
     assert "resumed from" in run(*headers).stdout

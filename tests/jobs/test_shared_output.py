@@ -16,6 +16,7 @@ from tests.conftest import (
     is_stopped,
     read_until,
     records,
+    refused,
     run,
     run_ranks,
     start,
@@ -31,14 +32,6 @@ def snapshot(folder) -> dict[str, bytes | None]:
     """Return path -> content of every file, None for folders, without Python's caches."""
     paths = sorted(path for path in Path(folder).rglob("*") if "__pycache__" not in path.parts)
     return {str(path): None if path.is_dir() else path.read_bytes() for path in paths}
-
-
-def refused(*command, **options) -> str:
-    """Return the error of a start that is refused, which is one line."""
-    result = run(*command, code=2, **options)
-    line, = result.stderr.splitlines()  # fmt: skip
-    assert line.startswith("error: ") and "\nepoch=" not in result.stdout
-    return line
 
 
 @pytest.fixture(scope="module")
