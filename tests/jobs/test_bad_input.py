@@ -55,7 +55,7 @@ def test_a_batch_of_one_that_batchnorm_cannot_take(tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--batch_size=100", "--processes_per_node=3"], "batch size 100 is not divisible by 3 processes"),
+        (["--batch_size=101", "--processes_per_node=2"], "batch size 101 is not divisible by 2 processes"),
         (["--rank=2", "--world_size=2", "--init_method=tcp://127.0.0.1:1"], "--rank 2 is not in 0..1"),
         (["--rank=zero"], "zero"),
         (["--processes_per_node=0"], "'0' is not a whole number"),

@@ -14,7 +14,7 @@ from datasets.loaders import backends
 from datasets.sampling import receipt
 from datasets.stores import local
 from datasets.stores.shared import address, leases
-from tests.conftest import environment, finish, free_port, run, run_ranks, start
+from tests.conftest import environment, finish, free_port, run, run_ranks, start, start_ranks
 from tests.support.redis_server import (
     PASSWORD,
     Opened,
@@ -70,11 +70,12 @@ def delivered(output) -> bytes:
 @needed
 def test_an_active_job_fills_the_cache_and_takes_it_away(data, tmp_path):
     with RedisServer(tmp_path) as server:
-        running = start(*job(data, tmp_path / "out", "--data_backend=kspeed", f"--cache={server.url()}",
-                             "--processes_per_node=2"))  # fmt: skip
+        running = start_ranks(
+            *job(data, tmp_path / "out", "--data_backend=kspeed", f"--cache={server.url()}")
+        )
         with Opened(server.url(), data[1]) as opened:
             until(lambda: len(each := opened.sets()) == 1 and len(each[0].leases) == 2, 60)
-            printed = finish(running).stdout
+            printed = [finish(each).stdout for each in running][0]
             assert opened.sets() == []
         assert delivered(tmp_path / "out") == data[2]
         assert re.search(r"waited for data for [\d.]+% of the training time with kspeed", printed)
