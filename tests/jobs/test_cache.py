@@ -75,7 +75,7 @@ def test_an_active_job_fills_the_cache_and_takes_it_away(data, tmp_path):
         )
         with Opened(server.url(), data[1]) as opened:
             until(lambda: len(each := opened.sets()) == 1 and len(each[0].leases) == 2, 60)
-            printed = [finish(each).stdout for each in running][0]
+            printed = "".join(finish(each).stdout for each in running)
             assert opened.sets() == []
         assert delivered(tmp_path / "out") == data[2]
         assert re.search(r"waited for data for [\d.]+% of the training time with kspeed", printed)
