@@ -99,8 +99,7 @@ def main() -> None:
     if options.row:
         return work(options.row, options.folder, options.images)
     with conditions(), tempfile.TemporaryDirectory() as folder:
-        size = loaders.SIZES[KILOBYTES]
-        print(loaders.write_images(f"{folder}/images", size, KILOBYTES, options.images))
+        print(loaders.write_images(f"{folder}/images", KILOBYTES, options.images))
         measured = loaders.measure("tests.benchmarks.packing", "packs", options.only, folder, options)
         print("\n| row | images/s |\n|---|---|")
         for name, row in measured.items():

@@ -127,10 +127,9 @@ def test_a_restart_is_exact(generated, tmp_path):
 
 
 @pytest.mark.faults
-def test_evaluation_alone_gives_the_figures_of_the_training(generated, tmp_path):
-    run(*job(generated, tmp_path / "trained", "--epochs=1", "--data_backend=threads"))
-    said = [line for line in records(tmp_path / "trained") if "val_acc" in line][-1]
-    checkpoint = tmp_path / "trained" / "checkpoints" / "step_10.pt"
+def test_evaluation_alone_gives_the_figures_of_the_training(generated, whole, tmp_path):
+    said = [line for line in records(whole) if "val_acc" in line][-1]
+    checkpoint = whole / "checkpoints" / "step_10.pt"
     printed = run(
         *job(generated, tmp_path / "evaluated", "--epochs=1", "--data_backend=threads", "--evaluate",
              f"--resume={checkpoint}")
@@ -140,18 +139,18 @@ def test_evaluation_alone_gives_the_figures_of_the_training(generated, tmp_path)
     assert float(found[2]) == pytest.approx(said["val_acc"], abs=1e-6)
     assert not (tmp_path / "evaluated" / "checkpoints").exists()
     assert said["val_top5"] >= said["val_acc"] == pytest.approx(said["val_class_acc"])  # 16 images a class
-    by_class = json.loads((tmp_path / "trained" / "confusion.json").read_text())
+    by_class = json.loads((whole / "confusion.json").read_text())
     assert by_class["count"] == [16] * 10 and sum(by_class["correct"]) == round(160 * said["val_acc"])
-    assert (tmp_path / "trained" / "classes.json").read_text() == json.dumps(
+    assert (whole / "classes.json").read_text() == json.dumps(
         [f"class_{label}" for label in range(10)]
     ) + "\n"
-    before = {path: path.read_bytes() for path in (tmp_path / "trained").rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     run(
-        *job(generated, tmp_path / "trained", "--epochs=1", "--data_backend=threads", "--evaluate",
-             f"--weights={tmp_path / 'trained' / 'best.pth'}", "--processes_per_node=2", "--seed=3",
+        *job(generated, whole, "--epochs=1", "--data_backend=threads", "--evaluate",
+             f"--weights={whole / 'best.pth'}", "--processes_per_node=2", "--seed=3",
              "--ema=0.9")
     )  # fmt: skip
-    after = {path: path.read_bytes() for path in (tmp_path / "trained").rglob("*") if path.is_file()}
+    after = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     assert before == after, "evaluating in a training's folder leaves it as it is"
     missing = run(*job(generated, tmp_path / "evaluated", "--evaluate"), code=2)
     assert "error: --evaluate needs one of --weights FILE and --resume PATH" in missing.stderr
