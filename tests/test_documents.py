@@ -16,7 +16,7 @@ from PIL import Image
 
 from common import __version__
 from datasets.folders import random_folder, random_pairs
-from tests.conftest import QUICK, ROOT, free_port, run
+from tests.conftest import ROOT, free_port, run
 from tests.support.marks import diff
 
 ROOMS = ("jobs", "common", "datasets", "launch", "tests", "guides")
@@ -56,6 +56,8 @@ _TESTED = {  # by other tests, which need seconds for it
     "python jobs/train_ddp.py --dataset digits --processes_per_node 2",  # tests/jobs/test_start.py
     "python jobs/train_ray.py --dataset digits --distribute_mode true",  # tests/jobs/test_train_ray.py
     "python -m launch bench loaders --data_url FOLDER",  # tests/launch/test_bench.py
+    "python -m launch simulate --nodes 2 --processes 2 --platform modelarts jobs/train_ddp.py "
+    "-- --dataset digits --max_steps 20",  # tests/launch/simulate/test_simulate.py
 }
 COMMANDS = sorted({command for name in TEXT for command in find_commands(name)} - _TESTED)
 
@@ -71,7 +73,7 @@ def places(tmp_path_factory):
                 image = Image.new("RGB", (32, 32), (25 * label, 20 * number, 0))
                 image.save(folder / "data" / split / f"class{label}" / f"{number}.png")
     trained = folder / "output_dir" / "latest"
-    run("jobs/train.py", *QUICK, "--max_steps=1", f"--output_dir={trained}")
+    run("jobs/train.py", "--dataset=digits", "--max_steps=1", "--batch_size=16", f"--output_dir={trained}")
     (folder / "main.py").write_text("print('a script of your own')\n")
     images = random_folder.make(str(folder / "images"))
     return {
@@ -104,10 +106,6 @@ def shorten(words: list[str], tmp_path: Path) -> list[str]:
         assert verb not in _ELSEWHERE, f"`launch {verb}` needs an account or a store: indent the line"
         if verb == "submit":
             assert "--dry_run" in rest, "without --dry_run it needs an account: indent the line"
-        if verb == "simulate" and "--" in rest and "--fault" not in " ".join(rest):
-            if "--processes" in words:
-                words[words.index("--processes") + 1] = "1"
-            return [*words, *job]
         return [*words[:3], "--help"] if verb == "prove" else words  # it takes minutes
     if words[0] == "-m" and words[1] == "pytest":
         return [*words, "--collect-only", "-q"]
@@ -121,7 +119,8 @@ def shorten(words: list[str], tmp_path: Path) -> list[str]:
             job += ["--image_size=32"]
         if "jobs/imagenet.py" in words and not any("arch" in word for word in words):
             job += ["--arch=shufflenet_v2_x0_5"]
-        job += ["--width=8"] if any("jobs/train" in word for word in words) else []
+        if any("jobs/train" in word for word in words) and "--weights" not in words:
+            job += ["--width=8"]
         trains = not any("loader" in word for word in words)  # a loader has epochs, and no steps
         return [*words, *job[not trains :], "--output_dir", str(tmp_path / "output")]
     return words
