@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from datasets.sampling import receipt
+from tests.benchmarks import jobs
 from tests.gpu.lab import Failed, Run, Stage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,8 +102,7 @@ def read_receipt(output: str) -> bytes:
 
 def read_losses(output: str) -> list[float]:
     """Return the reported losses of a run, in order."""
-    lines = map(json.loads, Path(output, "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if "loss" in line]
+    return [line["loss"] for line in jobs.read_metrics(output) if "loss" in line]
 
 
 def read_weights(output: str, epoch: int) -> dict[str, torch.Tensor]:
