@@ -12,11 +12,11 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from common import __version__
 from datasets.folders import random_folder, random_pairs
 from tests.conftest import ROOT, free_port, run
+from tests.support import pictures
 from tests.support.marks import diff
 
 ROOMS = ("jobs", "common", "datasets", "launch", "tests", "guides")
@@ -68,10 +68,7 @@ def places(tmp_path_factory):
     folder = tmp_path_factory.mktemp("places")
     for split, images in (("train", 8), ("test", 2)):  # DATA: CIFAR-10 as a folder
         for label in range(10):
-            (folder / "data" / split / f"class{label}").mkdir(parents=True)
-            for number in range(images):
-                image = Image.new("RGB", (32, 32), (25 * label, 20 * number, 0))
-                image.save(folder / "data" / split / f"class{label}" / f"{number}.png")
+            pictures.write(folder / "data" / split / f"class{label}", images, (32, 32), "png")
     trained = folder / "output_dir" / "latest"
     run("jobs/train.py", "--dataset=digits", "--max_steps=1", "--batch_size=16", f"--output_dir={trained}")
     (folder / "main.py").write_text("print('a script of your own')\n")

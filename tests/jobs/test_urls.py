@@ -9,7 +9,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -21,6 +20,7 @@ from datasets.sampling import receipt
 from tests.common.checkpoint.test_mirror import keys, read_list, read_object, steps, write_object
 from tests.conftest import environment, finish, free_port, interrupt, read_until, records, run, start
 from tests.jobs.test_resume import figures, same_weights, weights
+from tests.support import pictures
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
 from tests.support.redis_server import files_with
@@ -39,22 +39,13 @@ def server():
         yield server
 
 
-def write_images(folder: Path, count: int, size: tuple[int, int], ending: str) -> None:
-    """Write images of random pixels to a new folder."""
-    folder.mkdir(parents=True)
-    draw = np.random.default_rng(len(list(folder.parent.iterdir())))  # other pixels in each folder
-    for number in range(count):
-        pixels = draw.integers(0, 256, (*size, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.{ending}")
-
-
 @pytest.fixture(scope="module")
 def images(server, tmp_path_factory):
     """Return a folder of images, which are also at s3://data/images."""
     folder = tmp_path_factory.mktemp("images")
     for split, count in (("train", 12), ("val", 4)):
         for number in range(CLASSES):
-            write_images(folder / split / f"class{number}", count, (40, 48), "jpg")
+            pictures.write(folder / split / f"class{number}", count, (40, 48), "jpg")
     put(server, folder, "images")
     return folder
 
@@ -263,7 +254,7 @@ def test_in_memory_sets_are_staged_too(server, tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     for split in ("train", "test"):
         for number in range(10):
-            write_images(tmp_path / "cifar" / split / f"c{number}", 1, (32, 32), "png")
+            pictures.write(tmp_path / "cifar" / split / f"c{number}", 1, (32, 32), "png")
     put(server, tmp_path / "cifar", "cifar")
     for far, near in zip(
         cifar10.load("s3://data/cifar", False), cifar10.load(str(tmp_path / "cifar"), False), strict=True
@@ -274,7 +265,7 @@ def test_in_memory_sets_are_staged_too(server, tmp_path, monkeypatch):
 def test_pairs_are_staged_and_a_job_without_checkpoints_brings_its_results(server, tmp_path):
     pairs = tmp_path / "pairs"
     for side in ("blurry", "sharp"):
-        write_images(pairs / "train" / side, 3, (32, 32), "png")
+        pictures.write(pairs / "train" / side, 3, (32, 32), "png")
     put(server, pairs, "pairs")
     urls, env = (
         ("--data_url=s3://data/pairs", "--train_url=s3://runs/pairs"),
