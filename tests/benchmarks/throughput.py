@@ -34,14 +34,14 @@ ARTICLE = {"pytorch": 1058, "dali": 1816, "dali-gpu": 3910}  # images/s
 @entry
 def main() -> None:
     """Measure and print a table. Raises BadInput, also if a job fails."""
-    args, extra = _parse_args()
+    args = _parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     names = parse_list(args.backends, device)
     args.data_url = args.data_url or generated.image_folder(args.cache_dir)
     rates: dict[str, list[float]] = {name: [] for name in names}
     for number in range(args.rounds):
         for name in names:
-            rates[name].append(_rate(args, name, extra))
+            rates[name].append(_rate(args, name))
             log(f"round {number + 1} of {args.rounds}: {name} {rates[name][-1]:.1f} images/s")
     medians = {name: statistics.median(values) for name, values in rates.items()}
     print(f"\n{args.arch}, {args.batch_size} images a batch, {describe()}")
@@ -60,7 +60,7 @@ def parse_list(names: str | None, device: torch.device) -> list[str]:
     return [name for name, reason in backends.reasons(device).items() if not reason]
 
 
-def _parse_args() -> tuple[argparse.Namespace, list[str]]:
+def _parse_args() -> argparse.Namespace:
     parser = make_parser(__doc__, 5)
     add, count = parser.add_argument, arguments.positive_int
     add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
@@ -69,15 +69,15 @@ def _parse_args() -> tuple[argparse.Namespace, list[str]]:
     add("--batch_size", type=count, default=512, help="default: 512")
     add("--backends", help="names, separated by commas (default: all that are available)")
     add("--prof", type=count, default=30, metavar="N", help="batches of a run (default: 30)")
-    parser.epilog = "Other arguments are passed to the job: --workers 10, --image_size 128, --pack FOLDER ..."
-    return parser.parse_known_args()
+    add("job", nargs="*", help="after --: arguments of the job, for example --workers 10 --image_size 128")
+    return parser.parse_args()
 
 
-def _rate(args: argparse.Namespace, backend: str, extra: list[str]) -> float:
+def _rate(args: argparse.Namespace, backend: str) -> float:
     command = [
         sys.executable, _JOB, "--data_url", args.data_url, "--data_backend", backend, "--arch", args.arch,
         "--batch_size", str(args.batch_size), "--prof", str(args.prof), "--cache_dir", args.cache_dir,
-        "--compile", "false", *extra,
+        "--compile", "false", *args.job,
     ]  # fmt: skip
     result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
     match = re.search(r"prof: ([\d.]+) images/s", result.stdout)
