@@ -61,17 +61,13 @@ benchmark-gpu: setup
 	@$(RUN) -m tests.benchmarks.batch_size --workers 10
 
 benchmark: setup
-	@$(RUN) -m tests.benchmarks.order
 	@$(RUN) -m tests.benchmarks.time_to_accuracy
 	@$(RUN) -m tests.benchmarks.train
 	@$(RUN) -m tests.benchmarks.train --arch resnet50
 	@$(RUN) -m tests.benchmarks.blocks
 	@$(RUN) -m tests.benchmarks.checkpoint
 	@$(RUN) -m tests.benchmarks.loaders
-	@$(RUN) -m tests.benchmarks.dataset
 	@$(RUN) -m tests.benchmarks.cache
-	@$(RUN) -m tests.benchmarks.ray_scaling
-	@$(RUN) -m tests.benchmarks.object_store
 
 lint: setup
 	@$(RUN) -m ruff check .

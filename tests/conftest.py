@@ -96,19 +96,38 @@ def run(*command, code: int | None = 0, timeout: float = LONGEST, **options) -> 
     return finish(start(*command, **options), code, timeout)
 
 
-def run_ranks(*command, ranks: int = 2, code: int = 0, **options) -> list[subprocess.CompletedProcess]:
-    """Run a job on several ranks to its end, and return their results.
+def start_ranks(*command, ranks: int = 2, **options) -> list[subprocess.Popen]:
+    """Start a job on several ranks.
 
     The ranks are forked, with the variables that launchers set: a job that starts its own ranks would start a
     new Python for each. Tests of the launchers themselves use run().
     """
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(ranks))
-    jobs = [
+    return [
         start(*command, env=environment(**shared, RANK=str(rank), LOCAL_RANK=str(rank)), **options)
         for rank in range(ranks)
     ]
-    return [finish(job, code) for job in jobs]
+
+
+def run_ranks(*command, ranks: int = 2, code: int = 0, **options) -> list[subprocess.CompletedProcess]:
+    """Run a job on several ranks to its end, as start_ranks() starts it, and return their results."""
+    return [finish(job, code) for job in start_ranks(*command, ranks=ranks, **options)]
+
+
+def refused(*command, **options) -> str:
+    """Run a job that is refused, and return its only line of stderr."""
+    line, = run(*command, code=2, **options).stderr.splitlines()  # fmt: skip
+    assert line.startswith("error: ")
+    return line
+
+
+def interrupt(*command, at: str, by: int = signal.SIGKILL, **options) -> str:
+    """Start a job, and send it a signal at the first line that matches. Return what it printed after it."""
+    job = start(*command, **options)
+    read_until(job, at)
+    job.send_signal(by)
+    return finish(job, 143 if by == signal.SIGTERM else -by).stdout
 
 
 def wait_until(

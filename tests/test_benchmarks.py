@@ -52,8 +52,8 @@ def test_throughput(folder, tmp_path):
     other = "threads" if backends.reasons(torch.device("cpu"))["dali"] else "dali-cpu"
     result = run(
         "-m", "tests.benchmarks.throughput", f"--data_url={folder}", f"--cache_dir={tmp_path}",
-        f"--backends=pytorch,{other}", "--batch_size=16", "--prof=2", "--rounds=1", "--",
-        "--image_size=32", "--workers=1",
+        f"--backends=pytorch,{other}", "--batch_size=16", "--prof=2", "--rounds=1", "--", "--image_size=32",
+        "--workers=1",
     )  # fmt: skip
     rates = {line.split()[0]: line.split()[1:] for line in result.stdout.splitlines()[-2:]}
     assert rates["pytorch"][1:] == ["1.00x", "1058", "1.00x"] and float(rates["pytorch"][0]) > 0

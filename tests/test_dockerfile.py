@@ -67,6 +67,6 @@ def test_what_is_copied_trains(image, tmp_path):
     ).stdout
     command = ".venv/bin/python jobs/train.py --dataset digits --epochs 12\n"
     assert planned == command, "nothing is installed again"
-    result = run(*command.split()[1:], "--max_steps=1", "--batch_size=16", cwd=tmp_path)
+    result = run(*command.split()[1:], "--width=8", "--max_steps=1", cwd=tmp_path)
     assert "test_accuracy=" in result.stdout and (tmp_path / "output_dir" / "latest").exists()
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.py")) < 3e6

@@ -12,11 +12,11 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from common import __version__
 from datasets.folders import random_folder, random_pairs
 from tests.conftest import ROOT, free_port, run
+from tests.support import pictures
 from tests.support.marks import diff
 
 ROOMS = ("jobs", "common", "datasets", "launch", "tests", "guides")
@@ -51,9 +51,14 @@ def find_commands(name: str) -> set[str]:
     return {line for line in found if _START.match(line) and "..." not in line and "RECORD" not in line}
 
 
-_TESTED = {
-    "python jobs/train_ray.py --dataset digits --distribute_mode true"
-}  # by tests/jobs/test_train_ray.py
+_TESTED = {  # by other tests, which need seconds for it
+    "python jobs/train.py --dataset digits --epochs 12",  # tests/test_dockerfile.py
+    "python jobs/train_ddp.py --dataset digits --processes_per_node 2",  # tests/jobs/test_start.py
+    "python jobs/train_ray.py --dataset digits --distribute_mode true",  # tests/jobs/test_train_ray.py
+    "python -m launch bench loaders --data_url FOLDER",  # tests/launch/test_bench.py
+    "python -m launch simulate --nodes 2 --processes 2 --platform modelarts jobs/train_ddp.py "
+    "-- --dataset digits --max_steps 20",  # tests/launch/simulate/test_simulate.py
+}
 COMMANDS = sorted({command for name in TEXT for command in find_commands(name)} - _TESTED)
 
 
@@ -63,10 +68,7 @@ def places(tmp_path_factory):
     folder = tmp_path_factory.mktemp("places")
     for split, images in (("train", 8), ("test", 2)):  # DATA: CIFAR-10 as a folder
         for label in range(10):
-            (folder / "data" / split / f"class{label}").mkdir(parents=True)
-            for number in range(images):
-                image = Image.new("RGB", (32, 32), (25 * label, 20 * number, 0))
-                image.save(folder / "data" / split / f"class{label}" / f"{number}.png")
+            pictures.write(folder / "data" / split / f"class{label}", images, (32, 32), "png")
     trained = folder / "output_dir" / "latest"
     run("jobs/train.py", "--dataset=digits", "--max_steps=1", "--batch_size=16", f"--output_dir={trained}")
     (folder / "main.py").write_text("print('a script of your own')\n")
@@ -101,16 +103,7 @@ def shorten(words: list[str], tmp_path: Path) -> list[str]:
         assert verb not in _ELSEWHERE, f"`launch {verb}` needs an account or a store: indent the line"
         if verb == "submit":
             assert "--dry_run" in rest, "without --dry_run it needs an account: indent the line"
-        if verb == "simulate" and "--" in rest and "--fault" not in " ".join(rest):
-            if "--processes" in words:
-                words[words.index("--processes") + 1] = "1"
-            return [*words, *job]
-        if verb == "prove":  # it takes minutes
-            return [*words[:3], "--help"]
-        if verb == "bench":
-            quick = ["--rounds=1", "--seconds=0.1", "--arch=resnet18", "--image_size=32", "--batch_size=16"]
-            return [*words, *quick, f"--cache_dir={tmp_path}"] if "loaders" in rest else [*words, "--help"]
-        return words
+        return [*words[:3], "--help"] if verb == "prove" else words  # it takes minutes
     if words[0] == "-m" and words[1] == "pytest":
         return [*words, "--collect-only", "-q"]
     if words[0] == "-m" and re.match(r"tests\.(benchmarks|gpu|demo|support\.options)", words[1]):
@@ -123,6 +116,8 @@ def shorten(words: list[str], tmp_path: Path) -> list[str]:
             job += ["--image_size=32"]
         if "jobs/imagenet.py" in words and not any("arch" in word for word in words):
             job += ["--arch=shufflenet_v2_x0_5"]
+        if any("jobs/train" in word for word in words) and "--weights" not in words:
+            job += ["--width=8"]
         trains = not any("loader" in word for word in words)  # a loader has epochs, and no steps
         return [*words, *job[not trains :], "--output_dir", str(tmp_path / "output")]
     return words

@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from tests.conftest import ROOT, run
+from tests.conftest import QUICK, ROOT, run
 
 ALLOWED = {
     "common": {"common"},
@@ -130,7 +130,7 @@ def test_importing_a_package_imports_nothing(package):
 def test_a_job_of_one_process_imports_only_what_it_uses(tmp_path):
     code = (
         "import runpy, sys\n"
-        f"sys.argv = ['', '--dataset=digits', '--max_steps=1', '--output_dir', {str(tmp_path)!r}]\n"
+        f"sys.argv = ['', *{QUICK}, '--max_steps=1', '--output_dir', {str(tmp_path)!r}]\n"
         "runpy.run_path('jobs/train.py', run_name='__main__')\n"
         "print('imported:', *sys.modules)\n"
     )

@@ -1,9 +1,9 @@
 """Find the largest batch that fits on this GPU, for each data backend.
 
-    python -m tests.benchmarks.batch_size --arch resnet18 [--data_url DIR] [--minutes 4.5] [--json]
+    python -m tests.benchmarks.batch_size --arch resnet18 [--data_url DIR]
 
 Each try is a separate process that trains and validates for some batches. The size is doubled until it does
-not fit, then bisected. If a search runs out of time, it gives the largest size that fitted, as ">=".
+not fit, then bisected.
 "resident": the validation pipeline stays during training. "released": Dataset.prep_for_val() builds it for a
 validation, and it is released afterwards. The table has the figures of the article "Diving into DALI: how to
 boost PyTorch data loading" (ResNet-18 in fp16 on a V100 of 16 GB), before and after its own change to DALI's
@@ -16,7 +16,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -40,12 +39,12 @@ _NO_ROOM = (
     "can't start new thread", "resource temporarily unavailable", "cudnn_status", "unable to find an engine",
     "cublas_status_alloc_failed", "allocator_failure",
 )  # fmt: skip
-_TIMEOUT = 600  # seconds for one try
+_TIMEOUT = 600  # seconds for one try; a longer one ends the program
 
 
 @entry
 def main() -> None:
-    """Search and print a table (or JSON). Raises BadInput."""
+    """Search and print a table. Raises BadInput."""
     args = _parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cpu":
@@ -53,73 +52,50 @@ def main() -> None:
     args.data_url = args.data_url or generated.image_folder(args.cache_dir)
     images = image_folder.load(args.data_url, "train", args.cache_dir, log=log)
     most = len(images) // args.step * args.step
-    end = time.monotonic() + 60 * args.minutes
-    names = [each for each in parse_list(args.backends, device) if each in ARTICLE]
-    searches = list(itertools.product(names, ("resident", "released")))
-    rows: dict[str, dict[str, int]] = {backend: {} for backend in names}
-    unfinished = []
-    for number, (backend, way) in enumerate(searches):
-        share = (end - time.monotonic()) / (len(searches) - number)
-        rows[backend][way], is_done = _largest(args, backend, way, most, time.monotonic() + share)
-        unfinished += [] if is_done else [f"{backend}, {way}"]
-    found = {
-        "machine": describe(), "arch": args.arch, "most": most, "batch_sizes": rows,
-        "unfinished": unfinished,
-    }  # fmt: skip
-    print(json.dumps(found, indent=2) if args.json else _table(found))
+    print(f"{args.arch}, images/batch that fit on {describe()}, and on the article's V100")
+    print(f"{'':<12}{'resident':>10}{'released':>10}{'article: before':>18}{'after':>8}")
+    for backend in (each for each in parse_list(args.backends, device) if each in ARTICLE):
+        resident, released = (_largest(args, backend, way, most) for way in ("resident", "released"))
+        before, after = ARTICLE[backend]
+        print(f"{backend:<12}{resident:>10}{released:>10}{before or '':>18}{after:>8}", flush=True)
 
 
 def _parse_args() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add, count = parser.add_argument, arguments.positive_int
     add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
-    add("--json", action="store_true", help="print JSON")
     add("--arch", type=models.arch, default="resnet18", help="from torchvision.models (default: resnet18)")
     add("--data_url", metavar="DIR", help="folder with train/ and val/<class>/* (default: generated)")
     add("--image_size", type=count, default=224, help="default: 224")
     add("--workers", type=count, default=4, help="default: 4")
     add("--backends", help="names, separated by commas (default: torchvision and DALI's)")
     add("--step", type=count, default=16, help="try multiples of this size (default: 16)")
-    add("--minutes", type=arguments.positive_float, default=4.5, help="of all searches (default: 4.5)")
     return parser.parse_args()
 
 
-def _largest(
-    args: argparse.Namespace, backend: str, way: str, most: int, deadline: float
-) -> tuple[int, bool]:
-    """Return (largest batch up to `most` that is known to fit, whether the search was completed).
+def _largest(args: argparse.Namespace, backend: str, way: str, most: int) -> int:
+    """Return the largest batch up to `most` that fits, a multiple of --step; 0 if none fits.
 
-    The batch is a multiple of --step, 0 if none fits. It is doubled until it does not fit, then bisected.
-    way: resident or released. deadline: time.monotonic().
+    It is doubled until it does not fit, then bisected. way: resident or released.
     """
     fits, fails = 0, most + args.step
     while fits + args.step < fails:
         guess = 2 * fits if fails > most else (fits + fails) // 2
         batch = min(max(guess // args.step * args.step, fits + args.step), fails - args.step)
-        room = _try(args, backend, way == "resident", batch, deadline - time.monotonic())
-        if room is None:
-            log(f"{backend}, {way}: out of time")
-            return fits, False
+        room = _try(args, backend, way == "resident", batch)
         log(f"{backend}, {way}: {batch} {'fits' if room else 'does not fit'}")
         fits, fails = (batch, fails) if room else (fits, batch)
-    return fits, True
+    return fits
 
 
-def _try(args: argparse.Namespace, backend: str, resident: bool, batch: int, seconds: float) -> bool | None:
-    """Return whether the batch fits, or None after `seconds`."""
+def _try(args: argparse.Namespace, backend: str, resident: bool, batch: int) -> bool:
+    """Return whether the batch fits."""
     case = {
         "backend": backend, "resident": resident, "batch": batch, "arch": args.arch,
         "folder": args.data_url, "cache": args.cache_dir, "size": args.image_size, "workers": args.workers,
     }  # fmt: skip
-    try:
-        result = subprocess.run(
-            [sys.executable, "-m", "tests.benchmarks.batch_size", _TRIAL, json.dumps(case)], check=False,
-            capture_output=True, text=True, timeout=max(0.0, min(seconds, _TIMEOUT)),
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        if seconds > _TIMEOUT:
-            raise BadInput(f"{backend} with {batch} samples took more than {_TIMEOUT} s") from None
-        return None
+    command = [sys.executable, "-m", "tests.benchmarks.batch_size", _TRIAL, json.dumps(case)]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=_TIMEOUT)
     if result.returncode == 0:
         return True
     errors = result.stderr.lower()
@@ -163,19 +139,6 @@ def _trial(case: dict) -> None:
 def _endless(loader: Iterable) -> Iterator:
     while True:
         yield from loader
-
-
-def _table(found: dict) -> str:
-    lines = [f"\n{found['arch']}, images/batch that fit on {found['machine']}, and on the article's V100"]
-    lines.append(f"{'':<12}{'resident':>10}{'released':>10}{'article: before':>18}{'after':>8}")
-    for backend, sizes in found["batch_sizes"].items():
-        before, after = ARTICLE[backend]
-        here = ""
-        for way, size in sizes.items():
-            is_open = size == found["most"] or f"{backend}, {way}" in found["unfinished"]
-            here += f"{'>=' if is_open else ''}{size}".rjust(10)
-        lines.append(f"{backend:<12}{here}{before or '':>18}{after:>8}")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ the medians over the rounds, and the medians of the ratios within the rounds.
 import contextlib
 import tempfile
 import time
-import types
 
 import redis
 import torch
@@ -28,7 +27,7 @@ from datasets.stores.files import FileStore
 from datasets.stores.shared import address, connection
 from datasets.stores.shared.redis_store import RedisStore
 from datasets.stores.tiers import Tiers
-from tests.benchmarks.loaders import SIZES, write_images
+from tests.benchmarks.loaders import write_images
 from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
 from tests.support.redis_server import RedisServer
 
@@ -52,7 +51,7 @@ def main(arguments=None) -> None:
     said = []
     with contextlib.ExitStack() as stack, conditions():
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        print(write_images(f"{folder}/images", SIZES[KILOBYTES], KILOBYTES, args.images))
+        print(write_images(f"{folder}/images", KILOBYTES, args.images))
         index = image_folder.load(f"{folder}/images", "train", f"{folder}/cache")
         files = FileStore(index)
         packs = {form: pack.build(index, f"{folder}/{form}", form) for form in forms.SIZED}
@@ -115,31 +114,10 @@ def main(arguments=None) -> None:
         contestants = {"no cache, encoded": epoch("threads", files)}
         for name in ("dead", "stopped"):
             contestants[f"{name} server, encoded"] = epoch("kspeed", tiers[name, "encoded"])
-        contestants["no cache, decoded"] = epoch("threads", Tiers(_Nothing(index), files))
-        contestants["dead server, decoded"] = epoch("kspeed", tiers["dead", "decoded"])
         found = take_turns(contestants, 2 * args.rounds)
         show("a dead server", "images/s", found,
              [("dead server, encoded", "no cache, encoded", ">= 0.99x"),
-              ("stopped server, encoded", "no cache, encoded", ">= 0.99x"),
-              ("dead server, decoded", "no cache, decoded", ">= 0.99x")])  # fmt: skip
-
-
-class _Nothing:
-    """An empty cache: the job makes its images as small as those of a decoded cache."""
-
-    form = "decoded"
-
-    def __init__(self, index):
-        self.index, self.server = index, types.SimpleNamespace(address="")
-
-    def read(self, ids) -> list:
-        return [None] * len(ids)
-
-    def wants(self, id) -> bool:
-        return False
-
-    def close(self) -> None:
-        pass
+              ("stopped server, encoded", "no cache, encoded", ">= 0.99x")])  # fmt: skip
 
 
 if __name__ == "__main__":

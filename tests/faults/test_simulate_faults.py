@@ -11,9 +11,8 @@ from tests.support.simulated import fired, rows, simulate
 pytestmark = pytest.mark.faults
 
 TIMEOUT = 15  # seconds, of the process group
-JOB = (
-    "jobs/train_ddp.py", "--", *QUICK, "--max_steps=6", "--batch_size=32", f"--timeout={TIMEOUT}",
-)  # fmt: skip
+ENDLESS = ("jobs/train_ddp.py", "--", *QUICK, "--batch_size=32", f"--timeout={TIMEOUT}", "--epochs=10000")
+JOB = (*ENDLESS, "--max_steps=40")  # of an epoch of 44, enough that a fault after step 2 is not too late
 
 
 def weights(folder, node="node-0") -> dict[str, torch.Tensor]:
@@ -40,7 +39,7 @@ def test_survivors_of_a_killed_rank_leave():
     On an idle machine this takes 2 s; a collective would wait for TIMEOUT.
     """
     fault = "kill:rank=0,step=2"
-    result = simulate("--nodes=2", "--processes=2", "--fault", fault, *JOB, code=None)
+    result = simulate("--nodes=2", "--processes=2", "--fault", fault, *ENDLESS, code=None)
     table, moment = rows(result.stdout), fired(result.stdout, fault)
     assert table["0"].code == 137 and table["1"].code not in (0, 137)
     assert max(row.seconds for row in table.values()) - moment < TIMEOUT / 2
@@ -52,7 +51,7 @@ def test_survivors_of_a_silent_rank_leave(fault, request):
     if fault.startswith("cut:"):
         request.getfixturevalue("namespaces")
         options.append("--network-namespaces")
-    result = simulate(*options, *JOB, code=None)
+    result = simulate(*options, *ENDLESS, code=None)
     table, moment = rows(result.stdout), fired(result.stdout, fault)
     assert table["0"].code not in (0, 137) and table["1"].code
     assert table["0"].seconds - moment < TIMEOUT + 2
@@ -60,7 +59,7 @@ def test_survivors_of_a_silent_rank_leave(fault, request):
 
 
 def test_a_rank_that_is_asked_to_end():
-    result = simulate("--nodes=2", "--processes=2", "--fault=term:rank=2,step=2", *JOB, code=None)
+    result = simulate("--nodes=2", "--processes=2", "--fault=term:rank=2,step=2", *ENDLESS, code=None)
     table = rows(result.stdout)
     assert table["0"].code and table["1"].code and result.returncode
 
@@ -95,6 +94,6 @@ def test_a_job_that_is_started_again(fault, two, tmp_path):
 def test_a_killed_rank_under_torchrun_ends_all():
     fault = "kill:rank=2,step=2"
     job = ("--nodes=2", "--processes=2", "--platform=torchrun", "--fault", fault, "--limit=90")
-    result = simulate(*job, *JOB, code=None)
+    result = simulate(*job, *ENDLESS, code=None)
     assert fired(result.stdout, fault)
     assert result.returncode not in (0, 124) and all(row.code for row in rows(result.stdout).values())

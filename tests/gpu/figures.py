@@ -75,8 +75,7 @@ def measure_resnet18(run: Run) -> None:
     job += ["--report_every", "1", "--max_steps", "6"] if run.is_small else ["--epochs", str(epochs)]
     output = run.folder("512")
     run.call("512", *job, "--output_dir", output)
-    lines = map(json.loads, Path(output, "metrics.jsonl").read_text().splitlines())
-    reports = [line for line in lines if "loss" in line]
+    reports = [line for line in jobs.read_metrics(output) if "loss" in line]
     run.note("train_fast.py, batches of 512", jobs.rate(reports[2:]), "images/s", 40_000)
 
 

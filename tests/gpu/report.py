@@ -3,36 +3,28 @@
 import datetime
 import json
 import os
-import platform
 import subprocess
 
 import torch
 
 from common.ground.files import ROOT, write_atomic
-from common.platform.platforms import available_cores
-from common.run import starts
+from tests.benchmarks import rounds
 
 JSON, TABLE = "gpu.json", "gpu.md"
 
 
 def describe(is_small: bool) -> dict:
     """Return the conditions of the figures: hardware, driver, versions, date."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    name, driver, memory = (_first_line(query).split(", ") + ["unknown"] * 2)[:3]
+    query = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader"]
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "rehearsal": is_small,
-        "hardware": starts.environment()["device"] if is_small else f"{name}, {memory}",
-        "driver": "none" if is_small else driver,
+        "machine": rounds.describe(),
         "gpus": torch.cuda.device_count(),
-        "cores": available_cores(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
+        "driver and memory": "none" if is_small else _first_line(query),
         "cuda": torch.version.cuda or "none",
         "cudnn": torch.backends.cudnn.version() or "none",
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "commit": _first_line(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]),
-        "load_average": os.getloadavg()[0],
     }
 
 
@@ -58,10 +50,9 @@ def format_table(machine: dict, results: list[dict]) -> str:
         "**A rehearsal on a CPU: the figures are not valid for a GPU.**\n\n" if machine["rehearsal"] else ""
     )
     lines = [
-        f"{head}{machine['date']}, {machine['gpus']} x {machine['hardware']}, driver {machine['driver']}, "
-        f"{machine['cores']} cores, Python {machine['python']}, torch {machine['torch']}, "
-        f"CUDA {machine['cuda']}, cuDNN {machine['cudnn']}, "
-        f"commit {machine['commit']}, load average {machine['load_average']:.2f}",
+        f"{head}{machine['date']}, {machine['gpus']} x {machine['machine']}, driver and memory "
+        f"{machine['driver and memory']}, CUDA {machine['cuda']}, cuDNN {machine['cudnn']}, "
+        f"commit {machine['commit']}",
         "",
         "| stage | figure | value | aim | met |",
         "|---|---|---|---|---|",

@@ -1,5 +1,6 @@
 """jobs/imagenet.py trains on the same data with a cache, also if its servers fail."""
 
+import os
 import re
 import signal
 import time
@@ -11,9 +12,9 @@ import torch
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
 from datasets.sampling import receipt
-from datasets.stores import local
+from datasets.stores import local, pack
 from datasets.stores.shared import address, leases
-from tests.conftest import environment, finish, run, run_ranks, start
+from tests.conftest import environment, finish, run, start, start_ranks, wait_until
 from tests.support.redis_server import (
     PASSWORD,
     Opened,
@@ -69,11 +70,12 @@ def delivered(output) -> bytes:
 @needed
 def test_an_active_job_fills_the_cache_and_takes_it_away(data, tmp_path):
     with RedisServer(tmp_path) as server:
-        running = start(*job(data, tmp_path / "out", "--data_backend=kspeed", f"--cache={server.url()}",
-                             "--processes_per_node=2"))  # fmt: skip
+        running = start_ranks(
+            *job(data, tmp_path / "out", "--data_backend=kspeed", f"--cache={server.url()}")
+        )
         with Opened(server.url(), data[1]) as opened:
             until(lambda: len(each := opened.sets()) == 1 and len(each[0].leases) == 2, 60)
-            printed = finish(running).stdout
+            printed = "".join(finish(each).stdout for each in running)
             assert opened.sets() == []
         assert delivered(tmp_path / "out") == data[2]
         assert re.search(r"waited for data for [\d.]+% of the training time with kspeed", printed)
@@ -105,11 +107,13 @@ def test_an_offline_set_is_shared_by_two_jobs(data, tmp_path):
 
 def test_without_a_cache_the_node_s_memory_is_used(data, tmp_path):
     """The job makes a pack in memory and deletes it at its end."""
-    results = run_ranks(*job(data, tmp_path / "out", "--data_backend=kspeed"))
+    places = [pack.place(f"{place}/bootfile-{os.getuid()}", data[1], "decoded") for place in local.PLACES]
+    running = start_ranks(*job(data, tmp_path / "out", "--data_backend=kspeed"))
+    wait_until(lambda: any(map(os.path.exists, places)), running[0])
+    for each in running:
+        finish(each)
     assert delivered(tmp_path / "out") == data[2]
-    assert any("packing train" in result.stderr for result in results)
-    pack = f"bootfile-*/*{data[1].fingerprint[:12]}.pack"
-    assert [path for place in local.PLACES for path in Path(place).glob(pack)] == []
+    assert not any(map(os.path.exists, places))
 
 
 @pytest.mark.faults
@@ -130,6 +134,17 @@ def test_a_killed_job_resumes_and_its_lease_ends(data, tmp_path):
         printed = run(*arguments, f"--cache={server.url()}").stdout
         assert "resumed from" in printed and delivered(tmp_path / "out") == data[2]
         assert server.client().dbsize() == 0
+
+
+@needed
+def test_wrong_credentials_end_it_before_it_trains(data, tmp_path):
+    with with_user(tmp_path) as server:
+        arguments = job(data, tmp_path / "out", "--data_backend=kspeed", f"--cache={server.url('bootfile')}")
+        env = environment(**{address.PASSWORD: "wrong-and-secret"})
+        result = run(*arguments, code=2, env=env)
+        (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
+        assert f"cache 127.0.0.1:{server.port}: it refuses the user or the password" in line
+        assert "wrong-and-secret" not in result.stdout + result.stderr and "step=1 " not in result.stdout
 
 
 @needed

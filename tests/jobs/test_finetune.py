@@ -11,9 +11,10 @@ from common.checkpoint import pretrained
 from common.compute import models, optimizers
 from common.ground.exits import BadInput
 from datasets.folders import random_folder
-from tests.conftest import finish, read_until, records, run, start
+from tests.conftest import interrupt, records, run
 
-JOB = ("jobs/imagenet.py", "--arch=resnet18", "--image_size=32", "--data_backend=threads", "--warmup=0",
+ARCH = "shufflenet_v2_x0_5"
+JOB = ("jobs/imagenet.py", f"--arch={ARCH}", "--image_size=32", "--data_backend=threads", "--warmup=0",
        "--report_every=1", "--batch_size=64")  # fmt: skip
 
 
@@ -30,18 +31,15 @@ def data(tmp_path_factory):
 
 def test_a_frozen_backbone_on_other_classes_restarts_exactly_and_ends_early(data, tmp_path):
     """With this small learning rate, no epoch is better than the first, so the fourth is the last."""
-    torch.save(models.build("resnet18", 10, 32).state_dict(), tmp_path / "ten.pth")
+    torch.save(models.build(ARCH, 10, 32).state_dict(), tmp_path / "ten.pth")
     arguments = (
         *JOB, f"--data_url={data}", f"--weights={tmp_path / 'ten.pth'}", "--freeze", "--optimizer=adamw",
         "--lr=1e-9", "--clip_grad=0.5", "--accumulate=2", "--early_stopping=3", "--epochs=9",
     )  # fmt: skip
     printed = run(*arguments, f"--output_dir={tmp_path / 'whole'}").stdout
-    assert "different shape: fc.weight [10, 512] in the file, [3, 512] in the model" in printed
+    assert "different shape: fc.weight [10, 1024] in the file, [3, 1024] in the model" in printed
     assert "stopped early: 3 epochs without a better score" in printed
-    killed = start(*arguments, f"--output_dir={tmp_path / 'killed'}")
-    read_until(killed, "^epoch=3 step=7 ")
-    killed.send_signal(signal.SIGTERM)
-    finish(killed, 143)
+    interrupt(*arguments, f"--output_dir={tmp_path / 'killed'}", at="^epoch=3 step=7 ", by=signal.SIGTERM)
     run(*arguments, f"--output_dir={tmp_path / 'killed'}")
     assert [line["step"] for line in records(tmp_path / "killed") if "val_acc" in line] == [3, 6, 9, 12]
     one, other = (

@@ -17,7 +17,7 @@ from common.ground.exits import BadInput
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling import receipt
-from tests.conftest import ROOT, finish, losses, read_until, records, run, run_ranks, start, wait_until
+from tests.conftest import ROOT, finish, interrupt, losses, records, run, run_ranks, start, wait_until
 
 CPU = torch.device("cpu")
 JOB = ("jobs/imagenet.py", "--arch=shufflenet_v2_x0_5", "--image_size=32", "--warmup=0", "--print_freq=1")
@@ -57,10 +57,8 @@ def test_a_restart_with_another_backend_and_number_of_processes(generated, tmp_p
     arguments = ("--epochs=2", "--lr=0.01", "--trivial_augment", "--color_jitter=0.4", "--random_erasing=0.5",
                  "--mixup=0.2", "--cutmix=1", "--first_image_size=16")  # fmt: skip
     run(*job(generated, tmp_path / "whole", *arguments, "--data_backend=threads"))
-    stopped = start(*job(generated, tmp_path / "both", *arguments, "--data_backend=pytorch", "--workers=1"))
-    read_until(stopped, "^epoch=2 step=11 ")  # the job is 9 steps from its end
-    stopped.send_signal(signal.SIGTERM)
-    finish(stopped, 143)
+    stopped = job(generated, tmp_path / "both", *arguments, "--data_backend=pytorch", "--workers=1")
+    interrupt(*stopped, at="^epoch=2 step=11 ", by=signal.SIGTERM)  # 9 steps from its end
     pack = f"--pack={tmp_path / 'pack'}"
     both = job(generated, tmp_path / "both", *arguments, "--data_backend=threads", pack)
     printed = run_ranks(*both)[0].stdout
@@ -120,10 +118,7 @@ def test_a_restart_is_exact(generated, tmp_path):
                  "--accumulate=2", "--save_every=4", "--random_erasing=0.5", "--clip_grad=1",
                  "--data_backend=threads", "--first_image_size=16")  # fmt: skip
     run(*job(generated, tmp_path / "whole", *arguments))
-    killed = start(*job(generated, tmp_path / "killed", *arguments))
-    read_until(killed, "^epoch=2 step=15 ")
-    killed.kill()
-    finish(killed, -signal.SIGKILL)
+    interrupt(*job(generated, tmp_path / "killed", *arguments), at="^epoch=2 step=15 ")
     run(*job(generated, tmp_path / "killed", *arguments))
     for epoch in (1, 2):
         one, other = weights(tmp_path / "whole", epoch), weights(tmp_path / "killed", epoch)
@@ -132,10 +127,9 @@ def test_a_restart_is_exact(generated, tmp_path):
 
 
 @pytest.mark.faults
-def test_evaluation_alone_gives_the_figures_of_the_training(generated, tmp_path):
-    run(*job(generated, tmp_path / "trained", "--epochs=1", "--data_backend=threads"))
-    said = [line for line in records(tmp_path / "trained") if "val_acc" in line][-1]
-    checkpoint = tmp_path / "trained" / "checkpoints" / "step_10.pt"
+def test_evaluation_alone_gives_the_figures_of_the_training(generated, whole, tmp_path):
+    said = [line for line in records(whole) if "val_acc" in line][-1]
+    checkpoint = whole / "checkpoints" / "step_10.pt"
     printed = run(
         *job(generated, tmp_path / "evaluated", "--epochs=1", "--data_backend=threads", "--evaluate",
              f"--resume={checkpoint}")
@@ -145,18 +139,18 @@ def test_evaluation_alone_gives_the_figures_of_the_training(generated, tmp_path)
     assert float(found[2]) == pytest.approx(said["val_acc"], abs=1e-6)
     assert not (tmp_path / "evaluated" / "checkpoints").exists()
     assert said["val_top5"] >= said["val_acc"] == pytest.approx(said["val_class_acc"])  # 16 images a class
-    by_class = json.loads((tmp_path / "trained" / "confusion.json").read_text())
+    by_class = json.loads((whole / "confusion.json").read_text())
     assert by_class["count"] == [16] * 10 and sum(by_class["correct"]) == round(160 * said["val_acc"])
-    assert (tmp_path / "trained" / "classes.json").read_text() == json.dumps(
+    assert (whole / "classes.json").read_text() == json.dumps(
         [f"class_{label}" for label in range(10)]
     ) + "\n"
-    before = {path: path.read_bytes() for path in (tmp_path / "trained").rglob("*") if path.is_file()}
+    before = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     run(
-        *job(generated, tmp_path / "trained", "--epochs=1", "--data_backend=threads", "--evaluate",
-             f"--weights={tmp_path / 'trained' / 'best.pth'}", "--processes_per_node=2", "--seed=3",
+        *job(generated, whole, "--epochs=1", "--data_backend=threads", "--evaluate",
+             f"--weights={whole / 'best.pth'}", "--processes_per_node=2", "--seed=3",
              "--ema=0.9")
     )  # fmt: skip
-    after = {path: path.read_bytes() for path in (tmp_path / "trained").rglob("*") if path.is_file()}
+    after = {path: path.read_bytes() for path in whole.rglob("*") if path.is_file()}
     assert before == after, "evaluating in a training's folder leaves it as it is"
     missing = run(*job(generated, tmp_path / "evaluated", "--evaluate"), code=2)
     assert "error: --evaluate needs one of --weights FILE and --resume PATH" in missing.stderr
@@ -210,6 +204,7 @@ def test_a_restart_takes_the_backend_of_the_last_start_which_else_is_the_fastest
     (["--ema=2"], "--ema 2.0 is not in 0..1"),
     (["--cutmix=1", "--batch_size=63"], "samples of a step for each process, got 63"),
     (["--max_bad_images=2"], "'2' is not a share like 0.1%"),
+    (["--val_share=0"], "'0' is not a share like 10%"),
     (["--cache=http://host"], "is not redis://"),
     (["--cache=redis://a:1,b"], "--cache names several hosts: name one"),
     (["--cache_mode=always"], "argument --cache_mode: invalid choice: 'always'"),
@@ -286,10 +281,7 @@ def test_bad_images_end_the_job_or_are_left_out_on_request(generated, tmp_path):
 
 def test_a_scan_of_headers_trains_the_same_and_resumes(generated, whole, tmp_path):
     headers = (*job(generated, tmp_path, *EPOCH), "--scan=headers")
-    killed = start(*headers)
-    read_until(killed, "^epoch=1 step=6 ")
-    killed.kill()
-    finish(killed, -signal.SIGKILL)
+    interrupt(*headers, at="^epoch=1 step=6 ")
     refused = run(*headers[:-1], code=2).stderr
     assert re.search(r"its training data is \w+-scan-headers, this run's is \w+ ", refused)
     assert "resumed from" in run(*headers).stdout
@@ -309,7 +301,6 @@ def test_class_folders_alone_are_split_by_path(generated, tmp_path):
     assert train + test == 160 and f"data train={train} test={test} " in printed
     assert [line["val_count"] for line in records(tmp_path / "out") if "val_count" in line] in ([], [test])
     assert "training data" in run(*arguments, "--max_steps=3", code=2).stderr
-    assert "'0' is not a share like 10%" in run(*arguments, "--val_share=0", code=2).stderr
 
 
 def test_without_data_at_all(tmp_path):

@@ -11,7 +11,7 @@ from PIL import Image
 from datasets.folders import paired_images, random_pairs
 from datasets.loaders import backends
 from datasets.sampling import receipt
-from tests.conftest import environment, records, run, run_ranks
+from tests.conftest import environment, records, refused, run, run_ranks
 
 MISSING = backends.reasons(torch.device("cpu"))["dali"]
 DALI = pytest.param("loader_dali.py", marks=pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}"))
@@ -77,12 +77,6 @@ def test_without_data_the_test_split_resized(tmp_path):
     assert re.search(r"^data test=8 pairs, steps_per_epoch=2 source=\S+/generated_pairs/test$", printed, re.M)
     assert reported(printed) == [(1, 3), (2, 1)] and records(tmp_path)[0]["pairs"] == 8
     assert (tmp_path / "sheet.png").exists() and not (tmp_path / "preview.png").exists()
-
-
-def refused(*command, **options) -> str:
-    line, = run(*command, code=2, timeout=60, **options).stderr.splitlines()  # fmt: skip
-    assert line.startswith("error: ")
-    return line
 
 
 @pytest.mark.parametrize("job", JOBS)

@@ -12,7 +12,18 @@ import torch
 from common.checkpoint import files as checkpoint
 from datasets.memory import digits
 from datasets.sampling import receipt
-from tests.conftest import QUICK, ROOT, finish, processes_of, read_until, records, run, run_ranks, start
+from tests.conftest import (
+    QUICK,
+    ROOT,
+    finish,
+    interrupt,
+    processes_of,
+    read_until,
+    records,
+    run,
+    run_ranks,
+    start,
+)
 from tests.support.small_disk import small_disk
 
 # 5 steps an epoch, 3 epochs
@@ -209,14 +220,8 @@ def test_a_schedule_that_follows_the_validation_loss_resumes_exactly(tmp_path):
     arguments = (*QUICK, "--batch_size=480", "--epochs=4", "--report_every=1", "--save_every=2")
     run(job, *arguments, f"--output_dir={tmp_path / 'whole'}")
     output = f"--output_dir={tmp_path / 'again'}"
-    first = start(job, *arguments, output)
-    read_until(first, "^epoch=2 step=3 ")
-    first.send_signal(signal.SIGTERM)
-    finish(first, 143)
-    second = start(job, *arguments, output)
-    read_until(second, "^epoch=4 step=7 ")
-    second.kill()
-    finish(second, -signal.SIGKILL)
+    interrupt(job, *arguments, output, at="^epoch=2 step=3 ", by=signal.SIGTERM)
+    interrupt(job, *arguments, output, at="^epoch=4 step=7 ")
     run(job, *arguments, output)
     whole, again = (figures(tmp_path / name) for name in ("whole", "again"))
     assert again == whole and len({line["lr"] for line in whole if "lr" in line}) > 2

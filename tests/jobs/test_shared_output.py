@@ -9,7 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import QUICK, ROOT, finish, is_stopped, read_until, records, run, start, wait_until
+from tests.conftest import (
+    QUICK,
+    ROOT,
+    finish,
+    is_stopped,
+    read_until,
+    records,
+    refused,
+    run,
+    run_ranks,
+    start,
+    wait_until,
+)
 
 # 5 steps an epoch
 DIGITS = (*QUICK, "--batch_size=240", "--report_every=1")
@@ -20,14 +32,6 @@ def snapshot(folder) -> dict[str, bytes | None]:
     """Return path -> content of every file, None for folders, without Python's caches."""
     paths = sorted(path for path in Path(folder).rglob("*") if "__pycache__" not in path.parts)
     return {str(path): None if path.is_dir() else path.read_bytes() for path in paths}
-
-
-def refused(*command, **options) -> str:
-    """Return the error of a start that is refused, which is one line."""
-    result = run(*command, code=2, **options)
-    line, = result.stderr.splitlines()  # fmt: skip
-    assert line.startswith("error: ") and "\nepoch=" not in result.stdout
-    return line
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +61,8 @@ def test_a_second_job_is_refused_while_the_first_one_lives(tmp_path):
         wait_until(lambda: is_stopped(first), first)
         before = snapshot(output)
         # two processes, of which only rank 0 may open the folder
-        other = ("jobs/train_ddp.py", *DIGITS, "--seed=2", "--processes_per_node=2")
-        assert f"{output} belongs to another job" in refused(*other, option)
+        for result in run_ranks("jobs/train_ddp.py", *DIGITS, "--seed=2", option, code=2):
+            assert result.stderr.startswith(f"error: {output} belongs to another job")
         assert snapshot(output) == before
         # a restart waits until the previous job has ended
         threading.Timer(8.0, first.kill).start()
@@ -177,7 +181,6 @@ def test_starts_that_are_refused_or_only_measure_leave_no_folder(project):
     before = snapshot(project)
     for arguments in (
         ["jobs/train.py", "--data_url=/does/not/exist"],
-        ["jobs/train_ddp.py", *DIGITS, "--processes_per_node=2", "--resume=nowhere"],
         ["jobs/train.py", *DIGITS, "--resume=nowhere"],
         ["jobs/train.py", *DIGITS, "--resume=auto"],
     ):

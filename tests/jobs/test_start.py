@@ -18,7 +18,7 @@ SMALL = (*QUICK, "--max_steps=3", "--batch_size=32", "--report_every=1")
 def alone(tmp_path_factory):
     """Return the losses of train.py, which every other start must repeat."""
     output = tmp_path_factory.mktemp("alone")
-    run("jobs/train.py", *SMALL, "--output_dir", output, fresh=True)
+    run("jobs/train.py", *SMALL, "--output_dir", output)
     assert len(losses(output)) == 3
     return losses(output)
 
@@ -111,7 +111,6 @@ def test_a_failing_process_ends_the_others():
 @pytest.mark.parametrize(
     ("job", "streams"),
     [
-        (["jobs/train.py"], ">&-"),
         (["jobs/train.py"], ">/dev/full 2>&1"),
         (["jobs/train.py"], "| head -1 >/dev/null"),
         (["jobs/train_ddp.py", "--processes_per_node=2"], ">&- 2>&- <&-"),

@@ -1,13 +1,12 @@
 """train_fast.py has the data of train.py, nearly its losses (bfloat16), and exact restarts."""
 
-import os
 import re
 import signal
 
 import pytest
 
 from datasets.sampling import receipt
-from tests.conftest import QUICK, environment, finish, losses, read_until, records, run, start
+from tests.conftest import QUICK, environment, interrupt, losses, run
 from tests.jobs.test_resume import DATA, figures, same_weights, weights
 
 FAST = ("jobs/train_fast.py", *DATA, "--lr=0.02")
@@ -38,10 +37,7 @@ def test_same_data_and_losses_as_in_float32(tmp_path):
 
 def test_a_restart_is_exact(whole, tmp_path):
     """With a fused optimizer a job stops one step later, and no step is lost."""
-    stopped = start(*FAST, f"--output_dir={tmp_path}")
-    read_until(stopped, r"^epoch=2 step=6 ")
-    os.kill(stopped.pid, signal.SIGTERM)
-    output = finish(stopped, 143).stdout
+    output = interrupt(*FAST, f"--output_dir={tmp_path}", at="^epoch=2 step=6 ", by=signal.SIGTERM)
     last = int(re.search(r"stopped as asked after step (\d+); the newest checkpoint is that", output)[1])
     assert 6 <= last < 15
     assert f"step_{last}.pt: epoch " in run(*FAST, f"--output_dir={tmp_path}").stdout
@@ -65,5 +61,3 @@ def test_the_short_recipe_is_another_run(tmp_path):
     arguments = (*FAST, f"--output_dir={tmp_path}", "--save_every=1")
     run(*arguments, "--max_steps=1", "--short_recipe=true")
     assert "its training data is" in run(*arguments, "--max_steps=2", code=2).stderr
-    run(*arguments, "--max_steps=2", "--short_recipe=true")
-    assert [record["step"] for record in records(tmp_path) if "loss" in record][-1] == 2

@@ -8,13 +8,12 @@ import tempfile
 import pytest
 
 from common.ground.exits import LOST_CONTACT
-from tests.conftest import QUICK, environment, finish, losses, records, run, start, wait_until
+from tests.conftest import QUICK, environment, finish, losses, records, refused, run, start, wait_until
 from tests.support.ray_nodes import RayNodes, processes
 
 pytest.importorskip("ray", reason='Ray is not installed: pip install "ray>=2.52"')
 
 JOB = ("jobs/train_ray.py", *QUICK, "--distribute_mode=true")
-DIGITS = (*QUICK, "--batch_size=32", "--max_steps=4", "--report_every=2")
 
 
 def receipts(output_dir) -> list:
@@ -38,14 +37,6 @@ def cluster():
     nodes.close()
 
 
-def test_the_receipt_of_train_py_with_ray_on_this_machine(tmp_path, alone):
-    run("jobs/train.py", *DIGITS, "--output_dir", tmp_path / "plain", timeout=120)
-    options = ("--distribute_mode=true", "--workers=1", "--output_dir", tmp_path / "ray")
-    run("jobs/train_ray.py", *DIGITS, *options, env=alone, timeout=300)
-    assert receipts(tmp_path / "ray") == receipts(tmp_path / "plain") != []
-    assert losses(tmp_path / "ray") == losses(tmp_path / "plain")
-
-
 @pytest.mark.faults  # Ray's agents need a minute to end
 def test_a_killed_job_takes_its_ray_along(tmp_path, alone):
     job = start(*JOB, "--workers=1", "--epochs=500", "--output_dir", tmp_path, env=alone)
@@ -57,9 +48,11 @@ def test_a_killed_job_takes_its_ray_along(tmp_path, alone):
 
 
 def test_a_lost_head_ends_the_job_which_resumes_exactly(tmp_path, alone, cluster):
-    """A worker is killed first, which changes nothing."""
-    options = ("--workers=1", "--batch_size=32", "--max_steps=300", "--report_every=5", "--save_every=5")
-    run(*JOB[:-1], *options, "--output_dir", tmp_path / "whole", timeout=200)
+    """A worker is killed first, which changes nothing. It resumes with Ray on this machine, and has the data
+    and the losses of train.py."""
+    options = ("--batch_size=32", "--max_steps=300", "--report_every=5", "--save_every=5")
+    run("jobs/train.py", *QUICK, *options, "--output_dir", tmp_path / "whole")
+    options = ("--workers=1", *options)
     folder = tmp_path / "ray"
     cluster_options = ("--ray_address", cluster.address, "--output_dir", folder)
     del cluster.environment["RAY_ADDRESS"]
@@ -91,10 +84,9 @@ def test_a_cluster_that_does_not_answer(tmp_path):
     for options, env, names in (
         (["--ray_address=127.0.0.1:9"], environment(), ("no Ray cluster at 127.0.0.1:9: ",)),
         ([], environment(RAY_ADDRESS="127.0.0.1:9"), ("no Ray cluster at 127.0.0.1:9 (RAY_ADDRESS): ",)),
-        (["--ray_address=start"], environment(), ("--ray_address start was removed: ",)),
     ):
-        errors = run(*JOB, "--output_dir", tmp_path, *options, env=env, code=2).stderr
-        assert errors.count("\n") == 1 and all(name in errors for name in (*names, "`ray start"))
+        line = refused(*JOB, "--output_dir", tmp_path, *options, env=env)
+        assert all(name in line for name in (*names, "`ray start"))
     assert not os.path.exists(tmp_path / "metrics.jsonl")
 
 

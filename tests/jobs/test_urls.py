@@ -9,7 +9,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -19,8 +18,9 @@ from common.checkpoint import files as checkpoint
 from datasets.memory import cifar10
 from datasets.sampling import receipt
 from tests.common.checkpoint.test_mirror import keys, read_list, read_object, steps, write_object
-from tests.conftest import environment, finish, free_port, read_until, records, run, start
+from tests.conftest import environment, finish, free_port, interrupt, read_until, records, run, start
 from tests.jobs.test_resume import figures, same_weights, weights
+from tests.support import pictures
 from tests.support.fault_proxy import FaultProxy
 from tests.support.object_store_server import ObjectStoreServer
 from tests.support.redis_server import files_with
@@ -39,22 +39,13 @@ def server():
         yield server
 
 
-def write_images(folder: Path, count: int, size: tuple[int, int], ending: str) -> None:
-    """Write images of random pixels to a new folder."""
-    folder.mkdir(parents=True)
-    draw = np.random.default_rng(len(list(folder.parent.iterdir())))  # other pixels in each folder
-    for number in range(count):
-        pixels = draw.integers(0, 256, (*size, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.{ending}")
-
-
 @pytest.fixture(scope="module")
 def images(server, tmp_path_factory):
     """Return a folder of images, which are also at s3://data/images."""
     folder = tmp_path_factory.mktemp("images")
     for split, count in (("train", 12), ("val", 4)):
         for number in range(CLASSES):
-            write_images(folder / split / f"class{number}", count, (40, 48), "jpg")
+            pictures.write(folder / split / f"class{number}", count, (40, 48), "jpg")
     put(server, folder, "images")
     return folder
 
@@ -110,10 +101,8 @@ def test_a_job_that_is_stopped_resumes_on_another_node(server, images, plain, tm
     """After SIGTERM and with a new scratch disk, the results are those of an uninterrupted run on folders."""
     url = "s3://runs/moved"
     urls = ("--data_url=s3://data/images", f"--train_url={url}")
-    job = start(*JOB, *urls, env=node(server, tmp_path / "one"))
-    read_until(job, "^epoch=2 step=4 ")
-    job.send_signal(signal.SIGTERM)
-    stopped = finish(job, 143).stdout
+    env = node(server, tmp_path / "one")
+    stopped = interrupt(*JOB, *urls, at="^epoch=2 step=4 ", by=signal.SIGTERM, env=env)
     last = int(
         re.search(r"stopped as asked after step (\d+); the newest checkpoint is that of step \1\n", stopped)[
             1
@@ -240,19 +229,21 @@ def test_new_nodes_after_random_kills(server, undisturbed, tmp_path):
 def test_two_nodes_two_scratch_disks(server, images, plain, tmp_path):
     """One process of each node stages the data, and one node takes longer than --timeout."""
     port = free_port()
-    with FaultProxy(server.port, delay=8.0) as slow:
+    with FaultProxy(server.port, held="/data/images/") as slow:
         jobs = []
         for rank in range(2):
-            env = node(server, tmp_path / str(rank)) | (slow.environment if rank else {})
+            env = node(server, tmp_path / str(rank), BOOTFILE_STORE_TIMEOUT="300")
             jobs.append(start(
                 *JOB, "--data_url=s3://data/images", "--train_url=s3://runs/nodes", "--processes_per_node=2",
                 f"--init_method=tcp://127.0.0.1:{port}", f"--rank={rank}", "--world_size=2", "--timeout=25",
-                env=env,
+                env=env | (slow.environment if rank else {}),
             ))  # fmt: skip
-        # rank 1 needs more than 25 s: the list and 64 images at 16 a time, 8 s each
-        outputs = [finish(job, timeout=300).stdout for job in jobs]
+        # node 0 reports it after 30 s
+        first = read_until(jobs[0], "^waiting for 1 of 4 processes to stage s3://data/images")
+        slow.released.set()
+        outputs = [finish(job).stdout for job in jobs]
+    outputs[0] = "".join(first) + outputs[0]
     assert all(output.count(f"{CLASSES * 16} files, {CLASSES * 16} fetched") == 1 for output in outputs)
-    assert "waiting for 2 of 4 processes to stage s3://data/images" in outputs[0]
     one, other = (Path(brought(server, "s3://runs/nodes", tmp_path / "brought")), plain)
     assert (one / receipt.FILE).read_bytes() == (other / receipt.FILE).read_bytes()
 
@@ -263,7 +254,7 @@ def test_in_memory_sets_are_staged_too(server, tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     for split in ("train", "test"):
         for number in range(10):
-            write_images(tmp_path / "cifar" / split / f"c{number}", 1, (32, 32), "png")
+            pictures.write(tmp_path / "cifar" / split / f"c{number}", 1, (32, 32), "png")
     put(server, tmp_path / "cifar", "cifar")
     for far, near in zip(
         cifar10.load("s3://data/cifar", False), cifar10.load(str(tmp_path / "cifar"), False), strict=True
@@ -274,7 +265,7 @@ def test_in_memory_sets_are_staged_too(server, tmp_path, monkeypatch):
 def test_pairs_are_staged_and_a_job_without_checkpoints_brings_its_results(server, tmp_path):
     pairs = tmp_path / "pairs"
     for side in ("blurry", "sharp"):
-        write_images(pairs / "train" / side, 3, (32, 32), "png")
+        pictures.write(pairs / "train" / side, 3, (32, 32), "png")
     put(server, pairs, "pairs")
     urls, env = (
         ("--data_url=s3://data/pairs", "--train_url=s3://runs/pairs"),

@@ -32,3 +32,12 @@ def make(root, train: int = 40, val: int = 12, all_kinds: bool = False):
             mode = {3: "L", 5: "CMYK"}.get(kind, "RGB")
             image.convert(mode).save(target / f"{number:03}.jpg", quality=90, **options)
     return root
+
+
+def write(folder, count: int, size: tuple[int, int], ending: str) -> None:
+    """Write images of random pixels to a new folder."""
+    folder.mkdir(parents=True)
+    draw = np.random.default_rng(len(list(folder.parent.iterdir())))  # other pixels in each folder
+    for number in range(count):
+        pixels = draw.integers(0, 256, (*size, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number}.{ending}")
