@@ -15,7 +15,7 @@ from common.ground.exits import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.resize import fit
 from datasets.loaders.engines.map_style import Fetcher, MapStyle, build_loader
-from datasets.loaders.engines.memory import Windows, corners, plan_of
+from datasets.loaders.engines.memory import Memory, plan_of
 from datasets.loaders.engines.workers import WorkerEngine
 from datasets.loaders.loader import Loader
 from datasets.loaders.ray.pool import Pool
@@ -93,22 +93,6 @@ class _Columns(ImageFolderIndex):
         return object.__new__, (_Columns,), vars(self)
 
 
-class WindowCutter:
-    """The function of workers that crop images in memory. augment: whether the plan's crops need the data
-    set's padding."""
-
-    def __init__(self, data: ImageSet, augment: bool):
-        self.images, self.padding = data.images.numpy(), data.padding if augment else 0
-        self.reflect = data.reflect
-
-    @functools.cached_property
-    def _windows(self) -> Windows:
-        return Windows(torch.from_numpy(np.array(self.images)), self.padding, self.reflect)
-
-    def __call__(self, batch: Batch, size: int) -> np.ndarray:
-        return self._windows(batch.ids, corners(batch))
-
-
 def ray_map_style_loader(
     dataset: Any,
     sampler: Any,
@@ -142,5 +126,5 @@ def ray_memory_loader(
     workers, address: as in Pool. Images that fit in memory are cropped faster in this process. This
     loader shows the necessary change, and delivers the same data.
     """
-    engine = WorkerEngine(RayWorkers(workers, address), WindowCutter(data, augment))
+    engine = WorkerEngine(RayWorkers(workers, address), Memory(data, augment))
     return Loader(engine, plan_of(data, sampler, augment), device, data.mean, data.std)
