@@ -322,18 +322,15 @@ def test_the_fastest_is_measured(index, packs):
     assert "threads" in measure.text(found)
 
 
-def test_advice_names_what_would_cut_the_waiting_of_a_training_but_not_of_a_smoke_test(
-    index, packs, monkeypatch
-):
+def test_advice_measures_the_backends_after_a_long_training_that_has_waited(index, packs, monkeypatch):
     loader = backends.build("pytorch", packs["decoded"], plan_of(index), CPU, 2)
     args = argparse.Namespace(workers=2, antialias=True)
-    said = "the device waited for data for {} of the training time with pytorch"
-    assert measure.advice(loader, 0.5, 25, args).startswith(f"{said.format('2.0%')}: another")
-    assert measure.advice(loader, 4, 5, args).startswith(f"{said.format('80.0%')}; backends are")
     monkeypatch.setattr(measure, "rates", lambda *_, **__: {"pytorch": 100.0, "threads": 300.0})
-    advice = measure.advice(loader, 20, 25, args)
-    faster = "threads would have reduced that to about 57.1% (threads 300, pytorch 100 images/s)"
-    assert advice == f"{said.format('80.0%')}; {faster}"
+    assert measure.advice(loader, 0.5, 25, args).endswith(" 2.0% of the training time with pytorch")
+    assert measure.advice(loader, 4, 5, args).endswith(" 80.0% of the training time with pytorch")
+    assert measure.advice(loader, 20, 25, args).endswith(
+        "pytorch; without a training: threads 300, pytorch 100 images/s"
+    )
     loader.close()
 
 
