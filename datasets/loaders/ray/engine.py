@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.ground.exits import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.resize import fit
 from datasets.loaders.engines.map_style import Fetcher, MapStyle, build_loader
@@ -24,7 +23,6 @@ from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.files import FileStore
 
 CPUS = 0.5  # per worker of images: the workers of training and of evaluation do not work at the same time
-_MISSING = "all nodes of the Ray cluster need the images at the same path as this one"
 
 
 class RayWorkers:
@@ -36,7 +34,7 @@ class RayWorkers:
         self._pool: Pool | None = None
 
     def load(self, plan: Plan, function: Callable[[Batch, int], Any]) -> Iterator[tuple[Batch, Any]]:
-        """Yield (batch, function(batch, plan.size)) for each batch of a plan. Raises BadInput.
+        """Yield (batch, function(batch, plan.size)) for each batch of a plan. Raises as Pool.map() does.
 
         The first call sends the function to the actors, and later calls must have the same.
         """
@@ -44,13 +42,8 @@ class RayWorkers:
             self._pool = Pool(*self._arguments)
             self._function = self._pool.put(functools.partial(_run, function))
         tasks = enumerate((batch, plan.size) for batch in plan)
-        try:
-            for (_, (batch, _)), result in self._pool.map(self._function, tasks):
-                yield batch, result
-        except BadInput as error:
-            if "No such file" in str(error):
-                raise BadInput(f"{error}; {_MISSING}") from error
-            raise
+        for (_, (batch, _)), result in self._pool.map(self._function, tasks):
+            yield batch, result
 
     def close(self) -> None:
         """End the actors."""
