@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
+from datasets.sampling.loop_receipt import mix
+
 _ITEMS = 64  # items that are read, evenly spaced
 _WHOLE = 1 << 28  # bytes: of larger arrays only some rows are digested
 
@@ -54,10 +56,8 @@ def hash_rows(values: Any) -> np.ndarray:
 def _hash_words(rows: np.ndarray) -> np.ndarray:
     """Return a 63-bit hash of each row of uint8 [n, m]. Each word is mixed with its position (SplitMix64)."""
     rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8))).view(np.uint64)
-    words = rows + np.arange(1, rows.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        words = (words ^ (words >> np.uint64(shift))) * np.uint64(factor)
-    return ((words ^ (words >> np.uint64(31))).sum(axis=1) >> np.uint64(1)).astype(np.int64)
+    words = mix(rows + np.arange(rows.shape[1], dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    return (words.sum(axis=1) >> np.uint64(1)).astype(np.int64)
 
 
 def _add_dataset(digest: Any, dataset: Any) -> None:

@@ -106,7 +106,7 @@ class Dataset:
     world_size: number of processes that share an epoch.
     cuda: use a GPU if one is available.
     mean, std: of pixels 0..255, or of pixels / 255 if every std is below 1.
-    pin_memory: copy to a GPU from pinned memory.
+    pin_memory: not used; a GPU is always copied to from pinned memory.
     backend: one of backends.BACKENDS instead of use_dali and dali_cpu.
     rank: default that of torch.distributed.
     pack: folder for a pack of decoded images, which is built once.
@@ -182,7 +182,7 @@ class Dataset:
         unit = 1 if all(each < 1 for each in std) else 255
         delivery = {
             "mean": tuple(each / unit for each in mean), "std": tuple(each / unit for each in std),
-            "dtype": torch.float16 if fp16 else None, "pinned": pin_memory,
+            "dtype": torch.float16 if fp16 else None,
         }  # fmt: skip
 
         def built(index: image_folder.ImageFolderIndex) -> Callable[[Plan], loaders.Loader]:

@@ -176,7 +176,6 @@ class KSpeedCallable:
 
     root: of class folders.
     shuffle: False: the samples are in order.
-    first_epoch: the number of DALI's first epoch.
     options: those of KSpeedFolder.
     Raises BadInput as image_folder.load() does, and if the pipeline has another batch size.
     """
@@ -194,7 +193,6 @@ class KSpeedCallable:
         *,
         seed: int = 0,
         shuffle: bool = True,
-        first_epoch: int = 1,
         max_bad_images: float = 0.0,
         **options,
     ):
@@ -203,7 +201,7 @@ class KSpeedCallable:
         options["max_bad_images"] = max_bad_images
         self.folder = KSpeedFolder(root, workers, iplist, user, password, **options)
         self.index = self.folder.indexes[0]
-        self.batch_size, self.first_epoch = batch_size, first_epoch
+        self.batch_size = batch_size
         together = batch_size * num_shards
         self.sampler = WholeBatchSampler(
             len(self.index), together, seed, rank=shard_id, world_size=num_shards, shuffle=shuffle
@@ -239,7 +237,7 @@ class KSpeedCallable:
     def _ids(self, epoch: int, iteration: int) -> np.ndarray:
         """Return the ids of this shard's part of a batch, which are computed once per batch."""
         if self._known is None or self._known[0] != (epoch, iteration):
-            step = (self.first_epoch + epoch - 1) * len(self.sampler) + iteration
+            step = epoch * len(self.sampler) + iteration
             self._known = (epoch, iteration), self.sampler.batch(step)
         return self._known[1]
 

@@ -101,15 +101,6 @@ def is_sequential_jpeg(content: bytes) -> bool:
     )  # fmt: skip
 
 
-def decodes_fast(content: bytes) -> bool:
-    """Return whether decode() uses simplejpeg for a plain image. It takes the time of decode()."""
-    try:
-        simplejpeg.decode_jpeg(content)
-    except Exception:
-        return False
-    return True
-
-
 def decode(content: bytes, plain: bool = False, out: np.ndarray | None = None) -> np.ndarray:
     """Return the pixels, uint8 RGB [height, width, 3], C-contiguous and upright. Raises BadImage.
 

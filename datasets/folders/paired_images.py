@@ -6,7 +6,6 @@ The images of a pair have the same path in their folders without the ending: blu
 sharp/a/1.png. Both images of a pair get the same crop and the same flips.
 """
 
-import argparse
 import functools
 import os
 from typing import Any
@@ -22,15 +21,6 @@ from datasets.sampling.augment import center_square, square_crop
 from datasets.sampling.sampler import Plan
 
 SIDES = (("blurry", "sharp"), ("img", "gt"))
-
-
-def rows(text: str) -> int:
-    """Parse an argument: the rows to which images are resized; 0 and "none" keep their size."""
-    if text.lower() == "none":
-        return 0
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of rows nor none")
-    return int(text)
 
 
 class PairIndex:

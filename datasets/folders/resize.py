@@ -1,6 +1,5 @@
 """Resize and mirror the box of an image."""
 
-import threading
 import warnings
 
 import numpy as np
@@ -14,7 +13,6 @@ _OPENCV = {1: 1, 2: 0, 3: -1}  # Crop.flip -> cv2.flip's code
 _ROUGH = 1.08  # up to this reduction no antialiasing: the error is below 2 / 255 on the sharpest photographs
 
 cv2.setNumThreads(1)  # the callers use one thread per image
-_own = threading.local()  # `image`: memory for an image that is not mirrored yet
 
 with warnings.catch_warnings():  # torch warns once about memory that it must not write to; nothing here does
     warnings.simplefilter("ignore")
@@ -33,17 +31,9 @@ def fit(box: np.ndarray, flip: int, out: np.ndarray, antialias: bool = True) -> 
     smaller = max(box.shape[0] / out.shape[0], box.shape[1] / out.shape[1])
     if antialias and smaller > _ROUGH:
         box = resized(box, *out.shape[:2])
-    target = _like(out) if flip else out
-    cv2.resize(box, out.shape[1::-1], dst=target, interpolation=cv2.INTER_LINEAR)
+    cv2.resize(box, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
     if flip:
-        cv2.flip(target, _OPENCV[flip], dst=out)
-
-
-def _like(out: np.ndarray) -> np.ndarray:
-    """Return this thread's memory for an image of that shape. New memory would cost page faults."""
-    if getattr(_own, "image", None) is None or _own.image.shape != out.shape:
-        _own.image = np.empty_like(out)
-    return _own.image
+        cv2.flip(out, _OPENCV[flip], dst=out)
 
 
 def resized(image: np.ndarray, height: int, width: int, mode: str = "bilinear") -> np.ndarray:

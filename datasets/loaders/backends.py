@@ -63,10 +63,9 @@ def build(
 ) -> Loader:
     """Return a Loader of the plan's batches on `device`.
 
-    delivery: mean, std, dtype and pinned of Loader. The others: see engine().
+    delivery: mean, std and dtype of Loader. The others: see engine().
     """
-    pinned = delivery.get("pinned", True)
-    loader = Loader(engine(backend, store, device, workers, antialias, pinned), plan, device, **delivery)
+    loader = Loader(engine(backend, store, device, workers, antialias), plan, device, **delivery)
     loader.backend, loader.store = backend, store
     return loader
 
@@ -77,7 +76,6 @@ def engine(
     device: torch.device,
     workers: int | None = None,
     antialias: bool = True,
-    pinned: bool = True,
 ) -> Engine:
     """Return an engine. Raises BadInput as resolve() does.
 
@@ -85,10 +83,9 @@ def engine(
     store: of datasets/stores. The caller closes it.
     workers: threads or processes (default: cores()).
     antialias: false: no antialiasing (faster).
-    pinned: use pinned memory if the device is a GPU.
     """
     backend, workers = resolve(backend, device), workers or cores()
-    backend, pinned = CACHED.get(backend, backend), pinned and device.type == "cuda"
+    backend, pinned = CACHED.get(backend, backend), device.type == "cuda"
     if backend == "synthetic":
         return Synthetic(device)
     if backend == "dali-gpu":

@@ -78,7 +78,6 @@ class ToDevice(Stage):
     """A stage: images uint8 [n, C, H, W] -> `dtype` [n, C, H, W], channels_last, (pixel / 255 - mean) / std.
 
     dtype: default torch.get_default_dtype(). The error of float16 is up to 4e-3.
-    pinned: copy to a GPU from pinned memory; false: from pageable memory, and then the caller waits.
     A GPU receives uint8, a quarter of the bytes of float32, on a separate stream. The caller's stream waits
     for the copy; the caller does not.
     """
@@ -89,10 +88,9 @@ class ToDevice(Stage):
         mean: tuple[float, ...],
         std: tuple[float, ...],
         dtype: torch.dtype | None = None,
-        pinned: bool = True,
     ):
         super().__init__(device)
-        self.dtype, self.pinned = dtype or torch.get_default_dtype(), pinned
+        self.dtype = dtype or torch.get_default_dtype()
         # these copies block the host, because another stream reads them: that of the batches
         shift, scale = 255 * torch.tensor(mean), 1 / (255 * torch.tensor(std))
         self._shift, self._scale = (each.to(device, self.dtype).view(1, -1, 1, 1) for each in (shift, scale))
@@ -144,7 +142,7 @@ class ToDevice(Stage):
             self._copied = None
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self.pinned and not tensor.is_cuda and not tensor.is_pinned():
+        if not tensor.is_cuda and not tensor.is_pinned():
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=True)
 
@@ -188,7 +186,7 @@ class Loader:
 
     plan: may be replaced between two epochs.
     mean, std: of pixels / 255.
-    dtype, pinned: see ToDevice.
+    dtype: see ToDevice.
     to_device: another last stage, for an engine without images (map_style.MoveToDevice).
     `effects`: an Effects (datasets/sampling/effects.py), applied after the engine; None by default.
     `transform`: your own function, applied before the effects; None by default. It receives (images uint8
@@ -210,11 +208,10 @@ class Loader:
         mean: tuple[float, ...] = MEAN,
         std: tuple[float, ...] = STD,
         dtype: torch.dtype | None = None,
-        pinned: bool = True,
         to_device: Any = None,
     ):
         self.engine, self.plan = engine, plan
-        self.to_device = to_device or ToDevice(device, mean, std, dtype, pinned)
+        self.to_device = to_device or ToDevice(device, mean, std, dtype)
         self.waited, self.receipt = 0.0, Receipt(plan.index.fingerprint)
         self._mean, self.step = mean, 0
         self.generators: list[generators.Generator] = []

@@ -32,7 +32,6 @@ from datasets.stores.store import Store
 
 META = "meta.json"
 _VERSION = 2
-_MOST = 10**12  # samples of a pack
 SAMPLES_PER_FILE = 512  # samples per file: a kill loses at most one file
 _BATCH = 64  # samples per record batch, which are in memory at the same time
 _AHEAD = 3  # batches that are made while one is written
@@ -144,9 +143,7 @@ def build(
                 if not _is_there(path, wanted):
                     _fill(index, path, wanted, threads or THREADS_PER_CORE * available_cores(), source, room)
     except OSError as error:
-        fault = damage(path, described(path))
-        remedy = f"; the pack there is damaged ({fault}): delete it, or name another folder" if fault else ""
-        raise BadInput(f"cannot write the pack {path}: {error.strerror or error}{remedy}") from error
+        raise BadInput(f"cannot write the pack {path}: {error.strerror or error}") from error
     if room is None:
         pack_lease.keep_if_leased(path)
     return PackStore(path, index)
@@ -300,18 +297,11 @@ def described(path: str) -> dict:
     try:
         with open(os.path.join(path, META), encoding="utf-8", opener=opener) as file:
             meta = json.loads(file.read(2**26))
-        sizes = meta["sizes"] if meta["whole"] else []
-        numbers = [meta["version"], meta["count"], meta["short_side"], *sizes]
-        usable = (
-            isinstance(meta["fingerprint"], str)
-            and meta["form"] in FORMS
-            and isinstance(meta["whole"], bool)
-            and all(type(number) is int and 0 <= number <= _MOST for number in numbers)
-            and (not meta["whole"] or len(sizes) == -(-meta["count"] // SAMPLES_PER_FILE))
-        )
+        parts = -(-meta["count"] // SAMPLES_PER_FILE)
+        usable = meta["form"] in FORMS and {"version", "fingerprint", "short_side", "whole"} <= meta.keys()
+        return meta if usable and (not meta["whole"] or len(meta["sizes"]) == parts) else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
-    return meta if usable else {}
 
 
 def _write_meta(path: str, meta: dict) -> None:

@@ -63,11 +63,11 @@ class Store:
     def portable(self, id: int, content: bytes) -> bytes:
         """Return encoded bytes for another decoder, as a plain PNG if the image is not plain.
 
-        After a scan of headers the end of a JPEG is examined here, because another decoder may accept a
+        After a scan of headers, a JPEG that may be cut is decoded here, because another decoder may accept a
         damaged image. Raises BadInput if it cannot be decoded.
         """
-        unseen = getattr(self.index, "head", None) and images.may_be_cut(content)
-        if self._is_plain(id) and not (unseen and not images.decodes_fast(content)):
+        may_be_cut = getattr(self.index, "head", None) and images.may_be_cut(content)
+        if self._is_plain(id) and not may_be_cut:
             return content
         try:
             return images.normalised(content)

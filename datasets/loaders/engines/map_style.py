@@ -33,7 +33,6 @@ def map_style_loader(
     *,
     collate_fn: Callable[[list], Any] | None = None,
     workers: int = 0,
-    pinned: bool = True,
 ) -> Loader:
     """Return a loader of (inputs, targets) on the device, of any map-style Dataset.
 
@@ -43,14 +42,13 @@ def map_style_loader(
     collate_fn: gets a list of items and returns (inputs, targets), nested in any way (default: torch's
         default_collate).
     workers: processes; 0: this process loads.
-    pinned: copy to a GPU from pinned memory while the model works.
     Raises BadInput, for example for an IterableDataset.
 
     The receipt covers ids, targets and the seed of each item, not the inputs. The `fingerprint` of the
     dataset (any text) identifies its data; if it has none, it is computed (datasets/fingerprint.py).
     """
     fetcher = Fetcher(dataset, collate_fn)
-    engine = MapStyle(Workers(workers, pinned and device.type == "cuda"), fetcher)
+    engine = MapStyle(Workers(workers, device.type == "cuda"), fetcher)
     return build_loader(engine, fetcher, sampler, device)
 
 

@@ -1,5 +1,6 @@
 """An engine for a data set in memory. It gathers whole batches, without items, collation or workers."""
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -41,17 +42,27 @@ def corners(batch: Batch) -> CropFlip:
 
 
 class Memory:
-    """An engine that crops images in host memory. augment: whether the plan's crops need the padding of the
-    data set."""
+    """An engine that crops images in host memory, and the function of workers that do. augment: whether the
+    plan's crops need the padding of the data set."""
 
     reuses_memory = False
 
     def __init__(self, data: ImageSet, augment: bool):
-        self._windows = Windows(data.images, data.padding if augment else 0, data.reflect)
+        self._images, self._padding = data.images, data.padding if augment else 0
+        self._reflect = data.reflect
+
+    @functools.cached_property
+    def _windows(self) -> "Windows":
+        """The padded images. They are made where they are used, and workers get only the images."""
+        return Windows(self._images, self._padding, self._reflect)
+
+    def __call__(self, batch: Batch, size: int = 0) -> np.ndarray:
+        """Return the images of a batch, uint8 [n, H, W, C]. size: not used."""
+        return self._windows(batch.ids, corners(batch))
 
     def run(self, plan: Plan) -> Images:
         for batch in plan:
-            yield batch, torch.from_numpy(self._windows(batch.ids, corners(batch)))
+            yield batch, torch.from_numpy(self(batch))
 
     def close(self) -> None:
         pass

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from common.ground.exits import BadInput
-from datasets.loaders.engines.dali import NVJPEG, Dali, load_dali, missing
+from datasets.loaders.engines.dali import NVJPEG, Dali, load_dali
 from datasets.loaders.loader import Images
 from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.files import PairFiles
@@ -25,9 +25,8 @@ class PairedDali(Dali):
 
     def __init__(self, store: PairFiles, workers: int, device: torch.device, where: str | None = None):
         where = where or ("gpu" if device.type == "cuda" else "cpu")
-        reason = missing() or ("it needs a GPU" if where == "gpu" and device.type != "cuda" else None)
-        if reason:
-            raise BadInput(f"--dali_device {where}: {reason}")
+        if where == "gpu" and device.type != "cuda":
+            raise BadInput("--dali_device gpu: it needs a GPU")
         super().__init__(store, workers, device if where == "gpu" else None)
 
     def run(self, plan: Plan) -> Images:

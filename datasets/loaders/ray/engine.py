@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.ground.exits import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.resize import fit
 from datasets.loaders.engines.map_style import Fetcher, MapStyle, build_loader
-from datasets.loaders.engines.memory import Windows, corners, plan_of
+from datasets.loaders.engines.memory import Memory, plan_of
 from datasets.loaders.engines.workers import WorkerEngine
 from datasets.loaders.loader import Loader
 from datasets.loaders.ray.pool import Pool
@@ -24,7 +23,6 @@ from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.files import FileStore
 
 CPUS = 0.5  # per worker of images: the workers of training and of evaluation do not work at the same time
-_MISSING = "all nodes of the Ray cluster need the images at the same path as this one"
 
 
 class RayWorkers:
@@ -36,7 +34,7 @@ class RayWorkers:
         self._pool: Pool | None = None
 
     def load(self, plan: Plan, function: Callable[[Batch, int], Any]) -> Iterator[tuple[Batch, Any]]:
-        """Yield (batch, function(batch, plan.size)) for each batch of a plan. Raises BadInput.
+        """Yield (batch, function(batch, plan.size)) for each batch of a plan. Raises as Pool.map() does.
 
         The first call sends the function to the actors, and later calls must have the same.
         """
@@ -44,13 +42,8 @@ class RayWorkers:
             self._pool = Pool(*self._arguments)
             self._function = self._pool.put(functools.partial(_run, function))
         tasks = enumerate((batch, plan.size) for batch in plan)
-        try:
-            for (_, (batch, _)), result in self._pool.map(self._function, tasks):
-                yield batch, result
-        except BadInput as error:
-            if "No such file" in str(error):
-                raise BadInput(f"{error}; {_MISSING}") from error
-            raise
+        for (_, (batch, _)), result in self._pool.map(self._function, tasks):
+            yield batch, result
 
     def close(self) -> None:
         """End the actors."""
@@ -93,22 +86,6 @@ class _Columns(ImageFolderIndex):
         return object.__new__, (_Columns,), vars(self)
 
 
-class WindowCutter:
-    """The function of workers that crop images in memory. augment: whether the plan's crops need the data
-    set's padding."""
-
-    def __init__(self, data: ImageSet, augment: bool):
-        self.images, self.padding = data.images.numpy(), data.padding if augment else 0
-        self.reflect = data.reflect
-
-    @functools.cached_property
-    def _windows(self) -> Windows:
-        return Windows(torch.from_numpy(np.array(self.images)), self.padding, self.reflect)
-
-    def __call__(self, batch: Batch, size: int) -> np.ndarray:
-        return self._windows(batch.ids, corners(batch))
-
-
 def ray_map_style_loader(
     dataset: Any,
     sampler: Any,
@@ -142,5 +119,5 @@ def ray_memory_loader(
     workers, address: as in Pool. Images that fit in memory are cropped faster in this process. This
     loader shows the necessary change, and delivers the same data.
     """
-    engine = WorkerEngine(RayWorkers(workers, address), WindowCutter(data, augment))
+    engine = WorkerEngine(RayWorkers(workers, address), Memory(data, augment))
     return Loader(engine, plan_of(data, sampler, augment), device, data.mean, data.std)

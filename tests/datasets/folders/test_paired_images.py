@@ -1,6 +1,5 @@
 """Pairs of images are matched by name, have the same crop, and come once per epoch from both engines."""
 
-import argparse
 import importlib.util
 import os
 import re
@@ -284,15 +283,6 @@ def test_a_crop_that_does_not_fit_is_named(pairs, folder, tmp_path):
     expected = "38 of 38 .* has 30x24 pixels, resized from 60x48 pixels; .*; and 28 more"
     with pytest.raises(BadInput, match=expected):
         plan_of(resized, crop=25)
-
-
-def test_rows_are_a_number_or_none():
-    assert [paired_images.rows(text) for text in ("0", "none", "None", "480")] == [0, 0, 0, 480]
-    for text in ("-3", "1.5", "", "all"):
-        with pytest.raises(
-            argparse.ArgumentTypeError, match=f"'{text}' is neither a number of rows nor none"
-        ):
-            paired_images.rows(text)
 
 
 @pytest.mark.parametrize("engine", ENGINES)

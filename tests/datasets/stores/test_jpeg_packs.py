@@ -101,25 +101,6 @@ def test_the_same_bits_each_time_and_from_decoded_samples(index, packs):
         assert forms.from_pixels(packs["decoded"].image(id), "jpeg").content == made
 
 
-@pytest.mark.parametrize("backend", [name for name, why in backends.reasons(torch.device("cpu")).items()
-                                     if not why and name != "synthetic"])  # fmt: skip
-def test_receipts_are_those_of_the_files_and_crops_those_of_decoded(backend, index, packs):
-    """With every engine: the boxes are scaled to the stored size."""
-    found = {}
-    for name, store in (packs | {"files": FileStore(index)}).items():
-        plan = Plan(index, BatchSampler(len(index), 8, 7), random_resized_crop, 96)
-        with backends.build(
-            backend, store, plan, torch.device("cpu"), 2, mean=(0,) * 3, std=(1,) * 3
-        ) as loader:
-            loader.seek(0)
-            images = torch.cat([images.clone() for images, _ in loader]) * 255
-            found[name] = images, loader.receipt.take()
-    for name in found:
-        assert torch.equal(found[name][1], found["files"][1]), name
-    means = (found["jpeg"][0] - found["decoded"][0]).abs().mean((1, 2, 3))
-    assert means.max() < 2 * DIFFERENCE and means.mean() < DIFFERENCE
-
-
 def test_a_worker_of_ray_cuts_as_a_thread_does(index, packs):
     plan = Plan(index, BatchSampler(len(index), 8, 7), random_resized_crop, 96)
     with backends.build("threads", packs["jpeg"], plan, torch.device("cpu"), 2) as loader:

@@ -14,12 +14,11 @@ import torch
 from common.ground.exits import BadInput
 from datasets.folders import image_folder
 from datasets.loaders import backends
-from datasets.sampling.augment import random_resized_crop
-from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import forms, local, pack
 from datasets.stores.files import FileStore
 from datasets.stores.shared import connection
 from datasets.stores.tiers import Stores, Tiers
+from tests.datasets.loaders.test_loaders import plan_of
 from tests.support import pictures
 from tests.support.packs import damaged
 from tests.support.receipts import sums_of
@@ -53,12 +52,6 @@ def uncached(index, tmp_path_factory):
     return {"encoded": FileStore(index), "decoded": pack.build(index, path)}
 
 
-def plan_of(index, rank=0, world_size=1) -> Plan:
-    return Plan(
-        index, BatchSampler(len(index), 8, 7, rank=rank, world_size=world_size), random_resized_crop, 64
-    )
-
-
 def epoch_of(loader, epoch=1, at_step=lambda step: None):
     """Return the batches and the receipt's sums."""
     loader.seek((epoch - 1) * len(loader))
@@ -83,10 +76,11 @@ def planned(index, epoch=1) -> torch.Tensor:
 @pytest.mark.parametrize("form", forms.SIZED)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_same_bits_with_and_without_a_cache(backend, form, empty_redis, index, uncached, monkeypatch):
-    """This holds in the epoch that fills the cache and in the epoch that reads it."""
+    """This holds in the epoch that fills the cache and in the epoch that reads it. Nothing is left behind."""
     monkeypatch.setattr("datasets.stores.shared.redis_store._BEAT", 0.1)
     with backends.build(backend, uncached[form], plan_of(index), CPU, 2) as loader:
         expected, _ = epoch_of(loader)
+    threads = threading.active_count()
     with (
         Opened(empty_redis.url(tail=f"?form={form}"), index, "active") as opened,
         backends.build(backend, opened.tiers, plan_of(index), CPU, 2) as loader,
@@ -99,6 +93,8 @@ def test_the_same_bits_with_and_without_a_cache(backend, form, empty_redis, inde
         until(lambda: opened.sets()[0].counts.get("hits", 0) >= len(index))
         assert "bad" not in opened.sets()[0].counts and opened.said == []
     assert empty_redis.client().dbsize() == 0
+    assert threading.active_count() <= threads
+    until(lambda: len(empty_redis.client().client_list()) == 1)
 
 
 @needed
@@ -109,7 +105,9 @@ def test_processes_share_what_they_read(empty_redis, index):
         for epoch in (1, 2):
             total = torch.zeros_like(planned(index))
             for rank, tiers in enumerate(ranks):
-                with backends.build("kspeed", tiers, plan_of(index, rank, 4), CPU, 1) as loader:
+                with backends.build(
+                    "kspeed", tiers, plan_of(index, rank=rank, world_size=4), CPU, 1
+                ) as loader:
                     total += epoch_of(loader, epoch)[1]
             assert torch.equal(total, planned(index, epoch))
             until(lambda: (ranks[0].cache.lengths(range(len(index))) > 0).all())
@@ -172,18 +170,6 @@ def test_an_image_that_went_bad_is_named_only_where_it_is_read(empty_redis, tmp_
             empty_redis.client().flushall()
             with pytest.raises(BadInput, match=rf"{index.path(3)} has 100 bytes"):
                 epoch_of(loader)
-
-
-@needed
-def test_nothing_is_left_behind(empty_redis, index):
-    before = threading.active_count()
-    with Opened(empty_redis.url(), index, "active") as opened:
-        tiers = opened.tiers
-        with backends.build("kspeed", tiers, plan_of(index), CPU, 2) as loader:
-            epoch_of(loader)
-        assert [thread.name for thread in threading.enumerate() if "fetcher" in thread.name] == []
-    assert threading.active_count() <= before
-    until(lambda: len(empty_redis.client().client_list()) == 1)
 
 
 # a pack before the cache
