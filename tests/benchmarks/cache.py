@@ -27,7 +27,7 @@ from datasets.stores.files import FileStore
 from datasets.stores.shared import address, connection
 from datasets.stores.shared.redis_store import RedisStore
 from datasets.stores.tiers import Tiers
-from tests.benchmarks.loaders import write_images
+from tests.benchmarks.loaders import SIZES, write_images
 from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
 from tests.support.redis_server import RedisServer
 
@@ -51,7 +51,7 @@ def main(arguments=None) -> None:
     said = []
     with contextlib.ExitStack() as stack, conditions():
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        print(write_images(f"{folder}/images", KILOBYTES, args.images))
+        print(write_images(f"{folder}/images", SIZES[KILOBYTES], KILOBYTES, args.images))
         index = image_folder.load(f"{folder}/images", "train", f"{folder}/cache")
         files = FileStore(index)
         packs = {form: pack.build(index, f"{folder}/{form}", form) for form in forms.SIZED}
