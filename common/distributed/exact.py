@@ -25,7 +25,7 @@ from common.distributed.batchnorm import GlooSyncBatchNorm
 from common.ground.exits import BadInput
 
 _Sums = dict[torch.Tensor, torch.Tensor]  # parameter -> gradient
-HELP = "shards of a step, a power of two: the same bits on 1, 2, 4, ... V processes (default: %(default)s)"
+HELP = "shards of a step, a power of two: the same bits on 1, 2, 4, ... V processes"
 
 
 def shard_count(text: str) -> int:

@@ -35,9 +35,10 @@ def without_docstring(text: str) -> str:
     return "\n".join(text.split("\n")[docstring.end_lineno :])
 
 
-def combine(base: str, *variants: str) -> str:
+def combine(base: str, *variants: str, tag: str = "") -> str:
     """Return the base with the blocks of several variants, each at its place. Blocks at the same place have
-    the order of the variants. Raises MarksError."""
+    the order of the variants. tag: only blocks with this tag count; the base may have others. Raises
+    MarksError."""
     docstring, lines = base.removesuffix(without_docstring(base)), without_docstring(base).split("\n")
     inserted: dict[int, list[str]] = {}  # the lines of the base before it -> blocks
     dropped: set[int] = set()  # lines of the base that blocks replace
@@ -45,12 +46,13 @@ def combine(base: str, *variants: str) -> str:
         kept, place, opening = 0, 0, None
         text = without_docstring(variant).split("\n")
         for line, following in zip(text, [*text[1:], ""], strict=True):
-            if opening is None and "###" not in line and (line.strip() or "###" not in following):
+            is_mark, is_next = (f"### {tag}" in each for each in (line, following))
+            if opening is None and not is_mark and (line.strip() or not is_next):
                 if kept == len(lines) or line != lines[kept]:
                     raise MarksError(f"not a line of the base: {line}")
                 kept += 1
                 continue
-            if "###" in line:
+            if is_mark:
                 opening, place = (None, place) if opening else (line, kept)
             replaced = replaced_lines(line) if opening else []
             if replaced != lines[kept : kept + len(replaced)]:
@@ -59,7 +61,7 @@ def combine(base: str, *variants: str) -> str:
                 raise MarksError(f"two variants replace this line: {lines[kept]}")
             dropped |= set(range(kept, kept + len(replaced)))
             kept += len(replaced)
-            inserted.setdefault(place if opening or "###" in line else kept, []).append(line)
+            inserted.setdefault(place if opening or is_mark else kept, []).append(line)
         if kept != len(lines):
             raise MarksError(f"{len(lines) - kept} lines of the base are missing")
     parts = [

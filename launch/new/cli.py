@@ -1,11 +1,12 @@
 """Write a project of your own: a job, a test, and the files that a platform needs.
 
-    python -m launch new FOLDER [--ddp] [--amp] [--copy]
+    python -m launch new FOLDER [--ddp] [--amp] [--exact] [--copy]
     cd FOLDER && python -m pytest tests
     python -m launch new --receipt FOLDER       only receipt.py, for a loop of your own (guides/receipts.md)
 
     jobs/train.py       jobs/train_own.py of Bootfile: your data, model and loss are in its blocks.
-                        --ddp adds the blocks for one process per GPU, --amp those for mixed precision
+                        --ddp adds the blocks for one process per GPU, --amp those for mixed precision,
+                        --exact those for the same bits on 1, 2, 4 or 8 processes (guides/exact.md)
     tests/              trains a few steps, kills, resumes, and compares samples and weights
     job.toml            for `python -m launch submit`
     requirements.txt    packages, which `pack` lists for the platform
@@ -62,13 +63,17 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--ddp", action="store_true", help="add the blocks of jobs/train_ddp.py")
     parser.add_argument("--amp", action="store_true", help="add the blocks of jobs/train_amp.py")
+    parser.add_argument("--exact", action="store_true", help="add the blocks of train_ddp.py, train_exact.py")
     parser.add_argument(
         "--copy", action="store_true", help="copy common, datasets and launch, do not link them"
     )
     args = parser.parse_args(arguments)
     if args.receipt:
         return _write_receipt(args.folder)
-    job = make_job(ddp=args.ddp, amp=args.amp)
+    if args.exact and args.amp:
+        raise BadInput("--exact and --amp exclude each other: both replace the line of the evaluation")
+    args.ddp |= args.exact
+    job = make_job(ddp=args.ddp, amp=args.amp, exact=args.exact)
     try:
         os.makedirs(args.folder, exist_ok=True)
         if os.listdir(args.folder):
@@ -98,11 +103,15 @@ def _write_receipt(folder: str) -> int:
     return 0
 
 
-def make_job(ddp: bool, amp: bool) -> str:
+def make_job(ddp: bool, amp: bool, exact: bool = False) -> str:
     """Return the text of a project's jobs/train.py. Raises BadInput if a job of Bootfile is missing."""
     names = ["train_own.py", *["train_ddp.py"] * ddp, *["train_amp.py"] * amp]
     base, *variants = (_read(os.path.join(_HOME, "jobs", name)) for name in ("train.py", *names))
     combined = blocks.combine(base, *variants)
+    if exact:  # its base is train_ddp.py
+        names.append("train_exact.py")
+        variant = _read(os.path.join(_HOME, "jobs", names[-1]))
+        combined = blocks.combine(variants[1], combined, variant, tag="新增")
     lines = blocks.without_docstring(blocks.renumber(blocks.without_replaced(combined))).split("\n")
     for start in _UNUSED:
         lines.remove(next(line for line in lines if line.startswith(start)))

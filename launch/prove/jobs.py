@@ -45,6 +45,7 @@ class Job:
     script: its path. options: of the user. root: a folder for the runs. kills: SIGKILLs of the case KILLED.
     seed: of their moments.
     `unchecked`: lines on what could not be checked. `doubts`: lines on why the runs prove nothing.
+    `same_bits`: numbers of processes whose runs must have equal states; [] for a job without shards.
     """
 
     weights: str  # pattern of the files of weights in a run's folder
@@ -54,6 +55,7 @@ class Job:
         self.kills, self.seed = kills, seed
         self.unchecked: list[str] = []
         self.doubts: list[str] = []
+        self.same_bits: list[int] = []
 
     def folder(self, name: str) -> str:
         return os.path.join(self.root, name.replace(" ", "-"))
@@ -97,6 +99,10 @@ class OwnJob(Job):
         self.steps = self._add("--max_steps", _STEPS)
         self._every = self._add("--save_every", max(1, self.steps // 6))
         self._add("--report_every", 1)
+        default = re.search(r"--exact_shards V\s[^(]*\(default:\s+(\d+)\)", shown.stdout)
+        shards = get_option(self.options, "--exact_shards") or (default[1] if default else "")
+        if shards.isdecimal():
+            self.same_bits = [number for number in (1, 2, 4) if int(shards) % number == 0]
 
     def _add(self, name: str, steps: int) -> int:
         """Return an option that counts steps; add it if the user did not give it. Raises BadInput."""
@@ -110,9 +116,12 @@ class OwnJob(Job):
     def plan(self) -> list[Case]:
         cases = [Case("the same again"), Case(KILLED)]
         name = os.path.basename(self.script)
-        if "--processes_per_node" in self._known:
-            number = "1" if get_option(self.options, "--processes_per_node") == "2" else "2"
-            cases.append(Case(f"{number} processes", (f"--processes_per_node={number}",), checks_state=False))
+        if self.same_bits:
+            own = self._add("--processes_per_node", 1)
+            cases += [_on_processes(each) for each in self.same_bits if each != own]
+        elif "--processes_per_node" in self._known:
+            number = 1 if get_option(self.options, "--processes_per_node") == "2" else 2
+            cases.append(_on_processes(number)._replace(checks_state=False))
         else:
             self.unchecked.append(f"another number of processes: {name} has no --processes_per_node")
         if "--workers" in self._known:
@@ -281,6 +290,10 @@ class OtherJob(Job):
         if names:
             print(f"      the largest tensor of {', '.join(names)} is changed by 1.6 %")
         return bool(names)
+
+
+def _on_processes(number: int) -> Case:
+    return Case(f"{number} processes", (f"--processes_per_node={number}",))
 
 
 def _has_trained(before: set[tuple], after: set[tuple]) -> bool:
