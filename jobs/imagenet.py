@@ -71,7 +71,7 @@ def parse_args() -> argparse.Namespace:
     optimizers.add_arguments(add)
     add("--accumulate", type=positive_int, default=1, help="micro-batches per step and process (default: 1)")
     schedules = "decay to 0, or step: x 0.1 after 1/3, 2/3 and 8/9 of the epochs (default: cosine)"
-    add("--exact_shards", type=exact.shard_count, metavar="V", help=f"{exact.HELP} (default: none)")
+    add("--exact_shards", type=positive_int, metavar="V", help=f"{exact.HELP} (default: none)")
     add("--lr_schedule", choices=("cosine", "linear", "step"), default="cosine", help=schedules)
     add("--warmup", type=number, default=8.0, metavar="EPOCHS", help="linear warm-up (default: 8)")
     add("--label_smoothing", type=number, default=0.1, help="default: 0.1")
@@ -256,12 +256,11 @@ def main() -> None:
                 checkpoint.save(step)
         if not args.training_only:
             ranks.broadcast_buffers(evaluated)
+            evaluate = lambda part: evaluation.evaluate(  # noqa: E731
+                evaluated, part, criterion, log.metrics, checkpoint.must_stop
+            )
             with autocast:
-                parts = [
-                    evaluation.evaluate(evaluated, part, criterion, log.metrics, checkpoint.must_stop)
-                    for part in (shards.parts(val_loader) if shards else [val_loader])
-                ]
-            val_rows = shards.rows(parts) if shards else parts[0][None]
+                val_rows = shards.rows(evaluate, val_loader) if shards else evaluate(val_loader)[None]
             if world_size > 1:
                 torch.distributed.all_reduce(val_rows)
             val_sums = exact.sum_rows(val_rows)

@@ -5,10 +5,8 @@
     python jobs/train_exact.py --dataset digits --epochs 2 --processes_per_node 4   the same bits
     torchrun --nproc-per-node=8 jobs/train_exact.py
 
-Weights, optimizer state, buffers and figures have the same bits on any number of processes that divides
---exact_shards, also if a restart changes the number. The versions and the kind of processor or GPU must be
-the same. BatchNorm sees the samples of a shard, not all: the losses are not those of train_ddp.py. A reader
-finds the price and how to choose V in guides/exact.md.
+Any number of processes that divides --exact_shards, on the same kind of processor or GPU; a restart may
+change it. BatchNorm sees one shard, so the losses are not those of train_ddp.py. Price: guides/exact.md.
 """
 
 import os
@@ -58,12 +56,12 @@ def main() -> None:
     process_group.add_arguments(parser)
     ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
 
-    ### 新增 (new) 1/11, a step is V shards on any number of processes: each a forward and backward pass ###
+    ### 新增 (new) 1/10, a step is V shards on any number of processes: each a forward and backward pass ###
     from common.distributed import exact
 
     help = f"{exact.HELP} (default: 8)"
-    optimization.add_argument("--exact_shards", type=exact.shard_count, default=8, metavar="V", help=help)
-    ### 新增 (new) 1/11, a step is V shards on any number of processes: each a forward and backward pass ###
+    optimization.add_argument("--exact_shards", type=positive_int, default=8, metavar="V", help=help)
+    ### 新增 (new) 1/10, a step is V shards on any number of processes: each a forward and backward pass ###
     args = parser.parse_args()
 
     device = devices.select(args)
@@ -76,9 +74,10 @@ def main() -> None:
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     ### 分布式改造 (distributed) 2/6, one process per GPU: started by torchrun, or here; then they connect ###
 
-    ### 新增 (new) 2/11, each process computes V / N neighbouring shards, on one thread ###
+    ### 新增 (new) 2/10, a process computes V / N neighbouring shards, each with its own BatchNorm ###
     shards = exact.Shards(args.exact_shards, device)
-    ### 新增 (new) 2/11, each process computes V / N neighbouring shards, on one thread ###
+    convert_sync_batchnorm = torch.nn.Identity()  # noqa: F811  # buffers: those of shard 0
+    ### 新增 (new) 2/10, a process computes V / N neighbouring shards, each with its own BatchNorm ###
     log = metrics.Log(args)
     torch.manual_seed(args.seed)
 
@@ -93,20 +92,16 @@ def main() -> None:
     test_sampler = test_sampler.shard(rank, world_size)  # every test sample once: no padding
     ### 分布式改造 (distributed) 3/6, each rank reads its own shard of every global batch ###
 
-    ### 新增 (new) 3/11, a batch of the loader is one shard, with random numbers by (seed, step, shard) ###
+    ### 新增 (new) 3/10, a batch of the loader is one shard, with random numbers by (seed, step, shard) ###
     train_sampler = train_sampler.split(shards.local)
     test_sampler = test_sampler.split(shards.local)  # no batch has samples of two shards
-    ### 新增 (new) 3/11, a batch of the loader is one shard, with random numbers by (seed, step, shard) ###
+    ### 新增 (new) 3/10, a batch of the loader is one shard, with random numbers by (seed, step, shard) ###
     train_loader = make_loader(train_set, train_sampler, device, augment=True)
     test_loader = make_loader(test_set, test_sampler, device)
 
     model = models.resnet18(train_set.channels, train_set.classes, args.width)
     model = model.to(device).to(memory_format=torch.channels_last)
     forward = model  # variants wrap `forward`; `model` stays the raw module, which is saved and evaluated
-
-    ### 新增 (new) 4/11, BatchNorm over a shard: it stays; its running statistics are those of shard 0 ###
-    convert_sync_batchnorm = torch.nn.Identity()  # noqa: F811
-    ### 新增 (new) 4/11, BatchNorm over a shard: it stays; its running statistics are those of shard 0 ###
 
     ### 分布式改造 (distributed) 4/6, average the gradients, and BatchNorm over the global batch ###
     model = convert_sync_batchnorm(model)  # torch.nn.SyncBatchNorm; it needs nccl, so over gloo our own
@@ -115,9 +110,9 @@ def main() -> None:
     forward.broadcast_buffers = False  # equal on all ranks: no need to send them before every forward pass
     ### 分布式改造 (distributed) 4/6, average the gradients, and BatchNorm over the global batch ###
 
-    ### 新增 (new) 5/11, DistributedDataParallel adds the gradients of all shards in one fixed binary tree ###
+    ### 新增 (new) 4/10, DistributedDataParallel adds the gradients of all shards in one fixed binary tree ###
     shards.attach(forward)  # a communication hook: register_comm_hook()
-    ### 新增 (new) 5/11, DistributedDataParallel adds the gradients of all shards in one fixed binary tree ###
+    ### 新增 (new) 4/10, DistributedDataParallel adds the gradients of all shards in one fixed binary tree ###
 
     total_steps = train_sampler.total_steps
     recipe = models.FUSED[device.type] | {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
@@ -128,10 +123,10 @@ def main() -> None:
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
     running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
 
-    ### 新增 (new) 6/11, the figures of each shard have a row of their own ###
+    ### 新增 (new) 5/10, the figures of each shard have a row of their own ###
     running = torch.zeros(shards.count, 3, dtype=torch.float64, device=device)
     sums = torch.zeros_like(running)  # of one step
-    ### 新增 (new) 6/11, the figures of each shard have a row of their own ###
+    ### 新增 (new) 5/10, the figures of each shard have a row of their own ###
 
     checkpoint = Checkpointer(
         args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
@@ -147,17 +142,17 @@ def main() -> None:
             loss = criterion(logits, labels)
             loss.backward()
 
-            ### 新增 (new) 7/11, after the last shard of a step the gradients are means over all shards ###
+            ### 新增 (new) 6/10, after the last shard of a step the gradients are means over all shards ###
             sums[shards.index] = evaluation.batch_sums(loss, logits, labels)
             loss = shards.add(loss)
             if loss is None:  # another shard of this step follows
                 continue
-            ### 新增 (new) 7/11, after the last shard of a step the gradients are means over all shards ###
+            ### 新增 (new) 6/10, after the last shard of a step the gradients are means over all shards ###
             if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
-                ### 新增 (new) 8/11, the figures of a step are counted once ###
+                ### 新增 (new) 7/10, the figures of a step are counted once ###
                 # - running += evaluation.batch_sums(loss, logits, labels)
                 running += sums
-                ### 新增 (new) 8/11, the figures of a step are counted once ###
+                ### 新增 (new) 7/10, the figures of a step are counted once ###
                 optimizer.step()
             scheduler.step()
             step += 1
@@ -166,28 +161,28 @@ def main() -> None:
                 torch.distributed.all_reduce(running)
                 ### 分布式改造 (distributed) 5/6, sum the figures over all ranks; rank 0 prints and writes ###
 
-                ### 新增 (new) 9/11, all_reduce only added zeros to a row: nothing was rounded ###
+                ### 新增 (new) 8/10, all_reduce only added zeros to a row: nothing was rounded ###
                 # - log.step(step, running, scheduler)  # waits for the device, and sets `running` to 0
                 log.step(step, exact.sum_rows(running), scheduler)
                 running.zero_()
-                ### 新增 (new) 9/11, all_reduce only added zeros to a row: nothing was rounded ###
+                ### 新增 (new) 8/10, all_reduce only added zeros to a row: nothing was rounded ###
                 checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
 
-        ### 新增 (new) 10/11, evaluate V parts of the test set, with a row of sums for each ###
+        ### 新增 (new) 9/10, evaluate V parts of the test set, with a row of sums for each ###
         # - val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
         val_sums = shards.rows(
-            evaluation.evaluate(model, part, criterion, log.metrics, checkpoint.must_stop)
-            for part in shards.parts(test_loader)
+            lambda part: evaluation.evaluate(model, part, criterion, log.metrics, checkpoint.must_stop),
+            test_loader,
         )
-        ### 新增 (new) 10/11, evaluate V parts of the test set, with a row of sums for each ###
+        ### 新增 (new) 9/10, evaluate V parts of the test set, with a row of sums for each ###
 
         ### 分布式改造 (distributed) 6/6, sum the evaluation over all ranks; rank 0 writes the weights ###
         torch.distributed.all_reduce(val_sums)
         ### 分布式改造 (distributed) 6/6, sum the evaluation over all ranks; rank 0 writes the weights ###
 
-        ### 新增 (new) 11/11, add the rows in the binary tree ###
+        ### 新增 (new) 10/10, add the rows in the binary tree ###
         val_sums = exact.sum_rows(val_sums)
-        ### 新增 (new) 11/11, add the rows in the binary tree ###
+        ### 新增 (new) 10/10, add the rows in the binary tree ###
         checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
         log.validation(step, val_sums)
     checkpoint.finish()  # waits for the last save and upload, and prints the TIME COST table

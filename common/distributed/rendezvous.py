@@ -42,15 +42,13 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
     if topology.world_size == 1:
         return torch.distributed.HashStore()
     deadline = time.monotonic() + timeout
-    store = _connect(topology, timeout, deadline)
-    # A restarted job must not read the old values: torchrun's agent keeps its store.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = torch.distributed.PrefixStore(f"bootfile/{attempt}", store)
+    shared = torch.distributed.PrefixStore("bootfile", _connect(topology, timeout, deadline))
     bound = deadline - time.monotonic() + _ANSWER
     try:
         with _watchdog(bound, lambda: f"the store at {_address(topology)} stopped answering"):
+            store = torch.distributed.PrefixStore(_join_start(shared, topology, timeout, deadline), shared)
             _claim(store, topology, backend)
-            _wait_for_all(store, topology, timeout, deadline)
+            _wait_for_all(store, topology, timeout, deadline, shared)
     except RuntimeError as error:
         raise NoRendezvous(
             f"rank {topology.rank}: the store at {_address(topology)} closed while waiting for the other "
@@ -98,6 +96,19 @@ def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distr
         if not 0 < store.add("greetings", 1) < 2**31:
             raise NoRendezvous(_what_answers(topology, family, address, bound))
         return store
+
+
+def _join_start(shared: torch.distributed.Store, topology: Topology, timeout: float, deadline: float) -> str:
+    """Return the number of this start of the job, which rank 0 gives out. A restarted job must not read old
+    values: torchrun's agents keep their store, and count their restarts differently if some came later."""
+    if topology.rank == 0:
+        return str(shared.add("starts", 1))
+    own = f"start of {shared.add('joined', 1)}"
+    while not shared.add(own, 0):
+        if time.monotonic() > deadline:
+            raise NoRendezvous(f"rank {topology.rank}: rank 0 did not arrive within {timeout:.0f} s")
+        time.sleep(_POLL)
+    return str(shared.add(own, 0))
 
 
 def _resolve(host: str, port: int, deadline: float, timeout: float) -> list[tuple[int, tuple]]:
@@ -219,10 +230,17 @@ def _refuse(store: torch.distributed.Store, topology: Topology, text: str) -> No
 
 
 def _wait_for_all(
-    store: torch.distributed.Store, topology: Topology, timeout: float, deadline: float
+    store: torch.distributed.Store,
+    topology: Topology,
+    timeout: float,
+    deadline: float,
+    shared: torch.distributed.Store,
 ) -> None:
-    heartbeat = Heartbeat(_HEARTBEAT, _print_on_first)
+    heartbeat, joined, start = Heartbeat(_HEARTBEAT, _print_on_first), 0, shared.add("starts", 0)
     while store.add("arrived", 0) < topology.world_size:
+        while topology.rank == 0 and joined < shared.add("joined", 0):
+            joined += 1  # also processes of earlier starts, which have ended
+            shared.set(f"start of {joined}", str(start))
         if store.add("refused", 0):
             text = store.get("refusal").decode()
             _linger(topology)

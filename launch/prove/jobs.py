@@ -120,8 +120,8 @@ class OwnJob(Job):
             own = self._add("--processes_per_node", 1)
             cases += [_on_processes(each) for each in self.same_bits if each != own]
         elif "--processes_per_node" in self._known:
-            number = 1 if get_option(self.options, "--processes_per_node") == "2" else 2
-            cases.append(_on_processes(number)._replace(checks_state=False))
+            other = 1 if get_option(self.options, "--processes_per_node") == "2" else 2
+            cases.append(_on_processes(other)._replace(checks_state=False))
         else:
             self.unchecked.append(f"another number of processes: {name} has no --processes_per_node")
         if "--workers" in self._known:

@@ -26,8 +26,9 @@ def facts(output: Path) -> dict:
 
 
 def changed(job: str, path: Path, *changes: tuple[str, str]) -> Path:
-    """Write a copy of a job, as a user changes it, and return its path. changes: (line, new lines)."""
-    text = (ROOT / "jobs" / job).read_text(encoding="utf-8")
+    """Write a copy of a job, as a user changes it, and return its path. job: a name in jobs/, or a
+    text. changes: (line, new lines)."""
+    text = job if "\n" in job else (ROOT / "jobs" / job).read_text(encoding="utf-8")
     here = "os.path.dirname(os.path.dirname(os.path.abspath(__file__)))"
     for old, new in ((here, repr(str(ROOT))), *changes):
         assert text.count(old) == 1, old

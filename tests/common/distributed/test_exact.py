@@ -3,8 +3,11 @@
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import TensorDataset
 
 from common.distributed import exact
+from datasets.loaders.engines.map_style import map_style_loader
+from datasets.sampling.sampler import SequentialBatchSampler
 
 SHARDS = 8
 
@@ -76,6 +79,10 @@ def test_one_thread_is_used(group):
 
 def test_sums_of_a_process_are_rows_of_its_shards(group):
     shards = exact.Shards(4, torch.device("cpu"))
-    shards.rank, shards.local = 1, 2  # the second of two processes
-    sums = torch.arange(6.0).view(2, 3)
-    assert torch.equal(shards.rows(iter(sums)), torch.cat([torch.zeros(2, 3), sums]))
+    shards.first, shards.local = 2, 2  # the second of two processes
+    sampler = SequentialBatchSampler(10, 2, rank=1, world_size=2, shards=2)
+    loader = map_style_loader(
+        TensorDataset(torch.arange(10.0), torch.zeros(10)), sampler, torch.device("cpu")
+    )
+    rows = shards.rows(lambda part: torch.stack([inputs.sum() for inputs, _ in part]).sum()[None], loader)
+    assert rows.tolist() == [[0], [0], [5 + 6], [7 + 8 + 9]]
