@@ -57,7 +57,7 @@ class Shards:
         self._losses: list[torch.Tensor] = []
         self._before: list[torch.Tensor] = []  # the buffers before the step
         self._after: list[torch.Tensor] = []  # and after the first shard
-        self._collectives = 0  # see _begin()
+        self._collectives = 0
         torch.set_num_threads(1)  # the sums inside an operator depend on the number of threads
         if device.type == "cuda":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first call of cuBLAS
@@ -71,7 +71,8 @@ class Shards:
             raise BadInput(f"--exact_shards: expected a DistributedDataParallel (not FSDP), got {name}")
         self._forward, self._buffers = forward, [each.data for each in forward.module.buffers()]
         forward.require_backward_grad_sync = self.local == 1  # as no_sync(): the last shard of a step sends
-        forward.module.register_forward_pre_hook(self._begin)
+        forward.register_forward_pre_hook(self._begin)  # not of the module, which may be copied
+        forward.register_forward_hook(self._expect_no_collectives)
         forward.register_comm_hook(None, self._average)
 
     def add(self, loss: torch.Tensor) -> torch.Tensor | None:
@@ -109,14 +110,15 @@ class Shards:
         rows[self.first : self.first + self.local] = own
         return rows
 
-    def _begin(self, model: torch.nn.Module, _: Any) -> None:
-        """Begin a forward pass. Remember the buffers, with which each shard of the step begins, and the
-        number of collectives: those of this class change it until add(), and no others."""
+    def _begin(self, *_: Any) -> None:
+        """Remember the buffers before the first shard: each shard of the step begins with them."""
         if torch.backends.cudnn.benchmark:
             raise BadInput("--exact_shards: torch.backends.cudnn.benchmark is True, expected False")
-        if model.training and not self._before:
+        if not self._before:
             self._before = [each.clone() for each in self._buffers]
-        self._collectives = _count_collectives()
+
+    def _expect_no_collectives(self, *_: Any) -> None:
+        self._collectives = _count_collectives()  # from now until add() those of _average() follow
 
     def _keep_gradients(self, done: int) -> None:
         """Move the gradients of a shard to the partial sums, as a binary counter adds 1."""
