@@ -62,7 +62,7 @@ def test_adamw_dropout_and_a_step_that_is_not_finite(shards, tmp_path):
     option = f"--exact_shards={shards}"
     runs = {processes: trained(tmp_path, job, processes, option) for processes in (1, 2, shards)}
     assert runs[2] == runs[1] and runs[shards] == runs[1]
-    skipped = [line["step"] for line in runs[1]["figures"] if line.get("loss") != line.get("loss")]
+    skipped = [line["step"] for line in runs[1]["figures"] if line.get("loss") == "NaN"]
     assert skipped == ([3] if shards == 8 else [])
 
 
@@ -98,7 +98,7 @@ def test_a_checkpoint_of_another_number_of_shards_is_refused(tmp_path):
 
 BAD = {
     "6": "expected a power of two that the 1 processes divide",
-    "0": "expected a whole number, at least 1",
+    "0": "at least 1",
     "64": "batch size 32 is not divisible by 64 shards",
 }
 
@@ -123,7 +123,7 @@ CHANGES = {
     "the model or the criterion communicates": (
         LOSS, LOSS + "            torch.distributed.all_reduce(loss.detach())\n",
     ),
-    "expected a DistributedDataParallel, got ResNet": (
+    "expected a DistributedDataParallel (not FSDP), got _ResNet": (
         "    shards.attach(forward)", "    shards.attach(model)",
     ),
 }  # fmt: skip

@@ -14,10 +14,12 @@ _OF_TIME = {"time", "images_per_s", "data_time", "compute_time", "memory_mb", "s
 def facts(output: Path) -> dict:
     """Return the state of each checkpoint and epoch (weights, buffers, optimizer, average), the figures of
     each report and evaluation, the samples of each step, and the files of weights."""
-    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    text = (output / "metrics.jsonl").read_text()
+    lines = [json.loads(line, parse_constant=str) for line in text.splitlines()]  # NaN equals NaN
+    figures = [{name: each for name, each in line.items() if name not in _OF_TIME} for line in lines]
     return {
         "state": digest.read(str(output)),
-        "figures": [{name: each for name, each in line.items() if name not in _OF_TIME} for line in lines],
+        "figures": [line for line in figures if line.keys() > {"step"}],
         "samples": receipt.read(str(output)).tobytes(),
         "weights": {
             path.name: digest.summarize(0, files.load(str(path)))["digest"] for path in output.glob("*.pth")
