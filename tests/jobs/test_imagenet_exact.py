@@ -14,6 +14,7 @@ ENGINES = {
     "threads": ("--optimizer=adamw", "--lr=0.001"),
     "pytorch": ("--lr=0.02",),
     "pack": ("--data_backend=threads", "--lr=0.02"),
+    "ray": ("--lr=0.02",),
 }
 
 
@@ -22,7 +23,7 @@ def trained(output, processes, *options) -> dict:
     return facts(output / str(processes))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*list(ENGINES)[:3], pytest.param("ray", marks=pytest.mark.faults)])
 def test_bits_are_equal(engine, tmp_path):
     """With augmentation, mixup, a clipped norm, micro-batches and an average of the weights."""
     backend = (f"--pack={tmp_path / 'pack'}",) if engine == "pack" else (f"--data_backend={engine}",)
@@ -38,7 +39,7 @@ def test_bits_are_equal(engine, tmp_path):
 BAD = {
     ("--accumulate=3",): "--accumulate 3 does not divide the 4 samples of a shard",
     ("--gradient_compression=bf16",): "--exact_shards and --gradient_compression exclude each other",
-    ("--batch_size=8",): "expected an even number of samples",
+    ("--batch_size=24",): "expected an even number of samples",
     ("--batch_size=36",): "batch size 36 is not divisible by 8 shards",
 }
 
