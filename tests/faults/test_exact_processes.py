@@ -1,10 +1,7 @@
 """train_exact.py on simulated nodes and under an elastic torchrun: the bits do not change."""
 
-import contextlib
 import itertools
 import json
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from datasets.sampling import receipt
+from launch.prove.trial import kill_all
 from tests.conftest import QUICK, ROOT, environment, free_port, run, wait_until
 from tests.support.exact import changed, facts
 from tests.support.simulated import rows
@@ -61,7 +59,7 @@ def test_processes_leave_and_come_back_three_times(tmp_path):
     def change(count: int) -> None:
         """Let agents come or die, and wait until the job trains on."""
         while len(agents) > count:
-            os.killpg(agents.pop().pid, signal.SIGKILL)
+            kill_all(agents.pop())  # its process too, as if the node were lost
         options = {"cwd": ROOT, "env": environment(**variables), "start_new_session": True}
         while len(agents) < count:
             with open(tmp_path / f"agent{len(agents)}.log", "ab") as log:
@@ -77,9 +75,7 @@ def test_processes_leave_and_come_back_three_times(tmp_path):
         assert [agent.wait(300) for agent in agents] == [0, 0]
     finally:
         for agent in agents:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(agent.pid, signal.SIGKILL)
-            agent.wait()
+            kill_all(agent)
     assert [count for count, _ in itertools.groupby(_worlds(output))] == [1, 2, 4, 2, 1, 2]
     assert facts(output)["samples"] == facts(tmp_path / "whole")["samples"]
     assert facts(output) == facts(tmp_path / "whole")
