@@ -77,5 +77,6 @@ def test_processes_leave_and_come_back_three_times(tmp_path):
         for agent in agents:
             kill_all(agent)
     assert [count for count, _ in itertools.groupby(_worlds(output))] == [1, 2, 4, 2, 1, 2]
-    assert facts(output)["samples"] == facts(tmp_path / "whole")["samples"]
-    assert facts(output) == facts(tmp_path / "whole")
+    elastic, whole = facts(output), facts(tmp_path / "whole")
+    elastic["state"] = {step: elastic["state"].get(step) for step in whole["state"]}  # SIGTERM saves, too
+    assert elastic == whole
