@@ -30,7 +30,7 @@ def test_bits_are_equal(engine, tmp_path):
     options = (*ENGINES[engine], *backend, f"--cache_dir={tmp_path / 'cache'}")
     several = (1, 2, 8) if engine == "threads" else (1, 2)
     runs = {processes: trained(tmp_path, processes, *options) for processes in several}
-    assert any(name.startswith("ema.") for name in runs[1]["state"][3]["parts"])
+    assert any(name.startswith("ema.") for name in runs[1]["state"][3])
     assert any("val_top5" in line for line in runs[1]["figures"])
     for processes in several[1:]:
         assert runs[processes] == runs[1], processes

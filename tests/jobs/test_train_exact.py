@@ -32,7 +32,7 @@ def trained(tmp_path, job, processes, *options, **more) -> dict:
 def test_sgd_is_equal_on_1_2_4_and_8_processes(tmp_path):
     runs = {processes: trained(tmp_path, "jobs/train_exact.py", processes) for processes in (1, 2, 4, 8)}
     assert len(runs[1]["state"]) == 3 and len(runs[1]["figures"]) == 7 and len(runs[1]["weights"]) == 2
-    parts = runs[1]["state"][6]["parts"]
+    parts = runs[1]["state"][6]
     assert any("momentum_buffer" in name for name in parts) and "model.conv1.0.weight" in parts
     assert any("running_var" in name for name in parts)
     for processes in (2, 4, 8):

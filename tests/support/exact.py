@@ -18,7 +18,7 @@ def facts(output: Path) -> dict:
     lines = [json.loads(line, parse_constant=str) for line in text.splitlines()]  # NaN equals NaN
     figures = [{name: each for name, each in line.items() if name not in _OF_TIME} for line in lines]
     return {
-        "state": digest.read(str(output)),
+        "state": {step: line["parts"] for step, line in digest.read(str(output)).items()},
         "figures": [line for line in figures if line.keys() > {"step"}],
         "samples": receipt.read(str(output)).tobytes(),
         "weights": {
