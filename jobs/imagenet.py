@@ -39,7 +39,7 @@ from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.compute import averaging, compilation, models, optimizers, precision
 from common.console import arguments
 from common.console.arguments import FLAG, boolean, positive_int
-from common.distributed import gradients, process_group, ranks
+from common.distributed import exact, gradients, process_group, ranks
 from common.ground.exits import BadInput
 from common.run import evaluation, metrics
 from datasets.loaders import aliases, image_folders, measure
@@ -71,6 +71,7 @@ def parse_args() -> argparse.Namespace:
     optimizers.add_arguments(add)
     add("--accumulate", type=positive_int, default=1, help="micro-batches per step and process (default: 1)")
     schedules = "decay to 0, or step: x 0.1 after 1/3, 2/3 and 8/9 of the epochs (default: cosine)"
+    add("--exact_shards", type=positive_int, metavar="V", help=f"{exact.HELP} (default: none)")
     add("--lr_schedule", choices=("cosine", "linear", "step"), default="cosine", help=schedules)
     add("--warmup", type=number, default=8.0, metavar="EPOCHS", help="linear warm-up (default: 8)")
     add("--label_smoothing", type=number, default=0.1, help="default: 0.1")
@@ -94,7 +95,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def check(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of a run with --prof. Raises BadInput for options that contradict each other."""
+    """Return the arguments that follow from others. Raises BadInput if options contradict each other."""
     if args.evaluate and args.training_only:
         raise BadInput("--evaluate and --training_only exclude each other")
     if args.freeze and not args.weights and args.resume in ("auto", "never"):
@@ -104,19 +105,27 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     for name in ("ema", "momentum", "label_smoothing"):
         if (getattr(args, name) or 0) > 1:
             raise BadInput(f"--{name} {getattr(args, name)} is not in 0..1")
+    if args.exact_shards and args.gradient_compression != "none":
+        raise BadInput("--exact_shards and --gradient_compression exclude each other")
+    follows: dict[str, Any] = {}
+    if args.exact_shards and args.data_backend == "auto":
+        follows = {"data_backend": "threads"}  # not the fastest one here: backends round pixels differently
     if not args.prof:
-        return {}
+        return follows
     steps = WARM_UP_BATCHES + args.prof  # a small data set is read several times
     only = {"training_only": True, "report_every": arguments.interval(str(steps))}
-    return only | {"resume": "never", "max_steps": steps, "epochs": max(args.epochs, steps)}
+    return follows | only | {"resume": "never", "max_steps": steps, "epochs": max(args.epochs, steps)}
 
 
 def split_batch(args: argparse.Namespace, world_size: int) -> int:
-    """Return the images of a micro-batch: those of a step, divided by the processes and --accumulate."""
-    local_batch = sampler.split_batch(args.batch_size, world_size)
+    """Return the images of a micro-batch: those of a step, divided by the processes (or --exact_shards) and
+    --accumulate."""
+    kind = "shard" if args.exact_shards else "process"
+    parts = args.exact_shards or world_size
+    local_batch = sampler.split_batch(args.batch_size, parts, "shards" if args.exact_shards else "processes")
     if local_batch % args.accumulate:
         raise BadInput(
-            f"--accumulate {args.accumulate} does not divide the {local_batch} samples of a process"
+            f"--accumulate {args.accumulate} does not divide the {local_batch} samples of a {kind}"
         )
     return local_batch // args.accumulate
 
@@ -149,11 +158,12 @@ def main() -> None:
     args = parse_args()
     device, _, world_size = process_group.join(args)  # step by step: train_ddp.py
     log = metrics.Log(args)
+    shards = exact.Shards(args.exact_shards, device) if args.exact_shards else None  # see train_exact.py
     # First the checks that need only the arguments: the scan of the images may take hours.
     micro_batch = split_batch(args, world_size)
     models.check(args.arch, args.image_size, None if args.evaluate else micro_batch, args.first_image_size)
     image_folders.check_paths(resume=args.resume, weights=weights.file_of(args))
-    drawn = effects.from_args(args, args.batch_size // world_size)
+    drawn = effects.from_args(args, args.batch_size // (args.exact_shards or world_size))
     stores = image_folders.open_stores(args, device, log)  # the pack and the cache
     indexes = image_folders.open_indexes(args, device, log)  # scans the images once, for all runs
     train_loader, val_loader = image_folders.open_loaders(args, device, log, stores, indexes, micro_batch)
@@ -162,7 +172,8 @@ def main() -> None:
     # Your own augmentation: train_loader.transform = a function of (images uint8 [n, 3, H, W], labels).
 
     torch.manual_seed(args.seed)
-    torch.backends.cudnn.benchmark = True  # a GPU tries cuDNN's algorithms for each convolution once
+    # A GPU tries cuDNN's algorithms for each convolution once, and takes the fastest.
+    torch.backends.cudnn.benchmark = not shards
     model = models.build(args.arch, classes, args.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)
     if args.freeze:
@@ -174,12 +185,14 @@ def main() -> None:
         with log.timed("compilation"), autocast:
             example = train_loader.example(micro_batch)
             forward = compilation.compile_module(model, example, log.info, graphs=False)
-    if world_size > 1:
+    if world_size > 1 or shards:
         device_ids = [device.index] if device.type == "cuda" else None
         # No static_graph: no_sync(), which --accumulate needs, breaks with it (pytorch/pytorch#143580).
         forward = DistributedDataParallel(forward, device_ids=device_ids, gradient_as_bucket_view=True)
         forward.broadcast_buffers = False  # rank 0's are sent before an evaluation
         gradients.compress_gradients(forward, args.gradient_compression)
+    if shards:
+        shards.attach(forward)
     no_sync = forward.no_sync if isinstance(forward, DistributedDataParallel) else contextlib.nullcontext
     steps_per_epoch, total_steps = len(train_loader), train_loader.total_steps
     optimizer = optimizers.build(args, model, device)
@@ -199,7 +212,9 @@ def main() -> None:
         ema = averaging.MovingAverage(model, args.ema)
         checkpoint.add(ema=ema)
         evaluated = ema.module
-    running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
+    # loss_sum, correct, count since a report; a row for each shard
+    running = torch.zeros(args.exact_shards or 1, 3, dtype=torch.float64, device=device)
+    sums = torch.zeros_like(running)  # of one step
 
     step = checkpoint.resume(total_steps)
     for epoch in train_loader.epochs_from(step):
@@ -219,9 +234,13 @@ def main() -> None:
                     scaler.scale(micro_loss).backward()
                 loss += micro_loss.detach()
                 logits.append(output.detach())
+            sums[shards.index if shards else 0] = evaluation.batch_sums(loss, torch.cat(logits), labels)
+            step_loss = shards.add(loss) if shards else loss
+            if step_loss is None:  # another shard of this step follows
+                continue
             scaler.unscale_(optimizer)
-            if checkpoint.accepts(loss):
-                running += evaluation.batch_sums(loss, torch.cat(logits), labels)
+            if checkpoint.accepts(step_loss):
+                running += sums
                 optimizers.clip(args, model)
                 scaler.step(optimizer)
                 if args.ema:
@@ -232,16 +251,19 @@ def main() -> None:
             if checkpoint.is_due(step):
                 if world_size > 1:
                     torch.distributed.all_reduce(running)
-                log.step(step, running, scheduler)
+                log.step(step, exact.sum_rows(running), scheduler)
+                running.zero_()
                 checkpoint.save(step)
         if not args.training_only:
             ranks.broadcast_buffers(evaluated)
+            evaluate = lambda part: evaluation.evaluate(  # noqa: E731
+                evaluated, part, criterion, log.metrics, checkpoint.must_stop
+            )
             with autocast:
-                val_sums = evaluation.evaluate(
-                    evaluated, val_loader, criterion, metrics=log.metrics, stop=checkpoint.must_stop
-                )
+                val_rows = shards.rows(evaluate, val_loader) if shards else evaluate(val_loader)[None]
             if world_size > 1:
-                torch.distributed.all_reduce(val_sums)
+                torch.distributed.all_reduce(val_rows)
+            val_sums = exact.sum_rows(val_rows)
             checkpoint.save_weights(epoch, step, val_sums, evaluated)
             log.validation(step, val_sums)
             if checkpoint.stops_early(args.early_stopping):

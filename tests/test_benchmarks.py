@@ -70,3 +70,9 @@ def test_a_batch_size_needs_a_gpu():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     assert "no GPU found" in run("-m", "tests.benchmarks.batch_size", code=2).stderr
+
+
+def test_exact():
+    small = ("--width=2", "--batch_size=8", "--shards=4", "--rounds=1")
+    printed = run("-m", "tests.benchmarks.exact", *small).stdout
+    assert "a step of 8 samples: " in printed and printed.count("n=1)") == 2

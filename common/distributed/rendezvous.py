@@ -44,8 +44,10 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
         return torch.distributed.HashStore()
     deadline = time.monotonic() + timeout
     store = _connect(topology, timeout, deadline)
-    # A restarted job must not read the old values: torchrun's agent keeps its store.
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    # A restarted job must not read the old values if torchrun's agent keeps its store. Rank 0's own store is
+    # new, and then the counts may differ: an agent that came later has restarted less often.
+    is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_kept else "0"
     store = torch.distributed.PrefixStore(f"bootfile/{attempt}", store)
     bound = deadline - time.monotonic() + _ANSWER
     try:

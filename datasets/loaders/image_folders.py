@@ -146,9 +146,9 @@ def open_loaders(
 ) -> tuple[Loader, Loader]:
     """Return (training loader, evaluation loader), on every rank. They are closed when the job ends.
 
-    args: those of add_arguments(), batch_size, seed, epochs, max_steps, training_only (the second loader is
-    then not used). With --data_backend auto a new run measures the backends, and a restart takes that of the
-    run. indexes: those of open_indexes().
+    args: those of add_arguments(), batch_size, exact_shards (None: one shard per process), seed, epochs,
+    max_steps, training_only (the second loader is then not used). With --data_backend auto a new run measures
+    the backends, and a restart takes that of the run. indexes: those of open_indexes().
     eval_batch: images of an evaluation batch of one rank. Raises BadInput.
     """
     train_index, val_index = indexes
@@ -157,13 +157,15 @@ def open_loaders(
     fingerprints = {index.split: index.fingerprint for index in indexes}
     ranks.assert_equal_across_ranks("data set (fingerprints)", fingerprints)
     shard = {"rank": ranks.rank(), "world_size": ranks.world_size()}
+    shards = max(1, (args.exact_shards or 0) // ranks.world_size())
     size, batch = len(train_index), args.batch_size
     if args.evaluate:  # no training batch is made
         size, batch = max(size, ranks.world_size()), ranks.world_size()
     sampler = BatchSampler(size, batch, args.seed, args.epochs, args.max_steps, **shard)
+    sampler = sampler if args.evaluate else sampler.split(shards)
     train_size = functools.partial(progressive_size, args.epochs, args.first_image_size, args.image_size)
     train_plan = Plan(train_index, sampler, augment.random_resized_crop, train_size)
-    val_sampler = SequentialBatchSampler(len(val_index), eval_batch, **shard)
+    val_sampler = SequentialBatchSampler(len(val_index), eval_batch, **shard, shards=shards)
     val_plan = Plan(val_index, val_sampler, augment.center_crop, args.image_size)
     backend = _backend(args, device)
     if backend == "auto":

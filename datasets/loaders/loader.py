@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import itertools
 import os
 import sys
 import time
@@ -212,7 +213,8 @@ class Loader:
     ):
         self.engine, self.plan = engine, plan
         self.to_device = to_device or ToDevice(device, mean, std, dtype)
-        self.waited, self.receipt = 0.0, Receipt(plan.index.fingerprint)
+        self._shards = getattr(plan.sampler, "shards", 1)  # batches a step, each with its own random numbers
+        self.waited, self.receipt = 0.0, Receipt(plan.index.fingerprint, self._shards)
         self._mean, self.step = mean, 0
         self.generators: list[generators.Generator] = []
         self.effects: Any = None
@@ -341,13 +343,16 @@ class Loader:
                 f"the training loader is at step {step} after {self.step} batches: do not leave an epoch "
                 "early or iterate it a second time; open another loader for that"
             )
+        shards = itertools.cycle(range(self._shards))
         with contextlib.closing(self._copies()) as copies:
             while following := self._next(copies):
                 batch, copy = following
                 self.receipt.add(*batch)
                 delivered = self.to_device.end(copy)
-                self._seed(step, generators.BATCH)  # after the loading, which may draw in this process
-                step, missing = step + 1, missing - 1
+                shard = next(shards)
+                self._seed(step, generators.BATCH, shard)  # after the loading, which may draw in this process
+                if shard == self._shards - 1:
+                    step, missing = step + 1, missing - 1
                 self.step = step
                 following = None
                 self.waited += time.perf_counter() - start
@@ -365,12 +370,14 @@ class Loader:
         with generators.restored() if is_follower else contextlib.nullcontext():
             return next(copies, None)
 
-    def _seed(self, step: int, moment: int) -> None:
-        """Seed all generators for a step (or an epoch) of this rank, unless another loader leads."""
+    def _seed(self, step: int, moment: int, shard: int = 0) -> None:
+        """Seed all generators for a step (or an epoch) of this rank, or for one of its shards, unless another
+        loader leads."""
         sampler = self.plan.sampler
         if Loader._leader() not in (None, self):
             return
-        seed = generators.derive_seed(sampler.seed, sampler.rank, step, moment)
+        part = sampler.rank * self._shards + shard  # the same on any number of processes
+        seed = generators.derive_seed(sampler.seed, part, step, moment)
         generators.seed_all(seed, self.to_device.device)
         for place, each in enumerate(self.generators, 1):
             each.seed((seed + place) % 2**64)

@@ -33,10 +33,11 @@ class Receipt:
 
     fingerprint: a digest of the training data, any text that changes if a sample or a label does. A
     checkpoint stores it, and a run on other data does not resume from that checkpoint.
+    batches: the number of batches of each step.
     """
 
-    def __init__(self, fingerprint: str = ""):
-        self.fingerprint = fingerprint
+    def __init__(self, fingerprint: str = "", batches: int = 1):
+        self.fingerprint, self.batches = fingerprint, batches
         self.digest = bytes(8)
         self.step = 0  # the last step that is in the digest
         self._batches: list[tuple] = []  # (ids, labels, crops) whose sums are not computed yet
@@ -57,7 +58,8 @@ class Receipt:
         """Return and clear this rank's steps since the last take(): int64 [steps, 3], sums modulo 2^64."""
         self._sum()
         taken, self._sums = self._sums, []
-        return torch.from_numpy(np.concatenate([np.zeros((0, len(PARTS)), np.int64), *taken]))
+        sums = np.concatenate([np.zeros((0, len(PARTS)), np.int64), *taken])
+        return torch.from_numpy(sums.reshape(-1, self.batches, len(PARTS)).sum(1))
 
     def _sum(self) -> None:
         if self._batches:

@@ -57,13 +57,14 @@ def _feistel(
     return digits[0] * bases[1] + digits[1]
 
 
-def split_batch(global_batch: int, world_size: int) -> int:
-    """Return the number of samples of each rank. Raises BadInput with the nearest divisible sizes."""
-    local, rest = divmod(global_batch, world_size)
+def split_batch(global_batch: int, parts: int, kind: str = "processes") -> int:
+    """Return the number of samples of each part. kind: of the parts, for the message. Raises BadInput with
+    the nearest divisible sizes."""
+    local, rest = divmod(global_batch, parts)
     if rest:
-        sizes = [str(each * world_size) for each in (local, local + 1) if each]
+        sizes = [str(each * parts) for each in (local, local + 1) if each]
         raise BadInput(
-            f"batch size {global_batch} is not divisible by {world_size} processes; "
+            f"batch size {global_batch} is not divisible by {parts} {kind}; "
             f"expected {' or '.join(sizes)}, for example"
         )
     return local
@@ -81,7 +82,8 @@ class BatchSampler:
     epochs, max_steps: limits of the training.
     `epoch`: of the position, counted from 1.
     `total_steps`: of the training; None without epochs and max_steps.
-    `largest`: number of ids in the largest batch of this rank.
+    `shards`: arrays that this rank yields for each global batch, see split().
+    `largest`: number of ids in the largest array of this rank.
     Raises BadInput if the numbers are not valid.
     """
 
@@ -113,8 +115,16 @@ class BatchSampler:
         part._set_rank(rank, world_size)
         return part
 
+    def split(self: _Sampler, shards: int) -> _Sampler:
+        """Return a batch sampler that yields this rank's part of a global batch as `shards` equal arrays, one
+        after the other. Raises BadInput."""
+        part = copy.copy(self)
+        part.shards = shards
+        part.largest = split_batch(self.global_batch, self.world_size * shards, "shards")
+        return part
+
     def _set_rank(self, rank: int, world_size: int) -> None:
-        self.largest = split_batch(self.global_batch, world_size)
+        self.shards, self.largest = 1, split_batch(self.global_batch, world_size)
         if not 0 <= rank < world_size:
             raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
         self.rank, self.world_size = rank, world_size
@@ -183,10 +193,11 @@ class BatchSampler:
     def __iter__(self) -> Iterator[np.ndarray]:
         last, at_a_time = self._first + self.remaining, max(1, _CHUNK * self.world_size // self.global_batch)
         for step in range(self._first, last, at_a_time):
-            yield from self._batches(self.epoch, step, min(at_a_time, last - step))
+            for batch in self._batches(self.epoch, step, min(at_a_time, last - step)):
+                yield from batch.reshape(self.shards, -1) if self.shards > 1 else (batch,)
 
     def _batches(self, epoch: int, step: int, count: int) -> np.ndarray | list[np.ndarray]:
-        local = self.largest
+        local = self.largest * self.shards
         first = np.arange(step, step + count)[:, None] * self.global_batch + self.rank * local
         positions = (first + np.arange(local)).reshape(-1)
         return permute(positions, self.size, self.seed, epoch).reshape(count, local)
@@ -203,6 +214,9 @@ class WholeBatchSampler(BatchSampler):
     def __init__(self, *arguments: Any, shuffle: bool = True, **options: Any):
         super().__init__(*arguments, **options)
         self.shuffle = shuffle
+
+    def split(self, shards: int) -> Any:
+        raise BadInput("a WholeBatchSampler has batches of different sizes: for shards use a BatchSampler")
 
     def __len__(self) -> int:
         return -(-self.size // self.global_batch)
@@ -232,16 +246,24 @@ class SequentialBatchSampler:
 
     seed, epoch, step = 0, 1, 0  # random numbers are the same in every evaluation
 
-    def __init__(self, size: int, batch: int, *, rank: int = 0, world_size: int = 1):
-        self.size, self.largest, self.rank = size, batch, rank
-        self.first, self.last = size * rank // world_size, size * (rank + 1) // world_size
+    def __init__(self, size: int, batch: int, *, rank: int = 0, world_size: int = 1, shards: int = 1):
+        self.size, self.largest, self.rank, self.world_size = size, batch, rank, world_size
+        first, count = rank * shards, world_size * shards
+        bounds = [size * place // count for place in range(first, first + shards + 1)]
+        self.parts = [range(*pair) for pair in itertools.pairwise(bounds)]  # see split()
 
     def shard(self, rank: int, world_size: int) -> "SequentialBatchSampler":
         """Return a batch sampler of this rank's part."""
         return SequentialBatchSampler(self.size, self.largest, rank=rank, world_size=world_size)
 
+    def split(self, shards: int) -> "SequentialBatchSampler":
+        """Return a batch sampler of the same part as `shards` ranges of ids, `parts`. No batch has ids of two
+        ranges."""
+        own = {"rank": self.rank, "world_size": self.world_size, "shards": shards}
+        return SequentialBatchSampler(self.size, self.largest, **own)
+
     def __len__(self) -> int:
-        return -(-(self.last - self.first) // self.largest)
+        return sum(len(part[:: self.largest]) for part in self.parts)
 
     @property
     def remaining(self) -> int:
@@ -249,8 +271,9 @@ class SequentialBatchSampler:
         return len(self)
 
     def __iter__(self) -> Iterator[np.ndarray]:
-        for first in range(self.first, self.last, self.largest):
-            yield np.arange(first, min(first + self.largest, self.last))
+        for part in self.parts:
+            for first in part[:: self.largest]:
+                yield np.arange(first, min(first + self.largest, part.stop))
 
 
 class Batch(NamedTuple):

@@ -37,16 +37,18 @@ def without_docstring(text: str) -> str:
     return "\n".join(text.split("\n")[docstring.end_lineno :])
 
 
-def combine(base: str, *variants: str) -> str:
+def combine(base: str, *variants: str, tag: str = "") -> str:
     """Return the base with the blocks of several variants, each at its place. Blocks at the same place have
-    the order of the variants. Raises MarksError."""
+    the order of the variants. tag: only blocks with this tag count; the base may have others. Raises
+    MarksError."""
+    of_tag = re.compile(_BLOCK.pattern.replace("### ", f"### {tag}", 1), re.MULTILINE)
     docstring, lines = base.removesuffix(without_docstring(base)), without_docstring(base).splitlines(True)
     inserted: dict[int, str] = {}  # the number of lines of the base before it -> blocks
     dropped: set[int] = set()  # lines of the base that blocks replace
     for variant in variants:
         text, end = without_docstring(variant), 0
         kept: list[str] = []
-        for block in _BLOCK.finditer(text):
+        for block in of_tag.finditer(text):
             kept += text[end : block.start()].splitlines(True)
             inserted[len(kept)] = inserted.get(len(kept), "") + block[0]
             for replaced in (each for line in block[0].split("\n") for each in replaced_lines(line)):

@@ -1,11 +1,12 @@
 """Write a project of your own: a job, a test, and the files that a platform needs.
 
-    python -m launch new FOLDER [--ddp] [--amp] [--copy]
+    python -m launch new FOLDER [--ddp] [--amp] [--exact] [--copy]
     cd FOLDER && python -m pytest tests
     python -m launch new --receipt FOLDER       only receipt.py, for a loop of your own (guides/receipts.md)
 
     jobs/train.py       jobs/train_own.py of Bootfile: your data, model and loss are in its blocks.
-                        --ddp adds the blocks for one process per GPU, --amp those for mixed precision
+                        --ddp adds the blocks for one process per GPU, --amp those for mixed precision,
+                        --exact those for the same bits on 1, 2, 4 or 8 processes (guides/exact.md)
     tests/              trains a few steps, kills, resumes, and compares samples and weights
     job.toml            for `python -m launch submit`
     requirements.txt    packages, which `pack` lists for the platform
@@ -58,8 +59,12 @@ def main(arguments: list[str]) -> int:
     add("--receipt", action="store_true", help="write only receipt.py, into a new folder or one of yours")
     add("--ddp", action="store_true", help="add the blocks of jobs/train_ddp.py")
     add("--amp", action="store_true", help="add the blocks of jobs/train_amp.py")
+    add("--exact", action="store_true", help="add the blocks of train_ddp.py and train_exact.py")
     add("--copy", action="store_true", help="copy common, datasets and launch, do not link them")
     args = parser.parse_args(arguments)
+    if args.exact and args.amp:
+        raise BadInput("--exact and --amp exclude each other: both replace the line of the evaluation")
+    args.ddp |= args.exact
     folder = Path(args.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,11 +87,15 @@ def _write_receipt(path: Path) -> None:
     print(f"wrote {path}\nnext: from receipt import Receipt; its first lines show how a loop uses it")
 
 
-def make_job(ddp: bool, amp: bool) -> str:
+def make_job(ddp: bool, amp: bool, exact: bool = False) -> str:
     """Return the text of a project's jobs/train.py. Raises BadInput if a job of Bootfile is missing."""
     names = ["train_own.py", *["train_ddp.py"] * ddp, *["train_amp.py"] * amp]
     base, *variants = (_read(f"jobs/{name}") for name in ("train.py", *names))
     combined = blocks.combine(base, *variants)
+    if exact:  # its base is train_ddp.py
+        names.append("train_exact.py")
+        variant = _read(f"jobs/{names[-1]}")
+        combined = blocks.combine(variants[1], combined, variant, tag="新增")
     lines = blocks.without_docstring(blocks.renumber(blocks.without_replaced(combined))).split("\n")
     for start in _UNUSED:
         lines.remove(next(line for line in lines if line.startswith(start)))
@@ -96,7 +105,7 @@ def make_job(ddp: bool, amp: bool) -> str:
 
 
 def _write_project(folder: Path, args: argparse.Namespace) -> None:
-    job = make_job(ddp=args.ddp, amp=args.amp)
+    job = make_job(args.ddp, args.amp, args.exact)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name)[:64]
     for part in ("jobs", "tests"):
         (folder / part).mkdir()

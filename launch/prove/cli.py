@@ -6,8 +6,9 @@
 The job runs several times in a temporary folder: a reference, the same again, with SIGKILLs and restarts,
 with another number of processes and of workers, with another engine for image folders, with another seed, and
 from a checkpoint that is damaged on purpose. Each run is compared with the reference: the samples of every
-step, the state (weights, buffers, optimizer) at every checkpoint, and the files of weights. The last two runs
-must differ. What cannot be checked is named.
+step, the state (weights, buffers, optimizer) at every checkpoint, and the files of weights. With another
+number of processes the states are compared only if the job has --exact_shards. The last two runs must differ.
+What cannot be checked is named.
 
 A script that does not use Bootfile needs --compare, the files of weights that it writes, and --resume_with,
 the options of a restart. The folder of --compare must not exist: it is moved away after each run. If a
@@ -134,4 +135,6 @@ def _conclude(job: Job, rows: list[Row]) -> tuple[str, int]:
     if doubts:
         return f"unverified: {'; '.join(doubts)}", UNVERIFIED
     equal = [row for row in rows if not row.case.must_differ]
-    return f"exact: {len(equal)} runs equal the reference, and each damage was noticed", 0
+    *others, last = map(str, job.same_bits or [1])
+    bits = f"; same bits on {', '.join(others)} and {last} processes" if others else ""
+    return f"exact: {len(equal)} runs equal the reference, and each damage was noticed{bits}", 0

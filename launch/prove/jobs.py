@@ -57,6 +57,7 @@ class Job:
     script: its path. options: of the user. root: a folder for the runs. kills: SIGKILLs of the case KILLED.
     seed: of their moments.
     `unchecked`: lines on what could not be checked. `doubts`: lines on why the runs prove nothing.
+    `same_bits`: numbers of processes whose runs must have equal states; [] for a job without shards.
     """
 
     weights: str  # pattern of the files of weights in a run's folder
@@ -66,6 +67,7 @@ class Job:
         self.kills, self.seed = kills, seed
         self.unchecked: list[str] = []
         self.doubts: list[str] = []
+        self.same_bits: list[int] = []
 
     def folder(self, name: str) -> str:
         return os.path.join(self.root, name.replace(" ", "-"))
@@ -103,12 +105,17 @@ class OwnJob(Job):
         for name in ("--output_dir", "--train_url", "--resume"):
             if get_option(self.options, name) is not None:
                 raise BadInput(f"{name} is chosen for each run: leave it out")
-        self._known = set(_OPTION.findall(self._read_help()))
+        shown = self._read_help()
+        self._known = set(_OPTION.findall(shown))
         if not {"--output_dir", "--save_every", "--report_every", "--max_steps"} <= self._known:
             raise BadInput(f"{self.script} does not have Bootfile's options: {_HINT}")
         self.steps = self._add("--max_steps", _STEPS)
         self._every = self._add("--save_every", max(1, self.steps // 6))
         self._add("--report_every", 1)
+        default = re.search(r"--exact_shards V\s[^(]*\(default:\s+(\d+)\)", shown)
+        shards = get_option(self.options, "--exact_shards") or (default[1] if default else "")
+        if shards.isdecimal():
+            self.same_bits = [number for number in (1, 2, 4) if int(shards) % number == 0]
 
     def _read_help(self) -> str:
         """Return what --help prints. Raises BadInput if it fails, or does not end."""
@@ -139,7 +146,10 @@ class OwnJob(Job):
         for case in _CHANGES:
             is_engine = case.option == "--data_backend"
             generated = is_engine and get_option(self.options, "--custom_data") == "true"
-            if case.option in self._known and not generated:
+            if self.same_bits and case.option == "--processes_per_node":
+                own = self._add(case.option, 1)
+                cases += [_on_processes(number) for number in self.same_bits if number != own]
+            elif case.option in self._known and not generated:
                 cases.append(case)
             else:
                 why = "has generated data" if generated else f"has no {case.option}"
@@ -296,6 +306,10 @@ class OtherJob(Job):
         if names:
             print(f"      the largest tensor of {', '.join(names)} is changed by 1.6 %")
         return bool(names)
+
+
+def _on_processes(number: int) -> Case:
+    return Case(f"{number} processes", option="--processes_per_node", value=str(number), other=str(number))
 
 
 def _has_trained(before: set[tuple], after: set[tuple]) -> bool:

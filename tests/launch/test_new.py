@@ -13,7 +13,7 @@ from tests.support.packed import listed
 from tests.support.simulated import rows
 
 
-@pytest.mark.parametrize("options", [(), ("--ddp", "--amp", "--copy")], ids=" ".join)
+@pytest.mark.parametrize("options", [(), ("--ddp", "--amp", "--copy"), ("--exact",)], ids=" ".join)
 def test_a_new_project_works_at_once(options, tmp_path):
     folder = tmp_path / "my project"
     run("-m", "launch", "new", folder, *options)
@@ -22,7 +22,7 @@ def test_a_new_project_works_at_once(options, tmp_path):
     assert "1 passed" in run("-m", "pytest", "tests", timeout=300, **here).stdout
     result = run("-m", "ruff", "check", "--isolated", "--select=F,E9", "jobs", "tests", **here)
     assert "All checks passed" in result.stdout
-    if "--ddp" in options:
+    if options:
         job = ("jobs/train.py", "--", "--max_steps=2", "--batch_size=32")
         simulated = rows(run("-m", "launch", "simulate", "--nodes=2", *job, **here).stdout)
         assert {row.meaning for row in simulated.values()} == {"done"} and len(simulated) == 2
@@ -48,15 +48,28 @@ def test_a_new_project_works_at_once(options, tmp_path):
     assert body["algorithm"]["boot_file"].endswith("/jobs/train.py")
 
 
-@pytest.mark.parametrize("ddp", [False, True])
-@pytest.mark.parametrize("amp", [False, True])
-def test_the_blocks_are_numbered_and_the_job_explains_itself(ddp, amp):
-    job = make_job(ddp, amp)
+@pytest.mark.parametrize(
+    "ddp, amp, exact",
+    [
+        (False, False, False),
+        (True, False, False),
+        (False, True, False),
+        (True, True, False),
+        (True, False, True),
+    ],
+)
+def test_the_blocks_are_numbered_and_the_job_explains_itself(ddp, amp, exact):
+    job = make_job(ddp, amp, exact)
     marks = re.findall(r"^ *### (\S+) \(.*\) (\d+)/(\d+), ", job, re.MULTILINE)
-    for tag, blocks in (("新增", 3 + 6 * amp), ("分布式改造", 6 * ddp)):
+    for tag, blocks in (("新增", 3 + 6 * amp + 10 * exact), ("分布式改造", 6 * ddp)):
         numbers = [(int(k), int(n)) for own, k, n in marks if own == tag]
         assert numbers == [(k, blocks) for k in range(1, blocks + 1) for _ in range(2)]
     assert "# - " not in job and ("train_ddp.py" in job) == ddp and ("train_amp.py" in job) == amp
+
+
+def test_exact_and_amp_exclude_each_other(tmp_path):
+    with pytest.raises(BadInput, match="--exact and --amp exclude each other"):
+        main([str(tmp_path / "project"), "--exact", "--amp"])
 
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path):

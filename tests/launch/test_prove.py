@@ -41,6 +41,13 @@ def test_a_job_of_bootfile_is_exact(tmp_path):
     assert "was not made by this command" in refused.stderr
 
 
+def test_an_exact_job_has_the_same_bits_on_other_numbers_of_processes(tmp_path):
+    options = ("--width=8", "--batch_size=240", "--dataset=digits", "--max_steps=6")
+    shown = prove("jobs/train_exact.py", "--kills=1", "--", *options).stdout
+    assert re.search(r"^exact: 4 runs .*; same bits on 1, 2 and 4 processes$", shown, re.MULTILINE)
+    assert "--processes_per_node=4" in shown
+
+
 def test_a_script_that_forgets_its_random_numbers_differs(tmp_path):
     shown = prove_script(tmp_path, "random", 20, "--keep", "runs").stdout
     assert re.search(r"^differs: killed and restarted: final.pt differs: ", shown, re.MULTILINE)

@@ -5,7 +5,8 @@
 
 A block opens with `### tag k/n, reason ###` and closes with the same line. The blank line before it
 belongs to it; the first block of a suite has none. A line `# - code` in a block is a line of the base that
-the block replaces; `# -` alone is a blank line of the base.
+the block replaces; `# -` alone is a blank line of the base. train_exact.py has the blocks of its base,
+train_ddp.py, and some of its own are inside them: the marks of another tag are lines of the base.
 """
 
 import difflib
@@ -17,11 +18,14 @@ from launch.new.blocks import MarksError, replaced_lines, without_docstring
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTED, NEW = "分布式改造 (distributed)", "新增 (new)"
+_BASES = {"train_exact": "train_ddp.py"}  # of variants whose name does not tell their base
 _MARK = re.compile(r"( *)### (?P<tag>.+) (?P<k>\d+)/(?P<n>\d+), \S.* ###")
 
 
 def base_of(path: Path) -> Path | None:
     """Return the base of a variant in the same folder: train_ddp.py -> train.py (longest prefix)."""
+    if path.stem in _BASES:
+        return path.with_name(_BASES[path.stem])
     name = path.stem
     while "_" in name:
         name = name.rpartition("_")[0]
@@ -39,10 +43,11 @@ def strip(text: str, tag: str) -> str:
     kept, opening, blocks, inside = [], None, [], 0
     lines = text.split("\n")
     for number, line in enumerate(lines, start=1):
-        if opening is None and "###" not in line:
+        match = _MARK.fullmatch(line)
+        is_of_base = "###" not in line or (match and match["tag"] == DISTRIBUTED != tag)
+        if opening is None and is_of_base:
             kept.append(line)
         elif opening is None:
-            match = _MARK.fullmatch(line)
             if not match or match["tag"] != tag:
                 raise MarksError(f"line {number}: not a mark of the form `### {tag} k/n, reason ###`: {line}")
             if kept and not kept[-1].strip():
@@ -72,11 +77,17 @@ def strip(text: str, tag: str) -> str:
     return "\n".join(kept)
 
 
+def find_marks(text: str) -> list[int]:
+    """Return the numbers of the lines with marks of the variant's own blocks, from 0."""
+    marks = [(number, line) for number, line in enumerate(text.split("\n")) if "###" in line]
+    has_new = any(NEW in line for _, line in marks)
+    return [number for number, line in marks if NEW in line or not has_new]
+
+
 def without_block(text: str, k: int) -> str:
     """Return the text without its k-th block, with the lines that the block replaced. This measures its gain.
     The other blocks keep their numbers. Raises MarksError."""
-    lines = text.split("\n")
-    places = [number for number, line in enumerate(lines) if "###" in line]
+    lines, places = text.split("\n"), find_marks(text)
     if not 0 < 2 * k <= len(places):
         raise MarksError(f"there are {len(places) // 2} blocks, no block {k}")
     first, last = places[2 * k - 2], places[2 * k - 1]

@@ -308,3 +308,26 @@ def test_what_cannot_be_read_by_number_is_refused_with_the_way_out(tmp_path):
             next(iter(map_style_loader(Triples(), sampler(), CPU, workers=workers)))
         assert "Traceback" not in str(refused.value)
     assert draw_seeds(None, np.arange(5), 1, 1).seed.min() >= 0
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_shards_have_random_numbers_of_their_own_and_the_receipt_is_that_of_whole_batches(world_size):
+    """4 shards a step: a process with 2 of them draws what the process with all 4 draws."""
+    data = TensorDataset(torch.arange(SIZE), torch.arange(SIZE))
+    drawn, sums = {}, []
+    for rank in range(world_size):
+        sampler = BatchSampler(SIZE, BATCH, 7, 1).shard(rank, world_size).split(4 // world_size)
+        loader = map_style_loader(data, sampler, CPU)
+        loader.lead(0)
+        for place, (inputs, _) in enumerate(loader):
+            step, shard = divmod(place, 4 // world_size)
+            drawn[step, rank * 4 // world_size + shard] = (inputs.tolist(), torch.rand(1).item())
+        assert loader.step == len(loader) == 4
+        sums.append(loader.receipt.take())
+    whole = map_style_loader(data, BatchSampler(SIZE, BATCH, 7, 1), CPU)
+    for step, (inputs, _) in enumerate(whole):
+        assert [each for shard in range(4) for each in drawn[step, shard][0]] == inputs.tolist()
+        for shard in range(4):
+            generators.seed_all(generators.derive_seed(7, shard, step))
+            assert drawn[step, shard][1] == torch.rand(1).item()
+    assert torch.equal(sum(sums), whole.receipt.take())

@@ -1,0 +1,191 @@
+# PYTHON_ARGCOMPLETE_OK
+"""Train a ResNet-18 to the same bits on 1, 2, 4 or 8 processes: train_ddp.py plus blocks marked as new.
+
+    python jobs/train_exact.py --dataset digits --epochs 2                          one process
+    python jobs/train_exact.py --dataset digits --epochs 2 --processes_per_node 4   the same bits
+    torchrun --nproc-per-node=8 jobs/train_exact.py
+
+Any number of processes that divides --exact_shards, on the same kind of processor or GPU; a restart may
+change it. BatchNorm sees one shard, so the losses are not those of train_ddp.py. Price: guides/exact.md.
+"""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
+from common.distributed.entry import (
+    entry,  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
+)
+
+# isort: split
+import torch
+
+from common.checkpoint.checkpointer import Checkpointer, TrainingParser
+from common.compute import models
+from common.console.arguments import BATCH_SIZE_HELP, boolean, interval, positive_float, positive_int, seed
+from common.distributed import devices
+from common.run import evaluation, metrics
+from datasets.loaders.engines.memory import make_loader
+from datasets.memory import image_set
+from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
+
+
+@entry  # bad input ends the job with one line `error: ...` and exit code 2
+def main() -> None:
+    parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
+    data = parser.add_argument_group("data")
+    data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
+    data.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
+    data.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
+    output = parser.add_argument_group("output")
+    output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
+    output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
+    optimization = parser.add_argument_group("optimization")
+    optimization.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    optimization.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
+    optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak (default: %(default)s)")
+    optimization.add_argument("--epochs", type=positive_int, default=20, help="default: 20")
+    optimization.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
+    optimization.add_argument("--seed", type=seed, default=0, help="weights, order and crops (default: 0)")
+    optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
+
+    ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
+    from common.distributed import launcher, process_group
+    from common.distributed.batchnorm import convert_sync_batchnorm
+
+    process_group.add_arguments(parser)
+    ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
+
+    ### 新增 (new) 1/10, a step is V shards on any number of processes: each a forward and backward pass ###
+    from common.distributed import exact
+
+    help = f"{exact.HELP} (default: 8)"
+    optimization.add_argument("--exact_shards", type=positive_int, default=8, metavar="V", help=help)
+    ### 新增 (new) 1/10, a step is V shards on any number of processes: each a forward and backward pass ###
+    args = parser.parse_args()
+
+    device = devices.select(args)
+
+    ### 分布式改造 (distributed) 2/6, one process per GPU: started by torchrun, or here; then they connect ###
+    topology = process_group.get_topology(args)
+    if topology.starts_processes:  # started once for the node: start the others, wait, exit with their code
+        sys.exit(launcher.start(topology, args.grace))
+    torch.distributed.init_process_group(**process_group.meet(args, topology))  # nccl on GPUs, else gloo
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    ### 分布式改造 (distributed) 2/6, one process per GPU: started by torchrun, or here; then they connect ###
+
+    ### 新增 (new) 2/10, a process computes V / N neighbouring shards, each with its own BatchNorm ###
+    shards = exact.Shards(args.exact_shards, device)
+    convert_sync_batchnorm = torch.nn.Identity()  # noqa: F811  # buffers: those of shard 0
+    ### 新增 (new) 2/10, a process computes V / N neighbouring shards, each with its own BatchNorm ###
+    log = metrics.Log(args)
+    torch.manual_seed(args.seed)
+
+    # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
+    train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
+    log.print_data(train_set, test_set)
+    train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
+    test_sampler = SequentialBatchSampler(len(test_set), 250)
+
+    ### 分布式改造 (distributed) 3/6, each rank reads its own shard of every global batch ###
+    train_sampler = train_sampler.shard(rank, world_size)
+    test_sampler = test_sampler.shard(rank, world_size)  # every test sample once: no padding
+    ### 分布式改造 (distributed) 3/6, each rank reads its own shard of every global batch ###
+
+    ### 新增 (new) 3/10, a batch of the loader is one shard, with random numbers by (seed, step, shard) ###
+    train_sampler = train_sampler.split(shards.local)
+    test_sampler = test_sampler.split(shards.local)  # no batch has samples of two shards
+    ### 新增 (new) 3/10, a batch of the loader is one shard, with random numbers by (seed, step, shard) ###
+    train_loader = make_loader(train_set, train_sampler, device, augment=True)
+    test_loader = make_loader(test_set, test_sampler, device)
+
+    model = models.resnet18(train_set.channels, train_set.classes, args.width)
+    model = model.to(device).to(memory_format=torch.channels_last)
+    forward = model  # variants wrap `forward`; `model` stays the raw module, which is saved and evaluated
+
+    ### 分布式改造 (distributed) 4/6, average the gradients, and BatchNorm over the global batch ###
+    model = convert_sync_batchnorm(model)  # torch.nn.SyncBatchNorm; it needs nccl, so over gloo our own
+    device_ids = [device.index] if device.type == "cuda" else None
+    forward = torch.nn.parallel.DistributedDataParallel(model, device_ids=device_ids)
+    forward.broadcast_buffers = False  # equal on all ranks: no need to send them before every forward pass
+    ### 分布式改造 (distributed) 4/6, average the gradients, and BatchNorm over the global batch ###
+
+    ### 新增 (new) 4/10, DistributedDataParallel adds the gradients of all shards in one fixed binary tree ###
+    shards.attach(forward)  # a communication hook: register_comm_hook()
+    ### 新增 (new) 4/10, DistributedDataParallel adds the gradients of all shards in one fixed binary tree ###
+
+    total_steps = train_sampler.total_steps
+    recipe = models.FUSED[device.type] | {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, **recipe)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, args.lr, total_steps=total_steps, cycle_momentum=False
+    )
+    criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
+
+    ### 新增 (new) 5/10, the figures of each shard have a row of their own ###
+    running, sums = torch.zeros(2, shards.count, 3, dtype=torch.float64, device=device)  # sums: of one step
+    ### 新增 (new) 5/10, the figures of each shard have a row of their own ###
+
+    checkpoint = Checkpointer(
+        args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
+        scheduler=scheduler, loader=train_loader,
+    )  # fmt: skip
+    step = checkpoint.resume(total_steps)  # 0, or the step of the newest checkpoint
+
+    for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
+        model.train()
+        for images, labels in train_loader:
+            optimizer.zero_grad()
+            logits = forward(images)
+            loss = criterion(logits, labels)
+            loss.backward()
+
+            ### 新增 (new) 6/10, after the last shard of a step the gradients are means over all shards ###
+            sums[shards.index] = evaluation.batch_sums(loss, logits, labels)
+            loss = shards.add(loss)
+            if loss is None:  # another shard of this step follows
+                continue
+            ### 新增 (new) 6/10, after the last shard of a step the gradients are means over all shards ###
+            if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
+                ### 新增 (new) 7/10, the figures of a step are counted once ###
+                # - running += evaluation.batch_sums(loss, logits, labels)
+                running += sums
+                ### 新增 (new) 7/10, the figures of a step are counted once ###
+                optimizer.step()
+            scheduler.step()
+            step += 1
+            if checkpoint.is_due(step):  # a report (--report_every) or a save (--save_every)
+                ### 分布式改造 (distributed) 5/6, sum the figures over all ranks; rank 0 prints and writes ###
+                torch.distributed.all_reduce(running)
+                ### 分布式改造 (distributed) 5/6, sum the figures over all ranks; rank 0 prints and writes ###
+
+                ### 新增 (new) 8/10, all_reduce only added zeros to a row: nothing was rounded ###
+                # - log.step(step, running, scheduler)  # waits for the device, and sets `running` to 0
+                log.step(step, exact.sum_rows(running), scheduler)
+                running.zero_()
+                ### 新增 (new) 8/10, all_reduce only added zeros to a row: nothing was rounded ###
+                checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
+
+        ### 新增 (new) 9/10, evaluate V parts of the test set, with a row of sums for each ###
+        # - val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
+        val_sums = shards.rows(
+            lambda part: evaluation.evaluate(model, part, criterion, log.metrics, checkpoint.must_stop),
+            test_loader,
+        )
+        ### 新增 (new) 9/10, evaluate V parts of the test set, with a row of sums for each ###
+
+        ### 分布式改造 (distributed) 6/6, sum the evaluation over all ranks; rank 0 writes the weights ###
+        torch.distributed.all_reduce(val_sums)
+        ### 分布式改造 (distributed) 6/6, sum the evaluation over all ranks; rank 0 writes the weights ###
+
+        ### 新增 (new) 10/10, add the rows in the binary tree ###
+        val_sums = exact.sum_rows(val_sums)
+        ### 新增 (new) 10/10, add the rows in the binary tree ###
+        checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
+        log.validation(step, val_sums)
+    checkpoint.finish()  # waits for the last save and upload, and prints the TIME COST table
+
+
+if __name__ == "__main__":
+    main()

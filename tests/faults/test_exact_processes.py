@@ -1,0 +1,82 @@
+"""train_exact.py on simulated nodes and under an elastic torchrun: the bits do not change."""
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from datasets.sampling import receipt
+from launch.prove.trial import kill_all
+from tests.conftest import QUICK, ROOT, environment, free_port, run, wait_until
+from tests.support.exact import changed, facts
+from tests.support.simulated import rows
+
+pytestmark = pytest.mark.faults
+
+JOB = (*QUICK, "--batch_size=32", "--save_every=5", "--report_every=1", "--lr=0.01", "--timeout=60")
+
+
+def _worlds(output: Path) -> list[int]:
+    """Return the number of processes of each start that has begun to train."""
+    path = output / "starts.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line)["environment"]["world size"] for line in lines]
+
+
+def test_two_nodes_with_two_processes_have_the_bits_of_one(tmp_path):
+    options = (*JOB, "--max_steps=10")
+    run("jobs/train_exact.py", *options, f"--output_dir={tmp_path / 'one'}")
+    keep = f"--keep={tmp_path / 'nodes'}"
+    job = ("--nodes=2", "--processes=2", "--platform=modelarts", keep, "jobs/train_exact.py", "--", *options)
+    shown = run("-m", "launch", "simulate", *job).stdout
+    assert {row.code for row in rows(shown).values()} == {0}
+    assert facts(tmp_path / "nodes" / "node-0" / "outputs" / "train_url_0") == facts(tmp_path / "one")
+
+
+def test_processes_leave_and_come_back_three_times(tmp_path):
+    """1, 2, 4, 2, 1 and 2 processes. The first agent of torchrun holds the store, so it stays."""
+    output, slow = tmp_path / "elastic", tmp_path / "slow"
+    line = "            step += 1\n"
+    sleep = f"            os.path.exists({str(slow)!r}) and __import__('time').sleep(0.5)\n"
+    job = changed("train_exact.py", tmp_path / "job.py", (line, line + sleep))
+    options = (*JOB, "--max_steps=400")
+    run(job, *options, f"--output_dir={tmp_path / 'whole'}")
+    slow.touch()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:4", "--max-restarts=50"]
+    command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=exact"]
+    command += ["--rdzv-conf=last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"]
+    command += [str(job), *options, f"--output_dir={output}"]
+    # torch 2.14.1: with a shared store an agent that joins waits for ever for the master's address
+    variables = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    agents: list[subprocess.Popen] = []
+
+    def progress() -> int:
+        return int(receipt.read(str(output))["step"][-1]) if (output / receipt.FILE).exists() else 0
+
+    def change(count: int) -> None:
+        """Let agents come or die, and wait until the job trains on."""
+        while len(agents) > count:
+            kill_all(agents.pop())  # its process too, as if the node were lost
+        options = {"cwd": ROOT, "env": environment(**variables), "start_new_session": True}
+        while len(agents) < count:
+            with open(tmp_path / f"agent{len(agents)}.log", "ab") as log:
+                agents.append(subprocess.Popen(command, stdout=log, stderr=log, **options))
+        wait_until(lambda: _worlds(output)[-1:] == [count], agents[0])
+        step = progress()
+        wait_until(lambda: progress() > step + 8, agents[0])
+
+    try:
+        for count in (1, 2, 4, 2, 1, 2):
+            change(count)
+        slow.unlink()
+        assert [agent.wait(300) for agent in agents] == [0, 0]
+    finally:
+        for agent in agents:
+            kill_all(agent)
+    assert [count for count, _ in itertools.groupby(_worlds(output))] == [1, 2, 4, 2, 1, 2]
+    elastic, whole = facts(output), facts(tmp_path / "whole")
+    elastic["state"] = {step: elastic["state"].get(step) for step in whole["state"]}  # SIGTERM saves, too
+    assert elastic == whole

@@ -1,0 +1,138 @@
+"""train_exact.py has the same bits on any number of processes."""
+
+import signal
+
+import pytest
+
+from common.checkpoint import digest
+from launch.new.cli import make_job
+from tests.conftest import QUICK, losses, run, run_ranks
+from tests.support.exact import changed, facts
+
+SMALL = (*QUICK, "--batch_size=32", "--max_steps=6", "--save_every=2", "--report_every=1", "--lr=0.02")
+SGD = "optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, **recipe)"
+MODEL = "    model = model.to(device).to(memory_format=torch.channels_last)\n"
+LOSS = "            loss = criterion(logits, labels)\n"
+DROPOUT = (MODEL, "    model.conv5.append(torch.nn.Dropout(0.5))\n" + MODEL)
+NOT_FINITE = (LOSS, LOSS + "            loss = loss + (torch.nan if (step, shards.index) == (2, 5) else 0)\n")
+ADAMW = (SGD, "optimizer = torch.optim.AdamW(model.parameters(), lr=0.002)")
+KILLED = (
+    "            step += 1\n",
+    "            step += 1\n            if step == int(os.environ.get('KILL_AT', 0)):\n"
+    "                os.kill(os.getpid(), 9)\n",
+)
+
+
+def trained(tmp_path, job, processes, *options, **more) -> dict:
+    output = tmp_path / str(processes)
+    run_ranks(job, *SMALL, *options, f"--output_dir={output}", ranks=processes, **more)
+    return facts(output)
+
+
+def test_sgd_is_equal_on_1_2_4_and_8_processes(tmp_path):
+    runs = {processes: trained(tmp_path, "jobs/train_exact.py", processes) for processes in (1, 2, 4, 8)}
+    assert len(runs[1]["state"]) == 3 and len(runs[1]["figures"]) == 7 and len(runs[1]["weights"]) == 2
+    parts = runs[1]["state"][6]
+    assert any("momentum_buffer" in name for name in parts) and "model.conv1.0.weight" in parts
+    assert any("running_var" in name for name in parts)
+    for processes in (2, 4, 8):
+        assert runs[processes] == runs[1], processes
+    reported = losses(tmp_path / "1")
+    assert max(reported) - min(reported) > 0.1, "the loss does not change"
+
+
+def test_without_the_tree_the_bits_differ(tmp_path):
+    """all_reduce in place of the tree: so the test above can fail."""
+    job = changed(
+        "train_exact.py",
+        tmp_path / "job.py",
+        (
+            "    shards.attach(forward)",
+            "    exact.sum_rows = lambda rows: rows.flip(0).sum(0)\n    shards.attach(forward)",
+        ),
+    )
+    assert trained(tmp_path, job, 8) != trained(tmp_path, job, 1)
+
+
+@pytest.mark.parametrize("shards", [8, 2])
+def test_adamw_dropout_and_a_step_that_is_not_finite(shards, tmp_path):
+    """One shard of step 3 has no finite loss: all processes skip the step."""
+    changes = (ADAMW, DROPOUT, NOT_FINITE) if shards == 8 else (ADAMW, DROPOUT)
+    job = changed("train_exact.py", tmp_path / "job.py", *changes)
+    option = f"--exact_shards={shards}"
+    runs = {processes: trained(tmp_path, job, processes, option) for processes in (1, 2, shards)}
+    assert runs[2] == runs[1] and runs[shards] == runs[1]
+    skipped = [line["step"] for line in runs[1]["figures"] if line.get("loss") == "NaN"]
+    assert skipped == ([3] if shards == 8 else [])
+
+
+def test_a_table_with_dropout_and_the_users_metrics(tmp_path):
+    """The job of `launch new --exact`, of train_own.py's data."""
+    changes = ("torch.nn.ReLU(), ", "torch.nn.ReLU(), torch.nn.Dropout(0.3), ")
+    job = changed(make_job(ddp=True, amp=False, exact=True), tmp_path / "job.py", changes)
+    options = ("--batch_size=32", "--max_steps=24", "--save_every=8", "--report_every=1", "--lr=0.01")
+    for processes in (1, 2, 8):
+        run_ranks(job, *options, f"--output_dir={tmp_path / str(processes)}", ranks=processes)
+    one, two, eight = (facts(tmp_path / str(processes)) for processes in (1, 2, 8))
+    assert two == one and eight == one and "val_r2" in one["figures"][-1]
+
+
+def test_a_run_that_is_killed_on_2_and_8_processes_ends_on_1_as_the_undisturbed_run(tmp_path, monkeypatch):
+    job = changed("train_exact.py", tmp_path / "job.py", DROPOUT, KILLED)
+    options = (job, *SMALL, "--max_steps=12")
+    run_ranks(*options, f"--output_dir={tmp_path / 'whole'}", ranks=4)
+    for processes, kill_at in ((2, 5), (8, 9), (1, 0)):
+        code = -signal.SIGKILL if kill_at else 0
+        monkeypatch.setenv("KILL_AT", str(kill_at))
+        run_ranks(*options, f"--output_dir={tmp_path / 'killed'}", ranks=processes, code=code)
+    assert facts(tmp_path / "killed") == facts(tmp_path / "whole")
+    assert digest.read(str(tmp_path / "killed")).keys() == {2, 4, 6, 8, 10, 12}
+
+
+def test_a_checkpoint_of_another_number_of_shards_is_refused(tmp_path):
+    output = f"--output_dir={tmp_path}"
+    run("jobs/train_exact.py", *SMALL, "--max_steps=2", output)
+    result = run("jobs/train_exact.py", *SMALL, "--exact_shards=4", output, code=2)
+    assert "its --exact_shards is 8, this run's is 4" in result.stdout + result.stderr
+
+
+BAD = {
+    "6": "expected a power of two that the 1 processes divide",
+    "0": "at least 1",
+    "64": "batch size 32 is not divisible by 64 shards",
+}
+
+
+@pytest.mark.parametrize("shards", BAD)
+def test_a_bad_number_of_shards_is_one_line(shards, tmp_path):
+    result = run(
+        "jobs/train_exact.py", *SMALL, f"--exact_shards={shards}", f"--output_dir={tmp_path}", code=2
+    )
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert BAD[shards] in line
+
+
+def test_a_number_of_processes_that_does_not_divide_the_shards_is_one_line(tmp_path):
+    for result in run_ranks("jobs/train_exact.py", *SMALL, "--exact_shards=2", ranks=4, code=2):
+        (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        assert "--exact_shards 2: expected a power of two that the 4 processes divide" in line
+
+
+CHANGES = {
+    "cudnn.benchmark is True": (MODEL, MODEL + "    torch.backends.cudnn.benchmark = True\n"),
+    "the model or the criterion communicates": (
+        LOSS, LOSS + "            torch.distributed.all_reduce(loss.detach())\n",
+    ),
+    "expected a DistributedDataParallel (not FSDP), got _ResNet": (
+        "    shards.attach(forward)", "    shards.attach(model)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", CHANGES)
+def test_a_change_that_breaks_the_promise_is_one_line_before_the_first_step(reason, tmp_path):
+    job = changed("train_exact.py", tmp_path / "job.py", CHANGES[reason])
+    for result in run_ranks(job, *SMALL, f"--output_dir={tmp_path / 'output'}", code=2):
+        (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        assert reason in line
+    assert not (tmp_path / "output" / "state.jsonl").exists()

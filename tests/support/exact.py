@@ -1,0 +1,39 @@
+"""What a run computed, without its times: runs of the same bits have the same facts. And changed jobs."""
+
+import json
+from pathlib import Path
+
+from common.checkpoint import digest, files
+from datasets.sampling import receipt
+from tests.conftest import ROOT
+
+# `states` holds the digests that were ready at the time of a report; state.jsonl holds all of them
+_OF_TIME = {"time", "images_per_s", "data_time", "compute_time", "memory_mb", "states"}
+
+
+def facts(output: Path) -> dict:
+    """Return the state of each checkpoint and epoch (weights, buffers, optimizer, average), the figures of
+    each report and evaluation, the samples of each step, and the files of weights."""
+    text = (output / "metrics.jsonl").read_text()
+    lines = [json.loads(line, parse_constant=str) for line in text.splitlines()]  # NaN equals NaN
+    figures = [{name: each for name, each in line.items() if name not in _OF_TIME} for line in lines]
+    return {
+        "state": {step: line["parts"] for step, line in digest.read(str(output)).items()},
+        "figures": [line for line in figures if line.keys() > {"step"}],
+        "samples": receipt.read(str(output)).tobytes(),
+        "weights": {
+            path.name: digest.summarize(0, files.load(str(path)))["digest"] for path in output.glob("*.pth")
+        },
+    }
+
+
+def changed(job: str, path: Path, *changes: tuple[str, str]) -> Path:
+    """Write a copy of a job, as a user changes it, and return its path. job: a name in jobs/, or a
+    text. changes: (line, new lines)."""
+    text = job if "\n" in job else (ROOT / "jobs" / job).read_text(encoding="utf-8")
+    here = "os.path.dirname(os.path.dirname(os.path.abspath(__file__)))"
+    for old, new in ((here, repr(str(ROOT))), *changes):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path.write_text(text, encoding="utf-8")
+    return path
