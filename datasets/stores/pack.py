@@ -32,6 +32,7 @@ from datasets.stores.store import Store
 
 META = "meta.json"
 _VERSION = 2
+_MOST = 10**12  # samples of a pack
 SAMPLES_PER_FILE = 512  # samples per file: a kill loses at most one file
 _BATCH = 64  # samples per record batch, which are in memory at the same time
 _AHEAD = 3  # batches that are made while one is written
@@ -297,11 +298,18 @@ def described(path: str) -> dict:
     try:
         with open(os.path.join(path, META), encoding="utf-8", opener=opener) as file:
             meta = json.loads(file.read(2**26))
-        parts = -(-meta["count"] // SAMPLES_PER_FILE)
-        usable = meta["form"] in FORMS and {"version", "fingerprint", "short_side", "whole"} <= meta.keys()
-        return meta if usable and (not meta["whole"] or len(meta["sizes"]) == parts) else {}
+        sizes = meta["sizes"] if meta["whole"] else []
+        numbers = [meta["version"], meta["count"], meta["short_side"], *sizes]
+        usable = (
+            isinstance(meta["fingerprint"], str)
+            and meta["form"] in FORMS
+            and isinstance(meta["whole"], bool)
+            and all(type(number) is int and 0 <= number <= _MOST for number in numbers)
+            and (not meta["whole"] or len(sizes) == -(-meta["count"] // SAMPLES_PER_FILE))
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
+    return meta if usable else {}
 
 
 def _write_meta(path: str, meta: dict) -> None:
