@@ -144,6 +144,7 @@ def load(
     log: Log = print,
     val_share: float = VAL_SHARE,
     scan: str = "whole",
+    least: int = 1,
 ) -> ImageFolderIndex:
     """Return the index of a split, from `cache` if no file has changed since.
 
@@ -155,10 +156,13 @@ def load(
     log: called with one line of text.
     val_share: the share that is "val" if the folder has no splits; 0: each split is the whole folder.
     scan: "whole", or "headers": read only the first HEAD bytes of a JPEG, and do not see damage behind them.
+    least: samples of a batch. If there are fewer files, none is read.
     Raises BadInput if images are missing, if files cannot be read, or if too many images are bad.
     """
     log = one_line(log)
     listing = look(root, split, classes, log, val_share)
+    if len(listing.paths) < least:
+        raise BadInput(f"batch size {least} is larger than the data set ({len(listing.paths)} samples)")
     index = scan_listing(listing, cache, log, HEAD if scan == "headers" else None)
     _judge(index, max_bad, log)
     return index

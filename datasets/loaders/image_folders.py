@@ -132,7 +132,7 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
     if args.evaluate:
         index = load("val", classes=_class_names(args, folder))
         return index, index
-    train_index = load("train")
+    train_index = load("train", least=args.batch_size)
     return train_index, train_index if args.training_only else load("val", classes=train_index.classes)
 
 

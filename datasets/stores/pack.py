@@ -144,7 +144,9 @@ def build(
                 if not _is_there(path, wanted):
                     _fill(index, path, wanted, threads or THREADS_PER_CORE * available_cores(), source, room)
     except OSError as error:
-        raise BadInput(f"cannot write the pack {path}: {error.strerror or error}") from error
+        fault = damage(path, described(path))
+        remedy = f"; the pack there is damaged ({fault}): delete it, or name another folder" if fault else ""
+        raise BadInput(f"cannot write the pack {path}: {error.strerror or error}{remedy}") from error
     if room is None:
         pack_lease.keep_if_leased(path)
     return PackStore(path, index)

@@ -258,6 +258,12 @@ def _no_network(*_, **__):
     raise OSError("no network")
 
 
+def test_a_batch_larger_than_the_data_set_is_refused_before_the_scan(generated, tmp_path):
+    result = run(*JOB, generated[0], "--batch_size=641", f"--output_dir={tmp_path / 'out'}", code=2)
+    assert "batch size 641 is larger than the data set (640 samples)" in result.stderr
+    assert not [*tmp_path.rglob("index.json")]
+
+
 def test_bad_images_end_the_job_or_are_left_out_on_request(generated, tmp_path):
     root = tmp_path / "data"
     shutil.copytree(generated[0].removeprefix("--data_url="), root)

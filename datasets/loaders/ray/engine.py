@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from common.ground.exits import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.resize import fit
 from datasets.loaders.engines.map_style import Fetcher, MapStyle, build_loader
@@ -23,6 +24,7 @@ from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.files import FileStore
 
 CPUS = 0.5  # per worker of images: the workers of training and of evaluation do not work at the same time
+_MISSING = "all nodes of the Ray cluster need the images at the same path as this one"
 
 
 class RayWorkers:
@@ -34,7 +36,7 @@ class RayWorkers:
         self._pool: Pool | None = None
 
     def load(self, plan: Plan, function: Callable[[Batch, int], Any]) -> Iterator[tuple[Batch, Any]]:
-        """Yield (batch, function(batch, plan.size)) for each batch of a plan. Raises as Pool.map() does.
+        """Yield (batch, function(batch, plan.size)) for each batch of a plan. Raises BadInput.
 
         The first call sends the function to the actors, and later calls must have the same.
         """
@@ -42,8 +44,13 @@ class RayWorkers:
             self._pool = Pool(*self._arguments)
             self._function = self._pool.put(functools.partial(_run, function))
         tasks = enumerate((batch, plan.size) for batch in plan)
-        for (_, (batch, _)), result in self._pool.map(self._function, tasks):
-            yield batch, result
+        try:
+            for (_, (batch, _)), result in self._pool.map(self._function, tasks):
+                yield batch, result
+        except BadInput as error:
+            if "No such file" in str(error):
+                raise BadInput(f"{error}; {_MISSING}") from error
+            raise
 
     def close(self) -> None:
         """End the actors."""

@@ -14,11 +14,12 @@ import torch
 from common.ground.exits import BadInput
 from datasets.folders import image_folder
 from datasets.loaders import backends
+from datasets.sampling.augment import random_resized_crop
+from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import forms, local, pack
 from datasets.stores.files import FileStore
 from datasets.stores.shared import connection
 from datasets.stores.tiers import Stores, Tiers
-from tests.datasets.loaders.test_loaders import plan_of
 from tests.support import pictures
 from tests.support.packs import damaged
 from tests.support.receipts import sums_of
@@ -50,6 +51,12 @@ def uncached(index, tmp_path_factory):
     """Return form -> a store without a cache that gives the same bits."""
     path = str(tmp_path_factory.mktemp("packs") / "decoded")
     return {"encoded": FileStore(index), "decoded": pack.build(index, path)}
+
+
+def plan_of(index, rank=0, world_size=1) -> Plan:
+    return Plan(
+        index, BatchSampler(len(index), 8, 7, rank=rank, world_size=world_size), random_resized_crop, 64
+    )
 
 
 def epoch_of(loader, epoch=1, at_step=lambda step: None):
@@ -105,9 +112,7 @@ def test_processes_share_what_they_read(empty_redis, index):
         for epoch in (1, 2):
             total = torch.zeros_like(planned(index))
             for rank, tiers in enumerate(ranks):
-                with backends.build(
-                    "kspeed", tiers, plan_of(index, rank=rank, world_size=4), CPU, 1
-                ) as loader:
+                with backends.build("kspeed", tiers, plan_of(index, rank, 4), CPU, 1) as loader:
                     total += epoch_of(loader, epoch)[1]
             assert torch.equal(total, planned(index, epoch))
             until(lambda: (ranks[0].cache.lengths(range(len(index))) > 0).all())
