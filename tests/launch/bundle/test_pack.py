@@ -155,6 +155,16 @@ def test_the_rules_are_gits(tmp_path):
                 CodeFolder(str(folder / "job.py"))
 
 
+@pytest.mark.parametrize(
+    "pattern", ["*a" * 40 + "b", "**/a/" * 40 + "b", "**/*a/" * 40, "[a-z]*" * 40, "**/" * 200]
+)
+def test_a_pattern_of_many_wildcards_takes_no_longer(pattern, mine, tmp_path):
+    names = ("a" * 200, "a/" * 25 + "a" * 200, "a/a/a/none")
+    tree(mine, dict.fromkeys(names, "") | {".jobignore": f"{pattern}\n/*/*/*/no*e\n"})
+    kept = {file.path for file in CodeFolder(str(mine / "job.py")).files}
+    assert "job.py" in kept and "a/a/a/none" not in kept
+
+
 def test_simulate_runs_what_pack_would_make(mine, tmp_path):
     tree(mine, {".jobignore": "notes*\n", "notes.txt": "n", "outputs/a.txt": "", "requirements.txt": "torch"})
     kept = tmp_path / "kept"
