@@ -18,6 +18,7 @@ HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "starts.jsonl")  # the
 _STEP = re.compile(rf"{CHECKPOINTS}/step_(0|[1-9][0-9]{{0,18}})\.pt(\.json)?")
 # reasons of a StoreError that concern one object, and not the connection to the store
 _OF_THE_OBJECT = ("damaged", "replaced", *MISSING, "412", "PreconditionFailed")
+_TRIED = 100  # newest checkpoints of a list that are tried
 
 
 def step_of(path: str) -> int | None:
@@ -72,7 +73,7 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
     own = _newest(os.path.join(folder, CHECKPOINTS))
     unlisted = sorted(steps_of(there) - set(steps), reverse=True) if steps and not own else []
     refused, reasons = set(), []
-    for step in steps + unlisted:
+    for step in steps[:_TRIED] + unlisted[:_TRIED]:
         try:
             facts = _read_facts(store, step, files if step in steps else stored(store, names_of(step)))
             has_it = own.get("sha256") == facts["sha256"]

@@ -282,12 +282,6 @@ def test_answers_to_a_part_that_are_none(store, monkeypatch, tmp_path, given, bo
     assert os.listdir(tmp_path) == [] and hostile.requests < 10
 
 
-ENDLESS = reply(
-    b"<ListMultipartUploadsResult><IsTruncated>true</IsTruncated><NextKeyMarker>a</NextKeyMarker>"
-    b"</ListMultipartUploadsResult>"
-)
-
-
 @pytest.mark.parametrize(
     ("call", "answer", "words"),
     [
@@ -298,7 +292,6 @@ ENDLESS = reply(
         ("read", lambda below, _: reply(b"hello", ETag=None), "cannot be read"),
         ("list", lambda below, _: listing(f"{below}a", truncated=True), "does not end"),
         ("list", lambda below, last: listing(below + "ab"["a" in last], truncated=True), "does not end"),
-        ("uploads", lambda *_: ENDLESS, "does not end"),
         ("list", lambda below, _: listing("/etc/passwd"), "lists /etc/passwd"),
         ("list", lambda below, _: listing(f"{below}a", Key=None), "cannot be read"),
         ("list", lambda below, _: listing(f"{below}a", LastModified="9" * 20), "cannot be read"),
@@ -452,6 +445,13 @@ def test_unfinished_uploads_of_the_key_are_taken_back_by_the_next(server, store,
     for _ in range(2):
         store.abort(key, upload)
     assert list(store.uploads()) == []
+
+
+def test_unfinished_uploads_without_an_end(store, monkeypatch):
+    text = "<IsTruncated>true</IsTruncated><NextKeyMarker>a</NextKeyMarker>"
+    answer = reply(f"<ListMultipartUploadsResult>{text}</ListMultipartUploadsResult>".encode())
+    with HostileStore(lambda *_: answer) as hostile, pytest.raises(StoreError, match="does not end"):
+        list(through(monkeypatch, hostile, store).uploads())
 
 
 def test_several_that_fetch_the_same_file_at_a_time(store, tmp_path):
