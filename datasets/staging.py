@@ -1,7 +1,7 @@
 """Copy the objects below a URL of an object store to this node's scratch disk, once and completely.
 
     <scratch>/bootfile-<uid>/staged/<bucket and prefix>-<digest>/
-        data/     the files
+        data/     the files; named .data until all are complete
         .lock     exclusive while a process changes the copy, shared while jobs read it
 
 One process of a node downloads, the others wait. The modification time of a file is computed from its object,
@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from common.distributed import barrier
 from common.ground.exits import BadInput
-from common.ground.files import locked
+from common.ground.files import locked, sync_folder
 from common.ground.heartbeat import Heartbeat
 from common.object_store.paths import SCRATCH, check_keys, scratch_folder
 from common.object_store.store import Object, ObjectStore
@@ -95,13 +95,17 @@ def _complete(url: str, place: str) -> None:
 
 def _update(store: ObjectStore, url: str, data: str, objects: list[Object], beat: _Beat) -> None:
     begin, received, lock = time.monotonic(), 0, threading.Lock()
-    missing, others = _compare(data, objects, beat)
-    if not missing and not others:
-        print(f"staged before: {url}, {len(objects)} files unchanged at {data}", flush=True)
-        return
+    hidden = os.path.join(os.path.dirname(data), ".data")
+    if os.path.isdir(data):
+        if not any(_compare(data, objects, beat)):
+            print(f"staged before: {url}, {len(objects)} files unchanged at {data}", flush=True)
+            return
+        shutil.rmtree(hidden, ignore_errors=True)
+        os.rename(data, hidden)
+    missing, others = _compare(hidden, objects, beat)
     for path in others:
         os.unlink(path)
-    for base, _, _ in os.walk(data, topdown=False):
+    for base, _, _ in os.walk(hidden, topdown=False):
         with contextlib.suppress(OSError):
             os.rmdir(base)  # only if it is empty
     size = sum(entry.size for entry in missing)
@@ -111,8 +115,8 @@ def _update(store: ObjectStore, url: str, data: str, objects: list[Object], beat
             f"{url} needs {needed / 1e9:.3f} GB more on this node, {free / 1e9:.3f} GB are free at "
             f"{os.path.dirname(data)}: set {SCRATCH} to a folder on a larger disk"
         )
-    for folder in {os.path.dirname(entry.key) for entry in missing}:
-        os.makedirs(os.path.join(data, folder), exist_ok=True)
+    for folder in {"", *(os.path.dirname(entry.key) for entry in missing)}:
+        os.makedirs(os.path.join(hidden, folder), exist_ok=True)
 
     def count(size: int) -> None:
         nonlocal received
@@ -120,7 +124,7 @@ def _update(store: ObjectStore, url: str, data: str, objects: list[Object], beat
             received += size
 
     def fetch(entry: Object) -> None:
-        path = os.path.join(data, entry.key)
+        path = os.path.join(hidden, entry.key)
         store.fetch(entry.key, path, entry.size, count)
         os.utime(path, ns=(_time_of(entry),) * 2)
 
@@ -129,6 +133,8 @@ def _update(store: ObjectStore, url: str, data: str, objects: list[Object], beat
         beat(f"staging {url}: {received / 1e9:.3f} of {size / 1e9:.3f} GB, {rate:.1f} MB/s")
 
     store.run((functools.partial(fetch, entry) for entry in missing), report)
+    os.rename(hidden, data)
+    sync_folder(os.path.dirname(data))
     seconds = time.monotonic() - begin
     print(
         f"staged {url}: {len(objects)} files, {len(missing)} fetched, {size / 1e9:.3f} GB in {seconds:.1f} s "

@@ -72,7 +72,7 @@ def load(path: str, arch: str | None = None, image_size: int | None = None) -> T
     if arch:
         name, channels, mean, std, share = arch, 3, MEAN, STD, 224 / 256
         size = settings.get("image_size", 224)
-        make = lambda classes: models.build(arch, classes, size)  # noqa: E731
+        make = lambda classes: models.build(arch, classes, size).eval()  # noqa: E731
     elif dataset in image_set.NAMES:
         form = importlib.import_module(f"datasets.memory.{dataset}")
         name, channels, mean, std, share = _SMALL, len(form.MEAN), form.MEAN, form.STD, 1.0

@@ -213,7 +213,7 @@ def test_a_restart_takes_the_backend_of_the_last_start_which_else_is_the_fastest
     (["--pack=s3://bucket/packs"], "--pack s3://bucket/packs is a URL"),
     (["--pack_form=jpeg"], "--pack_form jpeg: there is no pack; name its folder with --pack"),
     (["--pack_form=jpeg", "--data_backend=kspeed", "--cache=redis://host"], "there is no pack; name its"),
-    (["--cache=redis://host?form=jpeg"], "form=decoded|encoded are valid after the question mark"),
+    (["--cache=redis://host?form=jpeg"], "form=decoded|encoded are valid after the ?"),
     (["--cache_dir={file}"], "--cache_dir {file} cannot be written: Not a directory ({file})"),
     (["--accumulate=5"], "--accumulate 5 does not divide the 64 samples"),
     (["--first_image_size=64"], "--first_image_size 64 exceeds --image_size 32"),

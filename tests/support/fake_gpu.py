@@ -332,7 +332,7 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
     monkeypatch.setattr(exits, "_at_end", {place: [] for place in exits.PLACES})
     for place, name in (
         (memory.Windows, "__init__"), (memory.Windows, "__call__"), (models, "resnet18"),
-        (models, "classifier"), (image_folders, "open_indexes"),
+        (models, "build"), (image_folders, "open_indexes"),
     ):  # fmt: skip
         monkeypatch.setattr(place, name, on_host(getattr(place, name)))
     monkeypatch.setattr(process_group, "join", lambda _: (DEVICE, 0, 1))

@@ -62,8 +62,9 @@ def _config(tmp_path, text: str, platform="modelarts"):
 
 def _arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    for name in ("--init_method", "--rank", "--world_size", "--processes_per_node"):
-        parser.add_argument(name)
+    parser.add_argument("--init_method")
+    for name in ("--rank", "--world_size", "--processes_per_node"):
+        parser.add_argument(name, type=int)
     return parser.parse_known_args(words)[0]
 
 
