@@ -42,10 +42,12 @@ QUIET = {  # what this machine says of ranks and paths, and what Ray and jobs se
 # A program that is forked after the import of torch 2.1 aborts at its end; 2.14 was tested.
 CAN_FORK = tuple(map(int, importlib.metadata.version("torch").split(".")[:2])) >= (2, 6)
 LONG = (
-    "test_ray_loader.py", "test_documents.py", "test_imagenet.py", "test_start.py", "test_mirror.py",
-    "test_redis_store.py", "test_demo.py", "test_benchmarks.py", "test_quickstart.py", "test_rendezvous.py",
-    "test_simulate.py", "test_loaders.py", "test_upload.py", "test_train_ray.py", "test_kspeed.py",
-    "test_shared_output.py", "test_job_service.py", "test_object_store_faults.py", "test_data.py",
+    "test_urls.py", "test_prove.py", "test_new.py", "test_imagenet_exact.py", "test_ray_loader.py",
+    "test_documents.py", "test_imagenet.py", "test_start.py", "test_mirror.py", "test_redis_store.py",
+    "test_demo.py", "test_benchmarks.py", "test_train_exact.py", "test_gpu_check.py", "test_quickstart.py",
+    "test_rendezvous.py", "test_simulate.py", "test_loaders.py", "test_upload.py", "test_train_own.py",
+    "test_train_ray.py", "test_kspeed.py", "test_shared_output.py", "test_job_service.py",
+    "test_object_store_faults.py", "test_data.py",
 )  # fmt: skip
 QUICK = ("--dataset=digits", "--width=8")  # train.py with 176,258 parameters instead of 11 million
 LONGEST = 400  # seconds of a job that takes 10 alone: a limit only ends a test that hangs
