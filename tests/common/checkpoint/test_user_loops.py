@@ -120,6 +120,16 @@ class NumbersInTheLoop(Loop):
         return self.criterion(self.model(mixed.float()), labels)
 
 
+class TimmMixup(Loop):
+    def build(self):
+        super().build()
+        self.mixup = pytest.importorskip("timm.data").Mixup(0.4, 0.0, num_classes=3, mode="elem")
+
+    def loss(self, inputs, labels):
+        images, targets = self.mixup(inputs.view(-1, 6, 1, 1), labels)
+        return self.criterion(self.model(images.flatten(1)), targets)
+
+
 class Accumulation(Loop):
     """The usual form: an optimizer step every third batch."""
 
@@ -443,7 +453,7 @@ class Toggled(GAN):
 
 CASES = [
     SlowCritic, GroupAddedToTheSecond, Adversarial, WithOwnState, Mask, TwoLoaders, Toggled,
-    Loop, NumbersInTheLoop, Accumulation, AccumulationInPlace, GroupAddedLater,
+    Loop, NumbersInTheLoop, TimmMixup, Accumulation, AccumulationInPlace, GroupAddedLater,
     GroupAddedLaterToAdam, Unfrozen, TwoPasses, GAN, LBFGS, RateInATensor, OwnGenerator,
     CriterionWithWeights, StateOfNumPy,
 ]  # fmt: skip
