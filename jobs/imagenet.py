@@ -214,7 +214,7 @@ def main() -> None:
         evaluated = ema.module
     # loss_sum, correct, count since a report; a row for each shard
     running = torch.zeros(args.exact_shards or 1, 3, dtype=torch.float64, device=device)
-    sums = torch.zeros_like(running)  # of one step
+    sums = torch.zeros_like(running)  # the figures of one step
 
     step = checkpoint.resume(total_steps)
     for epoch in train_loader.epochs_from(step):

@@ -124,7 +124,7 @@ def main() -> None:
     running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
 
     ### 新增 (new) 5/10, the figures of each shard have a row of their own ###
-    running, sums = torch.zeros(2, shards.count, 3, dtype=torch.float64, device=device)  # sums: of one step
+    running, sums = torch.zeros(2, shards.count, 3, dtype=torch.float64, device=device)  # sums: one step
     ### 新增 (new) 5/10, the figures of each shard have a row of their own ###
 
     checkpoint = Checkpointer(

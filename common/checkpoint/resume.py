@@ -114,7 +114,7 @@ def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str,
             raise BadInput(f"{path}: {error}") from None
         except checkpoint.Refused as reason:
             refused.append(f"{path}: {reason}")
-        except Exception as error:  # of load_state_dict(): the file is of another program
+        except Exception as error:  # load_state_dict() failed: the file is of another program
             text = checkpoint.first_line(error)
             refused.append(f"{path}: it does not hold the state of this job: {text}")
         print(f"checkpoint refused: {refused[-1]}", flush=True)

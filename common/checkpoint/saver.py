@@ -35,7 +35,7 @@ class Saver:
         self._copies = HostCopies()
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "writer")
         self._write: concurrent.futures.Future | None = None  # the last write, until check() has seen its end
-        self._name = ""  # of the file of the last write
+        self._name = ""  # the file of the last write
         self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
         self._digested = 0  # the step of the last state whose digest was submitted
         self._digests: list[tuple[int, str]] = []  # (step, digest) that digests() has not returned

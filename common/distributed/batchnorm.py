@@ -33,7 +33,7 @@ def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
             )
     for layer in layers:  # torch's own conversion makes new layers, but not for the second name of a layer
         layer.__class__ = nn.SyncBatchNorm if torch.distributed.get_backend() == "nccl" else GlooSyncBatchNorm
-        layer.process_group = None  # type: ignore[assignment]  # of SyncBatchNorm: all ranks
+        layer.process_group = None  # type: ignore[assignment]  # None stands for all ranks, as in SyncBatchNorm
     return model
 
 

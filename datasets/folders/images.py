@@ -20,7 +20,7 @@ simplejpeg = import_optional("simplejpeg", "images need simplejpeg")
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs
 MAX_BYTES = 3 * MAX_PIXELS + 2**20  # of a file: as many pixels without compression, and a header
-_MOST_SEGMENTS = 512  # of a JPEG's header, with its fill bytes
+_MOST_SEGMENTS = 512  # segments of a JPEG's header, with its fill bytes
 _STARTS = {  # kind of content, as Pillow calls it -> its first bytes
     "JPEG": rb"\xff\xd8\xff", "PNG": rb"\x89PNG\r\n\x1a\n", "TIFF": rb"II[*+]\0|MM\0[*+]",
     "WEBP": rb"RIFF....WEBP", "PPM": rb"P[1-6]\s", "BMP": rb"BM", "GIF": rb"GIF8[79]a",

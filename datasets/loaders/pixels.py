@@ -17,7 +17,7 @@ Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor
 
 _GREY = (19595, 38470, 7471)  # ITU-R BT.601, in 1 / ONE
 _IMAGES_PER_CHUNK = 4  # an even number
-_BITS = ONE.bit_length() - 1  # of a factor's fraction
+_BITS = ONE.bit_length() - 1  # bits of a factor's fraction
 _SHIFT = 32  # pixels, TrivialAugment's largest translation
 
 

@@ -30,7 +30,7 @@ from datasets.loaders.ray import worker
 RAY = '"ray>=2.52"'  # the requirement for pip; 2.52 is the first version with tokens
 HELP = "Ray cluster: auto (default: RAY_ADDRESS, or that of this machine, or only this process), or HOST:PORT"
 
-_RETRIES = 20  # of a task whose actor is lost. Some are needed until Ray has noticed that a node is lost
+_RETRIES = 20  # starts of a task whose actor is lost: Ray notices a lost node late
 _CHECKED = 2.0  # seconds between two checks of the head
 _REACHED = 10.0  # seconds for the head to accept a connection
 _STARTED = 120.0  # seconds for the actors to get CPUs of a cluster
