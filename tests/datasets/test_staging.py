@@ -26,12 +26,10 @@ from common.distributed.entry import entry
 from datasets import staging
 heartbeat.EVERY = 0.5
 rank, port, url = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-timeout = datetime.timedelta(seconds=float(sys.argv[4]))
-store = torch.distributed.TCPStore(
-    "127.0.0.1", port, is_master=rank == 0, wait_for_workers=False, timeout=timeout
-)
+store = torch.distributed.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
 torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
 barrier.wait_for_all("begin", "to begin")
+store.set_timeout(datetime.timedelta(seconds=float(sys.argv[4])))  # from now on: a start may take longer
 @entry
 def main():
     print("at", staging.stage(url), flush=True)

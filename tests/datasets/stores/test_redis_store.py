@@ -590,7 +590,7 @@ def test_the_data_of_a_killed_job_are_deleted_by_the_next(empty_redis, index, tm
     client = empty_redis.client()
     assert len(client.keys("*decoded256:[0-9]*")) == 2
     with Opened(empty_redis.url(), index) as tool:
-        until(lambda: not tool.sets()[0].leases)
+        until(lambda: not any(each.leases for each in tool.sets()))
     with Opened(empty_redis.url(), other, "active") as opened:
         until(lambda: not client.keys("*decoded256:[0-9]*"))
         until(lambda: [each.name for each in opened.sets()] == [opened.store.name])
