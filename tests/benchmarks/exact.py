@@ -20,7 +20,7 @@ from common.compute import models
 from common.distributed import exact
 from tests.conftest import free_port
 
-CLASSES, SIDE = 10, 32  # of CIFAR-10
+CLASSES, SIDE = 10, 32  # classes and pixels of CIFAR-10
 
 
 def measure(rank: int, args: argparse.Namespace, port: int) -> None:

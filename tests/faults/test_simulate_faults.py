@@ -12,7 +12,7 @@ pytestmark = pytest.mark.faults
 
 TIMEOUT = 15  # seconds, of the process group
 ENDLESS = ("jobs/train_ddp.py", "--", *QUICK, "--batch_size=32", f"--timeout={TIMEOUT}", "--epochs=10000")
-JOB = (*ENDLESS, "--max_steps=40")  # of an epoch of 44, enough that a fault after step 2 is not too late
+JOB = (*ENDLESS, "--max_steps=40")  # fewer than the 44 of an epoch; a fault after step 2 is in time
 
 
 def weights(folder, node="node-0") -> dict[str, torch.Tensor]:

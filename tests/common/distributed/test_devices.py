@@ -97,7 +97,7 @@ def test_choice_of_device(monkeypatch):
     monkeypatch.setenv("MA_NUM_GPUS", "8")
     with pytest.raises(BadInput, match="promised 8 GPUs"):
         select(_args())
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):  # of torchrun
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):  # variables of torchrun
         monkeypatch.setenv(name, "1" if name in ("WORLD_SIZE", "MASTER_PORT") else "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     with pytest.raises(BadInput, match="promised 8 GPUs"):
