@@ -90,35 +90,37 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--code_dir", metavar="FOLDER", help="the uploaded folder of a script (default: the script's own)")
     add("--keep", help="keep the nodes' folders in this empty or new folder (default: temporary)")
     add("--limit", type=positive_float, help="end the simulation after this many seconds (default: never)")
-    args = parser.parse_args(argv[:split])
-    args.job_arguments = argv[split + 1 :]
-    args.job_options = [*_read_config(args.job_arguments), *args.job_arguments]
+    args, given = parser.parse_args(argv[:split]), argv[split + 1 :]
+    options = [*_read_config(given), *given]
     if not os.path.isfile(args.job):
         raise BadInput(f"{args.job}: no such file")
-    args.code = CodeFolder(args.job, code_dir=args.code_dir)
+    code = CodeFolder(args.job, code_dir=args.code_dir)
     if args.nodes * args.processes > _MOST_PROCESSES:
         raise BadInput(f"--nodes {args.nodes} --processes {args.processes}: at most {_MOST_PROCESSES} in all")
     somewhere, addresses = Folders("", "", "", "", ""), ["127.0.0.1"] * args.nodes
     make_starts(args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere)  # checks
-    args.faults = faults.parse(args.fault, args.nodes, args.processes)
-    cuts = [fault.text for fault in args.faults if fault.kind == "cut"]
+    parsed = faults.parse(args.fault, args.nodes, args.processes)
+    cuts = [fault.text for fault in parsed if fault.kind == "cut"]
     if cuts and not args.network_namespaces:
         raise BadInput(f"--fault {cuts[0]} needs --network-namespaces: otherwise the nodes share one network")
-    args.data = get_option(args.job_options, "--data_url")
-    if args.data and "://" in args.data:  # the job itself fetches it
-        args.data = None
-    if args.data is not None and not os.path.isdir(args.data):
-        raise BadInput(f"--data_url {args.data} is not a folder on this machine")
-    args.data = args.data and os.path.abspath(args.data)
-    if args.keep:
-        args.keep = os.path.abspath(args.keep)
+    data = get_option(options, "--data_url")
+    if data and "://" in data:  # the job itself fetches it
+        data = None
+    if data is not None and not os.path.isdir(data):
+        raise BadInput(f"--data_url {data} is not a folder on this machine")
+    keep = args.keep and os.path.abspath(args.keep)
+    if keep:
         try:
-            os.makedirs(args.keep, exist_ok=True)
-            if os.listdir(args.keep):
-                raise BadInput(f"--keep {args.keep} is not empty")
+            os.makedirs(keep, exist_ok=True)
+            if os.listdir(keep):
+                raise BadInput(f"--keep {keep} is not empty")
         except OSError as error:
-            raise BadInput(f"--keep {args.keep}: {error.strerror}") from error
-    return args
+            raise BadInput(f"--keep {keep}: {error.strerror}") from error
+    follows = {
+        "job_arguments": given, "job_options": options, "code": code, "faults": parsed, "keep": keep,
+        "data": data and os.path.abspath(data),
+    }  # fmt: skip
+    return argparse.Namespace(**vars(args) | follows)
 
 
 def _read_config(arguments: list[str]) -> list[str]:
