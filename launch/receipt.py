@@ -82,7 +82,7 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     first, second: output folders. States are compared at the steps whose digest both runs have. Raises
     BadInput.
     """
-    lines = digest.read(first), digest.read(second)
+    lines = digest.read(first, whole=True), digest.read(second, whole=True)
     steps = sorted(lines[0].keys() & lines[1].keys())
     if not steps:
         return True, "not compared: the runs have no digest of the same step (a checkpoint or an epoch's end)"
@@ -134,9 +134,9 @@ def _difference(one: object, other: object) -> float:
 
 def _setting(run: str, name: str) -> object:
     """Return an option of a run, as its last start had it; None if it is not known."""
-    return next((start["settings"].get(name) for start in reversed(starts.read(run))), None)
+    return next((start["settings"].get(name) for start in reversed(starts.read(run, whole=True))), None)
 
 
 def _world_size(run: str) -> object:
-    sizes = [start["environment"].get("world size", 1) for start in starts.read(run)]
+    sizes = [start["environment"].get("world size", 1) for start in starts.read(run, whole=True)]
     return max((size for size in sizes if isinstance(size, int)), default=1)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from common.ground.exits import BadInput
-from common.ground.files import append_json_line, read_json_lines, write_atomic
+from common.ground.files import append_json_line, read_file, read_json_lines, write_atomic
 
 FILE = "state.jsonl"  # in a run's output folder
 _MOST = 2**30  # bytes of FILE
@@ -64,11 +64,12 @@ def write(folder: str, line: dict) -> None:
     append_json_line(os.path.join(folder, FILE), line)
 
 
-def read(folder: str) -> dict[int, dict]:
-    """Return the lines of FILE by step, the last one of each step; {} without the file. Raises BadInput."""
+def read(folder: str, whole: bool = False) -> dict[int, dict]:
+    """Return the lines of FILE by step, the last one of each step; {} without the file. whole: raise BadInput
+    if lines are damaged. Raises BadInput."""
     path = os.path.join(folder, FILE)
     try:
-        lines = read_json_lines(path, _MOST)
+        lines = read_json_lines(path, _MOST, whole)
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
     by_step = {
@@ -80,8 +81,9 @@ def read(folder: str) -> dict[int, dict]:
 
 
 def cut(folder: str, step: int) -> None:
-    """Delete the lines after `step`, which a resumed run writes again. Raises OSError."""
-    lines = read(folder)
-    if lines and max(lines) > step:
-        kept = (json.dumps(line) + "\n" for number, line in lines.items() if number <= step)
-        write_atomic(os.path.join(folder, FILE), "".join(kept))
+    """Delete the lines after `step`, which a resumed run writes again, and those that a kill has cut. Raises
+    OSError."""
+    path, lines = os.path.join(folder, FILE), read(folder)
+    kept = "".join(json.dumps(line) + "\n" for number, line in lines.items() if number <= step)
+    if os.path.exists(path) and read_file(path, _MOST) != kept.encode():
+        write_atomic(path, kept)

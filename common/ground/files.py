@@ -17,6 +17,8 @@ import stat
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from common.ground.exits import BadInput
+
 ROOT = os.path.abspath(f"{__file__}/../../..")  # the folder that holds jobs/ and common/
 PARTIAL = ".partial-"  # the names of temporary files and folders begin with this
 _BLOCK = 2**20  # bytes
@@ -133,13 +135,19 @@ def is_at(handle: int, path: str) -> bool:
         return False
 
 
-def read_json_lines(path: str, most: int) -> list[dict]:
+def read_json_lines(path: str, most: int, whole: bool = False) -> list[dict]:
     """Return the objects in a file of JSON lines of at most `most` bytes, without damaged lines; [] if the
-    file is missing. Raises OSError."""
+    file is missing. whole: raise BadInput if lines are damaged. Raises OSError."""
     try:
-        return parse_json_lines(read_file(path, most))
+        content = read_file(path, most)
     except FileNotFoundError:
         return []
+    objects = parse_json_lines(content)
+    count = sum(bool(line.strip()) for line in content.split(b"\n"))
+    if whole and len(objects) < count:
+        bad = count - len(objects)
+        raise BadInput(f"{path}: {bad} of {count} lines are cut or damaged: delete them to use the others")
+    return objects
 
 
 def parse_json_lines(content: bytes) -> list[dict]:

@@ -51,10 +51,11 @@ def write(folder: str, args: argparse.Namespace, **facts: Any) -> None:
     append_json_line(os.path.join(folder, FILE), facts | known)
 
 
-def read(folder: str) -> list[dict]:
-    """Return the starts of the run in a folder, in order, without damaged lines."""
+def read(folder: str, whole: bool = False) -> list[dict]:
+    """Return the starts of the run in a folder, in order, without damaged lines. whole: raise BadInput if
+    lines are damaged."""
     with contextlib.suppress(OSError):
-        return _keep_complete(read_json_lines(os.path.join(folder, FILE), _MOST))
+        return _keep_complete(read_json_lines(os.path.join(folder, FILE), _MOST, whole))
     return []
 
 

@@ -261,8 +261,8 @@ def _read_rank(folder: str, rank: int) -> list[Start]:
             starts[-1].steps.append(Step(epoch, sums, hashes[last - sums[1] : last]))
         else:
             starts.append(Start(epoch - 1 if epoch else None, sums[0], (sums[1] or None), sums[2], []))
-    if not starts:
-        raise ReceiptError(f"{path} holds no start")
+    if not starts or os.path.getsize(path) % RECORD.itemsize:
+        raise ReceiptError(f"{path} is cut: it ends within a record, or holds no start")
     return starts
 
 

@@ -156,6 +156,8 @@ def read(folder: str) -> np.ndarray:
     path = os.path.join(folder, FILE)
     try:
         records = _whole(path)
+        if rest := os.path.getsize(path) % RECORD.itemsize:
+            raise BadInput(f"{path} is cut: its last record has {rest} of {RECORD.itemsize} bytes")
     except OSError as error:
         raise BadInput(f"no receipt of a run at {path}: {error.strerror}") from error
     if not len(records):

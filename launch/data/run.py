@@ -37,16 +37,11 @@ class Run:
             raise BadInput(f"no run at {folder}: not a folder")
         self.folder, self.records = folder, receipt.read(folder)
         path = os.path.join(folder, starts.FILE)
-        self.starts = [start for start in starts.read(folder) if isinstance(start.get("step"), int)]
+        known = starts.read(folder, whole=True)
+        self.starts = [start for start in known if isinstance(start.get("step"), int)]
         if not self.starts:
+            path = os.path.join(folder, starts.FILE)
             raise BadInput(f"{path} has no start that can be read: seed, options and world size are unknown")
-        with open(path, "rb") as file:
-            lines = sum(bool(line.strip()) for line in file)
-        if lines != len(self.starts):
-            raise BadInput(
-                f"{path}: {lines - len(self.starts)} of {lines} lines are cut or damaged, so it is not known "
-                "how many processes made a step; without these lines the other starts are used"
-            )
 
     @property
     def last(self) -> int:

@@ -65,15 +65,30 @@ def test_states_are_compared_where_both_runs_have_them(tmp_path):
     assert _receipt(whole, older, code=0)[1].startswith("state not compared: ")
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["[", "[1]", '{"step": "11"}', '{"step": 11, "digest": 5, "parts": []}', "[" * 100_000, "\0\xff", ""],
-)
-def test_damaged_lines_are_left_out(tmp_path, line):
+@pytest.mark.parametrize("line", ['{"step": "11"}', '{"step": 11, "digest": 5, "parts": []}', ""])
+def test_lines_of_another_form_are_left_out(tmp_path, line):
+    whole, other = _make(tmp_path / "whole"), _make(tmp_path / "other")
+    lines = (other / digest.FILE).read_text().splitlines()
+    (other / digest.FILE).write_text("\n".join([line, *lines[1:]]))
+    assert _receipt(whole, other, code=0)[1] == "state equal at steps 22, 33"
+
+
+@pytest.mark.parametrize("name", [digest.FILE, "starts.jsonl", "receipt.bin"])
+@pytest.mark.parametrize("end", [b"[", b"[1]", b"[" * 100_000, b"\0\xff"])
+def test_a_damaged_file_is_one_error(tmp_path, name, end):
     whole, damaged = _make(tmp_path / "whole"), _make(tmp_path / "damaged")
-    lines = (damaged / digest.FILE).read_text().splitlines()
-    (damaged / digest.FILE).write_text("\n".join([line, *lines[1:], line[:9]]))
-    assert _receipt(whole, damaged, code=0)[1] == "state equal at steps 22, 33"
+    with open(damaged / name, "ab") as file:
+        file.write(end)
+    refused = run("-m", "launch", "receipt", whole, damaged, code=2).stderr
+    assert refused.startswith(f"error: {damaged / name}") and refused.count("\n") == 1
+
+
+def test_a_resumed_run_removes_a_cut_line(tmp_path):
+    folder = _make(tmp_path / "run")
+    os.truncate(folder / digest.FILE, os.path.getsize(folder / digest.FILE) - 9)
+    digest.cut(str(folder), 22)
+    digest.write(str(folder), digest.summarize(33, _objects(33)))
+    assert list(digest.read(str(folder), whole=True)) == [11, 22, 33]
 
 
 def test_equal_bits_have_equal_digests():

@@ -188,6 +188,7 @@ def test_other_augmentation_of_the_same_samples(tmp_path):
         (lambda run: os.truncate(run / "samples-1.bin", 8), "damaged"),
         (lambda run: os.truncate(run / "receipt-1.bin", 0), "holds no start"),
         (lambda run: os.truncate(run / "receipt-1.bin", 32), "no step of all"),
+        (lambda run: os.truncate(run / "receipt-1.bin", 100), "is cut"),
         (lambda run: (run / "receipt-0.bin").write_bytes(b"x" * 320), "damaged"),
     ],
 )
