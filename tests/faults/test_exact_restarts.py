@@ -3,6 +3,7 @@
 The moments follow from seeds: REPEATS=0.1 runs a tenth of the list.
 """
 
+import contextlib
 import os
 import random
 import re
@@ -81,6 +82,12 @@ def _during_a_save(folder: Path, bound: float) -> None:
         time.sleep(0.001)
 
 
+def _send(pid: int, number: int) -> None:
+    """Send a signal to a process of a job, which may just have ended."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
 def test_random_sigkills(whole, tmp_path, capsys):
     """100 SIGKILLs, of one rank, of all ranks or during a save, lose at most one interval of saves each."""
     processes, unbroken, seconds = whole
@@ -102,7 +109,7 @@ def test_random_sigkills(whole, tmp_path, capsys):
             ranks = processes_of(job) if processes > 1 else [job.pid]
             if done < kills and ranks and job.poll() is None:
                 for pid in [draw.choice(ranks)] if kind == "one rank" else ranks:
-                    os.kill(pid, signal.SIGKILL)
+                    _send(pid, signal.SIGKILL)
             result = finish(job, None, timeout=300)
             lines += result.stdout.splitlines(keepends=True)
             if result.returncode == 0:
@@ -151,7 +158,7 @@ def test_random_sigterms(whole, tmp_path, capsys):
             target = draw.choice([job.pid, *ranks])
             begin = time.monotonic()
             if done < stops and job.poll() is None:
-                os.kill(target, draw.choice([signal.SIGTERM, signal.SIGUSR2]))
+                _send(target, draw.choice([signal.SIGTERM, signal.SIGUSR2]))
             result = finish(job, None, timeout=300)
             lines += result.stdout.splitlines(keepends=True)
             if result.returncode == 0:
