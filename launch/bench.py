@@ -76,8 +76,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = arguments.Parser(__doc__)
-    parser.prog = "python -m launch bench loaders"
+    parser = arguments.Parser(__doc__, "python -m launch bench loaders")
     add, count = parser.add_argument, arguments.positive_int
     add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
     add("--json", action="store_true", help="print JSON")

@@ -24,8 +24,7 @@ from datasets.sampling import loop_receipt, receipt
 
 def main(arguments: list[str]) -> int:
     """Print the comparison and return the exit code. Raises BadInput."""
-    parser = Parser(__doc__)
-    parser.prog = "python -m launch receipt"
+    parser = Parser(__doc__, "python -m launch receipt")
     parser.add_argument("run_a", metavar="RUN_A", help="output folder of a run")
     parser.add_argument("run_b", metavar="RUN_B", nargs="?", help="output folder of another run")
     args = parser.parse_args(arguments)

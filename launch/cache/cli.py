@@ -101,8 +101,7 @@ VERBS = {"preload": preload, "check": check, "ls": ls, "rm": rm}
 
 
 def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
-    parser = arguments.Parser(__doc__)
-    parser.prog = f"python -m launch cache {verb}"
+    parser = arguments.Parser(__doc__, f"python -m launch cache {verb}")
     add, number = parser.add_argument, arguments.positive_int
     add("--to", required=True, metavar="PLACE", help="a folder of packs, or redis://[user@]host[:port]")
     if verb in ("preload", "check"):

@@ -5,9 +5,9 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
-import psutil
 
 from common.ground.exits import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
@@ -113,10 +113,10 @@ def _users(path: str) -> list[str]:
     locks = {".lock": "a process that builds it", ".lease": "a job that deletes it at its end"}
     found = [who for ending, who in locks.items() if _is_locked(path + ending)]
     real = os.path.realpath(path) + os.sep
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if any(mapped.path.startswith(real) for mapped in process.memory_maps()):
-                found.append(f"process {process.pid}")
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if real in maps.read_text(errors="surrogateescape"):
+                found.append(f"process {maps.parent.name}")
     return found
 
 

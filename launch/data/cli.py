@@ -33,8 +33,7 @@ from launch.simulate.commands import get_option
 def main(arguments: list[str]) -> int:
     """Print the answer and return 0. Raises BadInput."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = Parser(__doc__)
-    parser.prog = "python -m launch data"
+    parser = Parser(__doc__, "python -m launch data")
     add = parser.add_argument
     add("run", metavar="RUN", help="output folder of a run")
     add("--step", type=positive_int, metavar="N", help="print the samples of step N, counted from 1")

@@ -43,8 +43,7 @@ _UNWIND = 60.0  # seconds after Ctrl-C to end the job's processes, and delete it
 def main(arguments: list[str]) -> int:
     """Run the job, print the verdict and return the exit code. Raises BadInput."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = Parser(__doc__)
-    parser.prog = "python -m launch prove"
+    parser = Parser(__doc__, "python -m launch prove")
     add = parser.add_argument
     add("job", metavar="JOB", help="the script; its options follow --")
     add("--to", metavar="FILE", help="also write a page, for example proof.html")

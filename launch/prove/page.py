@@ -1,17 +1,15 @@
 """The table of a proof as a page: one file that loads nothing and runs no script."""
 
-import os
 import shlex
 import time
 from typing import NamedTuple
 
-from common.ground.exits import BadInput, import_optional
+from common.ground.exits import BadInput
 from common.ground.files import write_atomic
 from common.run import starts
+from launch import page
 from launch.prove.evidence import PARTS, Line
 from launch.prove.jobs import REFERENCE, Case, Job
-
-jinja2 = import_optional("jinja2", "the page needs jinja2")
 
 MARK = "<!-- a page of launch prove -->"
 
@@ -44,11 +42,8 @@ def write(path: str, job: Job, rows: list[Row], verdict: str) -> None:
     """Write the page, before the folders of the runs are deleted. Raises BadInput."""
     started = starts.read(job.folder(REFERENCE))
     facts = started[-1]["environment"] if started else starts.environment() | {"job": job.script}
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))),
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    text = environment.get_template("prove/page.html").render(
+    text = page.render(
+        "prove/page.html",
         mark=MARK,
         verdict=verdict,
         rows=rows,

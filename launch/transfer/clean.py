@@ -35,8 +35,7 @@ class _Snapshot(NamedTuple):
 def main(arguments: list[str]) -> int:
     """Show old snapshots and unfinished uploads, ask, remove them, and return the exit code. Raises
     BadInput."""
-    parser = Parser(__doc__)
-    parser.prog = "python -m launch clean"
+    parser = Parser(__doc__, "python -m launch clean")
     parser.add_argument("url", metavar="URL", help="the URL that was given to `upload`")
     parser.add_argument(
         "--keep", type=positive_int, default=3, help="newest snapshots to keep of each name (default: 3)"
