@@ -312,32 +312,35 @@ class DaliReader(Row):
             pass
 
 
-class FFCV(Row):
-    """FFCV with its own file. mode: "jpg" (encoded again with quality 90) or "raw". resolution: pixels of the
-    longer side; None: 256 pixels on the shorter side of the first image.
+def write_beton(images: str, path: str, mode: str, resolution: int | None) -> None:
+    """Write FFCV's file of a folder of images. mode: "jpg" (encoded again with quality 90) or "raw".
+    resolution: pixels of the longer side; None: 256 pixels on the shorter side of the first image."""
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+    from torchvision.datasets import ImageFolder
 
-    On the CPU its NormalizeImage must come before ToTensor; the result is the same.
-    """
+    data = ImageFolder(images)
+    if resolution is None:
+        sides = Image.open(data.samples[0][0]).size
+        resolution = round(256 * max(sides) / min(sides))
+    field = RGBImageField(write_mode=mode, max_resolution=resolution, jpeg_quality=90)
+    fields = {"image": field, "label": IntField()}
+    DatasetWriter(path, fields, num_workers=WORKERS).from_indexed_dataset(data)
+
+
+class FFCV(Row):
+    """FFCV with its own file. On the CPU its NormalizeImage must come before ToTensor; the result is the
+    same."""
 
     def __init__(self, *data, mode: str, resolution: int | None, uint8: bool = False):
-        from ffcv.fields import IntField, RGBImageField
         from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
         from ffcv.loader import Loader, OrderOption
         from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
-        from ffcv.writer import DatasetWriter
-        from torchvision.datasets import ImageFolder
 
         super().__init__(*data)
         path = os.path.join(self.folder, f"{mode}-{resolution}.beton")
-        if resolution is None:
-            sides = Image.open(self.labelled()[0][0]).size
-            resolution = round(256 * max(sides) / min(sides))
         if not os.path.exists(path):
-            field = RGBImageField(write_mode=mode, max_resolution=resolution, jpeg_quality=90)
-            writer = DatasetWriter(
-                f"{path}.partial", {"image": field, "label": IntField()}, num_workers=WORKERS
-            )
-            writer.from_indexed_dataset(ImageFolder(self.images))
+            write_beton(self.images, f"{path}.partial", mode, resolution)
             os.rename(f"{path}.partial", path)
         mean, std = 255 * np.array(MEAN), 255 * np.array(STD)
         steps = [RandomResizedCropRGBImageDecoder((SIDE, SIDE)), RandomHorizontalFlip()]

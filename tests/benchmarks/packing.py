@@ -20,13 +20,11 @@ import sys
 import tempfile
 import time
 
-from PIL import Image
-
 from common.distributed.entry import entry
 from tests.benchmarks import loaders
 from tests.benchmarks.rounds import conditions, make_parser
 
-SHORT_SIDE, KILOBYTES = 256, 116
+KILOBYTES = 116
 
 
 def _index(folder: str):
@@ -55,15 +53,7 @@ def packed(folder: str, to: str, form: str) -> None:
 
 
 def ffcv(folder: str, to: str, mode: str) -> None:
-    from ffcv.fields import IntField, RGBImageField
-    from ffcv.writer import DatasetWriter
-    from torchvision.datasets import ImageFolder
-
-    images = ImageFolder(f"{folder}/images/train")
-    sides = Image.open(images.samples[0][0]).size
-    side = round(SHORT_SIDE * max(sides) / min(sides))  # its limit is that of the longer side
-    fields = {"image": RGBImageField(write_mode=mode, max_resolution=side), "label": IntField()}
-    DatasetWriter(to, fields, num_workers=loaders.WORKERS).from_indexed_dataset(images)
+    loaders.write_beton(f"{folder}/images/train", to, mode, None)
 
 
 ROWS = {
