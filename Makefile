@@ -57,7 +57,7 @@ benchmark-gpu: setup
 	@$(if $(DATA),$(RUN) -m tests.benchmarks.time_to_accuracy --dataset fashion_mnist --seeds 3 --data_url $(DATA))
 	@$(RUN) jobs/imagenet.py --custom_data true --max_steps 1 --batch_size 64 --training_only --cache_dir output_dir/index
 	@$(RUN) -m launch bench loaders --data_url output_dir/index/generated --pack output_dir/packs
-	@$(RUN) -m tests.benchmarks.throughput -- --workers 10
+	@$(RUN) -m tests.benchmarks.train --arch shufflenet_v2_x0_5 --batch_size 512 -- --workers 10
 	@$(RUN) -m tests.benchmarks.batch_size --workers 10
 
 benchmark: setup

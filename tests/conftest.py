@@ -228,6 +228,14 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left():
     """Importing a job sets a handler for Ctrl-C. A DALI pipeline in a reference cycle is freed here: in a
@@ -259,6 +267,15 @@ def namespaces():
             pass
     except BadInput as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Return an object store with empty buckets, which runs until the end of the file's tests."""
+    from tests.support.object_store_server import ObjectStoreServer
+
+    with ObjectStoreServer("bucket", "data", "runs") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

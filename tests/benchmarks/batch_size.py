@@ -26,10 +26,10 @@ from common.distributed.entry import entry
 from common.ground.exits import BadInput
 from datasets.compat.dali_dataset import Dataset
 from datasets.folders import image_folder
+from datasets.loaders import backends
 from launch.bench import log
 from tests.benchmarks import generated
 from tests.benchmarks.rounds import describe, make_parser, tail
-from tests.benchmarks.throughput import parse_list
 
 ARTICLE = {"pytorch": (None, 1248), "dali": (800, 1216), "dali-gpu": (640, 928)}
 _TRIAL = "--trial"  # of a process of this program: one try
@@ -54,7 +54,8 @@ def main() -> None:
     most = len(images) // args.step * args.step
     print(f"{args.arch}, images/batch that fit on {describe()}, and on the article's V100")
     print(f"{'':<12}{'resident':>10}{'released':>10}{'article: before':>18}{'after':>8}")
-    for backend in (each for each in parse_list(args.backends, device) if each in ARTICLE):
+    here = [name for name, reason in backends.reasons(device).items() if not reason]
+    for backend in args.backends.split(",") if args.backends else [name for name in here if name in ARTICLE]:
         resident, released = (_largest(args, backend, way, most) for way in ("resident", "released"))
         before, after = ARTICLE[backend]
         print(f"{backend:<12}{resident:>10}{released:>10}{before or '':>18}{after:>8}", flush=True)

@@ -2,10 +2,10 @@
 
 python -m tests.benchmarks.blocks [--blocks 1,3,6,9] [--dataset digits] [--rounds 5] [--batch_size 128]
 
-Ratios of images/s in the same round, median and range. Block 1 sets the batch size: without it the job has
-train.py's, so do not pass --batch_size. Block 8 compiles, which is off on the CPU: pass --compile true.
-Blocks 2, 4, 5 and 7 change the result of training, and block 10 the evaluation: they do not change the time
-of a step. The last row is train.py.
+Ratios of images/s to the whole job in the same round, median and range. Block 1 sets the batch size: without
+it the job has train.py's, so do not pass --batch_size. Block 8 compiles, which is off on the CPU: pass
+--compile true. Blocks 2, 4, 5 and 7 change the result of training, and block 10 the evaluation: they do not
+change the time of a step. The last row is train.py.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import tempfile
 import torch
 
 from tests.benchmarks import generated, jobs
-from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
+from tests.benchmarks.rounds import conditions, make_parser, print_ratios, take_turns
 from tests.support.marks import ROOT, without_block
 
 JOB = "train_fast.py"
@@ -32,10 +32,7 @@ def main():
             command = [sys.executable, _write(os.path.join(folder, name), text)]
             command += [*extra, *_arguments(options)]
             measure[name] = lambda command=command: jobs.measure(command, _TIMEOUT)["images_per_s"]
-        rates = take_turns(measure, options.rounds)
-        print("| job | images/s | whole job / this job |\n|---|---|---|")
-        for name, own in rates.items():
-            print(f"| {name} | {spread(own, '.1f')} | {spread(divide(rates['whole'], own), '.2f', 'x')} |")
+        print_ratios(JOB, take_turns(measure, options.rounds), ".1f")
 
 
 def _parsed() -> argparse.Namespace:

@@ -10,7 +10,6 @@ python -m tests.benchmarks.checkpoint [--device cuda] [--rounds 7]
 import os
 import statistics
 import tempfile
-import time
 
 import torch
 
@@ -22,7 +21,7 @@ from datasets.memory import cifar10
 from datasets.sampling.augment import crop_flip
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import BatchSampler
-from tests.benchmarks.rounds import conditions, make_parser, spread
+from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns, timed
 
 
 def main():
@@ -33,65 +32,56 @@ def main():
         measure(torch.device(options.device), options.rounds)
 
 
-def now(device: torch.device) -> float:
-    """Return seconds, after the device has finished its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
-
-
 def measure(device: torch.device, rounds: int) -> None:
     model = models.resnet18(3, 10).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     data, _ = cifar10.load(None, True)
-    loader = make_loader(data, BatchSampler(len(data), 128, 0), device, augment=True)
-    loss_function = torch.nn.CrossEntropyLoss()
+    sampler = BatchSampler(len(data), 128, 0)
+    batches = iter(make_loader(data, sampler, device, augment=True))
+    ids = sampler.batch(0)
+    parameters, labels, receipt = crop_flip(data, ids, 0, 0), data.labels[ids].numpy(), Receipt()
 
-    steps, receipts = [], []
-    batches, order = iter(loader), BatchSampler(len(data), 128, 0)
-    for number in range(rounds + 1):
-        begin = now(device)
+    def step():
         images, labels = next(batches)
         optimizer.zero_grad()
-        loss_function(model(images), labels).backward()
+        torch.nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
-        steps.append(now(device) - begin)
-        ids = order.batch(number)
-        parameters, labels = crop_flip(data, ids, 0, 0), data.labels[ids].numpy()
-        receipt, begin = Receipt(), time.perf_counter()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def count():
         receipt.add(ids, labels, parameters)
-        receipts.append(time.perf_counter() - begin)
-    share = statistics.median(receipts[1:]) / statistics.median(steps[1:])
-    print(f"receipt: {statistics.median(receipts[1:]) * 1e6:.0f} us a step of 128, {share:.3%} of a step")
+        receipt.take()
+
+    times = take_turns({"step": lambda: timed(step), "receipt": lambda: timed(count)}, rounds)
+    own, whole = (statistics.median(times[name]) for name in ("receipt", "step"))
+    print(f"receipt: {own * 1e6:.0f} us a step of 128, {own / whole:.3%} of a step")
 
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    copies, ratios, blocked, whole = HostCopies(), [], [], []
+    copies, blocked = HostCopies(), []
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(rounds + 1):
-            begin = time.perf_counter()
+        path = os.path.join(folder, checkpoint.name_of(1))
+
+        def save():
             with open(os.path.join(folder, "plain.pt"), "wb") as file:
                 torch.save(state, file)
                 file.flush()
                 os.fsync(file.fileno())
-            plain = time.perf_counter() - begin
-            path = os.path.join(folder, checkpoint.name_of(number))
-            begin = time.perf_counter()
-            copy = copies.make(state)
-            blocked.append(time.perf_counter() - begin)
-            checkpoint.write(path, copy)
-            whole.append(time.perf_counter() - begin)
-            os.unlink(path)
-            if number:  # the first one allocates its memory
-                ratios.append(plain / blocked[-1])
-                print(
-                    f"torch.save and fsync {plain * 1e3:.0f} ms, copy {blocked[-1] * 1e3:.1f} ms: "
-                    f"{ratios[-1]:.1f}x (on the disk after {whole[-1] * 1e3:.0f} ms)"
-                )
+
+        def copy_and_write():
+            made = []
+            blocked.append(timed(lambda: made.append(copies.make(state))))
+            checkpoint.write(path, made[0])
+
+        times = take_turns({"plain": lambda: timed(save), "ours": lambda: timed(copy_and_write)}, rounds)
+    del blocked[0]  # the first one allocates its memory
     print(
-        f"a save blocks {statistics.median(blocked[1:]) * 1e3:.1f} ms, on the disk after "
-        f"{statistics.median(whole[1:]) * 1e3:.1f} ms (medians)"
+        f"a save blocks {statistics.median(blocked) * 1e3:.1f} ms, on the disk after "
+        f"{statistics.median(times['ours']) * 1e3:.1f} ms; torch.save and fsync "
+        f"{statistics.median(times['plain']) * 1e3:.0f} ms (medians)"
     )
-    print(f"{size_of(state) / 1e6:.0f} MB: blocked {spread(ratios, '.1f', 'x')} less, n={rounds}")
+    ratios = spread(divide(times["plain"], blocked), ".1f", "x")
+    print(f"{size_of(state) / 1e6:.0f} MB: blocked {ratios} less, n={rounds}")
 
 
 if __name__ == "__main__":

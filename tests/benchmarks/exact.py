@@ -9,8 +9,7 @@ A second figure is the time of the additions between the processes alone: the tr
 """
 
 import argparse
-import statistics
-import time
+from collections.abc import Callable
 
 import torch
 import torch.multiprocessing
@@ -19,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from common.compute import models
 from common.distributed import exact
 from common.ground import exits
+from tests.benchmarks.rounds import conditions, make_parser, print_ratios, take_turns, timed
 from tests.conftest import free_port
 
 CLASSES, SIDE = 10, 32  # classes and pixels of CIFAR-10
@@ -64,38 +64,39 @@ def measure(rank: int, args: argparse.Namespace, port: int) -> None:
         our_optimizer.step()
 
     flat = torch.randn(sum(each.numel() for each in plain.parameters()))
-    tree, ring = (lambda: shards._sum_over_ranks(flat)), (lambda: torch.distributed.all_reduce(flat))
-    for name, first, second in (
-        (f"a step of {args.batch_size} samples", step_of_ddp, step_of_shards),
-        (f"the sum of {flat.numel() * 4 / 1e6:.0f} MB", ring, tree),
-    ):
-        times = [(timed(first), timed(second)) for _ in range(args.rounds + 2)][2:]
+    for title, contestants in (
+        (f"a step of {args.batch_size} samples", {"no_sync()": step_of_ddp, "shards": step_of_shards}),
+        (f"the sum of {flat.numel() * 4 / 1e6:.0f} MB", {
+            "all_reduce": lambda: torch.distributed.all_reduce(flat),
+            "tree": lambda: shards._sum_over_ranks(flat),
+        }),
+    ):  # fmt: skip
+        turns = {name: lambda each=each: timed_together(each) for name, each in contestants.items()}
+        seconds = take_turns(turns, args.rounds)
         if rank == 0:
-            ratios = sorted(after / before for before, after in times)
-            print(
-                f"{name}: {statistics.median(each for each, _ in times):.3f} s, with the tree "
-                f"{statistics.median(each for _, each in times):.3f} s, ratio "
-                f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f}, n={args.rounds})",
-                flush=True,
-            )
+            print_ratios(title, seconds, ".3f", "s")
     exits.leave(0)  # the interpreter's teardown aborts if a thread of gloo still runs
 
 
-def timed(function) -> float:
+def timed_together(function: Callable[[], object]) -> float:
+    """Return the seconds until all processes have called the function."""
+
+    def call():
+        function()
+        torch.distributed.barrier()
+
     torch.distributed.barrier()
-    begin = time.perf_counter()
-    function()
-    torch.distributed.barrier()
-    return time.perf_counter() - begin
+    return timed(call)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    for name, default in (("processes", 2), ("shards", 8), ("rounds", 5), ("width", 64), ("batch_size", 128)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser = make_parser(__doc__, 5)
+    for name, default in (("processes", 2), ("shards", 8), ("width", 64), ("batch_size", 128)):
+        parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
     args = parser.parse_args()
-    print(f"torch {torch.__version__}, {args.processes} processes, V={args.shards}, width {args.width}")
-    torch.multiprocessing.spawn(measure, (args, free_port()), nprocs=args.processes)
+    with conditions():
+        print(f"{args.processes} processes, V={args.shards}, width {args.width}", flush=True)
+        torch.multiprocessing.spawn(measure, (args, free_port()), nprocs=args.processes)
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -312,32 +312,35 @@ class DaliReader(Row):
             pass
 
 
-class FFCV(Row):
-    """FFCV with its own file. mode: "jpg" (encoded again with quality 90) or "raw". resolution: pixels of the
-    longer side; None: 256 pixels on the shorter side of the first image.
+def write_beton(images: str, path: str, mode: str, resolution: int | None) -> None:
+    """Write FFCV's file of a folder of images. mode: "jpg" (encoded again with quality 90) or "raw".
+    resolution: pixels of the longer side; None: 256 pixels on the shorter side of the first image."""
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+    from torchvision.datasets import ImageFolder
 
-    On the CPU its NormalizeImage must come before ToTensor; the result is the same.
-    """
+    data = ImageFolder(images)
+    if resolution is None:
+        sides = Image.open(data.samples[0][0]).size
+        resolution = round(256 * max(sides) / min(sides))
+    field = RGBImageField(write_mode=mode, max_resolution=resolution, jpeg_quality=90)
+    fields = {"image": field, "label": IntField()}
+    DatasetWriter(path, fields, num_workers=WORKERS).from_indexed_dataset(data)
+
+
+class FFCV(Row):
+    """FFCV with its own file. On the CPU its NormalizeImage must come before ToTensor; the result is the
+    same."""
 
     def __init__(self, *data, mode: str, resolution: int | None, uint8: bool = False):
-        from ffcv.fields import IntField, RGBImageField
         from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
         from ffcv.loader import Loader, OrderOption
         from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
-        from ffcv.writer import DatasetWriter
-        from torchvision.datasets import ImageFolder
 
         super().__init__(*data)
         path = os.path.join(self.folder, f"{mode}-{resolution}.beton")
-        if resolution is None:
-            sides = Image.open(self.labelled()[0][0]).size
-            resolution = round(256 * max(sides) / min(sides))
         if not os.path.exists(path):
-            field = RGBImageField(write_mode=mode, max_resolution=resolution, jpeg_quality=90)
-            writer = DatasetWriter(
-                f"{path}.partial", {"image": field, "label": IntField()}, num_workers=WORKERS
-            )
-            writer.from_indexed_dataset(ImageFolder(self.images))
+            write_beton(self.images, f"{path}.partial", mode, resolution)
             os.rename(f"{path}.partial", path)
         mean, std = 255 * np.array(MEAN), 255 * np.array(STD)
         steps = [RandomResizedCropRGBImageDecoder((SIDE, SIDE)), RandomHorizontalFlip()]
@@ -354,63 +357,35 @@ class FFCV(Row):
             yield images
 
 
-READER = "DALI CPU, its own reader"
-OURS = "ours: threads, from"
-ROWS = {  # name -> (label in the table, constructor)
-    "torchvision": ("torchvision: Pillow, transforms, DataLoader", Torchvision),
-    "dali-reader": (READER, DaliReader),
-    "decoding": ("reading and decoding alone, simplejpeg", Decoding),
-    "threads": (f"{OURS} files", partial(Ours, backend="threads")),
-    "pack-jpeg": (f"{OURS} a pack, small JPEGs", partial(Ours, backend="threads", form="jpeg")),
-    "pack": (f"{OURS} a decoded pack", partial(Ours, backend="threads", form="decoded")),
-    "pack-uint8": (
-        f"{OURS} a decoded pack, uint8",
-        partial(Ours, backend="threads", form="decoded", uint8=True),
-    ),
-    "pack-one": (
-        f"{OURS} a decoded pack, 1 thread",
-        partial(Ours, backend="threads", form="decoded", workers=1),
-    ),
-    "pack-uint8-one": (
-        f"{OURS} a decoded pack, uint8, 1 thread",
-        partial(Ours, backend="threads", form="decoded", uint8=True, workers=1),
-    ),
-    "dali": ("ours: DALI CPU through the plan", partial(Ours, backend="dali")),
-    "pytorch": ("ours: DataLoader through the plan", partial(Ours, backend="pytorch")),
-    "ffcv-jpeg": ("FFCV, JPEG (quality 90, 512)", partial(FFCV, mode="jpg", resolution=512)),
-    "ffcv-raw-short": (
-        "FFCV, raw, shorter side 256",
-        partial(FFCV, mode="raw", resolution=None),
-    ),
-    "ffcv-raw-short-uint8": (
-        "FFCV, raw, shorter side 256, uint8",
-        partial(FFCV, mode="raw", resolution=None, uint8=True),
-    ),
+ROWS = {
+    "torchvision": Torchvision,
+    "dali-reader": DaliReader,
+    "decoding": Decoding,
+    "threads": partial(Ours, backend="threads"),
+    "pack-jpeg": partial(Ours, backend="threads", form="jpeg"),
+    "pack": partial(Ours, backend="threads", form="decoded"),
+    "pack-uint8": partial(Ours, backend="threads", form="decoded", uint8=True),
+    "pack-one": partial(Ours, backend="threads", form="decoded", workers=1),
+    "pack-uint8-one": partial(Ours, backend="threads", form="decoded", uint8=True, workers=1),
+    "dali": partial(Ours, backend="dali"),
+    "pytorch": partial(Ours, backend="pytorch"),
+    "ffcv-jpeg": partial(FFCV, mode="jpg", resolution=512),
+    "ffcv-raw-short": partial(FFCV, mode="raw", resolution=None),
+    "ffcv-raw-short-uint8": partial(FFCV, mode="raw", resolution=None, uint8=True),
 }
-
-
-class Figure(NamedTuple):
-    """A ratio of two rows. target: None if there is none."""
-
-    text: str
-    row: str
-    reference: str
-    target: float | None = None
-
-
-FIGURES = [
-    Figure("threads from JPEG / decoding alone", "threads", "decoding", 0.92),
-    Figure("threads from JPEG / DALI CPU", "threads", "dali-reader"),
-    Figure("decoded pack, uint8 / DALI CPU (float32)", "pack-uint8", "dali-reader"),
-    Figure("threads from JPEG / FFCV JPEG", "threads", "ffcv-jpeg"),
-    Figure("pack, small JPEGs / threads from JPEG", "pack-jpeg", "threads", 2.3),
-    Figure("pack, small JPEGs / FFCV JPEG", "pack-jpeg", "ffcv-jpeg", 1.5),
-    Figure("decoded pack / FFCV raw, same size, uint8", "pack-uint8", "ffcv-raw-short-uint8", 2.0),
-    Figure("decoded pack / FFCV raw, same size, float32", "pack", "ffcv-raw-short", 2.0),
-    Figure("decoded pack, 2 threads / 1, uint8", "pack-uint8", "pack-uint8-one", 1.7),
-    Figure("decoded pack, 2 threads / 1, float32", "pack", "pack-one", 1.7),
-    Figure("DALI CPU through our plan / its own reader", "dali", "dali-reader", 1.0),
-]
+FIGURES = (  # row, reference, target or None
+    ("threads", "decoding", 0.92),
+    ("threads", "dali-reader", None),
+    ("pack-uint8", "dali-reader", None),
+    ("threads", "ffcv-jpeg", None),
+    ("pack-jpeg", "threads", 2.3),
+    ("pack-jpeg", "ffcv-jpeg", 1.5),
+    ("pack-uint8", "ffcv-raw-short-uint8", 2.0),
+    ("pack", "ffcv-raw-short", 2.0),
+    ("pack-uint8", "pack-uint8-one", 1.7),
+    ("pack", "pack-one", 1.7),
+    ("dali", "dali-reader", 1.0),
+)
 
 
 # In the process of a row
@@ -425,7 +400,7 @@ def work(name: str, folder: str, count: int) -> None:
         print(json.dumps(answer), file=channel, flush=True)
 
     try:
-        row = ROWS[name][1](folder, count)
+        row = ROWS[name](folder, count)
         kinds = [describe_batch(images) for images in row.batches()]
         delivered = sum(number for number, _ in kinds)
         if delivered != row.count:
@@ -434,7 +409,8 @@ def work(name: str, folder: str, count: int) -> None:
         traceback.print_exc()
         send({"skipped": f"{type(error).__name__}: {error}"})
         return
-    send({"delivers": kinds[0][1], "reads": row.reads, "versions": versions()})
+    reads = f", {row.reads / 1000:.1f} KB an image" if row.reads else ""
+    send({"delivers": f"{kinds[0][1]}{reads}; {versions()}"})
     for _ in sys.stdin:
         row.drop_ahead()
         images, seconds, begin = 0, 0.0, time.perf_counter()
@@ -460,14 +436,12 @@ def describe_batch(images: torch.Tensor) -> tuple[int, str]:
     return len(images), f"{str(images.dtype).removeprefix('torch.')} {layout}"
 
 
-def versions() -> dict[str, str]:
-    found = {}
+def versions() -> str:
+    found = []
     for package in VERSIONS:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{package} {importlib.metadata.version(package)}")
+    return ", ".join(found)
 
 
 # In the process that the user starts
@@ -497,7 +471,7 @@ class Process:
             raise
 
     def measure(self) -> float:
-        """Return the seconds per image of one turn, and wait until the row is idle."""
+        """Return the images/s of one turn, and wait until the row is idle."""
         with contextlib.suppress(BrokenPipeError):  # _receive() knows why
             self.process.stdin.write("\n")
             self.process.stdin.flush()
@@ -506,7 +480,7 @@ class Process:
         while before is None or self._cpu_seconds() - before > 0.02:
             before = self._cpu_seconds()
             time.sleep(0.1)
-        return answer["seconds"] / answer["images"]
+        return answer["images"] / answer["seconds"]
 
     def close(self) -> None:
         with contextlib.suppress(BrokenPipeError):
@@ -540,92 +514,47 @@ class Process:
         return total
 
 
-def measure(program: str, title: str, names: list[str], folder: str, options: argparse.Namespace) -> dict:
-    """Start the rows of a program, and let them take turns.
+def measure(
+    program: str, title: str, names: list[str], folder: str, options: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Start the rows of a program, let them take turns, and print their images/s.
 
-    Return row -> {"delivers", "seconds"} or {"skipped": reason}. seconds: per image, one figure for each
-    round.
+    Return row -> images/s of each round. Rows that cannot start are left out.
     """
-    rows, processes = {}, []
+    processes, rates = [], {}
     try:
         bar = tqdm(names, desc=f"{title}: preparing", unit="row", leave=False)
         for name in bar:
             bar.set_postfix_str(name)
-            process = Process(program, name, folder, options)
-            processes.append(process)
-            rows[name] = process.answer | {"seconds": []}
-        for name, row in rows.items():
-            if "skipped" in row:
-                print(f"{title}: {name} is omitted: {row['skipped']}", flush=True)
-            elif row.get("reads"):
-                print(f"{title}: {name} reads {row['reads'] / 1000:.1f} KB an image", flush=True)
-        working = [process for process in processes if "skipped" not in process.answer]
-        for number in range(options.rounds if working else 0):
-            rates = []
-            for process in working:
-                seconds = process.measure()
-                rows[process.name]["seconds"].append(seconds)
-                rates.append(f"{process.name} {1 / seconds:.0f}")
-            round_of = f"round {number + 1} of {options.rounds}"
-            print(f"{title}, {round_of}, images/s: {', '.join(rates)}", flush=True)
+            processes.append(Process(program, name, folder, options))
+        for process in processes:
+            if "skipped" in process.answer:
+                print(f"{process.name} is omitted: {process.answer['skipped']}", flush=True)
+            else:
+                print(f"{process.name} delivers {process.answer['delivers']}", flush=True)
+                rates[process.name] = []
+        for _ in range(options.rounds):
+            for process in processes:
+                if process.name in rates:
+                    rates[process.name].append(process.measure())
     except ChildProcessError as error:
         sys.exit(str(error))
     finally:
         for process in processes:
             process.close()
-    return rows
+    if rates:
+        rounds.print_ratios(title, rates)
+    return rates
 
 
-def ratios(rows: dict, row: str, reference: str) -> list[float]:
-    """Return the speed of `row` relative to `reference` in each round; empty if one was not measured."""
-    own, other = (rows.get(name, {}).get("seconds", []) for name in (row, reference))
-    return [slow / fast for fast, slow in zip(own, other, strict=False)]
-
-
-def text(values: list[float]) -> str:
-    return rounds.spread(values, ".2f", "x") if values else "-"
-
-
-def print_figures(rows_of: dict[int, dict]) -> None:
-    """Print the table of figures, targets, and whether they were met."""
-    print("\n| figure (ratio in one round) | images | median (range) | n | target | |\n" + 6 * "|---" + "|")
-    for figure in FIGURES:
-        for kilobytes, rows in rows_of.items():
-            values, target = ratios(rows, figure.row, figure.reference), figure.target
-            if values:
-                met = "-" if target is None else "met" if statistics.median(values) >= target else "missed"
-                aim = f">= {target}x" if target else "-"
-                cells = [figure.text, f"{kilobytes} KB", text(values), str(len(values)), aim, met]
-                print(f"| {' | '.join(cells)} |")
-
-
-def print_rows(found: dict[int, dict]) -> None:
-    """Print the README's table: each row, and its speed relative to torchvision's."""
-    sizes = [size for size in found if any(row["seconds"] for row in found[size].values())]
-    heads = [head for kilobytes in sizes for head in (f"{kilobytes} KB: images/s", "to torchvision")]
-    if sizes:
-        print(f"\n| loader | delivers | {' | '.join(heads)} |\n{'|---' * (2 + len(heads))}|")
-    for name in ROWS:
-        rows = [found[kilobytes].get(name, {}) for kilobytes in sizes]
-        if any(row.get("seconds") for row in rows):
-            cells = [ROWS[name][0], next(row["delivers"] for row in rows if row.get("seconds"))]
-            for kilobytes, row in zip(sizes, rows, strict=True):
-                cells.append(rate(row))
-                cells.append(text(ratios(found[kilobytes], name, "torchvision")))
-            print(f"| {' | '.join(cells)} |")
-
-
-def rate(row: dict) -> str:
-    return f"{1 / statistics.median(row['seconds']):,.0f}" if row.get("seconds") else "-"
-
-
-def print_versions(found: dict[int, dict]) -> None:
-    """Print the versions of the packages, and the rows that used them."""
-    rows = {name: row for by_name in found.values() for name, row in by_name.items() if "versions" in row}
-    for versions in {json.dumps(row["versions"]): row["versions"] for row in rows.values()}.values():
-        names = [name for name, row in rows.items() if row["versions"] == versions]
-        texts = [f"{package} {version}" for package, version in versions.items()]
-        print(f"\nversions of {', '.join(names)}: {', '.join(texts)}")
+def print_figures(rates: dict[str, list[float]], figures: Sequence[tuple[str, str, float | None]]) -> None:
+    """Print the ratios of two rows in one round, their targets, and whether they were met."""
+    print("\n| ratio in one round | median (range) | target | |\n|---|---|---|---|")
+    for row, reference, target in figures:
+        if {row, reference} <= rates.keys():
+            values = rounds.divide(rates[row], rates[reference])
+            met = "met" if target and statistics.median(values) >= target else "missed" if target else ""
+            print(f"| {row} / {reference} | {rounds.spread(values, '.2f', 'x')} | {target or '-'} | {met} |")
 
 
 def parse_args() -> argparse.Namespace:
@@ -678,16 +607,13 @@ def main():
     options = parse_args()
     if options.row:
         return work(options.row, options.folder, options.images)
-    rows_of = {}
     with rounds.conditions(), tempfile.TemporaryDirectory() as temporary:
         names = [name for name in ROWS if name in options.only]
         for kilobytes in options.sizes:
-            title, folder = f"{kilobytes} KB", f"{temporary}/{kilobytes}"
-            print(f"{title}: {make_images(f'{folder}/images', kilobytes, options)}", flush=True)
-            rows_of[kilobytes] = measure("tests.benchmarks.loaders", title, names, folder, options)
-        print_figures(rows_of)
-        print_rows(rows_of)
-        print_versions(rows_of)
+            folder = f"{temporary}/{kilobytes}"
+            title = make_images(f"{folder}/images", kilobytes, options)
+            rates = measure("tests.benchmarks.loaders", title, names, folder, options)
+            print_figures(rates, FIGURES)
 
 
 if __name__ == "__main__":

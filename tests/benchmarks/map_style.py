@@ -5,8 +5,6 @@ python -m tests.benchmarks.map_style [--rounds 5]
 
 import io
 import random
-import time
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,9 +15,7 @@ from torchvision.transforms import v2
 
 from datasets.loaders.engines.map_style import map_style_loader
 from datasets.sampling.sampler import BatchSampler
-from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
-
-CPU = torch.device("cpu")
+from tests.benchmarks.rounds import conditions, make_parser, print_ratios, take_turns, timed
 
 
 class Photographs(Dataset):
@@ -40,64 +36,37 @@ class Photographs(Dataset):
         return image.float() + random.random() + np.random.rand(), id
 
 
-class Rows(Dataset):
-    """Rows of a table, without random numbers: the cheapest items."""
-
-    def __init__(self, count=20_000):
-        self.inputs, self.targets = torch.randn(count, 30), torch.randint(0, 2, (count,))
-
-    def __len__(self):
-        return len(self.inputs)
-
-    def __getitem__(self, id):
-        return self.inputs[id], self.targets[id]
+class Rows(TensorDataset):
+    """Rows of a table, without random numbers, one by one: the cheapest items."""
 
 
-def time_ratio(dataset, batch, workers, rounds):
-    """Print the time of an epoch divided by that of a DataLoader with the same batches."""
+def compare(dataset, batch, workers, rounds):
+    """Print the seconds of an epoch, also relative to those of a DataLoader with the same batches."""
     sampler = BatchSampler(len(dataset), batch, seed=0)
-    plain = DataLoader(
-        dataset, batch_sampler=_Ids(sampler), num_workers=workers, persistent_workers=workers > 0
-    )
-    own = map_style_loader(dataset, sampler, CPU, workers=workers)
-    seconds = take_turns(
-        {"plain": partial(_epoch, plain, sampler), "own": partial(_epoch, own, sampler)}, rounds
-    )
-    ratio = spread(divide(seconds["own"], seconds["plain"]), ".3f", " times DataLoader")
-    print(f"{type(dataset).__name__}, {workers} workers: {ratio}, n={rounds}", flush=True)
+    ids = [each.tolist() for each in sampler]
+    loaders = {
+        "DataLoader": DataLoader(
+            dataset, batch_sampler=ids, num_workers=workers, persistent_workers=workers > 0
+        ),
+        "map_style_loader": map_style_loader(dataset, sampler, torch.device("cpu"), workers=workers),
+    }
 
+    def epoch(loader):
+        sampler.seek(0)
+        return timed(lambda: [None for _ in loader])
 
-def _epoch(loader, sampler):
-    """Return the seconds of the first epoch."""
-    sampler.seek(0)
-    begin = time.perf_counter()
-    for _ in loader:
-        pass
-    return time.perf_counter() - begin
-
-
-class _Ids:
-    def __init__(self, sampler):
-        self.sampler = sampler
-
-    def __len__(self):
-        return len(self.sampler)
-
-    def __iter__(self):
-        for ids in self.sampler:
-            yield ids.tolist()
+    seconds = take_turns({name: lambda each=each: epoch(each) for name, each in loaders.items()}, rounds)
+    print_ratios(f"{type(dataset).__name__}, {workers} workers", seconds, ".3f", "s")
 
 
 def main():
-    parser = make_parser(__doc__, 5)
-    options = parser.parse_args()
-    photographs, rows = Photographs(), Rows()
-    table = TensorDataset(rows.inputs, rows.targets)
+    options = make_parser(__doc__, 5).parse_args()
+    columns = torch.randn(20_000, 30), torch.randint(0, 2, (20_000,))
     with conditions():
         for workers in (0, 2):
-            time_ratio(photographs, 32, workers, options.rounds)
-            for dataset in (rows, table):
-                time_ratio(dataset, 128, workers, options.rounds)
+            compare(Photographs(), 32, workers, options.rounds)
+            for dataset in (Rows(*columns), TensorDataset(*columns)):
+                compare(dataset, 128, workers, options.rounds)
 
 
 if __name__ == "__main__":

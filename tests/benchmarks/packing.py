@@ -20,13 +20,11 @@ import sys
 import tempfile
 import time
 
-from PIL import Image
-
 from common.distributed.entry import entry
 from tests.benchmarks import loaders
 from tests.benchmarks.rounds import conditions, make_parser
 
-SHORT_SIDE, KILOBYTES = 256, 116
+KILOBYTES = 116
 
 
 def _index(folder: str):
@@ -55,15 +53,7 @@ def packed(folder: str, to: str, form: str) -> None:
 
 
 def ffcv(folder: str, to: str, mode: str) -> None:
-    from ffcv.fields import IntField, RGBImageField
-    from ffcv.writer import DatasetWriter
-    from torchvision.datasets import ImageFolder
-
-    images = ImageFolder(f"{folder}/images/train")
-    sides = Image.open(images.samples[0][0]).size
-    side = round(SHORT_SIDE * max(sides) / min(sides))  # its limit is that of the longer side
-    fields = {"image": RGBImageField(write_mode=mode, max_resolution=side), "label": IntField()}
-    DatasetWriter(to, fields, num_workers=loaders.WORKERS).from_indexed_dataset(images)
+    loaders.write_beton(f"{folder}/images/train", to, mode, None)
 
 
 ROWS = {
@@ -81,7 +71,7 @@ FIGURES = (  # row, reference, target
 
 
 def work(name: str, folder: str, images: int) -> None:
-    """Build once, and then once for each received line, and send the seconds."""
+    """Build once, and then once for each received line, and send the seconds of each."""
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes to the log
     for number, _ in enumerate(itertools.chain([""], sys.stdin)):
@@ -92,7 +82,11 @@ def work(name: str, folder: str, images: int) -> None:
         for path in (place, f"{place}.lock"):
             shutil.rmtree(path) if os.path.isdir(path) else os.path.exists(path) and os.remove(path)
         os.sync()  # the next turn does not pay for this one's writing
-        print(json.dumps({"seconds": seconds, "images": images}), file=channel, flush=True)
+        print(
+            json.dumps({"delivers": f"{images} images", "seconds": seconds, "images": images}),
+            file=channel,
+            flush=True,
+        )
 
 
 @entry
@@ -101,15 +95,9 @@ def main() -> None:
     if options.row:
         return work(options.row, options.folder, options.images)
     with conditions(), tempfile.TemporaryDirectory() as folder:
-        print(loaders.make_images(f"{folder}/images", KILOBYTES, options))
-        measured = loaders.measure("tests.benchmarks.packing", "packs", options.only, folder, options)
-        print("\n| row | images/s |\n|---|---|")
-        for name, row in measured.items():
-            print(f"| {name} | {loaders.rate(row)} |")
-        print("\n| ratio in one round | median (range) | n | target |\n|---|---|---|---|")
-        for name, reference, target in FIGURES:
-            ratios = loaders.text(loaders.ratios(measured, name, reference))
-            print(f"| {name} / {reference} | {ratios} | {options.rounds} | >= {target}x |")
+        title = loaders.make_images(f"{folder}/images", KILOBYTES, options)
+        rates = loaders.measure("tests.benchmarks.packing", title, options.only, folder, options)
+        loaders.print_figures(rates, FIGURES)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ python -m tests.benchmarks.resident [--batch_size 512] [--rounds 5]
 """
 
 import functools
-import time
 
 import torch
 from PIL import Image
@@ -19,7 +18,7 @@ from datasets.loaders.loader import Loader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.sampler import BatchSampler
 from tests.benchmarks.loaders import data_loader
-from tests.benchmarks.rounds import conditions, make_parser, spread, take_turns
+from tests.benchmarks.rounds import conditions, make_parser, spread, take_turns, timed
 
 _COUNT, _COUNT_TORCHVISION = 50_000, 4096  # the first as CIFAR-10
 
@@ -62,16 +61,19 @@ class _Transformed(torch.utils.data.Dataset):
 
 
 def _rate(loader) -> float:
+    """Return the images/s of an epoch, each time the first one."""
+    counts = []
+
+    def epoch():
+        counts.extend(len(images) for images, _ in loader)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
     if isinstance(loader, Loader):
         loader.seek(0)
-    count, begin = 0, time.perf_counter()
-    for images, _ in loader:
-        count += len(images)
-    if images.is_cuda:
-        torch.cuda.synchronize()
-    if isinstance(loader, Loader):
         loader.receipt.take()
-    return count / (time.perf_counter() - begin)
+    seconds = timed(epoch)
+    return sum(counts) / seconds
 
 
 if __name__ == "__main__":

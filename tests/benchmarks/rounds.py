@@ -5,6 +5,7 @@ import datetime
 import os
 import platform
 import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy
@@ -55,6 +56,23 @@ def take_turns(contestants: dict[str, Callable[[], float]], rounds: int) -> dict
             if number:
                 figures[name].append(figure)
     return figures
+
+
+def print_ratios(
+    title: str, figures: dict[str, list[float]], form: str = ".0f", unit: str = "images/s"
+) -> None:
+    """Print the figures of take_turns(), a row for each contestant, and their ratios to the first one."""
+    base = next(iter(figures.values()))
+    print(f"\n| {title} | {unit} | ratio in one round, n={len(base)} |\n|---|---|---|")
+    for name, own in figures.items():
+        print(f"| {name} | {spread(own, form)} | {spread(divide(own, base), '.2f', 'x')} |", flush=True)
+
+
+def timed(function: Callable[[], object]) -> float:
+    """Return the seconds that a call takes."""
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
 
 
 def divide(values: Sequence[float], others: Sequence[float]) -> list[float]:

@@ -58,7 +58,7 @@ def main():
                 report.step(epoch, loss.item(), len(labels))
             loss, accuracy = _validated(model, test_loader, loss_function, device)
             torch.save(model.state_dict(), os.path.join(args.output_dir, "weights.pth"))
-            report.validation(epoch, loss, accuracy)
+            report.write(epoch=epoch, val_loss=loss, val_acc=accuracy)
 
 
 def _parsed() -> argparse.Namespace:
@@ -108,8 +108,7 @@ class _Report:
     """The reports of this loop, with the names of the jobs. The sample itself measures no time."""
 
     def __init__(self, file, every: int):
-        self.file, self.every = file, every
-        self.steps, self.waited = 0, 0.0
+        self.file, self.every, self.steps = file, every, 0
         self._restart()
 
     def timed(self, batches):
@@ -121,27 +120,24 @@ class _Report:
             begin = time.perf_counter()
 
     def step(self, epoch: int, loss: float, count: int) -> None:
-        self.steps, self.window = self.steps + 1, self.window + 1
-        self.loss, self.count = self.loss + loss, self.count + count
+        self.steps += 1
+        self.losses.append(loss)
+        self.count += count
         if self.steps % self.every == 0:
             elapsed = time.time() - self.begin
-            self._write(
-                epoch=epoch, step=self.steps, loss=self.loss / self.window, images_per_s=self.count / elapsed,
+            self.write(
+                epoch=epoch, loss=sum(self.losses) / len(self.losses), images_per_s=self.count / elapsed,
                 data_time=self.waited, compute_time=elapsed - self.waited, memory_mb=metrics.peak_memory(),
             )  # fmt: skip
-            self._restart()
 
-    def validation(self, epoch: int, loss: float, accuracy: float) -> None:
-        self._write(epoch=epoch, step=self.steps, val_loss=loss, val_acc=accuracy)
+    def write(self, **figures) -> None:
+        figures["step"] = self.steps
+        self.file.write(json.dumps(figures | {"time": round(time.time(), 3)}) + "\n")
+        print(" ".join(f"{name}={value:.6g}" for name, value in figures.items()), flush=True)
         self._restart()
 
     def _restart(self) -> None:
-        self.begin, self.waited = time.time(), 0.0
-        self.window, self.loss, self.count = 0, 0.0, 0
-
-    def _write(self, **figures) -> None:
-        self.file.write(json.dumps(figures | {"time": round(time.time(), 3)}) + "\n")
-        print(" ".join(f"{name}={value:.6g}" for name, value in figures.items()), flush=True)
+        self.begin, self.waited, self.count, self.losses = time.time(), 0.0, 0, []
 
 
 if __name__ == "__main__":

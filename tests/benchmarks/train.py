@@ -2,10 +2,12 @@
 
     python -m tests.benchmarks.train [--rounds 5] [--json]
     python -m tests.benchmarks.train --arch resnet50 [--data_url IMAGENET]
+    python -m tests.benchmarks.train --arch shufflenet_v2_x0_5 --jobs pytorch,dali -- --workers 10
 
 resnet18: CIFAR-10 (generated without --data_url) with a loop after ModelArts' published sample, train.py and
-its variants. resnet50: jobs/imagenet.py with images in memory, and with JPEG files. In each round every
-contestant is started once, and its third report counts. Ratios are to the first contestant in the same round.
+its variants. Other networks: jobs/imagenet.py with images in memory, and with JPEG files and each backend. In
+each round every contestant is started once, and its third report counts. Ratios are to the first contestant
+in the same round.
 
 Waiting: the share of the time in which the loop had no batch. Memory: the maximum of one process, on a GPU as
 allocated by torch. Compiling: as the job reports it, in the first round, which has an empty cache. Start:
@@ -21,10 +23,12 @@ import tempfile
 
 import torch
 
+from common.compute import models
 from common.console import arguments
 from common.distributed.entry import entry
 from common.ground.exits import BadInput
 from common.ground.files import ROOT
+from datasets.loaders import backends
 from launch.bench import log
 from tests.benchmarks import generated, jobs
 from tests.benchmarks.rounds import describe, divide, make_parser, spread
@@ -59,15 +63,16 @@ def _parse_args() -> argparse.Namespace:
     add, count = parser.add_argument, arguments.positive_int
     add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
     add("--json", action="store_true", help="print JSON")
-    add("--arch", choices=["resnet18", "resnet50"], default="resnet18", help="default: resnet18")
+    add("--arch", type=models.arch, default="resnet18", help="default: resnet18")
     add("--jobs", type=lambda names: names.split(","), help="contestants, separated by commas (default: all)")
     add("--data_url", metavar="DIR", help="CIFAR-10, or a folder with train/<class>/* (default: generated)")
-    add("--batch_size", type=count, help="default: 128; resnet50: 32, on a GPU 256")
+    add("--batch_size", type=count, help="default: 128; not for resnet18: 32, on a GPU 256")
     add("--report_every", type=count, help="steps of a report (default: 2, on a GPU 50)")
-    add("--image_size", type=count, help="for resnet50 (default: 224)")
+    add("--image_size", type=count, help="not for resnet18 (default: 224)")
     add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
     add("--compile", type=arguments.boolean, help="also run compiled networks (default: on a GPU)")
     add("--timeout", type=arguments.positive_float, default=1800, help="seconds of a turn (default: 1800)")
+    add("job", nargs="*", help="after --: arguments of jobs/imagenet.py, for example --workers 10")
     return parser.parse_args()
 
 
@@ -108,14 +113,15 @@ def _large(args: argparse.Namespace, device: torch.device) -> dict[str, list[str
     """Return the commands of the contestants for ImageNet."""
     job = [sys.executable, os.path.join(ROOT, "jobs", "imagenet.py"), *_JOB, *_shared(args, device)]
     job += ["--arch", args.arch, "--image_size", str(args.image_size), "--training_only"]
-    job += ["--cache_dir", os.path.abspath(args.cache_dir)]
+    job += ["--cache_dir", os.path.abspath(args.cache_dir), *args.job]
     synthetic, plain = [*job, "--data_backend", "synthetic"], ["--compile", "false", "--amp"]
     folder = args.data_url or generated.image_folder(args.cache_dir)  # several steps an epoch
-    data = ["--data_url", os.path.abspath(folder), "--data_backend", "threads"]
+    data = ["--data_url", os.path.abspath(folder), "--data_backend"]
     commands = {"float32": [*synthetic, *plain, "false"], "mixed": [*synthetic, *plain, "true"]}
     if device.type == "cuda" if args.compile is None else args.compile:
         commands["mixed compiled"] = [*synthetic, "--compile", "true", "--amp", "true"]
-    return commands | {"mixed from JPEG": [*job, *data, *plain, "true"]}
+    here = [name for name, reason in backends.reasons(device).items() if not reason and name != "synthetic"]
+    return commands | {backend: [*job, *data, backend, *plain, "true"] for backend in here}
 
 
 def _shared(args: argparse.Namespace, device: torch.device) -> list[str]:

@@ -14,7 +14,6 @@ from datasets import staging
 from tests.conftest import environment, finish, free_port, start, wait_until
 from tests.support.fault_proxy import FaultProxy
 from tests.support.hostile_store import HostileStore, listing
-from tests.support.object_store_server import ObjectStoreServer
 
 STAGE = "import sys; from datasets import staging; print('at', staging.stage(sys.argv[1]))"
 # as above, in a process group of two; logs what it waits for
@@ -38,12 +37,6 @@ store.add("left", 1)
 while rank == 0 and store.add("left", 0) < 2:  # the store is in this process
     time.sleep(0.1)
 """
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ObjectStoreServer("data") as server:
-        yield server
 
 
 @pytest.fixture

@@ -21,7 +21,6 @@ import pytest
 from launch import manifests
 from tests.conftest import environment, run, start
 from tests.support.fault_proxy import FaultProxy
-from tests.support.object_store_server import ObjectStoreServer
 from tests.support.small_disk import small_disk
 
 pytest.importorskip("boto3", reason="boto3 is not installed")
@@ -70,12 +69,6 @@ def main():
 
 entry(main)()
 """
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ObjectStoreServer("bucket") as running:
-        yield running
 
 
 class Case:

@@ -16,33 +16,19 @@ def _refused(output_dir, *command, **options):
 
 
 @pytest.mark.parametrize(
-    "arguments, message",
+    "command, message",
     [
-        (["--dataset=cifar100"], "cifar100"),
-        (["--dataset=digits", "--batch_size=0"], "'0' is not a whole number of at least 1"),
-        (
-            ["--dataset=digits", "--batch_size=5000"],
-            "batch size 5000 is larger than the data set (1438 samples)",
-        ),
-        # also the value of the default, which argparse cannot tell from an option that is not given
-        (
-            ["--dataset=digits", "--batch_size=128", "--batch_size_per_gpu=64"],
-            "128 and --batch_size_per_gpu 64",
-        ),
-        (["--dataset=digits", "--lr=nan"], "'nan' is not a number above 0"),
-        (["--dataset=digits", "--epochs=ten"], "'ten' is not a whole number"),
-        (["--dataset=digits", "--epochs=1.5"], "'1.5' is not a whole number"),
-        (["--dataset=digits", "--custom_data=maybe"], "'maybe' is neither true nor false"),
-        (["--dataset=digits", "--seed=-1"], "'-1' is not a whole number in 0..2^63-1"),
-        (["--dataset=digits", "--enable_gpu=true"], "--enable_gpu=true, but torch"),
-        (["--dataset=digits", "--data_url=/does/not/exist"], "data_url /does/not/exist does not exist"),
-        (["--data_url=gs://bucket/data"], "data_url gs://bucket/data is a gs URL; expected a folder"),
-        (["--data_url=s3://me:secret@bucket/data"], "holds a user name or a password"),
-        (["--data_url=s3://bucket.with.dots/data"], "a name with dots has no certificate"),
+        ("train.py --batch_size=5000", "batch size 5000 is larger than the data set (1438 samples)"),
+        ("train.py --seed=-1", "'-1' is not a whole number in 0..2^63-1"),
+        ("train.py --enable_gpu=true", "--enable_gpu=true, but torch"),
+        ("train.py --data_url=/does/not/exist", "data_url /does/not/exist does not exist"),
+        ("train.py --data_url=s3://me:secret@bucket/data", "holds a user name or a password"),
+        ("train_ddp.py --batch_size=101 --processes_per_node=2", "101 is not divisible by 2 processes"),
     ],
 )
-def test_arguments(arguments, message, tmp_path):
-    assert message in _refused(tmp_path / "out", "jobs/train.py", *arguments)
+def test_arguments(command, message, tmp_path):
+    job, *words = command.split()
+    assert message in _refused(tmp_path / "out", f"jobs/{job}", "--dataset=digits", *words)
 
 
 def test_a_batch_of_one_that_batchnorm_cannot_take(tmp_path):
@@ -50,20 +36,6 @@ def test_a_batch_of_one_that_batchnorm_cannot_take(tmp_path):
     arguments = ("--dataset=digits", "--batch_size=1", "--max_steps=2", f"--output_dir={tmp_path / 'out'}")
     line = refused("jobs/train.py", *arguments)
     assert line.startswith("error: Expected more than 1 value") and "raise --batch_size" in line
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--batch_size=101", "--processes_per_node=2"], "batch size 101 is not divisible by 2 processes"),
-        (["--rank=2", "--world_size=2", "--init_method=tcp://127.0.0.1:1"], "--rank 2 is not in 0..1"),
-        (["--rank=zero"], "zero"),
-        (["--processes_per_node=0"], "'0' is not a whole number"),
-        (["--processes_per_node=2", "--enable_gpu=true"], "--enable_gpu=true, but torch"),
-    ],
-)
-def test_arguments_of_distributed_jobs(arguments, message, tmp_path):
-    assert message in _refused(tmp_path / "out", "jobs/train_ddp.py", "--dataset=digits", *arguments)
 
 
 def _batch_files(folder, content):

@@ -137,17 +137,6 @@ def test_a_killed_job_resumes_and_its_lease_ends(data, tmp_path):
 
 
 @needed
-def test_wrong_credentials_end_it_before_it_trains(data, tmp_path):
-    with with_user(tmp_path) as server:
-        arguments = job(data, tmp_path / "out", "--data_backend=kspeed", f"--cache={server.url('bootfile')}")
-        env = environment(**{address.PASSWORD: "wrong-and-secret"})
-        result = run(*arguments, code=2, env=env)
-        (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
-        assert f"cache 127.0.0.1:{server.port}: it refuses the user or the password" in line
-        assert "wrong-and-secret" not in result.stdout + result.stderr and "step=1 " not in result.stdout
-
-
-@needed
 def test_its_server_dies_and_no_secret_is_left(data, tmp_path):
     """The job continues and reports the lost server once. The password is in no output and in no file."""
     with with_user(tmp_path) as server:

@@ -9,10 +9,7 @@ import torch
 from datasets.sampling import receipt
 from tests.conftest import environment, finish, losses, read_until, run, start
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: torch sees none"),
-]
+pytestmark = pytest.mark.gpu
 
 SMALL = ("--dataset=digits", "--max_steps=3", "--batch_size=64", "--report_every=1", "--lr=0.02")
 

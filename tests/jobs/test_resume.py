@@ -166,21 +166,6 @@ def started(whole, tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        ("--batch_size=120", "its --batch_size is 240, this run's is 120"),
-        ("--resume=nowhere", "leave out --resume nowhere to resume that run"),
-    ],
-)
-def test_another_run_is_an_error_with_both_values(started, change, error):
-    before = sorted(os.listdir(started / "checkpoints"))
-    result = run(*ONE, change, f"--output_dir={started}", code=2)
-    line, = (line for line in result.stderr.splitlines() if line.startswith("error: "))  # fmt: skip
-    assert error in line
-    assert sorted(os.listdir(started / "checkpoints")) == before
-
-
 def changed(tmp_path, *changes: tuple[str, str]) -> Path:
     """Return the path of a train.py with these lines changed, as by a user."""
     text = (ROOT / "jobs" / "train.py").read_text()

@@ -79,6 +79,8 @@ def test_a_second_job_is_refused_while_the_first_one_lives(tmp_path):
         (["--resume=never"], ["checkpoints/step_1.pt", "use another --output_dir"]),
         (["--resume=never", "--seed=5", "--max_steps=1"], ["checkpoints/step_3.pt", "best.pth"]),
         (["--resume=OTHER"], ["checkpoints/step_3.pt", "leave out --resume "]),
+        (["--resume=nowhere"], ["leave out --resume nowhere to resume that run"]),
+        (["--batch_size=120"], ["its --batch_size is 240, this run's is 120"]),
         (["--max_steps=2"], ["step_3.pt: it is of step 3, and this run ends at step 2"]),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from common.checkpoint import digest
 from launch.new.cli import make_job
-from tests.conftest import QUICK, losses, run, run_ranks
+from tests.conftest import QUICK, losses, refused, run, run_ranks
 from tests.support.exact import changed, facts
 
 SMALL = (*QUICK, "--batch_size=32", "--max_steps=6", "--save_every=2", "--report_every=1", "--lr=0.02")
@@ -92,8 +92,8 @@ def test_a_run_that_is_killed_on_2_and_8_processes_ends_on_1_as_the_undisturbed_
 def test_a_checkpoint_of_another_number_of_shards_is_refused(tmp_path):
     output = f"--output_dir={tmp_path}"
     run("jobs/train_exact.py", *SMALL, "--max_steps=2", output)
-    result = run("jobs/train_exact.py", *SMALL, "--exact_shards=4", output, code=2)
-    assert "its --exact_shards is 8, this run's is 4" in result.stdout + result.stderr
+    line = refused("jobs/train_exact.py", *SMALL, "--exact_shards=4", output)
+    assert "its --exact_shards is 8, this run's is 4" in line
 
 
 BAD = {
@@ -105,10 +105,7 @@ BAD = {
 
 @pytest.mark.parametrize("shards", BAD)
 def test_a_bad_number_of_shards_is_one_line(shards, tmp_path):
-    result = run(
-        "jobs/train_exact.py", *SMALL, f"--exact_shards={shards}", f"--output_dir={tmp_path}", code=2
-    )
-    (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    line = refused("jobs/train_exact.py", *SMALL, f"--exact_shards={shards}", f"--output_dir={tmp_path}")
     assert BAD[shards] in line
 
 

@@ -22,7 +22,6 @@ from tests.conftest import environment, finish, free_port, interrupt, read_until
 from tests.jobs.test_resume import figures, same_weights, weights
 from tests.support import pictures
 from tests.support.fault_proxy import FaultProxy
-from tests.support.object_store_server import ObjectStoreServer
 from tests.support.redis_server import files_with
 
 CLASSES = 4
@@ -31,12 +30,6 @@ JOB = (
     "--batch_size=16", "--epochs=3", "--save_every=2", "--data_backend=threads", "--workers=2",
 )  # fmt: skip
 STEPS = 3 * (CLASSES * 12 // 16)
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ObjectStoreServer("data", "runs") as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

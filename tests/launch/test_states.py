@@ -4,7 +4,6 @@ import json
 import os
 
 import numpy as np
-import pytest
 import torch
 
 from common.checkpoint import digest, files

@@ -196,7 +196,6 @@ def test_weights_of_both_kinds_of_optimizer_agree(options):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop"])
 def test_a_resumed_optimizer_may_become_fused(kind):
     """Adam's step counts move from the host to the GPU."""

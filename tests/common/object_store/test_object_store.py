@@ -19,19 +19,13 @@ from common.object_store.store import ObjectStore, StoreError, is_url
 from tests.conftest import environment, free_port, run
 from tests.support.fault_proxy import FaultProxy
 from tests.support.hostile_store import HostileStore, listing, reply
-from tests.support.object_store_server import CREDENTIALS, ObjectStoreServer
+from tests.support.object_store_server import CREDENTIALS
 from tests.support.small_disk import small_disk
 
 pytest.importorskip("boto3", reason="boto3 is not installed")
 pytest.importorskip("moto", reason="moto is not installed")
 
 BIG = 17_000_001  # bytes: parts both ways, the last one short
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ObjectStoreServer("bucket") as running:
-        yield running
 
 
 @pytest.fixture

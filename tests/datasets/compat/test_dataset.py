@@ -325,7 +325,6 @@ def test_memory_of_thirty_epochs(dali, folder, cache):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dali", ["no", "cpu", "gpu"])
 def test_memory_of_thirty_epochs_on_a_gpu(dali, folder, cache):
     if dali != "no" and MISSING:

@@ -21,8 +21,7 @@ from datasets.compat import kspeed
 from datasets.compat.kspeed import KSpeedCallable, KSpeedFolder, KSpeedImageFolder
 from datasets.loaders import backends
 from datasets.stores import pack
-from datasets.stores.shared import address, connection
-from tests.conftest import free_port
+from datasets.stores.shared import address
 from tests.support import pictures
 from tests.support.redis_server import PASSWORD, RIGHTS, RedisServer, files_with, needed, until, with_user
 
@@ -204,34 +203,6 @@ def test_a_damaged_pack(images, cache_dir, tmp_path, capsys):
     part.write_bytes(content[:9000])  # the size shows the damage: the part is made again
     again = KSpeedFolder(images / "train", 1, str(packs), cache_dir=cache_dir)
     assert right(again, paths) and "is damaged" not in capsys.readouterr().err
-
-
-@needed
-def test_servers_that_fail(images, cache_dir, tmp_path, monkeypatch):
-    monkeypatch.setattr(connection, "READ", 0.3)
-    paths, said = whole(images), []
-    with RedisServer(tmp_path) as server:
-        client, host = server.client(), f"127.0.0.1:{server.port}"
-        folder = KSpeedFolder(images, 1, host, cache_dir=cache_dir, log=said.append)
-        assert right(folder, paths)
-        until(lambda: sum(b":encoded:" in key for key in client.scan_iter()) >= 28 + 6)
-        assert right(folder, paths) and counts(folder)["hits"] == 34
-        key = next(key for key in client.scan_iter(_type="string") if b":encoded:" in key)  # also sets
-        value = bytearray(client.get(key))
-        value[-5] ^= 1
-        client.set(key, bytes(value))
-        assert right(folder, paths) and counts(folder)["bad"] == 1
-        server.pause()
-        assert right(folder, paths) and counts(folder)["errors"] > 0
-        server.resume()
-        server.kill()
-        assert right(folder, paths) and all(folder.getBIN(path) for path in paths)
-        folder.close()
-    said.clear()
-    never = KSpeedFolder(images, 1, [f"127.0.0.1:{free_port()}"], cache_dir=cache_dir, log=said.append)
-    assert right(never, paths) and len(said) == 1 and "Connection refused" in said[0]
-    assert counts(never)["hits"] == 0
-    never.close()
 
 
 def test_wrong_arguments(images, cache_dir):

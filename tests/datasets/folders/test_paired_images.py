@@ -331,7 +331,6 @@ def test_generated_pairs_are_pairs(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: torch sees none")
 @pytest.mark.parametrize("rows", [0, 280])
 def test_on_a_gpu_the_same_pairs_and_nearly_the_same_pixels(rows, tmp_path):
     device = torch.device("cuda", torch.cuda.current_device())

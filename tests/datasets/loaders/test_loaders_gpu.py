@@ -15,10 +15,7 @@ from datasets.sampling.effects import Effects, draw_effects
 from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 

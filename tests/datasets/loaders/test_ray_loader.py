@@ -76,10 +76,10 @@ def test_the_name_and_the_arguments_of_the_seed():
 
 
 @pytest.mark.parametrize("options", [
-    {"batch_size": 7, "shuffle": True, "drop_last": True}, {"batch_size": None},
+    {"batch_size": None},
     {"batch_sampler": [[3, 1], [2], [59, 0, 4]],
      "collate_fn": lambda samples: [sample["image"] for sample in samples]},
-], ids=["shuffle drop_last", "batch_size None", "batch_sampler collate_fn"])  # fmt: skip
+], ids=["batch_size None", "batch_sampler collate_fn"])  # fmt: skip
 def test_the_batches_of_torch_in_the_same_order(folder, options):
     torch.manual_seed(3)
     with RayDataLoader(Squares(), True, num_workers=1, **options) as loader:
@@ -134,32 +134,23 @@ def test_batches_are_the_caller_s_own(folder):
         assert all(not array.any() for _, array in loader)
 
 
-def test_an_error_has_the_type_of_the_data_set_s_and_the_worker_s_traceback(folder):
+def test_batches_are_made_as_they_are_wanted_until_an_error_of_the_data_set(folder, tmp_path):
+    """The error has the data set's type and the worker's traceback."""
+
     class Broken(Squares):
         def __getitem__(self, id):
-            if id == 17:
+            (tmp_path / str(id)).touch()
+            if id == 57:
                 raise KeyError("no such key")
             return id
 
-    with RayDataLoader(Broken(), True, batch_size=6, num_workers=2) as loader:
+    with RayDataLoader(Broken(), True, batch_size=2, num_workers=2, prefetch_factor=3) as loader:
         batches = iter(loader)
-        assert [next(batches).tolist() for _ in range(2)] == [[*range(6)], [*range(6, 12)]]
+        assert next(batches).tolist() == [0, 1]
+        wait_until(lambda: len(list(tmp_path.iterdir())) >= 14)  # 1 + 2 workers x 3
+        assert [next(batches).tolist() for _ in range(27)] == [[id, id + 1] for id in range(2, 56, 2)]
         with pytest.raises(KeyError, match=r'raise KeyError\("no such key"\)'):
             next(batches)
-
-
-def test_no_more_batches_are_made_than_are_wanted(folder, tmp_path):
-    class Marks(Squares):
-        def __getitem__(self, id):
-            (tmp_path / str(id)).touch()
-            return id
-
-    with RayDataLoader(Marks(), True, batch_size=2, num_workers=2, prefetch_factor=3) as loader:
-        batches = iter(loader)
-        next(batches)
-        wait_until(lambda: len(list(tmp_path.iterdir())) >= 14)  # 1 + 2 workers x 3
-        ids = [batch.tolist() for batch in batches]
-        assert len(ids) == 29 and len(list(tmp_path.iterdir())) == 60
 
 
 def test_a_slow_batch_is_waited_for_unless_there_is_a_limit(folder):
@@ -171,10 +162,10 @@ def test_a_slow_batch_is_waited_for_unless_there_is_a_limit(folder):
 
 
 def test_killed_workers_change_nothing(folder):
-    expected = plain(Squares(120), batch_size=4, shuffle=True)
+    options = {"batch_size": 7, "shuffle": True, "drop_last": True}
+    expected, batches = plain(Squares(180), **options), []
     torch.manual_seed(3)
-    batches, options = [], {"batch_size": 4, "shuffle": True, "num_workers": 2}
-    with RayDataLoader(Squares(120, seconds=0.01), True, **options) as loader:
+    with RayDataLoader(Squares(180, seconds=0.01), True, num_workers=2, **options) as loader:
         for step, batch in enumerate(loader):
             batches.append(batch)
             if step in (3, 12):

@@ -59,11 +59,8 @@ def test_sums_pass_two_to_the_64th():
     assert not whole[1].any(), "an empty batch"
 
 
-ON_GPU = pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
 @pytest.mark.parametrize(
-    "kind, device", [(_on_any_device, "cpu"), pytest.param(resident_loader, "cuda", marks=ON_GPU)]
+    "kind, device", [(_on_any_device, "cpu"), pytest.param(resident_loader, "cuda", marks=pytest.mark.gpu)]
 )
 def test_the_same_loader_whatever_holds_the_images(kind, device):
     data = _set(count=5000)

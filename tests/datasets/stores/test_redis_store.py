@@ -7,7 +7,6 @@ import re
 import socket
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -33,12 +32,6 @@ from tests.support.redis_server import (
 )
 
 pytest.importorskip("redis", reason="redis-py is not installed")
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory):
-    folder = pictures.make(tmp_path_factory.mktemp("images"))
-    return image_folder.load(str(folder), "train", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="module")
@@ -161,22 +154,6 @@ def test_a_damaged_value_is_a_miss_and_counted(form, empty_redis, index, made):
         client.lpush(keys[0], "a list")
         assert store.read([victim]) == [None]
         assert opened.said == []
-
-
-@needed
-def test_changed_data_are_never_served_from_before(empty_redis, tmp_path):
-    folder = pictures.make(tmp_path / "images", 6, 1)
-    index = image_folder.load(str(folder), "train", str(tmp_path / "cache"))
-    with Opened(empty_redis.url(), index) as opened:
-        opened.store.put(range(6), [forms.make(FileStore(index), id, "decoded") for id in range(6)])
-        assert all(image is not None for image in opened.store.read(range(6)))
-    path = index.path(4)
-    content = bytearray(Path(path).read_bytes())
-    content[-3] ^= 1  # the same size
-    Path(path).write_bytes(content)
-    again = image_folder.load(str(folder), "train", str(tmp_path / "cache"))
-    with Opened(empty_redis.url(), again) as opened:
-        assert opened.store.read(range(6)) == [None] * 6
 
 
 @needed
@@ -540,21 +517,6 @@ def test_an_offline_set_stays_and_is_shared(empty_redis, index, made):
         assert client.dbsize() >= 40
         leases.remove(tool.server, held.name)
     assert client.dbsize() == 0
-
-
-@needed
-def test_what_an_active_job_put_is_kept_when_asked(empty_redis, index, made, monkeypatch):
-    monkeypatch.setattr("datasets.stores.shared.redis_store._BEAT", 0.1)
-    client = empty_redis.client()
-    with Opened(empty_redis.url(), index, "active") as job:
-        job.store.put(ALL, made["decoded"])
-        with Opened(empty_redis.url(), index) as preload:
-            preload.store.lease.register(offline=True)
-            preload.store.keep(ALL)
-        until(lambda: job.store.lease.stays)
-    key = job.key(0)
-    assert client.dbsize() >= 40 and client.ttl(key) == -1
-    assert client.ttl(f"bootfile:{job.store.name}:about") == -1
 
 
 SCRIPT = """

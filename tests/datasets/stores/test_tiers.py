@@ -35,12 +35,6 @@ BACKENDS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def index(tmp_path_factory):
-    folder = pictures.make(tmp_path_factory.mktemp("images"))
-    return image_folder.load(str(folder), "train", str(tmp_path_factory.mktemp("cache")))
-
-
 @pytest.fixture(autouse=True)
 def places(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "PLACES", (str(tmp_path / "missing"), str(tmp_path)))

@@ -20,18 +20,11 @@ from launch import records as job_records
 from launch.transfer import clean, fetch, upload
 from tests.conftest import environment, finish, start, wait_until
 from tests.support.fault_proxy import FaultProxy
-from tests.support.object_store_server import ObjectStoreServer
 from tests.support.terminal import Terminal
 
 pytest.importorskip("boto3", reason="boto3 is not installed")
 pytest.importorskip("moto", reason="moto is not installed")
 VERBS = {"upload": upload, "fetch": fetch, "clean": clean}
-
-
-@pytest.fixture(scope="module")
-def server():
-    with ObjectStoreServer("bucket") as running:
-        yield running
 
 
 @pytest.fixture

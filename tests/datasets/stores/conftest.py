@@ -1,0 +1,11 @@
+import pytest
+
+from datasets.folders import image_folder
+from tests.support import pictures
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """Return the index of 40 images."""
+    folder = pictures.make(tmp_path_factory.mktemp("images"))
+    return image_folder.load(str(folder), "train", str(tmp_path_factory.mktemp("cache")))
