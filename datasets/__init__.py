@@ -61,7 +61,8 @@ class _Installed:
         if name not in sys.modules:
             return importlib.machinery.PathFinder.find_spec(name, __path__)
         module = sys.modules.pop(name)  # imported by `__init__`: without this it would run a second time
-        return importlib.machinery.ModuleSpec(name, cls, loader_state=(module, module.__spec__))
+        state = module, module.__spec__
+        return importlib.machinery.ModuleSpec(name, cls, loader_state=state)  # type: ignore[arg-type]
 
     @staticmethod
     def create_module(spec: importlib.machinery.ModuleSpec) -> Any:

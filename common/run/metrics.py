@@ -351,7 +351,7 @@ def check_map_style(data: Any) -> None:
         raise BadInput(
             f"{name} is an IterableDataset: its samples have no numbers, so they cannot be shuffled, "
             "divided among the ranks or found again after a restart. Write __getitem__ and __len__ "
-            "instead: for shards or files, an index of (file, position) of each sample is enough"
+            "instead; datasets/shards.py has them for tar files (WebDataset) and Parquet files"
         )
     if not hasattr(data, "__len__"):
         raise BadInput(f"{name} needs __len__ and __getitem__, as every map-style Dataset has")
