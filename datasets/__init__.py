@@ -22,12 +22,9 @@ def __getattr__(name: str) -> Any:
 
 
 class _Installed:
-    """A finder of the modules that only the installed package has.
+    """A finder of the modules that only the installed package has."""
 
-    folder: of that package, after it was found.
-    """
-
-    folder = ""
+    folder = ""  # of that package, after it was found
 
     @classmethod
     def load(cls) -> bool:
@@ -39,14 +36,9 @@ class _Installed:
         except metadata.PackageNotFoundError:
             return False
         if not cls.folder:
-            cls.folder = str(file.parent)  # before it runs: it imports its modules
+            cls.folder = str(file.parent)  # before `__init__` runs: it imports its modules
             __path__.append(cls.folder)
-            try:
-                importlib.machinery.SourceFileLoader(__name__, str(file)).exec_module(sys.modules[__name__])
-            except BaseException:
-                __path__.remove(cls.folder)
-                cls.folder = ""
-                raise
+            importlib.machinery.SourceFileLoader(__name__, str(file)).exec_module(sys.modules[__name__])
         return True
 
     @classmethod

@@ -146,7 +146,7 @@ def look(
     numbers = np.maximum.reduceat(index["label"], np.flatnonzero(index["is_first"]))[
         index["is_first"].cumsum() - 1
     ]
-    found = []  # path, name, class, size, time
+    found: list[tuple[str, str, str, int, int]] = []  # path, name, class, size, time
     times = [os.stat(path).st_mtime_ns for path in paths]
     for (shard, offset, size, _, _, raw), number in zip(index.tolist(), numbers.tolist(), strict=True):
         name = os.fsdecode(raw)
@@ -154,13 +154,12 @@ def look(
             path = f"{os.path.relpath(paths[shard], base)}/{offset:012}/{name}"
             if number < 0 and "/" not in name:
                 raise BadInput(f"{base}/{path} has no class: expected a .cls next to it, or a folder")
-            found.append((path, name, str(number) if number >= 0 else name.split("/")[0], size, times[shard]))
+            found.append((path, name, name.split("/")[0] if number < 0 else str(number), size, times[shard]))
     if not found:
         raise BadInput(f"{pattern} holds no image ({' '.join(images.EXTENSIONS)})")
-    found.sort()
-    classes, labels = number_classes([each[2] for each in found], classes, pattern, True)
-    if val_share:
-        kept = divide(pattern, split, [each[1] for each in found], labels, val_share, log)
-        found, labels = [found[place] for place in kept], labels[kept]
-    names, sizes, mtimes = [each[0] for each in found], *np.array([each[3:] for each in found]).T
-    return Listing(os.path.abspath(pattern), split, base, classes, names, labels, sizes, mtimes, val_share)
+    names, members, texts, sizes, mtimes = map(list, zip(*sorted(found), strict=True))
+    classes, labels = number_classes(texts, classes, pattern, True)
+    kept = divide(pattern, split, members, labels, val_share, log) if val_share else np.arange(len(names))
+    columns = labels[kept], np.array(sizes)[kept], np.array(mtimes)[kept]
+    names = [names[place] for place in kept]
+    return Listing(os.path.abspath(pattern), split, base, classes, names, *columns, val_share)

@@ -29,9 +29,10 @@ class HybridTrainPipe:
         box: Any = functools.partial(random_resized_crop, scale=(min_crop_size, 1.0))
         if size:
             box = functools.partial(center_crop, share=crop / size)
-        shuffled = self.shuffle if shuffle is None else shuffle
-        place = {"rank": local_rank, "world_size": world_size, "shuffle": shuffled}
-        sampler = WholeBatchSampler(len(index), batch_size * world_size, 0, **place)
+        sampler = WholeBatchSampler(
+            len(index), batch_size * world_size, 0, rank=local_rank, world_size=world_size,
+            shuffle=self.shuffle if shuffle is None else shuffle,
+        )  # fmt: skip
         self.plan, self.store, self.threads = Plan(index, sampler, box, crop), FileStore(index), num_threads
         self.device = torch.device("cuda", device_id) if torch.cuda.is_available() else torch.device("cpu")
         self.backend = "dali" if dali_cpu else "dali-gpu"
@@ -53,14 +54,12 @@ class DaliIteratorGPU(Loader):
         self, pipelines: HybridTrainPipe, size: int = 0, fp16: bool = False, mean: Any = (0.0, 0.0, 0.0),
         std: Any = (1.0, 1.0, 1.0), pin_memory: bool = True, **unused: Any,
     ):  # fmt: skip
-        scaled = {"mean": [each / 255 for each in mean], "std": [each / 255 for each in std]}
-        options = scaled | {"dtype": torch.float16 if fp16 else None}
-        pipe = pipelines
-        super().__init__(
-            pipe.plan,
-            lambda plan: backends.build(pipe.backend, pipe.store, plan, pipe.device, pipe.threads, **options),
-            kept=True,
-        )
+        pipe, mean, std = pipelines, *([each / 255 for each in values] for values in (mean, std))
+        build: Any = functools.partial(
+            backends.build, pipe.backend, pipe.store, device=pipe.device, workers=pipe.threads,
+            mean=mean, std=std, dtype=torch.float16 if fp16 else None,
+        )  # fmt: skip
+        super().__init__(pipe.plan, build, kept=True)
 
     def reset(self) -> None:
         """Do nothing: each iteration is the next epoch."""
