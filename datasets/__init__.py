@@ -1,1 +1,68 @@
-"""Data sets, stores and loaders. Import the submodules: `from datasets.memory import cifar10`."""
+"""Data sets, stores and loaders. Import the submodules: `from datasets.memory import cifar10`.
+
+Hugging Face's package has the same name, and both can be used: `from datasets import load_dataset`. A name or
+a module that this package does not have is looked for there, if it is installed (pip install datasets). At
+the first of them its folder joins `__path__`, and its `__init__` runs in this namespace.
+"""
+
+import importlib.machinery
+import sys
+from typing import Any
+
+_REASON = "Bootfile does not have it, and Hugging Face's package is not installed: pip install datasets"
+
+
+def __getattr__(name: str) -> Any:
+    """Return a name of the installed package. Raises AttributeError."""
+    is_public = not name.startswith("_") or name == "__version__"
+    if is_public and _Installed.load() and name in globals():
+        return globals()[name]
+    reason = f": {_REASON}" * (is_public and not _Installed.folder)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{reason}")
+
+
+class _Installed:
+    """A finder of the modules that only the installed package has."""
+
+    folder = ""  # of that package, after it was found
+
+    @classmethod
+    def load(cls) -> bool:
+        """Run the installed package's `__init__` in this namespace, once. Return whether it is installed."""
+        from importlib import metadata  # takes 30 ms
+
+        try:
+            file = metadata.distribution(__name__).locate_file(f"{__name__}/__init__.py")
+        except metadata.PackageNotFoundError:
+            return False
+        if not cls.folder:
+            cls.folder = str(file.parent)  # before `__init__` runs: it imports its modules
+            __path__.append(cls.folder)
+            importlib.machinery.SourceFileLoader(__name__, str(file)).exec_module(sys.modules[__name__])
+        return True
+
+    @classmethod
+    def find_spec(cls, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
+        """Find a module of the installed package. Raises MissingPackage, which is an ImportError."""
+        if name.rpartition(".")[0] != __name__ or cls.folder:
+            return None
+        if not cls.load():
+            from common.ground.exits import MissingPackage
+
+            raise MissingPackage(f"{name}: {_REASON}")
+        if name not in sys.modules:
+            return importlib.machinery.PathFinder.find_spec(name, __path__)
+        module = sys.modules.pop(name)  # imported by `__init__`: without this it would run a second time
+        state = module, module.__spec__
+        return importlib.machinery.ModuleSpec(name, cls, loader_state=state)  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: importlib.machinery.ModuleSpec) -> Any:
+        return spec.loader_state[0]
+
+    @staticmethod
+    def exec_module(module: Any) -> None:
+        module.__spec__ = module.__spec__.loader_state[1]
+
+
+sys.meta_path.append(_Installed)  # the last one: it is asked only for modules that are not here

@@ -27,7 +27,7 @@ from torch.utils import benchmark
 from common.compute import models
 from common.console import arguments
 from common.ground.exits import BadInput
-from datasets.folders import image_folder
+from datasets.folders import image_folder, shards
 from datasets.loaders import backends, measure
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
@@ -142,7 +142,8 @@ def _drop(store: FileStore, head: measure.Head) -> None:
         store.close()
         paths = [entry.path for entry in os.scandir(store.path)]
     else:
-        paths = [store.index.path(id) for batch in head.batches for id in batch.ids]
+        images = {store.index.path(id) for batch in head.batches for id in batch.ids}
+        paths = [(shards.split_path(path) or (path,))[0] for path in images]
     for path in paths:
         handle = os.open(path, os.O_RDONLY)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)

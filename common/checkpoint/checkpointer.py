@@ -24,7 +24,7 @@ from common.console.arguments import boolean, interval, positive_float, positive
 from common.distributed import barrier, preemption, ranks
 from common.ground import exits
 from common.ground.exits import BadInput
-from common.run import output
+from common.run import output, trackers
 from common.run.job import JobParser
 from common.run.metrics import Log
 
@@ -446,14 +446,13 @@ def _add_arguments(parser: JobParser) -> None:
     add("--grace", type=positive_float, default=25, metavar="SECONDS", help=help)
     help = "stop after N consecutive steps without a finite loss and gradient (default: 20)"
     add("--max_bad_steps", type=positive_int, default=20, help=help)
-    add("--tracker", choices=("mlflow", "wandb"), help="also send settings and metrics to it (default: none)")
+    help = "also send settings and metrics to it (default: none)"
+    add("--tracker", choices=[*trackers.NAMED], help=help)
 
 
 def check(args: argparse.Namespace) -> dict[str, str]:
     """Return the default of --resume. Raises BadInput for options that contradict each other."""
     if args.tracker:
-        from common.run import trackers  # only a run with --tracker needs it
-
         trackers.check(args.tracker)
     wanted = args.resume or ("auto" if args.output_dir else "never")
     if args.evaluate and (wanted not in ("auto", "never")) == bool(args.weights):

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from common.distributed import preemption
 from common.ground import exits
@@ -56,6 +57,15 @@ def _end(number: int, frame: object) -> None:
     os._exit(INTERRUPTED)  # the job has not begun: there is nothing to clean up
 
 
+def _report(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Report an exception outside main(), for example that a package which a job imports is missing."""
+    if not isinstance(error, BadInput):
+        return sys.__excepthook__(kind, error, trace)
+    say_error(str(error))
+    leave(error.code)
+
+
+sys.excepthook = _report
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a shell's background job
     signal.signal(signal.SIGINT, _end)
 

@@ -53,7 +53,7 @@ class NoRendezvous(BadInput):
     code = NO_RENDEZVOUS
 
 
-class MissingPackage(BadInput):
+class MissingPackage(BadInput, ImportError):
     """A package cannot be imported. The message has the reason and the command that installs it."""
 
 

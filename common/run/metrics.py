@@ -59,7 +59,7 @@ class Log:
         self.is_late = self._has_asked = False
         self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = exits.STARTED  # importing torch counts as set-up
-        self._trackers: list[Any] | None = None  # from the first report on
+        self._trackers: dict[str, Any] | None = None  # from the first report on
         self._bar: tqdm | None = None
         self._loader: Any = None
         self._warnings: set[str] = set()
@@ -245,8 +245,8 @@ class Log:
         with self._reported():
             if self._trackers is not None and (states := dict(self.states())):  # no evaluation at the end
                 append_json_line(self._path, {"step": max(states), "states": states})
-        for tracker in self._trackers or []:
-            with self._reported():
+        for name, tracker in (self._trackers or {}).items():
+            with self._reported(name):
                 tracker.finish()
 
     def info(self, line: str) -> None:
@@ -256,10 +256,10 @@ class Log:
                 tqdm.write(printable(line))
                 sys.stdout.flush()
 
-    def warn_once(self, line: str) -> None:
-        """Print a line on rank 0, the first time only."""
-        if line not in self._warnings:
-            self._warnings.add(line)
+    def warn_once(self, line: str, subject: str = "") -> None:
+        """Print a line on rank 0, the first time only; of a subject only the first line."""
+        if (subject or line) not in self._warnings:
+            self._warnings.add(subject or line)
             self.info(line)
 
     def _end_lap(self, name: str) -> None:
@@ -299,8 +299,8 @@ class Log:
                 states = {"states": states} if (states := dict(self.states())) else {}
                 append_json_line(self._path, line | states | {"time": round(time.time(), 3)})
         scalars = {name: float(figures[name]) for name in figures.keys() - {"val_count", "receipt"}}
-        for tracker in self._trackers or []:
-            with self._reported():
+        for name, tracker in (self._trackers or {}).items():
+            with self._reported(name):
                 tracker.log(scalars, step)
         self.info(_line(line))
 
@@ -325,23 +325,25 @@ class Log:
             starts.write(folder, self.args, **self._start, **({"lost": lost} if lost else {}))
             if self._class_names:
                 write_atomic(os.path.join(folder, CLASSES), json.dumps(self._class_names) + "\n")
-            self._trackers = []
-            with self._reported():
-                self._trackers.append(trackers.TensorBoard(folder, self._step))
-            if kind := trackers.NAMED.get(getattr(self.args, "tracker", None) or ""):
+            self._trackers = {}
+            with self._reported("TensorBoard"):
+                self._trackers["TensorBoard"] = trackers.TensorBoard(folder, self._step)
+            if name := getattr(self.args, "tracker", None):
                 title = os.path.basename(str(self.output).rstrip("/"))
-                with self._reported():
-                    self._trackers.append(kind(self.run, title, arguments.settings(self.args)))
+                with self._reported(f"--tracker {name}"):
+                    tracker = trackers.NAMED[name](self.run, title, arguments.settings(self.args))
+                    self._trackers[f"--tracker {name}"] = tracker
 
     @contextlib.contextmanager
-    def _reported(self) -> Iterator[None]:
+    def _reported(self, tracker: str = "") -> Iterator[None]:
         """Print the reason once if a report cannot be written; the training continues."""
         try:
             yield
         except MissingPackage as error:
             self.warn_once(str(error))
-        except Exception as error:  # OSError if the disk is full; TensorBoard raises other types
-            self.warn_once(f"warning: reports in {self.output.folder} are incomplete: {error}")
+        except Exception as error:  # OSError if the disk is full; packages of trackers raise other types
+            what = f"figures of {tracker}" if tracker else f"reports in {self.output.folder}"
+            self.warn_once(f"warning: {what} are incomplete: {' '.join(str(error).split())}", tracker)
 
 
 def check_map_style(data: Any) -> None:
@@ -351,7 +353,7 @@ def check_map_style(data: Any) -> None:
         raise BadInput(
             f"{name} is an IterableDataset: its samples have no numbers, so they cannot be shuffled, "
             "divided among the ranks or found again after a restart. Write __getitem__ and __len__ "
-            "instead: for shards or files, an index of (file, position) of each sample is enough"
+            "instead; datasets/shards.py has them for tar files (WebDataset) and Parquet files"
         )
     if not hasattr(data, "__len__"):
         raise BadInput(f"{name} needs __len__ and __getitem__, as every map-style Dataset has")

@@ -1,4 +1,4 @@
-"""Send a run's settings and figures to TensorBoard, and to MLflow or Weights & Biases (--tracker).
+"""Send a run's settings and figures to TensorBoard, and to one of NAMED (--tracker).
 
     MLFLOW_TRACKING_URI=http://host:5000 MLFLOW_EXPERIMENT_NAME=digits python jobs/train.py --tracker mlflow
     WANDB_PROJECT=digits python jobs/train.py --tracker wandb
@@ -7,9 +7,10 @@ The packages read their own environment variables. Their credentials are not opt
 log(figures, step) and finish(). All functions raise MissingPackage and the errors of the package.
 """
 
+import functools
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from common.ground.exits import MissingPackage, import_optional
@@ -66,15 +67,18 @@ class MLflow:
         self._mlflow.end_run()
 
 
-class WeightsAndBiases:
-    """A run at Weights & Biases with our id `run`. It ignores figures of steps that it has received before.
+class WandbLike:
+    """A run of a package with the interface of wandb. A restart continues it.
 
-    title, settings: as for MLflow.
+    run, title, settings: as for MLflow.
     """
 
-    def __init__(self, run: str, title: str, settings: Mapping[str, Any]):
-        wandb = import_optional("wandb", "--tracker wandb needs Weights & Biases")
-        self._run = wandb.init(id=run, resume="allow", name=title, config=dict(settings))
+    def __init__(self, package: str, run: str, title: str, settings: Mapping[str, Any]):
+        module = import_optional(package, f"--tracker {package} needs its package")
+        place = {"id": run, "name": title}
+        if package == "trackio":  # it has no ids: it continues a run of the same name
+            place = {"project": os.environ.get("TRACKIO_PROJECT", "bootfile"), "name": f"{title} {run}"}
+        self._run = module.init(resume="allow", config=dict(settings), **place)
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
         self._run.log(dict(figures), step=step)
@@ -83,4 +87,7 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-NAMED = {"mlflow": MLflow, "wandb": WeightsAndBiases}  # by the values of --tracker
+NAMED: dict[str, Callable[..., Any]] = {  # by the values of --tracker
+    "mlflow": MLflow,
+    **{package: functools.partial(WandbLike, package) for package in ("wandb", "swanlab", "trackio")},
+}

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.functional import one_hot
 
 from common.distributed import ranks
 from common.ground.exits import BadInput
@@ -47,13 +48,14 @@ class Loader:
     It yields (images [n, 3, size, size] normalised and channels_last, labels int64 [n]) on the device.
     `epoch`, `step`: the current epoch, from 1, and its number of yielded batches. set_epoch() takes both to
     resume there. `receipt`: the digest of the yielded batches. `plan`: may be replaced between two epochs.
+    `classes`: 0, or their number: labels are then float one-hot vectors [n, classes].
     """
 
     def __init__(self, plan: Plan, build: Callable[[Plan], loaders.Loader], kept: bool):
         self.plan, self._build, self._kept = plan, build, kept
         self._loader: loaders.Loader | None = None
         self.receipt = Receipt()
-        self._next, self.epoch, self.step = (1, 0), 0, 0
+        self._next, self.epoch, self.step, self.classes = (1, 0), 0, 0, 0
 
     def __len__(self) -> int:
         """Return the number of batches of this process in a whole epoch."""
@@ -85,7 +87,8 @@ class Loader:
         try:
             for batch in loader:
                 self.step += 1
-                yield batch
+                images, labels = batch
+                yield images, one_hot(labels, self.classes).float() if self.classes else labels
         finally:
             if not self._kept:
                 self.close()

@@ -14,14 +14,16 @@ import hashlib
 import json
 import os
 import zlib
+from collections.abc import Sequence
 from typing import IO
 
 import numpy as np
 
 from common.ground.exits import BadInput, printable
 from common.ground.files import locked, make_folder_atomic
-from datasets.folders import images
-from datasets.folders.listing import FILES_PER_TASK, VAL_SHARE, Listing, Log, look, map_files, progress, shown
+from datasets.folders import images, shards
+from datasets.folders.listing import FILES_PER_TASK, VAL_SHARE, Listing, Log, map_files, progress, shown
+from datasets.folders.listing import look as look_into_folder
 
 SCANS = ("whole", "headers")
 HEAD = 16384  # bytes that the scan of headers reads of a JPEG. If its header is longer, the file is read
@@ -148,7 +150,7 @@ def load(
 ) -> ImageFolderIndex:
     """Return the index of a split, from `cache` if no file has changed since.
 
-    root: folder or URL.
+    root: folder or URL; or a pattern of tar files that ends in .tar (shards.find()).
     split: "train" or "val".
     cache: folder of the index. Of several processes one scans and the others wait.
     max_bad: maximum share of bad images, which are skipped.
@@ -160,12 +162,21 @@ def load(
     Raises BadInput if images are missing, if files cannot be read, or if too many images are bad.
     """
     log = one_line(log)
-    listing = look(root, split, classes, log, val_share)
-    if len(listing.paths) < least:
-        raise BadInput(f"batch size {least} is larger than the data set ({len(listing.paths)} samples)")
-    index = scan_listing(listing, cache, log, HEAD if scan == "headers" else None)
+    files = look(root, split, cache, classes, log, val_share)
+    if len(files.paths) < least:
+        raise BadInput(f"batch size {least} is larger than the data set ({len(files.paths)} samples)")
+    index = scan_listing(files, cache, log, HEAD if scan == "headers" else None)
     _judge(index, max_bad, log)
     return index
+
+
+def look(
+    root: str, split: str, cache: str, classes: Sequence[str] | None, log: Log, val_share: float = VAL_SHARE
+) -> Listing:
+    """Return the images of a split of a folder, or of tar files. Arguments: those of load()."""
+    if root.endswith(".tar"):
+        return shards.look(root, split, cache, classes, log, val_share)
+    return look_into_folder(root, split, classes, log, val_share)
 
 
 def one_line(log: Log) -> Log:
@@ -296,6 +307,8 @@ def _scan(
 
 def _read_file(path: str, size: int, head: int | None) -> bytes:
     """Return all bytes of a file, or at most the first `head`. size: when it was listed."""
+    if member := shards.split_path(path):
+        return shards.read_member(*member, min(size, head or size))
     file = os.open(path, os.O_RDONLY)  # open() and read() take nearly twice the CPU time for a small file
     try:
         if head:

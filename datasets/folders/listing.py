@@ -81,10 +81,10 @@ def look(root: str, split: str, classes: Sequence[str] | None, log: Log, val_sha
     else:
         source = base
         paths, names = _by_class(base, classes, log)
-    classes, labels = _number(names, classes, source, listed)
+    classes, labels = number_classes(names, classes, source, listed)
     val_share = 0.0 if name else val_share
     if val_share:
-        rows = _divide(root, split, paths, labels, val_share, log)
+        rows = divide(root, split, paths, labels, val_share, log)
         paths, labels = [paths[row] for row in rows.tolist()], labels[rows]
     sizes, mtimes = stat_files(base, paths)
     return Listing(root, split, base, classes, paths, labels, sizes, mtimes, val_share)
@@ -105,9 +105,7 @@ def shown(texts: Sequence[str]) -> str:
     return "; ".join(texts[:_SHOWN]) + more
 
 
-def _divide(
-    root: str, split: str, paths: list[str], labels: np.ndarray, share: float, log: Log
-) -> np.ndarray:
+def divide(root: str, split: str, paths: list[str], labels: np.ndarray, share: float, log: Log) -> np.ndarray:
     """Return the rows of the images of a split: int64, ascending. An image is in "val" if its hash is low.
 
     The hash is that of the path without its ending. So an image is in the same split on every machine, also
@@ -168,7 +166,7 @@ def walk(base: str) -> tuple[list[str], int, set[str]]:
 
 
 def _by_class(base: str, classes: Sequence[str] | None, log: Log) -> tuple[list[str], list[str]]:
-    """Return (paths, class name of each path) of a tree. classes: as in _number(). Raises BadInput."""
+    """Return (paths, class name of each path) of a tree. classes: as in number_classes(). Raises BadInput."""
     paths, others, class_folders = walk(base)
     nested = [path for path in paths if "/" in path]
     loose = len(paths) - len(nested) if nested else 0
@@ -210,7 +208,7 @@ def _read_list(source: str) -> tuple[list[str], list[str]]:
     return paths, [labels[path] for path in paths]
 
 
-def _number(
+def number_classes(
     names: list[str], classes: Sequence[str] | None, source: str, listed: bool
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Return (classes, labels int64 [n]).
@@ -291,8 +289,8 @@ def map_files(task: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Itera
             turn = 2 * turn if waits else _TURN
 
 
-def progress(total: int | None, text: str, done: int = 0) -> tqdm:
+def progress(total: int | None, text: str, done: int = 0, unit: str = "image") -> tqdm:
     """Return a progress bar that counts images. done: those that were ready before."""
     # not a terminal: print every 10 s, so that a long scan does not look like a hang
     interval = 10 * (not os.isatty(2)) or 0.1
-    return tqdm(total=total, initial=done, desc=text, unit="image", delay=2, mininterval=interval)
+    return tqdm(total=total, initial=done, desc=text, unit=unit, delay=2, mininterval=interval)

@@ -33,7 +33,7 @@ _SYNTHETIC = {"train": 1_281_167, "val": 50_000}  # images of ImageNet
 def add_arguments(parser: JobParser) -> None:
     """Add the options of open_stores(), open_indexes() and open_loaders()."""
     add = parser.add_argument_group("data").add_argument
-    add("--data_url", help="folder with train/<class>/* and val/<class>/*")
+    add("--data_url", help="folder with train/<class>/* and val/<class>/*, or 'shards/*.tar'")
     add(
         "--val_share",
         type=image_folder.val_share,
@@ -226,7 +226,8 @@ def _class_names(args: argparse.Namespace, folder: str) -> tuple[str, ...] | Non
     the run of the weights; None if they are not known."""
     with contextlib.suppress(BadInput):
         quiet = lambda line: None  # noqa: E731
-        return listing.look(folder, "train", None, quiet, args.val_share).classes
+        cache = args.cache_dir or args.output.index_folder
+        return image_folder.look(folder, "train", cache, None, quiet, args.val_share).classes
     path = args.weights or args.resume
     return tuple(weights.read_class_names(path)) or None if os.path.exists(path) else None
 

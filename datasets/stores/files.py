@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 
 from common.ground.exits import BadInput
+from datasets.folders import shards
 from datasets.stores.store import Store
 
 
 class FileStore(Store):
-    """The files of a folder. verified: refuse a file whose content differs from the scan. This is needed for
-    copies that are stored under the fingerprint of the index."""
+    """The files of a folder, or of its tar files. verified: refuse a file whose content differs from the
+    scan. This is needed for copies that are stored under the fingerprint of the index."""
 
     decodes_boxes = True
 
@@ -25,8 +26,11 @@ class FileStore(Store):
         """Return the bytes of a file. Raises BadInput, also if the file was changed since it was scanned."""
         path = self.index.path(id)
         try:
-            with open(path, "rb", buffering=0) as file:
-                content = file.read()
+            if member := shards.split_path(path):
+                content = shards.read_member(*member, int(self.index.bytes[id]))
+            else:
+                with open(path, "rb", buffering=0) as file:
+                    content = file.read()
         except OSError as error:
             raise BadInput(f"cannot read {path}: {error.strerror}") from error
         if len(content) != self.index.bytes[id]:

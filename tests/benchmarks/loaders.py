@@ -33,6 +33,8 @@ Notes on the rows:
   the shorter side, as those of our pack.
 - "decoding" reads and decodes the files, and does nothing else: no loader that decodes whole images can be
   faster. "threads" decodes the boxes of the crops if nvImageCodec is installed.
+- "threads-tar", "tar-shards" and "webdataset" read the same JPEGs in four tar files. WebDataset shuffles the
+  tars, and then the samples in a buffer; the other two draw from all images.
 - DALI's own reader returns its buffers without a copy.
 - In all rows, threads of OpenMP that wait sleep soon (GOMP_SPINCOUNT=1000), as in Bootfile's jobs.
 - An epoch of 512 images is short, so the start of an epoch has more weight than with ImageNet. --images 4096
@@ -42,6 +44,7 @@ Notes on the rows:
 import argparse
 import concurrent.futures
 import contextlib
+import glob
 import importlib.metadata
 import io
 import itertools
@@ -77,7 +80,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels
 THREADS = {"OMP_NUM_THREADS": str(WORKERS), "GOMP_SPINCOUNT": "1000"}  # the environment of all rows
 VERSIONS = (
     "torch", "numpy", "torchvision", "pillow", "simplejpeg", "opencv-python-headless", "pyarrow",
-    "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "ffcv", "numba",
+    "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "ffcv", "numba", "webdataset",
 )  # fmt: skip
 
 
@@ -216,9 +219,63 @@ class Torchvision(Row):
             yield images
 
 
+def write_tars(folder: str) -> str:
+    """Write the images of a row into tar files of WebDataset's layout, once, and return their pattern."""
+    from tests.support import tars
+
+    shards = pathlib.Path(folder, "shards")
+    if not shards.is_dir():
+        tars.from_folder(pathlib.Path(folder, "images"), shards, 4, with_cls=True)
+    return str(shards / "images-train-*.tar")
+
+
+def decode_sample(sample: dict) -> tuple[torch.Tensor, int]:
+    image = Image.open(io.BytesIO(sample["jpg"])).convert("RGB")
+    return transforms()(image), int(sample["cls"])
+
+
+class Tars(Row):
+    """Bootfile's TarShards, with Pillow and torchvision's transforms in worker processes."""
+
+    def __init__(self, *data):
+        from datasets.loaders.engines.map_style import map_style_loader
+        from datasets.sampling.sampler import BatchSampler
+        from datasets.shards import TarShards
+
+        super().__init__(*data)
+        shards = TarShards(write_tars(self.folder), transform=decode_sample)
+        sampler = BatchSampler(len(shards), BATCH, 0)
+        self.loader = map_style_loader(shards, sampler, torch.device("cpu"), workers=WORKERS)
+        self.epoch = 0
+
+    def batches(self):
+        self.loader.seek(self.epoch * len(self.loader))
+        self.epoch += 1
+        for images, _ in self.loader:
+            yield images
+
+
+class WebDataset(Row):
+    """WebDataset: each worker reads its tars in order, and shuffles in a buffer of 1,000 samples."""
+
+    def __init__(self, *data):
+        import webdataset
+
+        super().__init__(*data)
+        stream = webdataset.WebDataset(glob.glob(write_tars(self.folder)), shardshuffle=4)
+        stream = stream.shuffle(1000).map(decode_sample).batched(BATCH, partial=False)
+        self.loader = torch.utils.data.DataLoader(
+            stream, batch_size=None, num_workers=WORKERS, persistent_workers=True
+        )
+
+    def batches(self):
+        for images, _ in self.loader:
+            yield torch.as_tensor(images)
+
+
 class Ours(Row):
-    """A loader of Bootfile. form: that of a pack; None: the files are read. uint8: deliver the batches of the
-    engine, which are not normalised."""
+    """A loader of Bootfile. form: that of a pack; None: the files are read. tars: tar files of them are read.
+    uint8: deliver the batches of the engine, which are not normalised."""
 
     def __init__(
         self,
@@ -227,6 +284,7 @@ class Ours(Row):
         form: str | None = None,
         uint8: bool = False,
         workers: int = WORKERS,
+        tars: bool = False,
     ):
         from datasets.folders import image_folder
         from datasets.loaders import backends
@@ -237,7 +295,8 @@ class Ours(Row):
 
         super().__init__(*data)
         cache = os.path.join(self.folder, "index")
-        index = image_folder.load(os.path.join(self.folder, "images"), "train", cache)
+        source = write_tars(self.folder) if tars else os.path.join(self.folder, "images")
+        index = image_folder.load(source, "train", cache)
         path = os.path.join(self.folder, f"{form}.pack")
         store = pack.build(index, path, form) if form else FileStore(index)
         self.reads = sum(store.meta["sizes"]) / len(index) if form else None
@@ -362,6 +421,9 @@ ROWS = {
     "dali-reader": DaliReader,
     "decoding": Decoding,
     "threads": partial(Ours, backend="threads"),
+    "threads-tar": partial(Ours, backend="threads", tars=True),
+    "tar-shards": Tars,
+    "webdataset": WebDataset,
     "pack-jpeg": partial(Ours, backend="threads", form="jpeg"),
     "pack": partial(Ours, backend="threads", form="decoded"),
     "pack-uint8": partial(Ours, backend="threads", form="decoded", uint8=True),

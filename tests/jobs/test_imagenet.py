@@ -17,7 +17,19 @@ from common.ground.exits import BadInput
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling import receipt
-from tests.conftest import ROOT, finish, interrupt, losses, records, run, run_ranks, start, wait_until
+from tests.conftest import (
+    ROOT,
+    finish,
+    interrupt,
+    losses,
+    records,
+    refused,
+    run,
+    run_ranks,
+    start,
+    wait_until,
+)
+from tests.support import tars
 
 CPU = torch.device("cpu")
 JOB = ("jobs/imagenet.py", "--arch=shufflenet_v2_x0_5", "--image_size=32", "--warmup=0", "--print_freq=1")
@@ -277,6 +289,13 @@ def test_bad_images_end_the_job_or_are_left_out_on_request(generated, tmp_path):
     assert "2 of 640 images" in refused and all(str(path) in refused for path in victims[:2])
     printed = "".join(result.stdout for result in run_ranks(*arguments, "--max_bad_images=1%"))
     assert printed.count("skipped 2 bad of 640 images") == 1 and "data train=638 " in printed
+
+
+def test_a_cut_tar_of_images_is_one_line(tmp_path):
+    path = tars.write(tmp_path / "train.tar", [("a/1.jpg", bytes(700)), ("a/2.jpg", bytes(700))])
+    path.write_bytes(path.read_bytes()[:2000])
+    line = refused(*JOB, f"--data_url={tmp_path}/*.tar", f"--output_dir={tmp_path / 'output'}")
+    assert f"{path} is damaged, cut or not a tar at byte 1536" in line
 
 
 def test_a_scan_of_headers_trains_the_same_and_resumes(generated, whole, tmp_path):

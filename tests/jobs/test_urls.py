@@ -20,7 +20,7 @@ from datasets.sampling import receipt
 from tests.common.checkpoint.test_mirror import keys, read_list, read_object, steps, write_object
 from tests.conftest import environment, finish, free_port, interrupt, read_until, records, run, start
 from tests.jobs.test_resume import figures, same_weights, weights
-from tests.support import pictures
+from tests.support import pictures, tars
 from tests.support.fault_proxy import FaultProxy
 from tests.support.redis_server import files_with
 
@@ -115,6 +115,19 @@ def test_a_job_that_is_stopped_resumes_on_another_node(server, images, plain, tm
     assert len(list(output.glob("events.out.tfevents*"))) == 2
     for folder in (tmp_path, output):
         assert not files_with(server.environment["AWS_SECRET_ACCESS_KEY"], folder)
+
+
+def test_tar_files_at_a_url_train_as_the_folder_and_resume(server, images, plain, tmp_path):
+    tars.from_folder(images, tmp_path / "shards", 2)
+    put(server, tmp_path / "shards", "shards")
+    job = (*JOB, "--data_url=s3://data/shards/*.tar", f"--output_dir={tmp_path / 'output'}")
+    interrupt(*job, at="^epoch=2 step=4 ", env=node(server, tmp_path / "scratch"))
+    assert len(list((tmp_path / "output" / "index").glob(".shards-*.npy"))) == 2  # not among the staged files
+    resumed = run(*job, env=node(server, tmp_path / "scratch")).stdout
+    assert "staged before: s3://data/shards" in resumed and re.search(
+        r"resumed from .* step \d of 9", resumed
+    )
+    assert same(tmp_path / "output", plain)
 
 
 def test_results_that_cannot_be_stored_are_exit_code_6(server, images, tmp_path):

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from common.ground.exits import BadInput
 from common.run.metrics import check_map_style, class_names_of
-from datasets.fingerprint import fingerprint, hash_rows, hash_value
+from datasets.data_fingerprint import fingerprint, hash_rows, hash_value
 from datasets.loaders.engines.workers import WorkerEngine, Workers
 from datasets.loaders.loader import Copy, Loader, Stage
 from datasets.sampling import generators
@@ -45,7 +45,7 @@ def map_style_loader(
     Raises BadInput, for example for an IterableDataset.
 
     The receipt covers ids, targets and the seed of each item, not the inputs. The `fingerprint` of the
-    dataset (any text) identifies its data; if it has none, it is computed (datasets/fingerprint.py).
+    dataset (any text) identifies its data; if it has none, it is computed (datasets/data_fingerprint.py).
     """
     fetcher = Fetcher(dataset, collate_fn)
     engine = MapStyle(Workers(workers, device.type == "cuda"), fetcher)

@@ -30,7 +30,7 @@ from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 from tests.conftest import ROOT, finish, start, wait_until
 from tests.datasets.folders.test_boxes import needs_nvimgcodec
-from tests.support import pictures
+from tests.support import pictures, tars
 from tests.support.packs import damaged
 from tests.support.receipts import sums_of
 
@@ -83,13 +83,14 @@ def reference(index):
 
 
 @pytest.fixture(scope="module")
-def packs(index, tmp_path_factory):
+def packs(index, folder, tmp_path_factory):
     root = tmp_path_factory.mktemp("packs")
     made = {form: pack.build(index, str(root / form), form) for form in pack.FORMS}
-    return made | {"files": FileStore(index)}
+    shards = image_folder.load(tars.from_folder(folder, root, 3), "train", str(root / "cache"))
+    return made | {"files": FileStore(index), "tars": FileStore(shards)}
 
 
-@pytest.mark.parametrize("form", ["files", *pack.FORMS])
+@pytest.mark.parametrize("form", ["files", "tars", *pack.FORMS])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_engine_and_store_gives_the_same_data_and_the_pixels_of_pillow(
     backend, form, index, packs, reference

@@ -1,0 +1,3 @@
+from datasets.compat.dpex import DpexDataLoader
+
+__all__ = ["DpexDataLoader"]

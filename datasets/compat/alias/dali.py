@@ -1,0 +1,68 @@
+"""The pipelines and iterators of "Diving into DALI", by their printed names and arguments."""
+
+import functools
+import os
+from typing import Any
+
+import torch
+
+from datasets.compat.dali_dataset import Loader
+from datasets.folders import image_folder
+from datasets.loaders import backends
+from datasets.sampling.augment import center_crop, random_resized_crop
+from datasets.sampling.sampler import Plan, WholeBatchSampler
+from datasets.stores.files import FileStore
+
+
+class HybridTrainPipe:
+    """The random crops of the images in the class folders of data_dir, decoded by DALI."""
+
+    split, shuffle = "train", True
+
+    def __init__(
+        self, batch_size: int, num_threads: int, device_id: int, data_dir: str, crop: int, mean: Any = None,
+        std: Any = None, local_rank: int = 0, world_size: int = 1, dali_cpu: bool = False,
+        shuffle: bool | None = None, fp16: bool = False, min_crop_size: float = 0.08, size: int = 0,
+    ):  # fmt: skip
+        cache = os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
+        index = image_folder.load(data_dir, self.split, cache, val_share=0)
+        box: Any = functools.partial(random_resized_crop, scale=(min_crop_size, 1.0))
+        if size:
+            box = functools.partial(center_crop, share=crop / size)
+        sampler = WholeBatchSampler(
+            len(index), batch_size * world_size, 0, rank=local_rank, world_size=world_size,
+            shuffle=self.shuffle if shuffle is None else shuffle,
+        )  # fmt: skip
+        self.plan, self.store, self.threads = Plan(index, sampler, box, crop), FileStore(index), num_threads
+        self.device = torch.device("cuda", device_id) if torch.cuda.is_available() else torch.device("cpu")
+        self.backend = "dali" if dali_cpu else "dali-gpu"
+
+    def build(self) -> None:
+        """Do nothing: the first batch builds the pipeline."""
+
+
+class HybridValPipe(HybridTrainPipe):
+    """The centres of the images, whose short side is scaled to `size` pixels."""
+
+    split, shuffle = "val", False
+
+
+class DaliIteratorGPU(Loader):
+    """The normalised batches (images, labels) of a pipeline. mean, std: of pixels 0..255."""
+
+    def __init__(
+        self, pipelines: HybridTrainPipe, size: int = 0, fp16: bool = False, mean: Any = (0.0, 0.0, 0.0),
+        std: Any = (1.0, 1.0, 1.0), pin_memory: bool = True, **unused: Any,
+    ):  # fmt: skip
+        pipe, mean, std = pipelines, *([each / 255 for each in values] for values in (mean, std))
+        build: Any = functools.partial(
+            backends.build, pipe.backend, pipe.store, device=pipe.device, workers=pipe.threads,
+            mean=mean, std=std, dtype=torch.float16 if fp16 else None,
+        )  # fmt: skip
+        super().__init__(pipe.plan, build, kept=True)
+
+    def reset(self) -> None:
+        """Do nothing: each iteration is the next epoch."""
+
+
+DaliIteratorCPU = DaliIteratorGPU

@@ -1,0 +1,3 @@
+from datasets.compat.kspeed import KSpeedCallable, KSpeedFolder, KSpeedImageFolder
+
+__all__ = ["KSpeedCallable", "KSpeedFolder", "KSpeedImageFolder"]

@@ -1,0 +1,42 @@
+"""The loaders of KSpeed's change of NVIDIA's ConvNets, which return (loader, batches of an epoch)."""
+
+import functools
+from typing import Any
+
+from common.distributed import ranks
+from datasets.compat.dali_dataset import Dataset
+
+
+def _open(
+    split: str,
+    backend: str,
+    data_path: str,
+    image_size: int,
+    batch_size: int,
+    num_classes: int,
+    one_hot: bool = False,
+    start_epoch: int = 0,
+    workers: int = 5,
+    crop_padding: int = 32,
+    **unused: Any,
+) -> tuple[Any, int]:
+    """Return the loader of a split of data_path. unused: other arguments of ConvNets, as interpolation."""
+    dataset = Dataset(
+        data_path, batch_size, workers=workers, size=image_size, val_size=image_size + crop_padding,
+        backend=backend, rank=ranks.rank(), world_size=ranks.world_size(),
+    )  # fmt: skip
+    loader = dataset.get_train_loader() if split == "train" else dataset.get_val_loader()
+    loader.set_epoch(start_epoch + 1)
+    loader.classes = num_classes if one_hot else 0
+    return loader, len(loader)
+
+
+def _open_dali(split: str, dali_cpu: bool = False, kspeed: bool = True) -> Any:
+    backend = "dali-kspeed" if kspeed else "dali" if dali_cpu else "dali-gpu"
+    return functools.partial(_open, split, backend)
+
+
+get_kspeed_train_loader = functools.partial(_open, "train", "kspeed")
+get_kspeed_val_loader = functools.partial(_open, "val", "kspeed")
+get_dali_kspeed_train_loader = functools.partial(_open_dali, "train")
+get_dali_kspeed_val_loader = functools.partial(_open_dali, "val")

@@ -1,0 +1,165 @@
+"""Find samples in shards without unpacking them; list the images in tar files as those in folders are listed.
+
+The path of an image in a tar file is <tar>/<its first byte, 12 digits>/<its name>.
+"""
+
+import glob
+import hashlib
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from common.ground.exits import BadInput
+from common.ground.files import locked, open_atomic
+from datasets import files
+from datasets.folders import images
+from datasets.folders.listing import SPLITS, Listing, Log, divide, map_files, number_classes, progress
+
+_FIELDS = [("shard", "i8"), ("offset", "i8"), ("size", "i8"), ("label", "i8"), ("is_first", "?")]
+Row = tuple[int, int, int, bool, bytes]  # offset, size, label, is_first, name
+
+
+def find(patterns: str | Iterable[str]) -> list[str]:
+    """Return the absolute paths of shards, sorted.
+
+    patterns: with *, ?, [a-z] or {000..127}. Below a URL, all objects of the part before these are staged.
+    Raises BadInput if a pattern matches no file.
+    """
+    paths: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        fixed, wild = re.fullmatch(r"((?:[^*?\[{]*/)?)(.*)", pattern).groups()  # type: ignore[union-attr]
+        folder, names = files.local_folder(fixed or "."), [wild]
+        if span := re.search(r"\{(\d+)\.\.(\d+)\}", wild):
+            numbers = range(int(span[1]), int(span[2]) + 1)
+            names = [wild.replace(span[0], str(number).zfill(len(span[1]))) for number in numbers]
+        for name in names:
+            matches = glob.glob(os.path.join(glob.escape(folder), name), recursive=True)
+            if not matches:
+                raise BadInput(f"{pattern}: no file {name} in {folder}")
+            paths.update(map(os.path.abspath, matches))
+    return sorted(paths)
+
+
+def load_index(paths: list[str], scan: Callable[[str], list[Row]], cache: str | None) -> np.ndarray:
+    """Return the index of shards: a memory-mapped array of the rows that scan(path) returns, with the fields
+    of Row and `shard`, a place in `paths`.
+
+    It is made once, and again if the size or the time of a shard changes, in the folder `cache` (None: that
+    of the first shard). Of several processes one makes it, and the others wait. Raises BadInput.
+    """
+    states = [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths]
+    digest = hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
+    folder, parts = cache or os.path.dirname(paths[0]), []
+    place = os.path.join(folder, f".shards-{digest}.npy")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with locked(f"{place}.lock"), progress(len(paths), "indexing", unit="shard") as bar:
+            if not os.path.exists(place):
+                for number, rows in enumerate(map_files(scan, paths)):
+                    longest = max(len(name) for *_, name in rows) or 1
+                    parts.append(
+                        np.array([(number, *row) for row in rows], [*_FIELDS, ("name", f"S{longest}")])
+                    )
+                    bar.update()
+                with open_atomic(place) as file:
+                    np.save(file, np.concatenate(parts))
+        return np.load(place, mmap_mode="r")
+    except OSError as error:
+        raise BadInput(f"the index of shards {place}: {error.strerror or error}") from error
+
+
+def scan_tar(path: str) -> list[Row]:
+    """Return a Row for each file of a tar, without hidden ones. Raises BadInput with the byte of a fault.
+
+    offset, size: bytes, of its content. label: the number in a .cls; -1 for other files. is_first: whether
+    it begins a sample: its name up to the first dot differs from that of the file before.
+    """
+    rows: list[Row] = []
+    sample, position = None, 0
+    try:
+        with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+            while member := tar.next():
+                tar.members.clear()  # type: ignore[attr-defined]  # they would stay in memory
+                position, name, before = member.offset, os.path.normpath(member.name), sample
+                if not member.isreg() or os.path.basename(name).startswith("."):
+                    continue
+                sample, label = split_name(name)[0], -1
+                if name.endswith(".cls"):
+                    label = int(read_member(path, member.offset_data, member.size))
+                rows.append((member.offset_data, member.size, label, sample != before, os.fsencode(name)))
+            position = tar.offset
+            if os.pread(file.fileno(), tarfile.BLOCKSIZE, position) != bytes(tarfile.BLOCKSIZE):
+                raise ValueError("neither a file nor the end of a tar begins here")
+            if not rows:
+                raise ValueError("it holds no file")
+    except (OSError, ValueError, tarfile.TarError) as error:
+        raise BadInput(f"{path} is damaged, cut or not a tar at byte {position}: {error}") from error
+    return rows
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return (sample, kind) of a file: ("a/1", "seg.png") of a/1.seg.png."""
+    folder, base = os.path.split(name)
+    stem, _, kind = base.partition(".")
+    return os.path.join(folder, stem), kind
+
+
+def read_member(path: str, offset: int, size: int) -> bytes:
+    """Return `size` bytes of a file from `offset`. Raises OSError, and BadInput if it has fewer."""
+    file, content = os.open(path, os.O_RDONLY), b""
+    try:
+        while len(content) < size and (more := os.pread(file, size - len(content), offset + len(content))):
+            content += more
+    finally:
+        os.close(file)
+    if len(content) < size:
+        raise BadInput(f"{path} is cut: it has {len(content)} of {size} bytes at byte {offset}")
+    return content
+
+
+def split_path(path: str) -> tuple[str, int] | None:
+    """Return (tar, offset) of the path of an image in a tar file; None for another path."""
+    match = re.match(r"(.*\.tar)/(\d{12})/", path, re.DOTALL)
+    return (match[1], int(match[2])) if match else None
+
+
+def look(
+    pattern: str, split: str, cache: str, classes: Sequence[str] | None, log: Log, val_share: float
+) -> Listing:
+    """Return the images of a split in tar files, as listing.look() does for a folder.
+
+    A tar belongs to a split if its path has the split's name as a word, as in imagenet-train-000.tar. If none
+    has, the names of the images decide, by val_share. The class of an image is the number in the .cls of its
+    sample, or else the first folder of its name. Raises BadInput.
+    """
+    paths = find(pattern)
+    base = os.path.commonpath([*map(os.path.dirname, paths)])
+    words = {path: {*re.findall("[a-z]+", path.removeprefix(base).lower())} for path in paths}
+    if any(words[path] & {*SPLITS["train"], *SPLITS["val"]} for path in paths):
+        paths, val_share = [path for path in paths if words[path] & {*SPLITS[split]}], 0.0
+    if not paths:
+        raise BadInput(f"{pattern}: no file has {' or '.join(SPLITS[split])} in its name, but others have")
+    index = load_index(paths, scan_tar, cache)
+    numbers = np.maximum.reduceat(index["label"], np.flatnonzero(index["is_first"]))[
+        index["is_first"].cumsum() - 1
+    ]
+    found: list[tuple[str, str, str, int, int]] = []  # path, name, class, size, time
+    times = [os.stat(path).st_mtime_ns for path in paths]
+    for (shard, offset, size, _, _, raw), number in zip(index.tolist(), numbers.tolist(), strict=True):
+        name = os.fsdecode(raw)
+        if name.lower().endswith(images.EXTENSIONS):
+            path = f"{os.path.relpath(paths[shard], base)}/{offset:012}/{name}"
+            if number < 0 and "/" not in name:
+                raise BadInput(f"{base}/{path} has no class: expected a .cls next to it, or a folder")
+            found.append((path, name, name.split("/")[0] if number < 0 else str(number), size, times[shard]))
+    if not found:
+        raise BadInput(f"{pattern} holds no image ({' '.join(images.EXTENSIONS)})")
+    names, members, texts, sizes, mtimes = map(list, zip(*sorted(found), strict=True))
+    classes, labels = number_classes(texts, classes, pattern, True)
+    kept = divide(pattern, split, members, labels, val_share, log) if val_share else np.arange(len(names))
+    columns = labels[kept], np.array(sizes)[kept], np.array(mtimes)[kept]
+    names = [names[place] for place in kept]
+    return Listing(os.path.abspath(pattern), split, base, classes, names, *columns, val_share)

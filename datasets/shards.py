@@ -1,0 +1,121 @@
+"""Map-style Datasets of the samples in tar and Parquet files, which are read by number.
+
+train_set = TarShards("shards/train-{000..127}.tar", transform=decode)
+train_set = ParquetRows("rows/*.parquet", columns=["text", "label"])
+"""
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset
+
+from common.ground.exits import BadInput, import_optional
+from common.ground.files import is_url
+from datasets.folders import shards
+
+_GROUPS = 8  # row groups that a process keeps in memory
+
+
+class TarShards(Dataset):
+    """The samples of tar files: consecutive files with one name up to the first dot, as WebDataset has them.
+
+    A sample is a dictionary: "__key__": that name; and for each file the rest of its name, for example "jpg":
+    its bytes, which are read from their place in the tar.
+
+    files: a pattern with *, ?, [a-z] or {000..127}, or several. Below a URL they are staged.
+    transform: a function of a sample that returns an item (default: the sample is the item).
+    cache_dir: folder of the index (default: that of the shards; ~/.cache/bootfile for a URL). It is made
+        once, and again if the size or the time of a shard changes.
+    Raises BadInput, with the byte if a tar is damaged or cut.
+    """
+
+    def __init__(
+        self,
+        files: str | Iterable[str],
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+        cache_dir: str | None = None,
+    ):
+        self.paths, self.index = _open(files, shards.scan_tar, cache_dir)
+        self.transform = transform
+        self._first = np.append(np.flatnonzero(self.index["is_first"]), len(self.index))  # its row
+        self._sizes = np.array(self.index["size"])  # arrays of numbers are part of the data's fingerprint
+
+    def __len__(self) -> int:
+        return len(self._first) - 1
+
+    def __getitem__(self, id: int) -> Any:
+        sample: dict[str, Any] = {}
+        for shard, offset, size, _, _, name in self.index[self._first[id] : self._first[id + 1]].tolist():
+            sample["__key__"], kind = shards.split_name(os.fsdecode(name))
+            sample[kind] = shards.read_member(self.paths[shard], offset, size)
+        return self.transform(sample) if self.transform else sample
+
+
+class ParquetRows(Dataset):
+    """The rows of Parquet files: a dictionary each.
+
+    columns: names of the columns to read (default: all). Others: as for TarShards.
+    A read loads a row group, and a process keeps the last ones: write small groups, for example
+    pyarrow.parquet.write_table(table, path, row_group_size=1000).
+    """
+
+    def __init__(
+        self,
+        files: str | Iterable[str],
+        columns: Sequence[str] | None = None,
+        transform: Callable[[dict[str, Any]], Any] | None = None,
+        cache_dir: str | None = None,
+    ):
+        self.paths, self.index = _open(files, _scan_parquet, cache_dir)
+        self.columns, self.transform = columns and tuple(columns), transform
+        self._first = np.append(0, np.cumsum(self.index["size"]))  # rows of the groups
+        known = _parquet().read_schema(self.paths[0]).names
+        if missing := set(columns or ()).difference(known):
+            raise BadInput(f"{self.paths[0]} has no column {min(missing)}; it has {', '.join(known)}")
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def __getitem__(self, id: int) -> Any:
+        group = int(np.searchsorted(self._first, id, "right")) - 1
+        shard, number, *_ = self.index[group].tolist()
+        table = _read_group(self.paths[shard], number, self.columns)
+        row = table.slice(id - int(self._first[group]), 1).to_pylist()[0]
+        return self.transform(row) if self.transform else row
+
+
+def _open(
+    files: str | Iterable[str], scan: Callable[[str], list[shards.Row]], cache_dir: str | None
+) -> tuple[list[str], np.ndarray]:
+    """Return (paths, index) of shards."""
+    patterns = [files] if isinstance(files, str) else list(files)
+    if cache_dir is None and any(map(is_url, patterns)):
+        cache_dir = os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
+    paths = shards.find(patterns)
+    return paths, shards.load_index(paths, scan, cache_dir)
+
+
+def _scan_parquet(path: str) -> list[shards.Row]:
+    """Return a Row for each row group: offset: its number, size: its rows. Raises BadInput."""
+    try:
+        meta = _parquet().read_metadata(path)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} is damaged, cut or not a Parquet file: {error}") from error
+    return [(each, meta.row_group(each).num_rows, -1, True, b"") for each in range(meta.num_row_groups)]
+
+
+@functools.lru_cache(_GROUPS)
+def _read_group(path: str, number: int, columns: tuple[str, ...] | None) -> Any:
+    """Return a row group as a table of Arrow. Raises BadInput."""
+    try:
+        with _parquet().ParquetFile(path) as file:
+            return file.read_row_group(number, columns)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot read row group {number} of {path}: {error}") from error
+
+
+def _parquet() -> Any:
+    return import_optional("pyarrow.parquet", "ParquetRows needs Arrow", "pyarrow")

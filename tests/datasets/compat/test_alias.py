@@ -1,0 +1,119 @@
+"""With compat/alias in PYTHONPATH, the imports and calls of the five works run as they are printed."""
+
+import pytest
+import torch
+
+from datasets.folders import random_pairs
+from datasets.loaders import backends
+from tests.conftest import ROOT, environment, run
+from tests.support import pictures
+
+PATH = environment(PYTHONPATH=f"{ROOT}:{ROOT / 'datasets/compat/alias'}")
+needs_dali = pytest.mark.skipif(backends.reasons(torch.device("cpu"))["dali"] is not None, reason="no DALI")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return pictures.make(tmp_path_factory.mktemp("images"), 20, 9)
+
+
+def printed(code, folder, tmp_path):
+    (tmp_path / "script.py").write_text(
+        f"traindir, valdir, data = {[f'{folder}/train', f'{folder}/val', str(folder)]}\n" + code
+    )
+    return run(tmp_path / "script.py", env=PATH | {"HOME": str(tmp_path)}, cwd=tmp_path, fresh=True).stdout
+
+
+def test_kspeed(folder, tmp_path):
+    code = """
+import kspeed.utils.data.kspeeddataset as KSpeedDataset
+from torchvision import transforms
+workers, kspeed_iplist, transforms_list = 2, None, [transforms.ToTensor()]
+train_dataset = KSpeedDataset.KSpeedImageFolder(
+    traindir, None, workers, kspeed_iplist,
+    "admin", "admin", transforms.Compose(transforms_list),
+)
+print(len(train_dataset), len(KSpeedDataset.KSpeedFolder(traindir).getBIN(train_dataset.samples[0][0])) > 0)
+"""
+    assert printed(code, folder, tmp_path) == "20 True\n"
+
+
+def test_dpex(folder, tmp_path):
+    code = """
+from Dpex import dataloader
+from Dpex.dataloader import DpexDataLoader
+training_data = list(range(20))
+loader = dataloader.DpexDataLoader(
+    training_data, distribute_mode=False, num_workers=0, batch_size=10, shuffle=True)
+print(len(list(loader)), DpexDataLoader is dataloader.DpexDataLoader)
+"""
+    assert printed(code, folder, tmp_path) == "2 True\n"
+
+
+@needs_dali
+def test_the_loaders_of_kspeed(folder, tmp_path):
+    code = """
+from kspeeddataloader import *
+get_train_loader = get_kspeed_train_loader
+get_val_loader = get_kspeed_val_loader
+for get in (
+    get_train_loader, get_val_loader,
+    get_dali_kspeed_train_loader(dali_cpu=True, kspeed=False),
+    get_dali_kspeed_val_loader(dali_cpu=True, kspeed=False),
+    get_dali_kspeed_train_loader(dali_cpu=True), get_dali_kspeed_val_loader(dali_cpu=True),
+):
+    loader, steps = get(data, 32, 5, 3, True, interpolation="bilinear", start_epoch=0, workers=2)
+    batches = list(loader)
+    assert len(batches) == len(loader) == steps and batches[0][1].shape == (5, 3)
+    targets = sum(float(each.sum()) for _, each in batches)
+    print(steps, sum(len(images) for images, _ in batches), targets)
+"""
+    assert printed(code, folder, tmp_path).splitlines() == ["4 20 20.0", "2 9 9.0"] * 3
+
+
+@needs_dali
+def test_the_pipelines_of_diving_into_dali(folder, tmp_path):
+    code = """
+import importlib, dali
+importlib.reload(dali)
+from dali import HybridTrainPipe, HybridValPipe, DaliIteratorCPU, DaliIteratorGPU
+common = {"batch_size": 8, "num_threads": 2, "device_id": 0, "crop": 32, "dali_cpu": True, "fp16": False,
+          "mean": (0., 0., 0.), "std": (255., 255., 255.), "local_rank": 0, "world_size": 1}
+train_pipe = HybridTrainPipe(data_dir=traindir, shuffle=True, min_crop_size=0.08, **common)
+val_pipe = HybridValPipe(data_dir=valdir, size=40, shuffle=False, **common)
+for pipe in (train_pipe, val_pipe):
+    pipe.build()
+    loader = DaliIteratorCPU(pipelines=pipe, size=20, fp16=False, mean=common["mean"], std=common["std"],
+                             pin_memory=True)
+    for epoch in range(2):
+        batches = list(loader)
+        loader.reset()
+        images = batches[0][0]
+        is_scaled = 0 <= images.min() < images.max() <= 1
+        print(sum(len(images) for images, _ in batches), tuple(images.shape), bool(is_scaled))
+"""
+    lines = printed(code, folder, tmp_path).splitlines()
+    assert lines == [f"{count} (8, 3, 32, 32) True" for count in (20, 20, 9, 9)]
+
+
+@needs_dali
+def test_the_pairs_of_pytorch_speedup(tmp_path):
+    code = """
+from loader_DALI import ExternalInputIterator, externalSourcePipeline
+from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
+eii = ExternalInputIterator(data_source=data, batch_size=5, shuffle=True)
+pipe = externalSourcePipeline(batch_size=5, num_threads=2, device_id=0,
+    seed=1, external_data = eii, resize=64, crop=32)
+dgi = DALIGenericIterator(pipe, output_map=["imgs", "gts"], last_batch_padded=True,
+    last_batch_policy=LastBatchPolicy.PARTIAL, auto_reset=True)
+for epoch in range(2):
+    count = 0
+    for i, data in enumerate(dgi):
+        imgs = data[0]['imgs']
+        gts = data[0]['gts']
+        assert imgs.shape[1:] == gts.shape[1:] == (3, 32, 32) and -1 <= imgs.min() < imgs.max() <= 1
+        count += len(imgs)
+    print(len(eii) == count)
+"""
+    pairs = random_pairs.make(str(tmp_path / "pairs"))
+    assert printed(code, pairs, tmp_path) == "True\nTrue\n"

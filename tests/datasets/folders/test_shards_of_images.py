@@ -1,0 +1,140 @@
+"""Shards are found by patterns, and indexed once; the images in tar files are those of the same folder."""
+
+import gzip
+import re
+
+import numpy as np
+import pytest
+
+from common.ground.exits import BadInput
+from datasets.folders import image_folder, shards
+from datasets.stores import pack
+from datasets.stores.files import FileStore
+from tests.support import pictures, tars
+
+FILES = [("a/1.jpg", b"x" * 700), ("a/1.cls", b"3"), ("a/1.seg.png", b"y"), (".hidden", b"z"), ("2.jpg", b"")]
+
+
+def look(pattern, split="train", cache=None, classes=None, val_share=0.0, log=print):
+    return shards.look(str(pattern), split, str(cache) if cache else None, classes, log, val_share)
+
+
+def test_patterns_name_the_shards(tmp_path):
+    for name in ("s/007.tar", "s/008.tar", "s/010.tar", "t/x.tar"):
+        tars.write(tmp_path / name, FILES)
+    for pattern, names in {
+        "s/*.tar": ["s/007.tar", "s/008.tar", "s/010.tar"],
+        "s/{007..008}.tar": ["s/007.tar", "s/008.tar"],
+        "[st]/01?.tar": ["s/010.tar"],
+        "**/x.tar": ["t/x.tar"],
+        "s/010.tar": ["s/010.tar"],
+    }.items():
+        assert shards.find(f"{tmp_path}/{pattern}") == [f"{tmp_path}/{name}" for name in names], pattern
+    both = [f"{tmp_path}/s/007.tar", f"{tmp_path}/t/x.tar"]
+    assert shards.find([both[1], f"{tmp_path}/s/*7.tar"]) == both
+    with pytest.raises(BadInput, match=r"no file 009\.tar"):
+        shards.find(f"{tmp_path}/s/{{007..010}}.tar")
+
+
+def test_a_tar_is_indexed(tmp_path):
+    path = str(tars.write(tmp_path / "0.tar", FILES))
+    index = shards.load_index([path], shards.scan_tar, None)
+    assert index["name"].tolist() == [b"a/1.jpg", b"a/1.cls", b"a/1.seg.png", b"2.jpg"]
+    assert index["is_first"].tolist() == [1, 0, 0, 1] and index["label"].tolist() == [-1, 3, -1, -1]
+    places = index[["offset", "size"]].tolist()
+    assert [shards.read_member(path, *place) for place in places] == [b"x" * 700, b"3", b"y", b""]
+
+
+def test_the_index_is_made_once_and_again_if_a_shard_changes(tmp_path):
+    paths = [str(tars.write(tmp_path / name, FILES)) for name in ("0.tar", "1.tar")]
+    scanned = []
+
+    def scan(path):
+        scanned.append(path)
+        return shards.scan_tar(path)
+
+    for number in range(4):
+        if number == 2:
+            tars.write(tmp_path / "1.tar", [("a-longer-name.txt", b"")])
+        index = shards.load_index(paths, scan, None)
+        assert scanned == paths * (1 + number // 2)
+        assert index["shard"].tolist() == ([0] * 4 + [1] * 4 if number < 2 else [0] * 4 + [1])
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="index of shards"):
+        shards.load_index(paths, scan, str(tmp_path / "file"))
+
+
+@pytest.mark.parametrize(
+    "damage, offset",
+    [
+        (lambda tar: tar[:900], 0),  # in the content of the first file, whose header is at 0
+        (lambda tar: tar[:1536], 1536),  # between two files
+        (lambda tar: tar[:1600], 1536),  # in the header of the second file
+        (lambda tar: tar[:1536] + b"\1" * 512 + tar[2048:], 1536),
+        (lambda tar: tar[:2048] + b"x" + tar[2049:], 1536),  # the label 3
+        (gzip.compress, 0),
+        (lambda tar: b"", 0),
+    ],
+    ids=["cut content", "cut between files", "cut header", "header", "label", "gzip", "empty"],
+)
+def test_a_damaged_tar_is_one_line_with_its_path_and_byte(tmp_path, damage, offset):
+    path = tars.write(tmp_path / "0.tar", FILES)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(BadInput, match=rf"^{re.escape(str(path))} is .* at byte {offset}: .+"):
+        look(path)
+
+
+def test_a_shard_that_is_cut_later_is_one_line(tmp_path):
+    path = tars.write(tmp_path / "0.tar", FILES)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(BadInput, match=r"0\.tar is cut: it has 488 of 700 bytes at byte 512"):
+        shards.read_member(str(path), 512, 700)
+
+
+@pytest.mark.parametrize("with_cls", [False, True])
+@pytest.mark.parametrize("scan", image_folder.SCANS)
+def test_images_in_tars_are_those_of_the_folder(tmp_path, with_cls, scan):
+    folder = pictures.make(tmp_path / "folder", train=20, val=9, all_kinds=True)
+    pattern = tars.from_folder(folder, tmp_path / "shards", 3, with_cls)
+    cache = str(tmp_path / "cache")
+    for split in ("train", "val"):
+        loose, packed = (image_folder.load(str(root), split, cache, scan=scan) for root in (folder, pattern))
+        for column in ("labels", "widths", "heights", "plain", "bytes", "crc32"):
+            assert np.array_equal(getattr(loose, column), getattr(packed, column)), column
+        assert packed.classes == (("0", "1", "2") if with_cls else loose.classes)
+        ids = np.arange(len(loose))
+        assert FileStore(packed, verified=True).read(ids) == FileStore(loose).read(ids)
+        assert packed.find(packed.path(5)) == 5
+    if scan == "whole":
+        encoded = pack.build(packed, str(tmp_path / "pack"), "encoded")
+        assert encoded.read(ids) == FileStore(loose).read(ids)
+    assert not list((tmp_path / "shards").glob(".*")), "the index is in the cache folder"
+
+
+def test_tars_without_splits_are_divided_by_the_names_of_the_images(tmp_path):
+    names = [f"class{number % 2}/{number}.jpg" for number in range(60)]
+    parts = []
+    for count in (1, 4):  # the division does not depend on the shards
+        for number in range(count):
+            files = [(name, b"image") for name in names[number::count]]
+            tars.write(tmp_path / str(count) / f"{number}.tar", files)
+        listings = [look(tmp_path / str(count) / "*.tar", split, val_share=0.2) for split in ("train", "val")]
+        parts.append([{path.split("/", 2)[2] for path in listing.paths} for listing in listings])
+    (train, val), others = parts
+    assert [train, val] == others and train | val == set(names) and not train & val and 4 < len(val) < 25
+
+
+@pytest.mark.parametrize(
+    "names, files, message",
+    [
+        (["train.tar"], [("1.jpg", b"")], "has no class"),
+        (["train.tar"], [("1.txt", b"")], "holds no image"),
+        (["test.tar"], [("a/1.jpg", b"")], "no file has train in its name"),
+        (["train.tar"], [("1.jpg", b""), ("1.cls", b"7")], r"label 7 is not in 0\.\.0"),
+    ],
+)
+def test_bad_shards_of_images_are_one_line(tmp_path, names, files, message):
+    for name in names:
+        tars.write(tmp_path / name, files)
+    with pytest.raises(BadInput, match=message):
+        look(tmp_path / "*.tar")
