@@ -77,6 +77,8 @@ def parse_args() -> argparse.Namespace:
     add("--label_smoothing", type=number, default=0.1, help="default: 0.1")
     add("--seed", type=arguments.seed, default=0, help="weights, order and crops (default: 0)")
     add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
+    names = ("acc", "loss", "class_acc", "top5")
+    add("--best_metric", choices=names, help="metric that chooses best.pth (default: acc)")
     help = "stop after so long without a better score (default: none)"
     add("--early_stopping", type=positive_int, metavar="EPOCHS", help=help)
     add("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
@@ -201,7 +203,8 @@ def main() -> None:
         log.info(f"warning: --warmup {args.warmup:g} epochs is longer than the run: the rate only rises")
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
     top5: dict = {"top5": evaluation.top(5)} if classes > 5 else {}
-    log.metrics = evaluation.Metrics(**top5, class_acc=evaluation.ConfusionMatrix(classes))
+    class_acc = evaluation.ConfusionMatrix(classes)  # the mean accuracy of the classes
+    log.metrics = evaluation.Metrics(**top5, class_acc=class_acc, best=args.best_metric)
     checkpoint = Checkpointer(
         args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
         scheduler=scheduler, loader=train_loader,
