@@ -193,6 +193,11 @@ def positive_int(text: str) -> int:
     return _number(text, "a whole number of at least 1", lambda value: value >= 1, int)
 
 
+def non_negative_int(text: str) -> int:
+    """Parse an integer in 0..1e9."""
+    return _number(text, "a whole number of at least 0", lambda value: value >= 0, int)
+
+
 def positive_float(text: str) -> float:
     """Parse a number > 0, at most 1e9."""
     return _number(text, "a number above 0", lambda value: value > 0)
@@ -248,6 +253,7 @@ _METAVARS: dict[Any, str] = {
     boolean: "true|false",
     int: "N",
     positive_int: "N",
+    non_negative_int: "N",
     seed: "N",
     float: "NUMBER",
     positive_float: "NUMBER",
