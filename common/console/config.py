@@ -34,6 +34,19 @@ def read(path: str) -> dict[str, Any]:
     return content
 
 
+def table(text: str) -> dict[str, Any]:
+    """Return an inline table of TOML, such as {betas = [0.9, 0.95]}. Raises BadInput."""
+    try:
+        value = _import_toml().loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError) as error:
+        raise BadInput(
+            f"{text:.80} is not an inline table of TOML ({error}): expected {{name = value}}"
+        ) from error
+    if not isinstance(value, dict):
+        raise BadInput(f"{text:.80} is not an inline table of TOML: expected {{name = value}}")
+    return value
+
+
 def _import_toml():
     """Return Python's tomllib (3.11 and later), or tomli, which has the same code, for 3.10."""
     try:

@@ -43,6 +43,7 @@ _SMALL = "ResNet-18 for small images"
 _OPTIONS: dict[str, Callable[[str], Any]] = {  # of the run: the type of the option
     "arch": models.arch, "image_size": models.image_size, "dataset": str, "width": positive_int,
     "amp": boolean, "antialias": boolean,
+    "model_kwargs": str,
 }  # fmt: skip
 
 
@@ -72,7 +73,8 @@ def load(path: str, arch: str | None = None, image_size: int | None = None) -> T
     if arch:
         name, channels, mean, std, share = arch, 3, MEAN, STD, 224 / 256
         size = settings.get("image_size", 224)
-        make = lambda classes: models.build(arch, classes, size).eval()  # noqa: E731
+        kwargs = settings.get("model_kwargs", models.NO_KWARGS)
+        make = lambda classes: models.build(arch, classes, size, kwargs).eval()  # noqa: E731
     elif dataset in image_set.NAMES:
         form = importlib.import_module(f"datasets.memory.{dataset}")
         name, channels, mean, std, share = _SMALL, len(form.MEAN), form.MEAN, form.STD, 1.0
