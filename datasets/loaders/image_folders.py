@@ -18,8 +18,8 @@ from common.run import starts
 from common.run.job import JobParser
 from common.run.metrics import Log
 from common.run.output import check_writable
-from datasets.folders import image_folder, listing, random_folder
-from datasets.loaders import backends, measure
+from datasets.folders import image_folder, listing, random_folder, resize
+from datasets.loaders import backends, measure, preprocessing
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.loader import Loader
 from datasets.loaders.ray import pool as ray_pool
@@ -77,6 +77,8 @@ def add_arguments(parser: JobParser) -> None:
         "is not seen before the image is decoded, and then ends the job (default: whole)",
     )
     add("--class_weights", "--sample_weights", metavar="balanced|FILE", help=sample_weights.HELP)
+    preprocessing.add_arguments(add)
+    parser.checks.append(preprocessing.complete)
     add("--antialias", type=boolean, default=True, help="false: no antialiasing (faster)")
     add("--image_size", type=models.image_size, metavar="N", default=224, help="pixels (default: 224)")
     add(
@@ -173,7 +175,9 @@ def open_loaders(
     train_size = functools.partial(progressive_size, args.epochs, args.first_image_size, args.image_size)
     train_plan = Plan(train_index, sampler, augment.random_resized_crop, train_size)
     val_sampler = SequentialBatchSampler(len(val_index), eval_batch, **shard, shards=shards)
-    val_plan = Plan(val_index, val_sampler, augment.center_crop, args.image_size)
+    mean, std, share, interpolation = preprocessing.values(vars(args))
+    crop = functools.partial(augment.center_crop, share=share)
+    val_plan = Plan(val_index, val_sampler, crop, args.image_size)
     backend = _backend(args, device)
     if backend == "auto":
         backend = ranks.broadcast_object(_last_backend(args, device) if ranks.is_first() else "")
@@ -185,8 +189,10 @@ def open_loaders(
                 rates = measure.rates(train_store, train_plan, device, args.workers, antialias=args.antialias)
             backend = ranks.broadcast_object(max(rates, key=lambda name: rates[name], default=""))
             log.info(f"data_backend auto: {backend} of {measure.text(rates)}")
-    train_loader = backends.build(backend, train_store, train_plan, device, args.workers, args.antialias)
-    val_loader = backends.build(backend, val_store, val_plan, device, args.workers, args.antialias)
+    antialias = args.antialias if interpolation != resize.BICUBIC else resize.BICUBIC
+    how = {"workers": args.workers, "antialias": antialias, "mean": mean, "std": std}
+    train_loader = backends.build(backend, train_store, train_plan, device, **how)
+    val_loader = backends.build(backend, val_store, val_plan, device, **how)
     for loader in (train_loader, val_loader):
         exits.at_success("loaders", loader.close)
     if args.evaluate:

@@ -30,8 +30,8 @@ def test_arguments_of_the_optimizer_are_a_table():
 @pytest.mark.parametrize(
     "table, named",
     [
-        ("{bettas = 1}", "bettas is not one of betas, eps"),
-        ("{lr = 1}", "lr is not"),
+        ("{bettas = 1}", "bettas.*; it has .*betas"),
+        ("{lr = 1}", "multiple values .*lr"),
         ("{betas = [2.0, 0.9]}", r"\[2.0, 0.9\]"),
         ("[1]", "expected {name"),
         ("{betas = }", "expected {name"),
