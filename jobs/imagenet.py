@@ -117,19 +117,6 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     return follows | only | {"resume": "never", "max_steps": steps, "epochs": max(args.epochs, steps)}
 
 
-def split_batch(args: argparse.Namespace, world_size: int) -> int:
-    """Return the images of a micro-batch: those of a step, divided by the processes (or --exact_shards) and
-    --accumulate."""
-    kind = "shard" if args.exact_shards else "process"
-    parts = args.exact_shards or world_size
-    local_batch = sampler.split_batch(args.batch_size, parts, "shards" if args.exact_shards else "processes")
-    if local_batch % args.accumulate:
-        raise BadInput(
-            f"--accumulate {args.accumulate} does not divide the {local_batch} samples of a {kind}"
-        )
-    return local_batch // args.accumulate
-
-
 @entry
 def main() -> None:
     args = parse_args()
@@ -137,7 +124,10 @@ def main() -> None:
     log = metrics.Log(args)
     shards = exact.Shards(args.exact_shards, device) if args.exact_shards else None  # see train_exact.py
     # First the checks that need only the arguments: the scan of the images may take hours.
-    micro_batch = split_batch(args, world_size)
+    parts, kind = (args.exact_shards, "shards") if shards else (world_size, "processes")
+    if args.accumulate > 1:
+        kind = f"({parts} {kind} x {args.accumulate} of --accumulate)"
+    micro_batch = sampler.split_batch(args.batch_size, parts * args.accumulate, kind)
     trained = None if args.evaluate else micro_batch
     models.check(args.arch, args.image_size, trained, args.first_image_size, args.model_kwargs)
     image_folders.check_paths(resume=args.resume, weights=weights.file_of(args))

@@ -15,6 +15,7 @@ from common.console.arguments import FLAG, non_negative_float, positive_float
 from common.ground.exits import BadInput
 
 _KINDS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+_BLOCK = re.compile(r"(?:.*?\.)?(?:\w*_)?\d+(?=\.)")  # the beginning of a weight's name
 _DEFAULTS = {"sgd": {"lr": 0.256, "weight_decay": 1 / 32768}, "adamw": {"lr": 1e-3, "weight_decay": 0.05}}
 
 
@@ -24,25 +25,14 @@ def add_arguments(add: Callable[..., Any]) -> None:
     add("--lr", type=positive_float, help="peak learning rate (default: 0.256; adamw 0.001)")
     add("--momentum", type=non_negative_float, default=0.875, help="for sgd (default: 0.875)")
     add("--weight_decay", type=non_negative_float, help="default: 1/32768; adamw 0.05")
-    add(
-        "--optimizer_kwargs",
-        default="{}",
-        metavar="TABLE",
-        help="others, such as {betas = [0.9, 0.95]} (TOML)",
-    )
-    add(
-        "--layer_decay",
-        type=positive_float,
-        default=1.0,
-        metavar="SHARE",
-        help="factor of the learning rate from each layer to the one before, for example 0.75 (default: 1)",
-    )
+    add("--optimizer_kwargs", default="{}", metavar="TABLE", help="others: {betas = [0.9, 0.95]} (TOML)")
+    help = "factor of the learning rate from each layer to the one before, for example 0.75 (default: 1)"
+    add("--layer_decay", type=positive_float, default=1.0, metavar="SHARE", help=help)
     schedules = "decay to --min_lr, or step: x 0.1 after 1/3, 2/3 and 8/9 of the epochs (default: cosine)"
     add("--lr_schedule", choices=("cosine", "linear", "step"), default="cosine", help=schedules)
     add("--min_lr", type=non_negative_float, default=0.0, help="last learning rate (default: 0)")
-    add(
-        "--warmup", type=non_negative_float, default=8.0, metavar="EPOCHS", help="linear warm-up (default: 8)"
-    )
+    help = "linear warm-up (default: 8)"
+    add("--warmup", type=non_negative_float, default=8.0, metavar="EPOCHS", help=help)
     add("--bn_weight_decay", **FLAG, help="true: also decay BatchNorm weights and biases")
     add(
         "--clip_grad",
@@ -59,6 +49,8 @@ def check(args: argparse.Namespace) -> dict[str, float]:
     if args.layer_decay > 1:
         raise BadInput(f"--layer_decay {args.layer_decay} is not in 0..1")
     trial = argparse.Namespace(**vars(args) | given | {"layer_decay": 1.0})
+    if args.min_lr > trial.lr:
+        raise BadInput(f"--min_lr {args.min_lr} exceeds --lr {trial.lr}")
     try:
         build(trial, torch.nn.Linear(1, 1), torch.device("cpu"))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -93,9 +85,7 @@ def _depths(model: torch.nn.Module) -> dict[str, int]:
     al., "ELECTRA", ICLR 2020. Raises BadInput if the model has no blocks.
     """
     names = [name for name, _ in model.named_parameters()]
-    blocks = [
-        match[0] if (match := re.match(r"(?:.*?\.)?(?:\w*_)?\d+(?=\.)", name)) else "" for name in names
-    ]
+    blocks = [match[0] if (match := _BLOCK.match(name)) else "" for name in names]
     order = list(dict.fromkeys(filter(None, blocks)))
     if not order:
         raise BadInput("--layer_decay: the model has no numbered blocks")

@@ -37,14 +37,9 @@ def read(path: str) -> dict[str, Any]:
 def table(text: str) -> dict[str, Any]:
     """Return an inline table of TOML, such as {betas = [0.9, 0.95]}. Raises BadInput."""
     try:
-        value = _import_toml().loads(f"value = {text}")["value"]
-    except (ValueError, RecursionError) as error:
-        raise BadInput(
-            f"{text:.80} is not an inline table of TOML ({error}): expected {{name = value}}"
-        ) from error
-    if not isinstance(value, dict):
-        raise BadInput(f"{text:.80} is not an inline table of TOML: expected {{name = value}}")
-    return value
+        return dict(_import_toml().loads(f"value = {text}")["value"])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadInput(f"{text:.80} is not an inline table of TOML, {{name = value}}: {error}") from error
 
 
 def _import_toml():

@@ -30,7 +30,7 @@ def fit(box: np.ndarray, flip: int, out: np.ndarray, antialias: bool | str = Tru
         nearest four pixels, at half the cost. BICUBIC: with antialiasing.
     """
     if antialias == BICUBIC:
-        box = resized(box, *out.shape[:2], mode=BICUBIC)
+        box = resized(box, out.shape[0], out.shape[1], BICUBIC)
     smaller = max(box.shape[0] / out.shape[0], box.shape[1] / out.shape[1])
     if antialias and smaller > _ROUGH:
         box = resized(box, *out.shape[:2])

@@ -16,8 +16,12 @@ from datasets.folders import image_folder
 from datasets.folders.resize import BICUBIC
 from datasets.loaders.loader import MEAN, STD
 
-SHARE = 224 / 256  # side of the centre crop / short side of the image
-_DEFAULTS = {"mean": MEAN, "std": STD, "crop_share": SHARE, "interpolation": "bilinear"}
+
+def _text(value: Any) -> Any:
+    return ",".join(f"{each:g}" for each in value) if isinstance(value, list | tuple) else value
+
+
+_DEFAULTS = {"mean": _text(MEAN), "std": _text(STD), "crop_share": 224 / 256, "interpolation": "bilinear"}
 
 
 def colours(text: str) -> str:
@@ -33,12 +37,7 @@ def add_arguments(add: Callable[..., Any]) -> None:
     rest = "(default: the model's own)"
     add("--mean", type=colours, metavar="R,G,B", help=f"mean of pixels / 255 {rest}")
     add("--std", type=colours, metavar="R,G,B", help=f"standard deviation of pixels / 255 {rest}")
-    add(
-        "--crop_share",
-        type=image_folder.fraction,
-        metavar="SHARE",
-        help=f"centre crop / short side, in evaluation {rest}",
-    )
+    add("--crop_share", type=image_folder.fraction, metavar="SHARE", help=f"centre crop / short side {rest}")
     add("--interpolation", choices=["bilinear", BICUBIC], help=f"of the resizing {rest}")
 
 
@@ -46,21 +45,14 @@ def complete(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of add_arguments(), those of the model if they are not given. args: also arch and
     weights. Raises BadInput."""
     own = _find(args.arch, args.weights)
-    chosen = {name: getattr(args, name) or own.get(name) or _text(each) for name, each in _DEFAULTS.items()}
-    return {name: None if each == _text(_DEFAULTS[name]) else each for name, each in chosen.items()}
+    chosen = {name: getattr(args, name) or own.get(name) for name in _DEFAULTS}
+    return {name: None if each == _DEFAULTS[name] else each for name, each in chosen.items()}
 
 
-def values(settings: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...], float, str]:
+def values(settings: Mapping[str, Any]) -> Any:
     """Return (mean, std, crop share, interpolation) of the options of a run."""
-    mean, std, crop, interpolation = (settings.get(name) or each for name, each in _DEFAULTS.items())
-    mean, std = (
-        tuple(map(float, each.split(","))) if isinstance(each, str) else each for each in (mean, std)
-    )
-    return mean, std, crop, interpolation
-
-
-def _text(value: Any) -> Any:
-    return ",".join(f"{each:g}" for each in value) if isinstance(value, list | tuple) else value
+    mean, std, *rest = (settings.get(name) or each for name, each in _DEFAULTS.items())
+    return *(tuple(map(float, each.split(","))) for each in (mean, std)), *rest
 
 
 def _find(arch: str, name: str | None) -> dict[str, Any]:

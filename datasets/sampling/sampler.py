@@ -222,7 +222,7 @@ class BatchSampler:
         ids = np.searchsorted(self.shares, uniforms * self.shares[-1], side="right")
         return zip(np.split(ids, ends), np.split(words[2], ends), strict=True)
 
-    def _places(self, step: int, count: int) -> Sequence[np.ndarray]:
+    def _places(self, step: int, count: int) -> Sequence[np.ndarray] | np.ndarray:
         """Return the positions in the epoch of each array of `count` steps, from 0."""
         local = self.largest * self.shards
         first = np.arange(step, step + count)[:, None] * self.global_batch + self.rank * local

@@ -35,17 +35,12 @@ def read(text: str, index: Any) -> np.ndarray:
 
 
 def _read_file(path: str) -> dict[str, float]:
-    weights = {}
+    weights, line = {}, ""
     try:
-        lines = read_file(path, _MOST).decode().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"--class_weights {path}: {error}; expected {BALANCED} or a file") from error
-    for number, line in enumerate(filter(str.strip, lines), start=1):
-        try:
+        for line in filter(str.strip, read_file(path, _MOST).decode().splitlines()):
             name, value = line.rsplit(maxsplit=1)
             weights[name.strip()] = parse_number(value, float)
-        except ValueError as error:
-            raise BadInput(
-                f"--class_weights {path}, line {number}: {line:.80}: expected NAME WEIGHT"
-            ) from error
+    except (OSError, ValueError) as error:
+        reason = f"{line:.80}: {error}; expected {BALANCED}, or a file of lines NAME WEIGHT"
+        raise BadInput(f"--class_weights {path}: {reason}") from error
     return weights

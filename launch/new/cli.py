@@ -87,14 +87,16 @@ def make_job(ddp: bool, amp: bool, exact: bool = False) -> str:
     """Return the text of a project's jobs/train.py. Raises BadInput if a job of Bootfile is missing."""
     names = ["train_own.py", *["train_ddp.py"] * ddp, *["train_amp.py"] * amp]
     base, *variants = (_read(f"jobs/{name}") for name in ("train.py", *names))
-    mark = _STEP.search(variants[0])[0].split("\n")[0]
-    variants[0] = _STEP.sub(_STEP.search(base)[0], variants[0])  # the step may be that of another variant
+    [step], [own_step] = _STEP.findall(base), _STEP.findall(variants[0])
+    variants[0] = variants[0].replace(own_step, step)  # another variant may have its own
     combined = blocks.combine(base, *variants)
     if exact:  # its base is train_ddp.py
         names.append("train_exact.py")
         variant = _read(f"jobs/{names[-1]}")
         combined = blocks.combine(variants[1], combined, variant, tag="新增")
-    combined = _STEP.sub(lambda step: _mark(step[0], mark), blocks.without_replaced(combined))
+    combined = _STEP.sub(
+        lambda step: _mark(step[0], own_step.split("\n")[0]), blocks.without_replaced(combined)
+    )
     lines = blocks.without_docstring(blocks.renumber(combined)).split("\n")
     for start in _UNUSED:
         lines.remove(next(line for line in lines if line.startswith(start)))

@@ -49,7 +49,7 @@ def test_weights_of_images_by_their_paths(data, tmp_path):
 
 @pytest.mark.parametrize(
     "text, named",
-    [("cat 1", "1 of 2 class .*: sea gull"), ("cat x\nsea gull 1", "line 1: cat x"), ("cat", "line 1: cat")],
+    [("cat 1", "1 of 2 class .*: sea gull"), ("cat x\nsea gull 1", ": cat x: "), ("cat", ": cat: ")],
 )
 def test_a_file_of_weights_that_is_not_complete_is_refused(text, named, tmp_path):
     (tmp_path / "file").write_text(text)
