@@ -46,8 +46,6 @@ def check(args: argparse.Namespace) -> dict[str, float]:
     """Return the options that were not given and whose default depends on the optimizer. Raises BadInput."""
     defaults = _DEFAULTS[args.optimizer].items()
     given = {name: value for name, value in defaults if getattr(args, name) is None}
-    if args.layer_decay > 1:
-        raise BadInput(f"--layer_decay {args.layer_decay} is not in 0..1")
     trial = argparse.Namespace(**vars(args) | given | {"layer_decay": 1.0})
     if args.min_lr > trial.lr:
         raise BadInput(f"--min_lr {args.min_lr} exceeds --lr {trial.lr}")

@@ -21,18 +21,12 @@ _TIMM = {  # option of timm's train.py -> ours
     "output": "output_dir", "eval_metric": "best_metric", "crop_pct": "crop_share",
 }  # fmt: skip
 _WAYS = {  # option of timm's train.py -> what to use here
-    "drop": "--model_kwargs '{drop_rate = 0.1}'",
-    "drop_path": "--model_kwargs '{drop_path_rate = 0.1}'",
-    "opt_betas": "--optimizer_kwargs '{betas = [0.9, 0.95]}'",
-    "aa": "--trivial_augment",
-    "model_ema": "--ema 0.9998",
-    "log_wandb": "--tracker wandb",
-    "train_interpolation": "--interpolation",
-    "torchcompile": "--compile true",
-    "num_classes": "the classes are counted",
-    "channels_last": "always",
-    "pin_mem": "automatic",
-}
+    "drop": "--model_kwargs '{drop_rate = 0.1}'", "drop_path": "--model_kwargs '{drop_path_rate = 0.1}'",
+    "opt_betas": "--optimizer_kwargs '{betas = [0.9, 0.95]}'", "opt_kwargs": "--optimizer_kwargs TABLE",
+    "aa": "--trivial_augment", "model_ema": "--ema 0.9998", "log_wandb": "--tracker wandb",
+    "train_interpolation": "--interpolation", "torchcompile": "--compile true",
+    "num_classes": "the classes are counted", "channels_last": "always", "pin_mem": "automatic",
+}  # fmt: skip
 
 
 def add_arguments(parser: Parser) -> None:
