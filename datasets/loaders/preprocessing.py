@@ -61,7 +61,8 @@ def _find(arch: str, name: str | None) -> dict[str, Any]:
     if is_name:
         pretrained.check(arch, str(name))
     elif name and (runs := starts.read(weights.run_folder(name))):
-        return runs[-1]["settings"]
+        theirs = runs[-1]["settings"]  # the folder may be another user's
+        return {name: theirs[name] for name in _DEFAULTS if type(theirs.get(name)) is type(_DEFAULTS[name])}
     if arch.startswith(TIMM):
         model = arch.removeprefix(TIMM)
         if is_name and name != pretrained.DEFAULT:
