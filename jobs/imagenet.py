@@ -32,7 +32,6 @@ from common.distributed.entry import (
 # isort: split
 import torch
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import lr_scheduler
 
 from common.checkpoint import weights
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
@@ -60,6 +59,8 @@ def parse_args() -> argparse.Namespace:
         default="resnet50",
         help="name of torchvision, or timm:NAME (resnet50)",
     )
+    help = "arguments of the network's class, such as {drop_path_rate = 0.1} (TOML)"
+    add("--model_kwargs", default=models.NO_KWARGS, metavar="TABLE", help=help)
     add("--freeze", **FLAG, help="train only the head; needs --weights FILE or DEFAULT")
     add("--amp", **FLAG | {"default": None}, help="mixed precision (default: true on a GPU)")
     add("--compile", type=boolean, help="true: torch.compile (default: true on a GPU)")
@@ -70,13 +71,12 @@ def parse_args() -> argparse.Namespace:
     add("-b", "--batch_size", type=positive_int, default=256, help=arguments.BATCH_SIZE_HELP)
     optimizers.add_arguments(add)
     add("--accumulate", type=positive_int, default=1, help="micro-batches per step and process (default: 1)")
-    schedules = "decay to 0, or step: x 0.1 after 1/3, 2/3 and 8/9 of the epochs (default: cosine)"
     add("--exact_shards", type=positive_int, metavar="V", help=f"{exact.HELP} (default: none)")
-    add("--lr_schedule", choices=("cosine", "linear", "step"), default="cosine", help=schedules)
-    add("--warmup", type=number, default=8.0, metavar="EPOCHS", help="linear warm-up (default: 8)")
     add("--label_smoothing", type=number, default=0.1, help="default: 0.1")
     add("--seed", type=arguments.seed, default=0, help="weights, order and crops (default: 0)")
     add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
+    names = ("acc", "loss", "class_acc", "top5")
+    add("--best_metric", choices=names, help="metric that chooses best.pth (default: acc)")
     help = "stop after so long without a better score (default: none)"
     add("--early_stopping", type=positive_int, metavar="EPOCHS", help=help)
     add("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
@@ -90,7 +90,7 @@ def parse_args() -> argparse.Namespace:
     add("-p", "--report_every", "--print_freq", type=arguments.interval, default="10s", help=help)
     aliases.add_arguments(parser)
     process_group.add_arguments(parser)
-    parser.checks += [aliases.merge, optimizers.find_defaults, check]
+    parser.checks += [aliases.merge, optimizers.check, check]
     return parser.parse_args()
 
 
@@ -102,7 +102,7 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
         raise BadInput("--freeze needs --weights FILE or DEFAULT: the backbone would stay random")
     if (args.first_image_size or 0) > args.image_size:
         raise BadInput(f"--first_image_size {args.first_image_size} exceeds --image_size {args.image_size}")
-    for name in ("ema", "momentum", "label_smoothing"):
+    for name in ("ema", "momentum", "label_smoothing", "layer_decay"):
         if (getattr(args, name) or 0) > 1:
             raise BadInput(f"--{name} {getattr(args, name)} is not in 0..1")
     if args.exact_shards and args.gradient_compression != "none":
@@ -117,42 +117,6 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     return follows | only | {"resume": "never", "max_steps": steps, "epochs": max(args.epochs, steps)}
 
 
-def split_batch(args: argparse.Namespace, world_size: int) -> int:
-    """Return the images of a micro-batch: those of a step, divided by the processes (or --exact_shards) and
-    --accumulate."""
-    kind = "shard" if args.exact_shards else "process"
-    parts = args.exact_shards or world_size
-    local_batch = sampler.split_batch(args.batch_size, parts, "shards" if args.exact_shards else "processes")
-    if local_batch % args.accumulate:
-        raise BadInput(
-            f"--accumulate {args.accumulate} does not divide the {local_batch} samples of a {kind}"
-        )
-    return local_batch // args.accumulate
-
-
-def build_scheduler(
-    args: argparse.Namespace,
-    optimizer: torch.optim.Optimizer,
-    steps_per_epoch: int,
-    total_steps: int,
-) -> lr_scheduler.LRScheduler:
-    """Return a linear warm-up (arXiv:1706.02677), then cosine (arXiv:1608.03983), linear or step decay."""
-    warmup = min(round(args.warmup * steps_per_epoch), total_steps)
-    rise = lr_scheduler.LinearLR(optimizer, 1 / max(1, warmup), total_iters=max(1, warmup - 1))
-    if args.lr_schedule == "step":
-        milestones = [int(-(-share * args.epochs * steps_per_epoch // 1)) for share in (1 / 3, 2 / 3, 8 / 9)]
-        milestones = [max(warmup, each) for each in milestones]  # the rate rises first
-        return lr_scheduler.ChainedScheduler([rise, lr_scheduler.MultiStepLR(optimizer, milestones)])
-    if warmup == total_steps:
-        return rise
-    fall: lr_scheduler.LRScheduler
-    if args.lr_schedule == "linear":
-        fall = lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=total_steps - warmup)
-    else:
-        fall = lr_scheduler.CosineAnnealingLR(optimizer, total_steps - warmup)
-    return lr_scheduler.SequentialLR(optimizer, [rise, fall], [warmup]) if warmup else fall
-
-
 @entry
 def main() -> None:
     args = parse_args()
@@ -160,8 +124,12 @@ def main() -> None:
     log = metrics.Log(args)
     shards = exact.Shards(args.exact_shards, device) if args.exact_shards else None  # see train_exact.py
     # First the checks that need only the arguments: the scan of the images may take hours.
-    micro_batch = split_batch(args, world_size)
-    models.check(args.arch, args.image_size, None if args.evaluate else micro_batch, args.first_image_size)
+    parts, kind = (args.exact_shards, "shards") if shards else (world_size, "processes")
+    if args.accumulate > 1:
+        kind = f"({parts} {kind} x {args.accumulate} of --accumulate)"
+    micro_batch = sampler.split_batch(args.batch_size, parts * args.accumulate, kind)
+    trained = None if args.evaluate else micro_batch
+    models.check(args.arch, args.image_size, trained, args.first_image_size, args.model_kwargs)
     image_folders.check_paths(resume=args.resume, weights=weights.file_of(args))
     drawn = effects.from_args(args, args.batch_size // (args.exact_shards or world_size))
     stores = image_folders.open_stores(args, device, log)  # the pack and the cache
@@ -174,10 +142,10 @@ def main() -> None:
     torch.manual_seed(args.seed)
     # A GPU tries cuDNN's algorithms for each convolution once, and takes the fastest.
     torch.backends.cudnn.benchmark = not shards
-    model = models.build(args.arch, classes, args.image_size)
+    model = models.build(args.arch, classes, args.image_size, args.model_kwargs)
     model = model.to(device).to(memory_format=torch.channels_last)
     if args.freeze:
-        models.freeze(model, args.arch, args.image_size)
+        models.freeze(model, args.arch, args.image_size, args.model_kwargs)
     autocast, scaler = precision.choose(device, args.amp)
     log.autocast = autocast  # its first lines name the precision
     forward = model
@@ -196,12 +164,13 @@ def main() -> None:
     no_sync = forward.no_sync if isinstance(forward, DistributedDataParallel) else contextlib.nullcontext
     steps_per_epoch, total_steps = len(train_loader), train_loader.total_steps
     optimizer = optimizers.build(args, model, device)
-    scheduler = build_scheduler(args, optimizer, steps_per_epoch, total_steps)
+    scheduler = optimizers.build_scheduler(args, optimizer, steps_per_epoch, total_steps)
     if args.warmup * steps_per_epoch > total_steps and not (args.evaluate or args.prof):
         log.info(f"warning: --warmup {args.warmup:g} epochs is longer than the run: the rate only rises")
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
     top5: dict = {"top5": evaluation.top(5)} if classes > 5 else {}
-    log.metrics = evaluation.Metrics(**top5, class_acc=evaluation.ConfusionMatrix(classes))
+    class_acc = evaluation.ConfusionMatrix(classes)  # the mean accuracy of the classes
+    log.metrics = evaluation.Metrics(**top5, class_acc=class_acc, best=args.best_metric)
     checkpoint = Checkpointer(
         args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
         scheduler=scheduler, loader=train_loader,

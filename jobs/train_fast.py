@@ -33,16 +33,16 @@ from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 @entry  # bad input ends the job with one line `error: ...` and exit code 2
 def main() -> None:
     parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
-    data = parser.add_argument_group("data")
-    data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
+    data = parser.add_argument_group("data and model")
     data.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
+    data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
     data.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
+    data.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
     output = parser.add_argument_group("output")
     output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
     output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
-    optimization.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: 20")
     optimization.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
@@ -138,20 +138,20 @@ def main() -> None:
 
     for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
         model.train()
-        for images, labels in train_loader:
+        for inputs, targets in train_loader:
             optimizer.zero_grad()
 
             ### 新增 (new) 9/10, half the bytes, matrix units for bfloat16: 2.82x ###
-            # - logits = forward(images)
-            # - loss = criterion(logits, labels)
+            # - logits = forward(inputs)
+            # - loss = criterion(logits, targets)
             # - loss.backward()
             with torch.autocast(device.type, dtype=torch.bfloat16):  # on GPUs before Ampere: train_amp.py
-                logits = forward(images)
-                loss = criterion(logits, labels)
+                logits = forward(inputs)
+                loss = criterion(logits, targets)
             loss.backward()
             ### 新增 (new) 9/10, half the bytes, matrix units for bfloat16: 2.82x ###
             if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
-                running += evaluation.batch_sums(loss, logits, labels)
+                running += evaluation.batch_sums(loss, logits, targets)
                 optimizer.step()
             scheduler.step()
             step += 1

@@ -1,11 +1,11 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train your own model on your own data, with your loss and metrics: train.py plus three fenced blocks.
+"""Train your own model on your own data, with your loss and metrics: train.py plus five fenced blocks.
 
     python jobs/train_own.py --epochs 100 --batch_size 32 --lr 0.01       442 patients, seconds on a CPU
 
-Copy this file and change the blocks: a Dataset of images, texts or dictionaries, its collate_fn and workers,
-any torch.nn.Module, any loss. A restart still continues bit for bit, and the receipts are equal for any
-number of workers and processes. train_ddp.py's blocks can be added: `python -m launch new FOLDER --ddp`
+Copy this file and change the blocks: a Dataset of images, texts or dictionaries, any torch.nn.Module, any
+loss, any step. A restart still continues bit for bit, and the receipts are equal for any number of workers
+and processes. train_ddp.py's blocks can be added: `python -m launch new FOLDER --ddp`
 writes both. Table: B. Efron et al., "Least Angle Regression", 2004.
 """
 
@@ -33,16 +33,23 @@ from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 @entry  # bad input ends the job with one line `error: ...` and exit code 2
 def main() -> None:
     parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
-    data = parser.add_argument_group("data")
-    data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
+    data = parser.add_argument_group("data and model")
     data.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
-    data.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
+
+    ### 新增 (new) 1/5, your options: their values are args.NAME ###
+    # - data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
+    # - data.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
+    # - data.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
+    from common.console.arguments import non_negative_int
+
+    help = "processes that read the data (default: 0: this process reads them)"
+    data.add_argument("--workers", type=non_negative_int, default=0, help=help)
+    ### 新增 (new) 1/5, your options: their values are args.NAME ###
     output = parser.add_argument_group("output")
     output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
     output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
-    optimization.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: 20")
     optimization.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
@@ -56,7 +63,7 @@ def main() -> None:
 
     # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
 
-    ### 新增 (new) 1/3, your data: any map-style Dataset; random transforms are seeded for each sample ###
+    ### 新增 (new) 2/5, your data: any map-style Dataset; random transforms are seeded for each sample ###
     import functools
 
     from sklearn.datasets import load_diabetes
@@ -69,20 +76,20 @@ def main() -> None:
     patients = torch.utils.data.TensorDataset(table, progression)  # items are (input, target)
     split = torch.Generator().manual_seed(0)
     train_set, test_set = torch.utils.data.random_split(patients, [0.8, 0.2], split)
-    make_loader = functools.partial(map_style_loader, workers=0, collate_fn=None)  # as in DataLoader
-    ### 新增 (new) 1/3, your data: any map-style Dataset; random transforms are seeded for each sample ###
+    make_loader = functools.partial(map_style_loader, workers=args.workers, collate_fn=None)
+    ### 新增 (new) 2/5, your data: any map-style Dataset; random transforms are seeded for each sample ###
     log.print_data(train_set, test_set)
     train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
     test_sampler = SequentialBatchSampler(len(test_set), 250)
     train_loader = make_loader(train_set, train_sampler, device, augment=True)
     test_loader = make_loader(test_set, test_sampler, device)
 
-    ### 新增 (new) 2/3, your model: it takes the inputs of a batch, nested as they are ###
+    ### 新增 (new) 3/5, your model: it takes the inputs of a batch, nested as they are ###
     # -
     # - model = models.resnet18(train_set.channels, train_set.classes, args.width)
     layers = [torch.nn.Linear(10, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1), torch.nn.Flatten(0)]
     model = torch.nn.Sequential(*layers)
-    ### 新增 (new) 2/3, your model: it takes the inputs of a batch, nested as they are ###
+    ### 新增 (new) 3/5, your model: it takes the inputs of a batch, nested as they are ###
     model = model.to(device).to(memory_format=torch.channels_last)
     forward = model  # variants wrap `forward`; `model` stays the raw module, which is saved and evaluated
 
@@ -93,12 +100,12 @@ def main() -> None:
         optimizer, args.lr, total_steps=total_steps, cycle_momentum=False
     )
 
-    ### 新增 (new) 3/3, your loss: a mean over the batch; your metrics, and the one that chooses best.pth ###
+    ### 新增 (new) 4/5, your loss: a mean over the batch; your metrics, and the one that chooses best.pth ###
     # - criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
     criterion = torch.nn.MSELoss()
     mae, r2 = evaluation.absolute_error, evaluation.R2()  # reported as val_mae and val_r2
     log.metrics = evaluation.Metrics(mae=mae, r2=r2, best="mae", lowest=True)
-    ### 新增 (new) 3/3, your loss: a mean over the batch; your metrics, and the one that chooses best.pth ###
+    ### 新增 (new) 4/5, your loss: a mean over the batch; your metrics, and the one that chooses best.pth ###
     running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
@@ -109,14 +116,23 @@ def main() -> None:
 
     for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
         model.train()
-        for images, labels in train_loader:
+        for inputs, targets in train_loader:
+            ### 新增 (new) 5/5, your step: accumulation, GAN, closure and others are in guides/own_step.md ###
+            # - optimizer.zero_grad()
+            # - logits = forward(inputs)
+            # - loss = criterion(logits, targets)
+            # - loss.backward()
+            # - if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
+            # -     running += evaluation.batch_sums(loss, logits, targets)
+            # -     optimizer.step()
             optimizer.zero_grad()
-            logits = forward(images)
-            loss = criterion(logits, labels)
+            outputs = forward(inputs)
+            loss = criterion(outputs, targets)
             loss.backward()
             if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
-                running += evaluation.batch_sums(loss, logits, labels)
+                running += evaluation.batch_sums(loss, outputs, targets)
                 optimizer.step()
+            ### 新增 (new) 5/5, your step: accumulation, GAN, closure and others are in guides/own_step.md ###
             scheduler.step()
             step += 1
             if checkpoint.is_due(step):  # a report (--report_every) or a save (--save_every)

@@ -116,7 +116,7 @@ def shorten(words: list[str], tmp_path: Path) -> list[str]:
             job += ["--image_size=32"]
         if "jobs/imagenet.py" in words and not any("arch" in word for word in words):
             job += ["--arch=shufflenet_v2_x0_5"]
-        if any("jobs/train" in word for word in words) and "--weights" not in words:
+        if any(re.search("jobs/train(?!_own)", word) for word in words) and "--weights" not in words:
             job += ["--width=8"]
         trains = not any("loader" in word for word in words)  # a loader has epochs, and no steps
         return [*words, *job[not trains :], "--output_dir", str(tmp_path / "output")]

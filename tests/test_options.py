@@ -26,7 +26,7 @@ def test_options_are_those_of_the_parsers(path, parsers):
 
 
 def test_every_job_and_verb_has_its_options_in_a_table(parsers):
-    for job in ("train_dp", "train_amp", "train_own"):
+    for job in ("train_dp", "train_amp"):
         assert parsers[f"jobs/{job}.py"] == parsers["jobs/train.py"]
     shown = {name for path in documents() for name in re.findall(r"\w+\.py", path.read_text())}
     assert {name.removeprefix("jobs/") for name in parsers if name.endswith(".py")} <= shown

@@ -25,7 +25,7 @@ def check(arch: str, name: str) -> None:
         model, names = arch.removeprefix(TIMM).partition(".")[0], [DEFAULT]
         names += [each.partition(".")[2] for each in import_timm().list_pretrained(f"{model}.*")]
     else:
-        names = [DEFAULT, *_weights_of(arch).__members__]
+        names = [DEFAULT, *weights_of(arch).__members__]
     if name not in names:
         raise BadInput(f"--weights {name}: no such file; {arch} has {', '.join(dict.fromkeys(names))}")
 
@@ -38,7 +38,7 @@ def read(arch: str, name: str) -> dict[str, torch.Tensor]:
             model = arch.removeprefix(TIMM)
             tagged = model if name == DEFAULT else f"{model.partition('.')[0]}.{name}"
             return import_timm().create_model(tagged, pretrained=True).state_dict()
-        url = _weights_of(arch)[name].url
+        url = weights_of(arch)[name].url
         path = os.path.join(torch.hub.get_dir(), "checkpoints", os.path.basename(url))
         digest = path.rpartition("-")[2].partition(".")[0]  # the first digits of the file's sha256
         if not os.path.exists(path):
@@ -57,7 +57,8 @@ def read(arch: str, name: str) -> dict[str, torch.Tensor]:
         ) from error
 
 
-def _weights_of(arch: str) -> Any:
+def weights_of(arch: str) -> Any:
+    """Return torchvision's enumeration of the weights of a network."""
     import torchvision
 
     return torchvision.models.get_model_weights(arch)

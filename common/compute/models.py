@@ -1,6 +1,8 @@
 """Networks: the ResNet-18 of the small jobs, and torchvision's and timm's classifiers by name."""
 
 import argparse
+import functools
+import inspect
 import re
 import types
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from common.console import config
 from common.console.arguments import positive_int
 from common.ground.exits import BadInput, import_optional
 
@@ -19,6 +22,7 @@ FUSED: dict[str, dict[str, Any]] = {
     "cuda": {"fused": True} if torch.__version__ >= "2.3" else {},
 }
 WIDTH_HELP = "channels of the first stage: 8 for a quick test (default: 64)"
+NO_KWARGS = "{}"
 TIMM = "timm:"  # the name of a network of timm begins with this
 _WIDEST, _LARGEST = 1024, 8192  # channels of the first stage; pixels of a side
 
@@ -61,15 +65,21 @@ def image_size(text: str) -> int:
     return value
 
 
-def check(name: str, image_size: int, batch: int | None, first_image_size: int | None = None) -> None:
+def check(
+    name: str,
+    image_size: int,
+    batch: int | None,
+    first_image_size: int | None = None,
+    kwargs: str = NO_KWARGS,
+) -> None:
     """Raise BadInput if the network of this name (arch()) cannot take images of that size.
 
     batch: images of one training batch; None: the network is not trained. first_image_size: a smaller size on
-    which the same network is also trained.
+    which the same network is also trained. kwargs: as for build().
     """
 
     def attempt() -> None:
-        model, size = build(name, 10, image_size), first_image_size or image_size
+        model, size = build(name, 10, image_size, kwargs), first_image_size or image_size
         if first_image_size:
             _try(model.eval(), size, f"--arch {name} cannot take images of --first_image_size {size}")
         if batch == 1:
@@ -88,15 +98,25 @@ def on_meta(make: Callable[[], Any]) -> Any:
         return make()
 
 
-def build(name: str, classes: int, image_size: int) -> nn.Module:
+def build(name: str, classes: int, image_size: int, kwargs: str = NO_KWARGS) -> nn.Module:
     """Return the network of this name (arch()) with torch's layers, untrained.
 
-    Input float [N, 3, image_size, image_size], output logits [N, classes]. Raises BadInput if it cannot take
-    images of that size.
+    Input float [N, 3, image_size, image_size], output logits [N, classes]. kwargs: arguments of its class, an
+    inline table of TOML. Raises BadInput if it has no such argument, or cannot take images of that size.
     """
     cannot = f"--arch {name} cannot take images of --image_size {image_size}"
+    make = functools.partial(
+        _build_timm if name.startswith(TIMM) else _build_torchvision, name, classes, image_size
+    )
+    values = config.table(kwargs)
     try:
-        model = (_build_timm if name.startswith(TIMM) else _build_torchvision)(name, classes, image_size)
+        model = make(**values)
+    except TypeError as error:
+        if not values:
+            raise
+        known = ", ".join(list(inspect.signature(type(make())).parameters))
+        reason = " ".join(str(error).split())
+        raise BadInput(f"--model_kwargs {kwargs}: {reason}; {name} has the arguments {known}") from error
     except (RuntimeError, AssertionError, ValueError) as error:
         raise BadInput(f"{cannot}: {' '.join(str(error).split())[:200]}") from error
     _try(model.eval(), image_size, cannot)
@@ -112,21 +132,21 @@ def _try(model: nn.Module, size: int, cannot: str) -> None:
         raise BadInput(f"{cannot}: {' '.join(str(error).split())[:200]}") from error
 
 
-def _build_torchvision(name: str, classes: int, image_size: int) -> nn.Module:
+def _build_torchvision(name: str, classes: int, image_size: int, **kwargs: Any) -> nn.Module:
     import torchvision
 
     extra: dict[str, Any] = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
     extra |= {"image_size": image_size} if name.startswith("vit_") else {}
     extra |= {"input_size": (image_size, image_size)} if name.startswith("maxvit") else {}
-    return torchvision.models.get_model(name, num_classes=classes, **extra)
+    return torchvision.models.get_model(name, num_classes=classes, **extra | kwargs)
 
 
-def _build_timm(name: str, classes: int, image_size: int) -> nn.Module:
+def _build_timm(name: str, classes: int, image_size: int, **kwargs: Any) -> nn.Module:
     create, name = import_timm().create_model, name.removeprefix(TIMM)
     try:
-        return create(name, num_classes=classes, img_size=image_size)  # transformers need img_size
+        return create(name, num_classes=classes, **{"img_size": image_size} | kwargs)  # for transformers
     except TypeError:
-        return create(name, num_classes=classes)
+        return create(name, num_classes=classes, **kwargs)
 
 
 def import_timm() -> Any:
@@ -138,11 +158,11 @@ def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:
     return module
 
 
-def freeze(model: nn.Module, arch: str, image_size: int) -> None:
+def freeze(model: nn.Module, arch: str, image_size: int, kwargs: str = NO_KWARGS) -> None:
     """Freeze all weights of a classifier except its head. Frozen BatchNorm layers keep their statistics in
     training mode. The head is the tensors whose shape depends on the number of classes.
     """
-    learned = head(lambda classes: build(arch, classes, image_size))
+    learned = head(lambda classes: build(arch, classes, image_size, kwargs))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in learned)
     for module in model.modules():

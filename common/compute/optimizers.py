@@ -1,23 +1,38 @@
-"""Build the optimizer of a job from its options: SGD or AdamW, weight decay, clipped gradients."""
+"""Build the optimizer and the schedule of a job from its options."""
 
 import argparse
+import inspect
+import re
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.optim import lr_scheduler
 
 from common.compute.models import FUSED
+from common.console import config
 from common.console.arguments import FLAG, non_negative_float, positive_float
+from common.ground.exits import BadInput
 
+_KINDS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+_BLOCK = re.compile(r"(?:.*?\.)?(?:\w*_)?\d+(?=\.)")  # the beginning of a weight's name
 _DEFAULTS = {"sgd": {"lr": 0.256, "weight_decay": 1 / 32768}, "adamw": {"lr": 1e-3, "weight_decay": 0.05}}
 
 
 def add_arguments(add: Callable[..., Any]) -> None:
-    """Add the options of build() and clip(). add: add_argument of a parser or a group of one."""
+    """Add the options of build(), build_scheduler() and clip(). add: add_argument of a parser or a group."""
     add("--optimizer", choices=list(_DEFAULTS), default="sgd", help="default: sgd")
     add("--lr", type=positive_float, help="peak learning rate (default: 0.256; adamw 0.001)")
     add("--momentum", type=non_negative_float, default=0.875, help="for sgd (default: 0.875)")
     add("--weight_decay", type=non_negative_float, help="default: 1/32768; adamw 0.05")
+    add("--optimizer_kwargs", default="{}", metavar="TABLE", help="others: {betas = [0.9, 0.95]} (TOML)")
+    help = "factor of the learning rate from each layer to the one before, for example 0.75 (default: 1)"
+    add("--layer_decay", type=positive_float, default=1.0, metavar="SHARE", help=help)
+    schedules = "decay to --min_lr, or step: x 0.1 after 1/3, 2/3 and 8/9 of the epochs (default: cosine)"
+    add("--lr_schedule", choices=("cosine", "linear", "step"), default="cosine", help=schedules)
+    add("--min_lr", type=non_negative_float, default=0.0, help="last learning rate (default: 0)")
+    help = "linear warm-up (default: 8)"
+    add("--warmup", type=non_negative_float, default=8.0, metavar="EPOCHS", help=help)
     add("--bn_weight_decay", **FLAG, help="true: also decay BatchNorm weights and biases")
     add(
         "--clip_grad",
@@ -27,22 +42,79 @@ def add_arguments(add: Callable[..., Any]) -> None:
     )
 
 
-def find_defaults(args: argparse.Namespace) -> dict[str, float]:
-    """Return the options that were not given and whose default depends on the optimizer."""
+def check(args: argparse.Namespace) -> dict[str, float]:
+    """Return the options that were not given and whose default depends on the optimizer. Raises BadInput."""
     defaults = _DEFAULTS[args.optimizer].items()
-    return {name: value for name, value in defaults if getattr(args, name) is None}
+    given = {name: value for name, value in defaults if getattr(args, name) is None}
+    trial = argparse.Namespace(**vars(args) | given | {"layer_decay": 1.0})
+    if args.min_lr > trial.lr:
+        raise BadInput(f"--min_lr {args.min_lr} exceeds --lr {trial.lr}")
+    try:
+        build(trial, torch.nn.Linear(1, 1), torch.device("cpu"))
+    except (TypeError, ValueError, RuntimeError) as error:
+        known = ", ".join(inspect.signature(_KINDS[args.optimizer]).parameters)
+        raise BadInput(f"--optimizer_kwargs {args.optimizer_kwargs}: {error}; it has {known}") from error
+    return given
 
 
 def build(args: argparse.Namespace, model: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:
     """Return the optimizer of the weights that are trained. Weights of one dimension decay only with
-    --bn_weight_decay."""
-    learned = [each for each in model.parameters() if each.requires_grad]
-    decay = [each for each in learned if each.ndim > 1 or args.bn_weight_decay]
-    no_decay = [each for each in learned if each.ndim <= 1 and not args.bn_weight_decay]
-    groups = [{"params": decay, "weight_decay": args.weight_decay}, {"params": no_decay, "weight_decay": 0.0}]
-    if args.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=args.lr, **FUSED[device.type])
-    return torch.optim.SGD(groups, lr=args.lr, momentum=args.momentum, **FUSED[device.type])
+    --bn_weight_decay. With --layer_decay, each layer has groups of its own; those of the head come first."""
+    learned = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    depths = _depths(model) if args.layer_decay < 1 else dict.fromkeys(learned, 0)
+    groups: list[dict[str, Any]] = []
+    for depth in sorted({depths[name] for name in learned}):
+        own = [each for name, each in learned.items() if depths[name] == depth]
+        decay = [each for each in own if each.ndim > 1 or args.bn_weight_decay]
+        no_decay = [each for each in own if each.ndim <= 1 and not args.bn_weight_decay]
+        lr = args.lr * args.layer_decay**depth
+        groups.append({"params": decay, "weight_decay": args.weight_decay, "lr": lr})
+        groups.append({"params": no_decay, "weight_decay": 0.0, "lr": lr})
+    kwargs: dict[str, Any] = FUSED[device.type] | config.table(args.optimizer_kwargs)
+    kwargs |= {"momentum": args.momentum} if args.optimizer == "sgd" else {}
+    return _KINDS[args.optimizer](groups, lr=args.lr, **kwargs)
+
+
+def _depths(model: torch.nn.Module) -> dict[str, int]:
+    """Return how many layers follow that of each weight: name -> number; 0 for the head.
+
+    A layer is a block: the weights whose names are equal up to the first numbered part (layer1.0, blocks.3).
+    The weights before the first block are one layer, and so are those after the last. Source: K. Clark et
+    al., "ELECTRA", ICLR 2020. Raises BadInput if the model has no blocks.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    blocks = [match[0] if (match := _BLOCK.match(name)) else "" for name in names]
+    order = list(dict.fromkeys(filter(None, blocks)))
+    if not order:
+        raise BadInput("--layer_decay: the model has no numbered blocks")
+    begun, layers = 0, []
+    for block in blocks:
+        begun = order.index(block) + 1 if block else begun + (begun == len(order))
+        layers.append(begun)
+    return {name: max(layers) - layer for name, layer in zip(names, layers, strict=True)}
+
+
+def build_scheduler(
+    args: argparse.Namespace,
+    optimizer: torch.optim.Optimizer,
+    steps_per_epoch: int,
+    total_steps: int,
+) -> lr_scheduler.LRScheduler:
+    """Return a linear warm-up (arXiv:1706.02677), then cosine (arXiv:1608.03983), linear or step decay."""
+    warmup = min(round(args.warmup * steps_per_epoch), total_steps)
+    rise = lr_scheduler.LinearLR(optimizer, 1 / max(1, warmup), total_iters=max(1, warmup - 1))
+    if args.lr_schedule == "step":
+        milestones = [int(-(-share * args.epochs * steps_per_epoch // 1)) for share in (1 / 3, 2 / 3, 8 / 9)]
+        milestones = [max(warmup, each) for each in milestones]  # the rate rises first
+        return lr_scheduler.ChainedScheduler([rise, lr_scheduler.MultiStepLR(optimizer, milestones)])
+    if warmup == total_steps:
+        return rise
+    fall: lr_scheduler.LRScheduler
+    if args.lr_schedule == "linear":
+        fall = lr_scheduler.LinearLR(optimizer, 1.0, args.min_lr / args.lr, total_iters=total_steps - warmup)
+    else:
+        fall = lr_scheduler.CosineAnnealingLR(optimizer, total_steps - warmup, eta_min=args.min_lr)
+    return lr_scheduler.SequentialLR(optimizer, [rise, fall], [warmup]) if warmup else fall
 
 
 def clip(args: argparse.Namespace, model: torch.nn.Module) -> None:

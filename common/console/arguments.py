@@ -7,7 +7,8 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from common.ground.exits import SECRET, BadInput, mask
@@ -40,7 +41,13 @@ class Parser(argparse.ArgumentParser):
 
     Options cannot be abbreviated; - and _ are the same in their names. If the value of an option is optional
     (nargs="?") and has a type, a path after the option is not taken as its value.
+
+    other_names: name -> the option with the same meaning. hints: name -> what to use in place of it. Both
+    are names of other programs' options, with _ for -.
     """
+
+    other_names: Mapping[str, str] = MappingProxyType({})
+    hints: Mapping[str, str] = MappingProxyType(REMOVED)
 
     def __init__(self, description: str | None, prog: str | None = None):
         super().__init__(
@@ -101,7 +108,8 @@ class Parser(argparse.ArgumentParser):
                 own = following is not None and not _is_path(action, following)
                 known.append(f"{option}={words.pop(0) if own else action.const}")
             else:
-                known.append(f"{option}{given[len(option) :]}{equals}{value}")
+                attached = "" if given.startswith("--") else given[len(option) :]  # -j5
+                known.append(f"{option}{attached}{equals}{value}")
         return known, unknown
 
     def _spelled(self, given: str) -> str | None:
@@ -110,7 +118,7 @@ class Parser(argparse.ArgumentParser):
             return given
         if not given.startswith("--"):
             return given[:2] if given[:2] in self._option_string_actions else None
-        return self.by_name().get(plain(given))
+        return self.by_name().get(self.other_names.get(plain(given), plain(given)))
 
     def by_name(self) -> dict[str, str]:
         """Return the options by their name without hyphens, with _ for -."""
@@ -129,7 +137,7 @@ class Parser(argparse.ArgumentParser):
         said = []
         for name in unknown:
             meant = self.resembling(name)
-            hint = REMOVED.get(plain(name)) or (meant and f"did you mean {meant}?")
+            hint = self.hints.get(plain(name)) or (meant and f"did you mean {meant}?")
             said.append(f"{name} ({hint})" if hint else name)
         return f"unknown option{'s' if len(said) > 1 else ''}: {', '.join(said)}"
 
@@ -193,6 +201,11 @@ def positive_int(text: str) -> int:
     return _number(text, "a whole number of at least 1", lambda value: value >= 1, int)
 
 
+def non_negative_int(text: str) -> int:
+    """Parse an integer in 0..1e9."""
+    return _number(text, "a whole number of at least 0", lambda value: value >= 0, int)
+
+
 def positive_float(text: str) -> float:
     """Parse a number > 0, at most 1e9."""
     return _number(text, "a number above 0", lambda value: value > 0)
@@ -248,6 +261,7 @@ _METAVARS: dict[Any, str] = {
     boolean: "true|false",
     int: "N",
     positive_int: "N",
+    non_negative_int: "N",
     seed: "N",
     float: "NUMBER",
     positive_float: "NUMBER",

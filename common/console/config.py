@@ -34,6 +34,14 @@ def read(path: str) -> dict[str, Any]:
     return content
 
 
+def table(text: str) -> dict[str, Any]:
+    """Return an inline table of TOML, such as {betas = [0.9, 0.95]}. Raises BadInput."""
+    try:
+        return dict(_import_toml().loads(f"value = {text}")["value"])
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadInput(f"{text:.80} is not an inline table of TOML, {{name = value}}: {error}") from error
+
+
 def _import_toml():
     """Return Python's tomllib (3.11 and later), or tomli, which has the same code, for 3.10."""
     try:

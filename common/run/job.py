@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from common.console import config
-from common.console.arguments import FLAG, REMOVED, Parser, plain, remind, settings
+from common.console.arguments import FLAG, Parser, plain, remind, settings
 from common.distributed import devices
 from common.ground.exits import BadInput, import_optional, print_line
 from common.ground.files import ROOT
@@ -86,7 +86,7 @@ class JobParser(Parser):
             name
             for name in unknown
             if plain(name) not in platforms.INJECTED
-            and (not on_platform or self.resembling(name) or plain(name) in REMOVED)
+            and (not on_platform or self.resembling(name) or plain(name) in self.hints)
         ]
         if refused and not everything:
             self.error(f"{self.unknown(refused)}; --ignore_unknown true ignores them")

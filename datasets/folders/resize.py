@@ -10,6 +10,7 @@ from common.ground.exits import import_optional
 cv2 = import_optional("cv2", "images need OpenCV", "opencv-python-headless")
 
 _OPENCV = {1: 1, 2: 0, 3: -1}  # Crop.flip -> cv2.flip's code
+BICUBIC = "bicubic"
 _ROUGH = 1.08  # up to this reduction no antialiasing: the error is below 2 / 255 on the sharpest photographs
 
 cv2.setNumThreads(1)  # the callers use one thread per image
@@ -19,15 +20,17 @@ with warnings.catch_warnings():  # torch warns once about memory that it must no
     torch.from_numpy(np.frombuffer(bytes(1), np.uint8))
 
 
-def fit(box: np.ndarray, flip: int, out: np.ndarray, antialias: bool = True) -> None:
-    """Write the pixels of a box into `out`, bilinearly resized.
+def fit(box: np.ndarray, flip: int, out: np.ndarray, antialias: bool | str = True) -> None:
+    """Write the pixels of a box into `out`, bilinearly or bicubically resized.
 
     box: uint8 [H, W, 3].
     flip: as in augment.Crop.
     out: uint8 [height, width, 3], contiguous.
     antialias: average all source pixels of a pixel, as Pillow and torchvision do; false: interpolate the
-        nearest four pixels, at half the cost.
+        nearest four pixels, at half the cost. BICUBIC: with antialiasing.
     """
+    if antialias == BICUBIC:
+        box = resized(box, out.shape[0], out.shape[1], BICUBIC)
     smaller = max(box.shape[0] / out.shape[0], box.shape[1] / out.shape[1])
     if antialias and smaller > _ROUGH:
         box = resized(box, *out.shape[:2])

@@ -1,4 +1,4 @@
-"""Options with the names of other programs: NVIDIA's ConvNets and the article "Diving into DALI"."""
+"""Options with the names of other programs: NVIDIA's ConvNets, the article "Diving into DALI", and timm."""
 
 import argparse
 import os
@@ -7,15 +7,39 @@ from typing import Any
 
 import torch
 
-from common.console.arguments import FLAG
+from common.checkpoint import pretrained
+from common.compute import models
+from common.console.arguments import FLAG, Parser
 from common.ground.exits import BadInput
 from datasets.loaders.backends import SPELLINGS
 
+_TIMM = {  # option of timm's train.py -> ours
+    "data_dir": "data_url", "initial_checkpoint": "weights", "img_size": "image_size", "opt": "optimizer",
+    "sched": "lr_schedule", "warmup_epochs": "warmup", "smoothing": "label_smoothing",
+    "reprob": "random_erasing", "model_ema_decay": "ema", "grad_accum_steps": "accumulate",
+    "recovery_interval": "save_every", "checkpoint_hist": "keep", "log_interval": "report_every",
+    "output": "output_dir", "eval_metric": "best_metric", "crop_pct": "crop_share",
+}  # fmt: skip
+_WAYS = {  # option of timm's train.py -> what to use here
+    "drop": "--model_kwargs '{drop_rate = 0.1}'", "drop_path": "--model_kwargs '{drop_path_rate = 0.1}'",
+    "opt_betas": "--optimizer_kwargs '{betas = [0.9, 0.95]}'", "opt_kwargs": "--optimizer_kwargs TABLE",
+    "aa": "--trivial_augment", "model_ema": "--ema 0.9998", "log_wandb": "--tracker wandb",
+    "train_interpolation": "--interpolation", "torchcompile": "--compile true",
+    "num_classes": "the classes are counted", "channels_last": "always", "pin_mem": "automatic",
+}  # fmt: skip
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+
+def add_arguments(parser: Parser) -> None:
+    parser.other_names, parser.hints = _TIMM, {**_WAYS, **parser.hints}
     add = parser.add_argument_group("other spellings").add_argument
     flag: dict[str, Any] = FLAG | {"default": None}
     add("data", nargs="?", metavar="DIR", help="the same as --data_url DIR")
+    timm: Any = lambda name: models.arch(f"{models.TIMM}{name}")  # noqa: E731
+    help = "the same as --arch timm:NAME"
+    add("--model", dest="arch", type=timm, default=argparse.SUPPRESS, metavar="NAME", help=help)
+    published: dict[str, Any] = {"dest": "weights", "action": "store_const", "const": pretrained.DEFAULT}
+    help = "the same as --weights DEFAULT"
+    add("--pretrained", **published, default=argparse.SUPPRESS, help=help)
     add("--fp16", **flag, help="the same as --amp")
     add("--use_dali", **flag, help="the same as --data_backend dali-gpu, on a CPU dali")
     add("--dali_cpu", **flag, help="the same as --data_backend dali")

@@ -58,7 +58,7 @@ def build(
     plan: Plan,
     device: torch.device,
     workers: int | None = None,
-    antialias: bool = True,
+    antialias: bool | str = True,
     **delivery: Any,
 ) -> Loader:
     """Return a Loader of the plan's batches on `device`.
@@ -75,14 +75,14 @@ def engine(
     store: Any,
     device: torch.device,
     workers: int | None = None,
-    antialias: bool = True,
+    antialias: bool | str = True,
 ) -> Engine:
     """Return an engine. Raises BadInput as resolve() does.
 
     backend: one of BACKENDS or SPELLINGS.
     store: of datasets/stores. The caller closes it.
     workers: threads or processes (default: cores()).
-    antialias: false: no antialiasing (faster).
+    antialias: false: no antialiasing (faster); BICUBIC: bicubic interpolation (datasets/folders/resize.py).
     """
     backend, workers = resolve(backend, device), workers or cores()
     backend, pinned = CACHED.get(backend, backend), device.type == "cuda"

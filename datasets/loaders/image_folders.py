@@ -18,12 +18,13 @@ from common.run import starts
 from common.run.job import JobParser
 from common.run.metrics import Log
 from common.run.output import check_writable
-from datasets.folders import image_folder, listing, random_folder
-from datasets.loaders import backends, measure
+from datasets.folders import image_folder, listing, random_folder, resize
+from datasets.loaders import backends, measure, preprocessing
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.loader import Loader
 from datasets.loaders.ray import pool as ray_pool
 from datasets.sampling import augment, effects
+from datasets.sampling import weights as sample_weights
 from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores import forms, tiers
 
@@ -75,6 +76,9 @@ def add_arguments(parser: JobParser) -> None:
         help=f"headers: read only {image_folder.HEAD // 1024} KB of a JPEG for the index; damage behind them "
         "is not seen before the image is decoded, and then ends the job (default: whole)",
     )
+    add("--class_weights", "--sample_weights", metavar="balanced|FILE", help=sample_weights.HELP)
+    preprocessing.add_arguments(add)
+    parser.checks.append(preprocessing.complete)
     add("--antialias", type=boolean, default=True, help="false: no antialiasing (faster)")
     add("--image_size", type=models.image_size, metavar="N", default=224, help="pixels (default: 224)")
     add(
@@ -98,6 +102,8 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
             check_writable(f"--{name}", folder)
     if args.pack_form != "decoded" and not args.pack and (args.cache or backend not in backends.CACHED):
         raise BadInput(f"--pack_form {args.pack_form}: there is no pack; name its folder with --pack")
+    if args.class_weights != sample_weights.BALANCED:
+        check_paths(class_weights=args.class_weights)
     if backend == "ray":
         pool = ray_pool.connect(args.ray_address, args.workers or backends.cores())
         exits.at_success("loaders", pool.shutdown)
@@ -161,12 +167,17 @@ def open_loaders(
     size, batch = len(train_index), args.batch_size
     if args.evaluate:  # no training batch is made
         size, batch = max(size, ranks.world_size()), ranks.world_size()
-    sampler = BatchSampler(size, batch, args.seed, args.epochs, args.max_steps, **shard)
+    drawn = None
+    if args.class_weights and not args.evaluate:
+        drawn = ranks.call_on_first(lambda: sample_weights.read(args.class_weights, train_index))
+    sampler = BatchSampler(size, batch, args.seed, args.epochs, args.max_steps, weights=drawn, **shard)
     sampler = sampler if args.evaluate else sampler.split(shards)
     train_size = functools.partial(progressive_size, args.epochs, args.first_image_size, args.image_size)
     train_plan = Plan(train_index, sampler, augment.random_resized_crop, train_size)
     val_sampler = SequentialBatchSampler(len(val_index), eval_batch, **shard, shards=shards)
-    val_plan = Plan(val_index, val_sampler, augment.center_crop, args.image_size)
+    mean, std, share, interpolation = preprocessing.values(vars(args))
+    crop = functools.partial(augment.center_crop, share=share)
+    val_plan = Plan(val_index, val_sampler, crop, args.image_size)
     backend = _backend(args, device)
     if backend == "auto":
         backend = ranks.broadcast_object(_last_backend(args, device) if ranks.is_first() else "")
@@ -178,8 +189,10 @@ def open_loaders(
                 rates = measure.rates(train_store, train_plan, device, args.workers, antialias=args.antialias)
             backend = ranks.broadcast_object(max(rates, key=lambda name: rates[name], default=""))
             log.info(f"data_backend auto: {backend} of {measure.text(rates)}")
-    train_loader = backends.build(backend, train_store, train_plan, device, args.workers, args.antialias)
-    val_loader = backends.build(backend, val_store, val_plan, device, args.workers, args.antialias)
+    antialias = args.antialias if interpolation != resize.BICUBIC else resize.BICUBIC
+    how = {"workers": args.workers, "antialias": antialias, "mean": mean, "std": std}
+    train_loader = backends.build(backend, train_store, train_plan, device, **how)
+    val_loader = backends.build(backend, val_store, val_plan, device, **how)
     for loader in (train_loader, val_loader):
         exits.at_success("loaders", loader.close)
     if args.evaluate:

@@ -214,7 +214,7 @@ class Loader:
         self.engine, self.plan = engine, plan
         self.to_device = to_device or ToDevice(device, mean, std, dtype)
         self._shards = getattr(plan.sampler, "shards", 1)  # batches a step, each with its own random numbers
-        self.waited, self.receipt = 0.0, Receipt(plan.index.fingerprint, self._shards)
+        self.waited, self.receipt = 0.0, Receipt(plan.fingerprint, self._shards)
         self._mean, self.step = mean, 0
         self.generators: list[generators.Generator] = []
         self.effects: Any = None
@@ -273,6 +273,7 @@ class Loader:
             "seed": sampler.seed,
             "shuffle": getattr(sampler, "shuffle", True),
             "views": self.plan.views,
+            "weighted": getattr(sampler, "shares", None) is not None,
         }
 
     def read_step(self, step: int, rank: int, world_size: int) -> tuple[Batch, Any, Any]:
@@ -347,7 +348,7 @@ class Loader:
         with contextlib.closing(self._copies()) as copies:
             while following := self._next(copies):
                 batch, copy = following
-                self.receipt.add(*batch)
+                self.receipt.add(batch.ids, batch.labels, batch.crops)
                 delivered = self.to_device.end(copy)
                 shard = next(shards)
                 self._seed(step, generators.BATCH, shard)  # after the loading, which may draw in this process

@@ -29,7 +29,7 @@ def rates(
     device: torch.device,
     workers: int | None,
     seconds: float = _SECONDS,
-    antialias: bool = True,
+    antialias: bool | str = True,
 ) -> dict[str, float]:
     """Return backend -> images/s of this process, for every available backend that reads data.
 

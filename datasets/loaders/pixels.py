@@ -26,7 +26,7 @@ def plan_change(
 ) -> tuple[Batch, Change]:
     """Return the batch, with the parameters of its effects in `crops`, and the function that changes its
     images and labels: `transform`, then the effects."""
-    seed, epoch, ids = plan.sampler.seed, plan.sampler.epoch, batch.ids
+    seed, epoch, ids = plan.sampler.seed, batch.epoch, batch.ids
     drawn = draw_effects(effects, ids, seed, epoch, plan.size) if effects else None
 
     def change(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -2,7 +2,8 @@
 
 Engines draw no random numbers. They receive these parameters, so every engine cuts the same crop, at any
 world size and after any restart. Plan takes one of these functions as `augment`: it receives (index, ids
-int64 [n], seed, epoch) and returns one row per id.
+int64 [n], seed, epoch) and returns one row per id. epoch: a number, or one for each id if samples are drawn
+with weights (BatchSampler.draws).
 """
 
 import math
@@ -66,7 +67,7 @@ def random_resized_crop(
     index: Any,
     ids: np.ndarray,
     seed: int,
-    epoch: int,
+    epoch: int | np.ndarray,
     scale: tuple[float, float] = (0.08, 1.0),
 ) -> Crop:
     """Return boxes of a random share of the area and a random aspect ratio, mirrored with probability 1/2.
@@ -78,6 +79,7 @@ def random_resized_crop(
     """
     widths, heights = _sizes(index, ids)
     width, height = _fallback(widths, heights)
+    epoch = np.broadcast_to(epoch, len(ids))
     first = draw(seed, epoch, ids, Operation.RESIZED_CROP)
     left = np.where(width < widths, (widths - width) // 2, 0)
     top = np.where(height < heights, (heights - height) // 2, 0)
@@ -86,7 +88,7 @@ def random_resized_crop(
         if not len(open_):
             break
         if attempt % 2 == 0:
-            words = draw(seed, epoch, ids[open_], Operation.RESIZED_CROP, block=1 + attempt // 2)
+            words = draw(seed, epoch[open_], ids[open_], Operation.RESIZED_CROP, block=1 + attempt // 2)
         area = widths[open_] * heights[open_] * uniform(words[0], *scale)
         aspect = np.exp(uniform(words[1], math.log(_RATIO[0]), math.log(_RATIO[1])))
         wide = np.rint(np.sqrt(area * aspect)).astype(np.int64)

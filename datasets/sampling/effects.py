@@ -97,8 +97,9 @@ def from_args(args: argparse.Namespace, local_batch: int) -> Effects | None:
     return effects if any(effects) else None
 
 
-def draw_effects(effects: Effects, ids: np.ndarray, seed: int, epoch: int, size: int) -> Drawn:
-    """Return the parameters of samples. ids: int64 [n]. size: side of the images, pixels."""
+def draw_effects(effects: Effects, ids: np.ndarray, seed: int, epoch: int | np.ndarray, size: int) -> Drawn:
+    """Return the parameters of samples. ids: int64 [n]. epoch: a number, or one for each id. size: side of
+    the images, pixels."""
     nothing = np.zeros(len(ids), np.int64)
     values = dict.fromkeys(Drawn._fields, nothing)
     values |= dict.fromkeys(("brightness", "contrast", "saturation", "share"), nothing + ONE)
@@ -127,7 +128,9 @@ def draw_effects(effects: Effects, ids: np.ndarray, seed: int, epoch: int, size:
     return Drawn(**values)
 
 
-def _draw_mix(effects: Effects, ids: np.ndarray, seed: int, epoch: int, size: int) -> dict[str, np.ndarray]:
+def _draw_mix(
+    effects: Effects, ids: np.ndarray, seed: int, epoch: int | np.ndarray, size: int
+) -> dict[str, np.ndarray]:
     from scipy.special import betaincinv  # only these effects need it
 
     words = draw(seed, epoch, ids, Operation.MIX)

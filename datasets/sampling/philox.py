@@ -30,6 +30,7 @@ class Operation(IntEnum):
     ERASE = 7
     MIX = 8
     TRANSFORM = 9
+    WEIGHTS = 10
 
 
 def philox4x32(counter: Iterable, key: int) -> np.ndarray:
@@ -50,10 +51,11 @@ def philox4x32(counter: Iterable, key: int) -> np.ndarray:
     return np.stack([c0, c1, c2, c3])
 
 
-def draw(seed: int, epoch: int, ids: ArrayLike, operation: Operation, block: int = 0) -> np.ndarray:
+def draw(seed: int, epoch: ArrayLike, ids: ArrayLike, operation: Operation, block: int = 0) -> np.ndarray:
     """Return four random 32-bit words for every sample id: uint64 [4, n], uniform in 0 <= word < 2^32.
 
-    ids: integers [n] in 0 <= id < 2^64. block: 0 <= block < 2^16; each block has four other words.
+    epoch: below 2^32, one number or one for each id. ids: integers [n] in 0 <= id < 2^64. block:
+    0 <= block < 2^16; each block has four other words.
     """
     ids = np.asarray(ids).astype(np.uint64)
     return philox4x32((ids & _LOW, ids >> _HALF, epoch, int(operation) + (block << 16)), seed)

@@ -6,20 +6,24 @@ positions. So any step of any epoch costs the time and memory of one batch, also
 to resume is the number of completed steps. Source: J. Black and P. Rogaway, "Ciphers with Arbitrary Finite
 Domains", CT-RSA 2002 (the generalised Feistel cipher and cycle walking).
 
+With weights, an epoch draws its samples with replacement: the sample at a position is found by a Philox
+uniform of (seed, epoch, position) in the cumulative weights.
+
 Engines receive a Plan and deliver its batches. The samples of a step are chosen here, before files are read.
 """
 
 import copy
+import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from common.ground.exits import BadInput
-from datasets.sampling.philox import Operation, philox4x32
+from datasets.sampling.philox import Operation, draw, philox4x32
 
 _Sampler = TypeVar("_Sampler", bound="BatchSampler")
 _ROUNDS = 8  # even; with 4 the tests of its quality fail, with 6 they pass
@@ -80,6 +84,8 @@ class BatchSampler:
     size: samples in the data set.
     global_batch: samples of one optimizer step over all ranks.
     epochs, max_steps: limits of the training.
+    weights: numbers of at least 0 [size]. Each epoch then draws `size` samples with replacement, each with
+        the probability weight / sum of the weights.
     `epoch`: of the position, counted from 1.
     `total_steps`: of the training; None without epochs and max_steps.
     `shards`: arrays that this rank yields for each global batch, see split().
@@ -95,10 +101,12 @@ class BatchSampler:
         epochs: int | None = None,
         max_steps: int | None = None,
         *,
+        weights: ArrayLike | None = None,
         rank: int = 0,
         world_size: int = 1,
     ):
         self.size, self.global_batch, self.seed = size, global_batch, seed
+        self.shares = None if weights is None else _cumulative(weights, size)
         if not len(self):
             raise BadInput(f"batch size {global_batch} is larger than the data set ({size} samples)")
         if not 0 <= seed < 2**64:
@@ -172,15 +180,18 @@ class BatchSampler:
 
     def batch(self, step: int) -> np.ndarray:
         """Return this rank's ids of global step `step` (from 0), int64 [n]. The position is not used."""
-        return self._batches(step // len(self) + 1, step % len(self), 1)[0]
+        parts = self._batches(step // len(self) + 1, step % len(self), 1)
+        return np.concatenate([ids for ids, _ in parts])
 
     def find(self, id: int, epochs: ArrayLike) -> np.ndarray:
         """Return the global step (from 0) that has a sample on any rank, for each epoch, int64 [n].
 
         It is -1 for an epoch that skips the sample. epochs: numbers from 1, integers [n]. Nothing is stored
         or searched: it takes microseconds an epoch, also for 10^9 samples. Raises BadInput if the sample does
-        not exist.
+        not exist, or if the sampler has weights, because a sample may then be in several steps.
         """
+        if self.shares is not None:
+            raise BadInput("a sample has no single step in an epoch that draws its samples with weights")
         if not 0 <= id < self.size:
             raise BadInput(f"sample {id} is not in 0..{self.size - 1}")
         epochs = np.asarray(epochs, np.int64)
@@ -191,16 +202,46 @@ class BatchSampler:
         return permute(np.full(len(epochs), id), self.size, self.seed, epochs, inverse=True)
 
     def __iter__(self) -> Iterator[np.ndarray]:
+        return (ids for ids, _ in self.draws())
+
+    def draws(self) -> Iterator[tuple[np.ndarray, int | np.ndarray]]:
+        """Yield the ids that iterating yields, each with what random numbers take as their epoch: the epoch,
+        or with weights a number for each id, because a sample may be drawn several times in an epoch."""
         last, at_a_time = self._first + self.remaining, max(1, _CHUNK * self.world_size // self.global_batch)
         for step in range(self._first, last, at_a_time):
-            for batch in self._batches(self.epoch, step, min(at_a_time, last - step)):
-                yield from batch.reshape(self.shards, -1) if self.shards > 1 else (batch,)
+            yield from self._batches(self.epoch, step, min(at_a_time, last - step))
 
-    def _batches(self, epoch: int, step: int, count: int) -> np.ndarray | list[np.ndarray]:
+    def _batches(self, epoch: int, step: int, count: int) -> Iterator[tuple[np.ndarray, int | np.ndarray]]:
+        """Yield the draws of `count` steps."""
+        parts = self._places(step, count)
+        places, ends = np.concatenate(parts), np.cumsum([len(part) for part in parts])[:-1]
+        if self.shares is None:
+            return zip(np.split(self._permute(places, epoch), ends), itertools.repeat(epoch))
+        words = draw(self.seed, epoch, places, Operation.WEIGHTS)
+        uniforms = ((words[0] << np.uint64(21)) + (words[1] >> np.uint64(11))) / 2.0**53  # below 1
+        ids = np.searchsorted(self.shares, uniforms * self.shares[-1], side="right")
+        return zip(np.split(ids, ends), np.split(words[2], ends), strict=True)
+
+    def _places(self, step: int, count: int) -> Sequence[np.ndarray] | np.ndarray:
+        """Return the positions in the epoch of each array of `count` steps, from 0."""
         local = self.largest * self.shards
         first = np.arange(step, step + count)[:, None] * self.global_batch + self.rank * local
-        positions = (first + np.arange(local)).reshape(-1)
-        return permute(positions, self.size, self.seed, epoch).reshape(count, local)
+        return (first + np.arange(local)).reshape(-1, self.largest)
+
+    def _permute(self, places: np.ndarray, epoch: int) -> np.ndarray:
+        return permute(places, self.size, self.seed, epoch)
+
+
+def _cumulative(weights: ArrayLike, size: int) -> np.ndarray:
+    """Return the cumulative weights, float64 [size]. Raises BadInput."""
+    values = np.asarray(weights, np.float64)
+    if values.shape != (size,):
+        raise BadInput(f"weights of shape {list(values.shape)}: expected one for each of the {size} samples")
+    if len(wrong := np.flatnonzero(~(np.isfinite(values) & (values >= 0)))):
+        raise BadInput(f"the weight of sample {wrong[0]} is {values[wrong[0]]}: expected a number >= 0")
+    if not values.any():
+        raise BadInput("the weights have the sum 0: expected a number above 0")
+    return np.cumsum(values)
 
 
 class WholeBatchSampler(BatchSampler):
@@ -224,16 +265,16 @@ class WholeBatchSampler(BatchSampler):
     def _positions(self, id: int, epochs: np.ndarray) -> np.ndarray:
         return super()._positions(id, epochs) if self.shuffle else np.full(len(epochs), id)
 
-    def _batches(self, epoch: int, step: int, count: int) -> list[np.ndarray]:
+    def _places(self, step: int, count: int) -> list[np.ndarray]:
         parts = []
         for first in range(step * self.global_batch, (step + count) * self.global_batch, self.global_batch):
             here = min(self.global_batch, self.size - first)
             begin, end = (-(-here * rank // self.world_size) for rank in (self.rank, self.rank + 1))
             parts.append(np.arange(first + begin, first + end))
-        if not self.shuffle:
-            return parts
-        ids = permute(np.concatenate(parts), self.size, self.seed, epoch)
-        return np.split(ids, np.cumsum([len(part) for part in parts])[:-1])
+        return parts
+
+    def _permute(self, places: np.ndarray, epoch: int) -> np.ndarray:
+        return super()._permute(places, epoch) if self.shuffle else places
 
 
 class SequentialBatchSampler:
@@ -270,6 +311,10 @@ class SequentialBatchSampler:
         """Return the number of batches that iterating yields."""
         return len(self)
 
+    def draws(self) -> Iterator[tuple[np.ndarray, int]]:
+        """Yield the ids that iterating yields, each with the epoch."""
+        return zip(self, itertools.repeat(self.epoch))
+
     def __iter__(self) -> Iterator[np.ndarray]:
         for part in self.parts:
             for first in part[:: self.largest]:
@@ -278,11 +323,12 @@ class SequentialBatchSampler:
 
 class Batch(NamedTuple):
     """One rank's part of one step. ids, labels: int64 [n]. crops: a NamedTuple of arrays [n]; () without
-    augmentation."""
+    augmentation. epoch: of its random numbers (BatchSampler.draws)."""
 
     ids: np.ndarray
     labels: np.ndarray
     crops: tuple
+    epoch: int | np.ndarray = 0
 
 
 class Plan:
@@ -292,7 +338,7 @@ class Plan:
         `fingerprint` and the attributes that `augment` uses.
     sampler: a batch sampler of datasets/sampling/sampler.py.
     augment: a function of datasets/sampling/augment.py, or another one with the arguments (index, ids, seed,
-        epoch) that returns a NamedTuple of arrays [n].
+        epoch) that returns a NamedTuple of arrays [n]. epoch: a number, or one for each id, see draws().
     size: side of the square images that engines deliver, pixels, or a function of the epoch that returns it.
         Engines that deliver whole images ignore it.
     views: images per sample. Sample k has the ids k, len(index) + k and so on.
@@ -311,8 +357,7 @@ class Plan:
         if not hasattr(sampler, "largest"):
             raise BadInput(
                 f"expected a sampler of datasets/sampling, got {type(sampler).__name__}, whose order is lost "
-                "at a restart: use BatchSampler. To draw samples with weights, do it in __getitem__ of "
-                "the Dataset, with torch.rand (guides/own_data.md)"
+                "at a restart: use BatchSampler, with weights=[...] to draw samples as WeightedRandomSampler"
             )
         self.index, self.sampler, self.augment, self.views = index, sampler, augment, views
         self._size = size
@@ -333,6 +378,14 @@ class Plan:
         return plan
 
     @property
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the data, and of the weights with which they are drawn."""
+        shares = getattr(self.sampler, "shares", None)
+        if shares is None:
+            return self.index.fingerprint
+        return f"{self.index.fingerprint}+{hashlib.sha256(shares.tobytes()).hexdigest()[:16]}"
+
+    @property
     def size(self) -> int:
         """Return the side of the images of this epoch, pixels."""
         return self._size(self.sampler.epoch) if callable(self._size) else self._size
@@ -342,27 +395,30 @@ class Plan:
         self.sampler.seek(step)
 
     def __iter__(self) -> Iterator[Batch]:
-        waiting: list[np.ndarray] = []
-        for samples in self.sampler:
+        waiting: list[tuple[np.ndarray, Any]] = []
+        for samples, epoch in self.sampler.draws():
             views = [samples + view * len(self.index) for view in range(self.views)]
-            waiting.append(np.concatenate(views))
-            if sum(map(len, waiting)) >= _CHUNK:
+            epochs = np.tile(epoch, self.views) if np.ndim(epoch) else epoch
+            waiting.append((np.concatenate(views), epochs))
+            if sum(len(ids) for ids, _ in waiting) >= _CHUNK:
                 yield from self._batches(waiting)
                 waiting = []
         if waiting:
             yield from self._batches(waiting)
 
-    def _batches(self, parts: list[np.ndarray]) -> Iterator[Batch]:
-        ids = np.concatenate(parts)
+    def _batches(self, parts: list[tuple[np.ndarray, Any]]) -> Iterator[Batch]:
+        ids, epoch = np.concatenate([ids for ids, _ in parts]), parts[0][1]
+        if np.ndim(epoch):
+            epoch = np.concatenate([epochs for _, epochs in parts])
         labels, crops = self._labels[ids], ()
         if labels.dtype.kind in "iu":
             labels = labels.astype(np.int64)
         if self.augment:
-            crops = self.augment(self.index, ids, self.sampler.seed, self.sampler.epoch)
+            crops = self.augment(self.index, ids, self.sampler.seed, epoch)
         last = 0
-        for part in parts:
+        for part, epochs in parts:
             first, last = last, last + len(part)
-            yield Batch(part, labels[first:last], rows(crops, first, last))
+            yield Batch(part, labels[first:last], rows(crops, first, last), epochs)
 
 
 def rows(crops: tuple, first: int, last: int) -> tuple:

@@ -81,6 +81,8 @@ class Run:
     def sampler(self) -> tuple[Any, int]:
         """Return (the batch sampler of all ranks, views per sample). Raises BadInput."""
         facts = self.starts[-1].get("sampling") or {}
+        if facts.get("weighted"):
+            raise BadInput(f"{self.folder} drew its samples with weights: expected --step N or --around")
         try:
             numbers = [operator.index(facts[name]) for name in ("samples", "global batch", "seed", "views")]
             sampler = _SAMPLERS[facts["sampler"]](*numbers[:3])
@@ -96,7 +98,7 @@ class Run:
     def find_index(self, cache_dir: str | None) -> ImageFolderIndex | None:
         """Return the index of the run's images from `cache_dir`, or from the folders that the run used; None
         if there is none. Files are not compared with it."""
-        fingerprint = self.starts[-1].get("training data")
+        fingerprint, *_ = (self.starts[-1].get("training data") or "").split("+")  # without that of weights
         given = cache_dir or self.starts[-1]["settings"].get("cache_dir")
         folders = [given, *(os.path.join(each, "index") for each in (self.folder, output.PARENT))]
         for folder in filter(None, folders):

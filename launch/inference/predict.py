@@ -108,7 +108,7 @@ def predict(
     """Yield (path, reason why it cannot be read or "", probabilities float [classes]) for each image."""
     model = network.model.to(device).to(memory_format=torch.channels_last)
     deliver = ToDevice(device, network.mean, network.std)
-    antialias = bool(network.settings.get("antialias", True))
+    antialias = network.settings.get("antialias", True)
     autocast, _ = precision.choose(device, network.settings.get("amp"))
     with ThreadPoolExecutor(cores()) as pool:
         for first in range(0, len(paths), batch_size):
@@ -125,7 +125,7 @@ def predict(
             yield from zip(part, reasons, logits.float().softmax(1).cpu(), strict=True)
 
 
-def _fill(path: str, out: np.ndarray, share: float, antialias: bool) -> str:
+def _fill(path: str, out: np.ndarray, share: float, antialias: bool | str) -> str:
     """Put the centred square of an image into `out`, uint8 [size, size, 3]. Return the error, or ""."""
     try:
         with open(path, "rb", opener=opener) as file:

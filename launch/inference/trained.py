@@ -13,7 +13,9 @@ from common.compute import models
 from common.console.arguments import Parser, boolean, positive_int
 from common.ground.exits import BadInput
 from common.run import starts
-from datasets.loaders.loader import MEAN, STD
+from datasets.folders import image_folder
+from datasets.folders.resize import BICUBIC
+from datasets.loaders import preprocessing
 from datasets.memory import image_set
 
 
@@ -43,6 +45,8 @@ _SMALL = "ResNet-18 for small images"
 _OPTIONS: dict[str, Callable[[str], Any]] = {  # of the run: the type of the option
     "arch": models.arch, "image_size": models.image_size, "dataset": str, "width": positive_int,
     "amp": boolean, "antialias": boolean,
+    "model_kwargs": str, "mean": preprocessing.colours, "std": preprocessing.colours,
+    "crop_share": image_folder.fraction, "interpolation": str,
 }  # fmt: skip
 
 
@@ -70,9 +74,12 @@ def load(path: str, arch: str | None = None, image_size: int | None = None) -> T
     arch, dataset = settings.get("arch"), settings.get("dataset")
     make: Callable[[int], nn.Module]
     if arch:
-        name, channels, mean, std, share = arch, 3, MEAN, STD, 224 / 256
+        mean, std, share, interpolation = preprocessing.values(settings)
+        settings["antialias"] = BICUBIC if interpolation == BICUBIC else settings.get("antialias", True)
+        name, channels = arch, 3
         size = settings.get("image_size", 224)
-        make = lambda classes: models.build(arch, classes, size).eval()  # noqa: E731
+        kwargs = settings.get("model_kwargs", models.NO_KWARGS)
+        make = lambda classes: models.build(arch, classes, size, kwargs).eval()  # noqa: E731
     elif dataset in image_set.NAMES:
         form = importlib.import_module(f"datasets.memory.{dataset}")
         name, channels, mean, std, share = _SMALL, len(form.MEAN), form.MEAN, form.STD, 1.0

@@ -4,7 +4,7 @@
     cd FOLDER && python -m pytest tests
     python -m launch new --receipt FOLDER       only receipt.py, for a loop of your own (guides/receipts.md)
 
-    jobs/train.py       jobs/train_own.py of Bootfile: your data, model and loss are in its blocks.
+    jobs/train.py       jobs/train_own.py of Bootfile: your data, model, loss and step are in its blocks.
                         --ddp adds the blocks for one process per GPU, --amp those for mixed precision,
                         --exact those for the same bits on 1, 2, 4 or 8 processes (guides/exact.md)
     tests/              trains a few steps, kills, resumes, and compares samples and weights
@@ -34,19 +34,15 @@ _FILES = {  # file of the template: its path in the project
 }  # fmt: skip
 _ONLY_DDP = "  # only with --ddp"  # ends a line of the template
 # Beginnings of lines for the data set of train.py, which the blocks of train_own.py replace.
-_UNUSED = (
-    "from datasets.loaders.engines.memory import ",
-    "from datasets.memory import image_set",
-    '    data.add_argument("--dataset", ',
-    '    data.add_argument("--custom_data", ',
-)
+_UNUSED = ("from datasets.loaders.engines.memory import ", "from datasets.memory import image_set")
+_STEP = re.compile(r"(?<=in train_loader:\n).*?(?=^            scheduler\.step)", re.MULTILINE | re.DOTALL)
 _DOCSTRING = '''"""Train your own model on your own data.
 
     python jobs/train.py --epochs 100 --batch_size 32 --lr 0.01{example}
     python -m pytest tests    trains a few steps, kills, resumes, compares
 
-Change the blocks "your data", "your model" and "your loss". The blocks are those of Bootfile's
-jobs/train_own.py{others}.
+Change the blocks "your options", "your data", "your model", "your loss" and "your step". They are those of
+Bootfile's jobs/train_own.py{others}.
 """
 '''
 
@@ -91,17 +87,28 @@ def make_job(ddp: bool, amp: bool, exact: bool = False) -> str:
     """Return the text of a project's jobs/train.py. Raises BadInput if a job of Bootfile is missing."""
     names = ["train_own.py", *["train_ddp.py"] * ddp, *["train_amp.py"] * amp]
     base, *variants = (_read(f"jobs/{name}") for name in ("train.py", *names))
+    [step], [own_step] = _STEP.findall(base), _STEP.findall(variants[0])
+    variants[0] = variants[0].replace(own_step, step)  # another variant may have its own
     combined = blocks.combine(base, *variants)
     if exact:  # its base is train_ddp.py
         names.append("train_exact.py")
         variant = _read(f"jobs/{names[-1]}")
         combined = blocks.combine(variants[1], combined, variant, tag="新增")
-    lines = blocks.without_docstring(blocks.renumber(blocks.without_replaced(combined))).split("\n")
+    combined = _STEP.sub(
+        lambda step: _mark(step[0], own_step.split("\n")[0]), blocks.without_replaced(combined)
+    )
+    lines = blocks.without_docstring(blocks.renumber(combined)).split("\n")
     for start in _UNUSED:
         lines.remove(next(line for line in lines if line.startswith(start)))
     example = "\n    python jobs/train.py --processes_per_node 2    two processes on the CPU" if ddp else ""
     others = "".join(f" and {name}" for name in names[1:])
     return _DOCSTRING.format(example=example, others=others) + "\n".join(lines)
+
+
+def _mark(step: str, mark: str) -> str:
+    """Return the step of a job as one block, without the marks inside."""
+    lines = [line for line in step.replace("logits", "outputs").split("\n") if line and "###" not in line]
+    return "\n".join([mark, *lines, mark, ""])
 
 
 def _write_project(folder: Path, args: argparse.Namespace) -> None:
@@ -123,7 +130,7 @@ def _write_project(folder: Path, args: argparse.Namespace) -> None:
     print(f"wrote {folder}: jobs/train.py, tests/test_train.py, job.toml, requirements.txt, README.md")
     print(
         f"next: cd {shlex.quote(str(folder))}; python -m pytest tests; then change the blocks `your data`, "
-        "`your model` and `your loss` of jobs/train.py"
+        "`your model`, `your loss` and `your step` of jobs/train.py"
     )
 
 

@@ -82,7 +82,7 @@ def test_published_weights_come_from_the_cache_or_are_refused(tmp_path, monkeypa
     (cache / "new.pth").rename(cache / f"resnet18-{digest}.pth")
     entry = type("Weights", (), {"url": f"http://127.0.0.1:9/resnet18-{digest}.pth"})
     members = type("Members", (dict,), {"__members__": {"IMAGENET1K_V1": entry}})
-    monkeypatch.setattr(pretrained, "_weights_of", lambda arch: members(DEFAULT=entry, IMAGENET1K_V1=entry))
+    monkeypatch.setattr(pretrained, "weights_of", lambda arch: members(DEFAULT=entry, IMAGENET1K_V1=entry))
     assert torch.equal(pretrained.read("resnet18", "DEFAULT")["fc.bias"], network.fc.bias)
     assert pretrained.is_name("resnet18", "DEFAULT") and not pretrained.is_name(None, "DEFAULT")
     assert not pretrained.is_name("resnet18", "best.pth")

@@ -227,7 +227,7 @@ def test_a_restart_takes_the_backend_of_the_last_start_which_else_is_the_fastest
     (["--pack_form=jpeg", "--data_backend=kspeed", "--cache=redis://host"], "there is no pack; name its"),
     (["--cache=redis://host?form=jpeg"], "form=decoded|encoded are valid after the ?"),
     (["--cache_dir={file}"], "--cache_dir {file} cannot be written: Not a directory ({file})"),
-    (["--accumulate=5"], "--accumulate 5 does not divide the 64 samples"),
+    (["--accumulate=5"], "is not divisible by 5 (1 processes x 5 of --accumulate)"),
     (["--first_image_size=64"], "--first_image_size 64 exceeds --image_size 32"),
     (["--first_image_size=16", "--arch=vit_b_16"], "cannot take images of --first_image_size 16"),
     (["--accumulate=64"], "cannot be trained on 1 image of --image_size 32 at a time"),

@@ -79,6 +79,16 @@ def _nvidia(backend, folder="/imagenet"):
         ("imagenet --gather-checkpoints -1 /i", {"keep": sys.maxsize}),
         ("imagenet --gather-checkpoints 5 /i", {"keep": 5, "data_url": "/i"}),
         ("imagenet --prof 100 --data_url /i /i/", {"prof": 100, "data_url": "/i"}),
+        (
+            "imagenet /i --model resnet10t --pretrained --opt adamw --sched cosine --warmup-epochs 5 "
+            "--smoothing 0 --reprob 0.2 --clip-grad 1 --model-ema-decay 0.9 --img-size 64 --crop-pct 0.9 "
+            "--checkpoint-hist 2",
+            {
+                "arch": "timm:resnet10t", "weights": "DEFAULT", "optimizer": "adamw", "warmup": 5.0,
+                "label_smoothing": 0.0, "random_erasing": 0.2, "clip_grad": 1.0, "ema": 0.9, "keep": 2,
+                "image_size": 64, "crop_share": 0.9, "interpolation": "bicubic", "data_url": "/i",
+            },
+        ),
         ("train_dp", {}),
         ("train_ddp --local_rank=0", {"local_rank": 0}),  # as torch.distributed.launch starts it
         ("train_ddp --local-rank=0", {"local_rank": 0}),
@@ -107,7 +117,9 @@ def test_published_command_lines(line, expected, parse):
         ("imagenet --use-dali=false --dali-cpu /i", "--dali_cpu contradicts --use_dali false"),
         ("imagenet --fp16 --amp=false /i", "--fp16 True contradicts --amp False"),
         ("imagenet --data_url /i /j", "the folder /j contradicts --data_url /i"),
-        ("imagenet --pretrained /i", "unknown option: --pretrained"),
+        ("imagenet --drop-path 0.1 /i", r"--drop-path \(--model_kwargs '{drop_path_rate"),
+        ("imagenet --opt-betas 0.9 /i", r"--opt-betas \(--optimizer_kwargs '{betas"),
+        ("imagenet --num-classes 5 /i", r"--num-classes \(the classes are counted"),
         ("imagenet --mom 0.9 /i", r"--mom \(did you mean --momentum\?\)"),
         # also the value of the default, which argparse cannot tell from an option that is not given
         ("train --batch_size=128 --batch_size_per_gpu=64", "128 and --batch_size_per_gpu 64"),

@@ -12,7 +12,7 @@ from tests.support.exact import changed, facts
 SMALL = (*QUICK, "--batch_size=32", "--max_steps=6", "--save_every=2", "--report_every=1", "--lr=0.02")
 SGD = "optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, **recipe)"
 MODEL = "    model = model.to(device).to(memory_format=torch.channels_last)\n"
-LOSS = "            loss = criterion(logits, labels)\n"
+LOSS = "            loss = criterion(logits, targets)\n"
 DROPOUT = (MODEL, "    model.conv5.append(torch.nn.Dropout(0.5))\n" + MODEL)
 NOT_FINITE = (LOSS, LOSS + "            loss = loss + (torch.nan if (step, shards.index) == (2, 5) else 0)\n")
 ADAMW = (SGD, "optimizer = torch.optim.AdamW(model.parameters(), lr=0.002)")

@@ -11,7 +11,8 @@ from launch.receipt import compare_states
 from tests.conftest import ROOT, finish, read_until, records, run, run_ranks, start_ranks
 from tests.jobs.test_resume import figures, same_weights, weights
 
-OPTIONS = ("--epochs=3", "--batch_size=48", "--lr=0.01", "--report_every=1", "--save_every=4")
+OPTIONS = ("--epochs=3", "--batch_size=48", "--lr=0.01", "--report_every=1", "--save_every=4",
+           "--workers=1")  # fmt: skip
 
 # The lines of each block: data, model, loss.
 TEXT = (
@@ -39,7 +40,7 @@ TEXT = (
         return words, torch.tensor([each["label"] for each in items])
 
     train_set, test_set = Words(200), Words(50)
-    make_loader = functools.partial(map_style_loader, workers=1, collate_fn=pad)
+    make_loader = functools.partial(map_style_loader, workers=args.workers, collate_fn=pad)
     """,
     """
     import random
@@ -75,7 +76,7 @@ def write_job(folder: Path, blocks: tuple | None, distributed: bool) -> Path:
     parts = re.split(
         r"(?m)^( *### 新增 \(new\) .* ###)\n", (jobs / "train_own.py").read_text(encoding="utf-8")
     )
-    for number, lines in enumerate(blocks or ()):  # text, opening, block, closing, text, opening, ...
+    for number, lines in enumerate(blocks or (), start=1):  # text, opening, block, closing, text, ...
         parts[4 * number + 2] = lines.strip("\n").removesuffix("    ")
     text = "".join(f"{part}\n" if "### 新增" in part else part for part in parts)
     if distributed:

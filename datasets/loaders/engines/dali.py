@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from common.ground.exits import BadInput, import_optional
+from datasets.folders.resize import BICUBIC
 from datasets.loaders.engines.reader import Reader
 from datasets.loaders.loader import Images
 from datasets.sampling.sampler import Batch, Plan
@@ -56,7 +57,7 @@ class Dali:
     reuses_memory = True
 
     def __init__(
-        self, store: Store, workers: int, device: torch.device | None = None, antialias: bool = True
+        self, store: Store, workers: int, device: torch.device | None = None, antialias: bool | str = True
     ):
         import_optional("nvidia.dali", "DALI cannot be imported", DALI)
         self.store, self.workers, self.device, self.antialias = store, workers, device, antialias
@@ -177,5 +178,6 @@ class Dali:
             )  # fmt: skip
         else:
             cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **box)
-        resized = fn.resize(cut, size=sizes, interp_type=types.INTERP_LINEAR, antialias=self.antialias)
+        kind = types.INTERP_CUBIC if self.antialias == BICUBIC else types.INTERP_LINEAR
+        resized = fn.resize(cut, size=sizes, interp_type=kind, antialias=bool(self.antialias))
         return resized, ids

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from datasets.folders.boxes import scaled
+from datasets.folders.resize import BICUBIC
 from datasets.sampling.sampler import Batch
 from datasets.stores.forms import cannot_decode
 from datasets.stores.store import Store
@@ -22,7 +23,7 @@ class Crops:
     antialias: as in torchvision's resized_crop.
     """
 
-    def __init__(self, store: Store, antialias: bool = True):
+    def __init__(self, store: Store, antialias: bool | str = True):
         # not with the module: torchvision takes longer to import than torch. Here, before the workers fork
         import torchvision.transforms.v2  # noqa: F401
 
@@ -38,12 +39,13 @@ class Crops:
     def _crop(
         self, size: int, content: Any, id: int, top: int, left: int, height: int, width: int, flip: int
     ) -> torch.Tensor:
-        from torchvision.transforms.v2 import functional
+        from torchvision.transforms.v2 import InterpolationMode, functional
 
         image = self._open(id, content)
         scale = image.height / int(self.store.index.heights[id])
         box = scaled(top, left, height, width, scale, image.height, image.width)
-        image = functional.resized_crop(image, *box, [size, size], antialias=self.antialias)
+        mode = InterpolationMode(BICUBIC if self.antialias == BICUBIC else "bilinear")
+        image = functional.resized_crop(image, *box, [size, size], mode, antialias=bool(self.antialias))
         return torch.from_numpy(np.array(functional.horizontal_flip(image) if flip else image))
 
     def _open(self, id: int, content: Any) -> Image.Image:

@@ -35,7 +35,7 @@ class Threads:
 
     reuses_memory = True
 
-    def __init__(self, store: Store, workers: int, pinned: bool = False, antialias: bool = True):
+    def __init__(self, store: Store, workers: int, pinned: bool = False, antialias: bool | str = True):
         self.store, self.pinned, self.antialias = store, pinned, antialias
         self._reader = Reader(store, _pool(workers), _IMAGES_PER_TASK)
         self._ring: list[torch.Tensor] = []

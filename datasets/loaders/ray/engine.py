@@ -66,7 +66,7 @@ def _run(function: Callable[[Batch, int], Any], task: tuple[int, tuple[Batch, in
 class FolderCutter:
     """The function of workers that decode, crop and resize images, which they must be able to read."""
 
-    def __init__(self, store: Any, antialias: bool = True):
+    def __init__(self, store: Any, antialias: bool | str = True):
         self.store, self.antialias = store, antialias
         if type(store) is FileStore and type(store.index) is ImageFolderIndex:
             self.store = copy.copy(store)

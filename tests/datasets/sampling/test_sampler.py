@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 
 from common.ground.exits import BadInput
+from datasets.sampling.augment import random_resized_crop
+from datasets.sampling.effects import Effects, draw_effects
 from datasets.sampling.sampler import (
     BatchSampler,
+    Plan,
     SequentialBatchSampler,
     WholeBatchSampler,
     permute,
@@ -61,6 +64,65 @@ def test_global_batches_are_the_same_at_any_world_size(size, batch, world_size):
             order.seek((epoch - 1) * len(order))
         for whole, *parts in zip(alone, *ranks, strict=True):
             assert np.concatenate(parts).tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize("kind", [BatchSampler, WholeBatchSampler])
+def test_weights_draw_with_replacement_by_a_function_of_the_position(kind):
+    size, batch, weights = 103, 8, np.arange(103) % 4  # 26 samples have the weight 0
+    alone = kind(size, batch, seed=5, epochs=2, weights=weights)
+    ranks = [
+        kind(size, batch, seed=5, epochs=2, weights=weights, rank=rank, world_size=4) for rank in range(4)
+    ]
+    whole = [ids for _ in alone.epochs_from(0) for ids in alone]
+    shared = [np.concatenate(parts) for epochs in zip(*(each.epochs_from(0) for each in ranks), strict=True)
+              for parts in zip(*ranks, strict=True) if epochs]  # fmt: skip
+    rest = [ids for _ in alone.epochs_from(7) for ids in alone]
+    assert [ids.tolist() for ids in whole] == [ids.tolist() for ids in shared]
+    assert [ids.tolist() for ids in whole[7:]] == [ids.tolist() for ids in rest]
+    assert [alone.batch(step).tolist() for step in range(len(whole))] == [ids.tolist() for ids in whole]
+    drawn = np.concatenate(whole)
+    assert weights[drawn].min() > 0 and len(np.unique(drawn)) < len(drawn)
+    with pytest.raises(BadInput, match="weights"):
+        alone.find(1, np.arange(1, 3))
+
+
+def test_the_share_of_a_sample_is_that_of_its_weight():
+    weights = np.array([1.0, 0, 2, 5])
+    sampler = BatchSampler(4, 4, seed=1, max_steps=50_000, weights=weights)
+    counts = sum(np.bincount(ids, minlength=4) for _ in sampler.epochs_from(0) for ids in sampler)
+    expected = 200_000 * weights / weights.sum()
+    assert np.abs(counts - expected).max() < 5 * np.sqrt(expected.max()) and counts[1] == 0
+
+
+def test_the_repeats_of_a_sample_in_an_epoch_have_other_random_numbers():
+    """The batch's `epoch` distinguishes them; without weights it is the number of the epoch."""
+
+    class Index(list):
+        labels, fingerprint = np.zeros(5, int), "data"
+        widths, heights = np.full(5, 640), np.full(5, 480)
+
+    index = Index(range(5))
+    sampler = BatchSampler(5, 5, seed=1, max_steps=40, weights=[0, 0, 1, 0, 0])
+    plan = Plan(index, sampler, random_resized_crop)
+    batches = [batch for _ in sampler.epochs_from(0) for batch in plan]
+    boxes = {tuple(row) for batch in batches for row in np.stack(batch.crops, 1).tolist()}
+    assert {id for batch in batches for id in batch.ids.tolist()} == {2} and len(boxes) > 190  # of 200
+    drawn = [draw_effects(Effects(True), batch.ids, 1, batch.epoch, 32).strength for batch in batches[:3]]
+    assert all(len(np.unique(each)) > 1 for each in drawn)
+    assert plan.fingerprint.startswith("data+") and plan.fingerprint != Plan(
+        index, BatchSampler(5, 5, seed=1, weights=[0, 0, 1, 1, 0])
+    ).fingerprint  # fmt: skip
+    plain = Plan(index, BatchSampler(5, 5, seed=1), random_resized_crop)
+    assert [batch.epoch for batch in plain] == [1] and plain.fingerprint == "data"
+
+
+@pytest.mark.parametrize("weights, named", [
+    ([1, 2], r"\[2\].*3 samples"), ([1, -2, 1], "sample 1 is -2"), ([1, 1, np.nan], "sample 2 is nan"),
+    ([0, 0, 0], "sum 0"),
+])  # fmt: skip
+def test_weights_that_cannot_be_drawn_are_refused(weights, named):
+    with pytest.raises(BadInput, match=named):
+        BatchSampler(3, 1, seed=0, weights=weights)
 
 
 def test_an_epoch_visits_no_sample_twice_and_epochs_differ():

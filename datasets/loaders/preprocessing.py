@@ -1,0 +1,76 @@
+"""How a network wants its images: mean, std, centre crop and interpolation, by default those of its weights.
+
+timm's networks and published weights carry them, and so does the run of a file of weights. Otherwise they are
+those of ImageNet's ResNets. An option is None if it has this default.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from common.checkpoint import pretrained, weights
+from common.compute.models import TIMM, import_timm
+from common.console.arguments import positive_float
+from common.run import starts
+from datasets.folders import image_folder
+from datasets.folders.resize import BICUBIC
+from datasets.loaders.loader import MEAN, STD
+
+
+def _text(value: Any) -> Any:
+    return ",".join(f"{each:g}" for each in value) if isinstance(value, list | tuple) else value
+
+
+_DEFAULTS = {"mean": _text(MEAN), "std": _text(STD), "crop_share": 224 / 256, "interpolation": "bilinear"}
+
+
+def colours(text: str) -> str:
+    """Check an argument: three numbers in 0..1, such as 0.5,0.5,0.5. Raises ArgumentTypeError."""
+    values = [positive_float(each) for each in text.split(",")]
+    if len(values) != 3 or max(values) > 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not three numbers in 0..1 with commas")
+    return text
+
+
+def add_arguments(add: Callable[..., Any]) -> None:
+    """Add the options. add: add_argument of a parser or of an argument group."""
+    rest = "(default: the model's own)"
+    add("--mean", type=colours, metavar="R,G,B", help=f"mean of pixels / 255 {rest}")
+    add("--std", type=colours, metavar="R,G,B", help=f"standard deviation of pixels / 255 {rest}")
+    add("--crop_share", type=image_folder.fraction, metavar="SHARE", help=f"centre crop / short side {rest}")
+    add("--interpolation", choices=["bilinear", BICUBIC], help=f"of the resizing {rest}")
+
+
+def complete(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of add_arguments(), those of the model if they are not given. args: also arch and
+    weights. Raises BadInput."""
+    own = _find(args.arch, args.weights)
+    chosen = {name: getattr(args, name) or own.get(name) for name in _DEFAULTS}
+    return {name: None if each == _DEFAULTS[name] else each for name, each in chosen.items()}
+
+
+def values(settings: Mapping[str, Any]) -> Any:
+    """Return (mean, std, crop share, interpolation) of the options of a run."""
+    mean, std, *rest = (settings.get(name) or each for name, each in _DEFAULTS.items())
+    return *(tuple(map(float, each.split(","))) for each in (mean, std)), *rest
+
+
+def _find(arch: str, name: str | None) -> dict[str, Any]:
+    """Return the options that timm, published weights, or the run of a file of weights define."""
+    is_name = pretrained.is_name(arch, name)
+    if is_name:
+        pretrained.check(arch, str(name))
+    elif name and (runs := starts.read(weights.run_folder(name))):
+        theirs = runs[-1]["settings"]  # the folder may be another user's
+        return {name: theirs[name] for name in _DEFAULTS if type(theirs.get(name)) is type(_DEFAULTS[name])}
+    if arch.startswith(TIMM):
+        model = arch.removeprefix(TIMM)
+        if is_name and name != pretrained.DEFAULT:
+            model = f"{model.partition('.')[0]}.{name}"
+        own = import_timm().models.get_pretrained_cfg(model)
+        found = own and (own.mean, own.std, own.crop_pct, own.interpolation)
+    else:
+        own = pretrained.weights_of(arch)[name].transforms() if is_name else None
+        found = own and (own.mean, own.std, own.crop_size[0] / own.resize_size[0], own.interpolation.value)
+    options = dict(zip(_DEFAULTS, map(_text, found or ()), strict=False))
+    return options | ({} if options.get("interpolation") == BICUBIC else {"interpolation": "bilinear"})

@@ -1,0 +1,46 @@
+"""The weights with which the images of a folder are drawn, one for each image: --class_weights."""
+
+from typing import Any
+
+import numpy as np
+
+from common.console.arguments import parse_number
+from common.ground.exits import BadInput
+from common.ground.files import read_file
+
+BALANCED = "balanced"
+HELP = (
+    "draw the images of an epoch with replacement. balanced: all classes equally often; FILE: lines NAME "
+    "WEIGHT, for all classes, or for all images by their path below train/ (default: each image once)"
+)
+_MOST = 2**30  # bytes of a file
+
+
+def read(text: str, index: Any) -> np.ndarray:
+    """Return the weight of each image, float64 [n]. text: balanced, or the path of a file. index: an
+    ImageFolderIndex. Raises BadInput."""
+    labels = np.asarray(index.labels)
+    if text == BALANCED:
+        return 1 / np.bincount(labels)[labels]
+    weights = _read_file(text)
+    is_of_classes = weights.keys() <= set(index.classes)
+    names = index.classes if is_of_classes else [index.name(id) for id in range(len(index))]
+    if missing := [name for name in names if name not in weights]:
+        kind = "class" if is_of_classes else "image"
+        raise BadInput(
+            f"--class_weights {text}: {len(missing)} of {len(names)} {kind} names are missing: {missing[0]}"
+        )
+    values = np.array([weights[name] for name in names])
+    return values[labels] if is_of_classes else values
+
+
+def _read_file(path: str) -> dict[str, float]:
+    weights, line = {}, ""
+    try:
+        for line in filter(str.strip, read_file(path, _MOST).decode().splitlines()):
+            name, value = line.rsplit(maxsplit=1)
+            weights[name.strip()] = parse_number(value, float)
+    except (OSError, ValueError) as error:
+        reason = f"{line:.80}: {error}; expected {BALANCED}, or a file of lines NAME WEIGHT"
+        raise BadInput(f"--class_weights {path}: {reason}") from error
+    return weights

@@ -1,0 +1,87 @@
+"""The optimizer and the schedule of imagenet.py: more arguments, layer decay, a last learning rate."""
+
+import argparse
+
+import pytest
+import torch
+
+from common.compute import models, optimizers
+from common.console.arguments import Parser
+from common.ground.exits import BadInput
+
+CPU = torch.device("cpu")
+
+
+def parse(*words) -> argparse.Namespace:
+    parser = Parser("test")
+    optimizers.add_arguments(parser.add_argument)
+    args = parser.parse_args(words)
+    vars(args).update(optimizers.check(args))
+    args.epochs = 4
+    return args
+
+
+def test_arguments_of_the_optimizer_are_a_table():
+    args = parse("--optimizer=adamw", "--optimizer_kwargs={betas = [0.9, 0.95], eps = 1e-6}")
+    group = optimizers.build(args, torch.nn.Linear(2, 2), CPU).param_groups[1]
+    assert tuple(group["betas"]) == (0.9, 0.95) and group["eps"] == 1e-6 and group["weight_decay"] == 0
+
+
+@pytest.mark.parametrize(
+    "table, named",
+    [
+        ("{bettas = 1}", "bettas.*; it has .*betas"),
+        ("{lr = 1}", "multiple values .*lr"),
+        ("{betas = [2.0, 0.9]}", r"\[2.0, 0.9\]"),
+        ("[1]", "not an inline table"),
+        ("{betas = }", "not an inline table"),
+    ],
+)
+def test_arguments_that_the_optimizer_does_not_take_are_refused(table, named):
+    with pytest.raises(BadInput, match=named):
+        parse("--optimizer=adamw", f"--optimizer_kwargs={table}")
+
+
+@pytest.mark.parametrize("name, first, last", [("resnet18", "conv1.weight", "fc.bias"),
+                                               ("vit_b_32", "class_token", "heads.head.weight")])  # fmt: skip
+def test_each_layer_has_a_share_of_the_rate_of_the_next(name, first, last):
+    model = models.on_meta(lambda: models.build(name, 3, 32))
+    args = parse("--lr=1", "--layer_decay=0.5")
+    optimizer = optimizers.build(args, model, CPU)
+    names = {id(each): name for name, each in model.named_parameters()}
+    rates = {names[id(each)]: group["lr"] for group in optimizer.param_groups for each in group["params"]}
+    blocks = {"resnet18": 8, "vit_b_32": 12}[name]
+    assert rates.keys() == set(names.values()) and optimizer.param_groups[0]["lr"] == 1
+    assert rates[last] == 1 and rates[first] == 0.5 ** (blocks + 1) and len(set(rates.values())) == blocks + 2
+
+
+def test_without_layer_decay_there_are_two_groups_and_no_blocks_are_refused():
+    model = torch.nn.Linear(2, 2)
+    assert [len(group["params"]) for group in optimizers.build(parse(), model, CPU).param_groups] == [1, 1]
+    with pytest.raises(BadInput, match="layer_decay"):
+        optimizers.build(parse("--layer_decay=0.5"), model, CPU)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_the_rate_ends_at_the_last_one(schedule):
+    args = parse("--lr=1", f"--lr_schedule={schedule}", "--min_lr=0.01", "--warmup=1")
+    optimizer = optimizers.build(args, torch.nn.Linear(2, 2), CPU)
+    scheduler = optimizers.build_scheduler(args, optimizer, 5, 20)
+    for _ in range(20):
+        optimizer.step()
+        scheduler.step()
+    assert scheduler.get_last_lr() == pytest.approx([0.01, 0.01])
+
+
+def test_arguments_of_the_model_are_a_table():
+    assert models.build("efficientnet_b0", 3, 32, "{dropout = 0.7}").classifier[0].p == 0.7
+    with pytest.raises(BadInput, match=r"--model_kwargs {dropot = 0.7}: .*dropot.*dropout"):
+        models.build("efficientnet_b0", 3, 32, "{dropot = 0.7}")
+
+
+def test_arguments_of_a_model_of_timm():
+    pytest.importorskip("timm")
+    model = models.build("timm:vit_tiny_patch16_224", 3, 32, "{drop_path_rate = 0.3, depth = 2}")
+    assert len(model.blocks) == 2 and model.blocks[1].drop_path1.drop_prob == pytest.approx(0.3)
+    with pytest.raises(BadInput, match=r"drop_path_rat\b.*drop_path_rate"):
+        models.build("timm:vit_tiny_patch16_224", 3, 32, "{drop_path_rat = 0.1}")

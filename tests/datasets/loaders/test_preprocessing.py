@@ -1,0 +1,86 @@
+"""Mean, std, crop and interpolation are the model's own, in training, evaluation and prediction alike."""
+
+import argparse
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from datasets.folders import image_folder, random_folder, resize
+from datasets.loaders import backends, preprocessing
+from datasets.sampling.augment import center_crop
+from datasets.sampling.sampler import Plan, SequentialBatchSampler
+from datasets.stores.files import FileStore
+from launch.inference import trained
+from tests.conftest import records, refused, run
+
+CPU = torch.device("cpu")
+NONE = dict.fromkeys(("mean", "std", "crop_share", "interpolation"))
+
+
+def complete(arch, weights=None, **given):
+    return preprocessing.complete(argparse.Namespace(**NONE | given, arch=arch, weights=weights))
+
+
+def test_a_network_without_weights_has_the_defaults():
+    assert complete("resnet50") == NONE
+    assert complete("resnet50", interpolation="bilinear", mean="0.485,0.456,0.406", crop_share=0.875) == NONE
+    mean, std, share, interpolation = preprocessing.values(NONE)
+    assert (mean[0], std[0], share, interpolation) == (0.485, 0.229, 0.875, "bilinear")
+
+
+def test_published_weights_bring_their_own():
+    assert complete("resnet50", "IMAGENET1K_V1") == NONE
+    theirs = NONE | {"crop_share": 300 / 320, "interpolation": "bicubic"}
+    assert complete("efficientnet_b3", "DEFAULT") == theirs
+    assert complete("efficientnet_b3", "DEFAULT", crop_share=1.0)["crop_share"] == 1
+
+
+def test_a_network_of_timm_brings_its_own():
+    pytest.importorskip("timm")
+    own = complete("timm:vit_tiny_patch16_224")
+    assert own == {"mean": "0.5,0.5,0.5", "std": "0.5,0.5,0.5", "crop_share": 0.9, "interpolation": "bicubic"}
+    assert preprocessing.values(own) == ((0.5,) * 3, (0.5,) * 3, 0.9, "bicubic")
+
+
+def test_bicubic_is_that_of_pillow_in_every_backend(tmp_path):
+    index = image_folder.load(
+        random_folder.make(str(tmp_path / "images")), "val", cache=str(tmp_path / "cache")
+    )
+    plan = Plan(index, SequentialBatchSampler(8, 8), center_crop, 40)
+    sides = center_crop(index, np.arange(8), 0, 1)
+    for backend in [
+        name for name, why in backends.reasons(CPU).items() if why is None and name != "synthetic"
+    ]:
+        with backends.build(backend, FileStore(index), plan, CPU, 2, resize.BICUBIC) as loader:
+            [(images, _)] = list(loader)
+        pixels = loader.to_device.to_pixels(images)
+        for id in range(8):
+            top, left, side = (int(each[id]) for each in sides[:3])
+            box = Image.open(index.path(id)).crop((left, top, left + side, top + side))
+            expected = torch.from_numpy(np.array(box.resize((40, 40), Image.Resampling.BICUBIC))).permute(
+                2, 0, 1
+            )
+            assert (pixels[id].int() - expected.int()).abs().float().mean() < 2, backend
+
+
+def test_evaluation_prediction_and_a_resume_use_those_of_the_run(tmp_path):
+    job = ("jobs/imagenet.py", "--custom_data=true", "--arch=shufflenet_v2_x0_5", "--image_size=32",
+           "--epochs=1", "--warmup=0", "--batch_size=64", "--max_steps=2", "--data_backend=threads",
+           f"--cache_dir={tmp_path / 'cache'}")  # fmt: skip
+    given = ("--mean=0.5,0.5,0.5", "--std=0.5,0.5,0.5", "--crop_share=0.95", "--interpolation=bicubic")
+    run(*job, *given, f"--output_dir={tmp_path / 'run'}")
+    [result] = [line for line in records(tmp_path / "run") if "val_loss" in line]
+    weights = tmp_path / "run" / "best.pth"
+    printed = run(*job, "--evaluate", f"--weights={weights}").stdout
+    assert f"val_loss={result['val_loss']:g}" in printed
+    network = trained.load(str(weights))
+    assert network.mean == network.std == (0.5, 0.5, 0.5) and network.share == 0.95
+    assert network.settings["antialias"] == resize.BICUBIC
+    assert "interpolation" in refused(*job, *given[:3], f"--output_dir={tmp_path / 'run'}")
+
+
+@pytest.mark.parametrize("option", ["--mean=0.5,0.5", "--std=0,1,1", "--mean=2,1,1", "--crop_share=1.5"])
+def test_values_that_cannot_be_are_refused(option):
+    assert option.partition("=")[0] in refused("jobs/imagenet.py", option)
