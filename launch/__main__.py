@@ -54,7 +54,7 @@ REMOVED = {  # former options, and former words after a verb: what to use instea
     "predict --workers": "predict uses all cores",
     "bench --plot": "use --json, and draw its rows",
     "bench train": "use python -m tests.benchmarks.train",
-    "bench throughput": "use python -m tests.benchmarks.throughput",
+    "bench throughput": "use python -m tests.benchmarks.train --arch shufflenet_v2_x0_5",
     "bench batch-size": "use python -m tests.benchmarks.batch_size",
     "bench ray": "use launch bench loaders",
 }

@@ -287,6 +287,20 @@ def test_another_run_is_refused_with_both_values(recovery):
         load(state, 20)
 
 
+def test_an_option_of_the_data_that_the_job_no_longer_has_is_not_compared(recovery):
+    """As that of jobs/train_own.py before 0.17. The fingerprint of the data is compared."""
+    keeper, model = recovery()
+    _train(keeper, model)
+    state = keeper._state.capture(4)
+    state["identity"] = state["identity"] | {"training data": "one"}
+    del keeper._state.identity["--dataset"]
+    keeper._state.identity["training data"] = "one"
+    keeper._state.load(state, 20)
+    keeper._state.identity["training data"] = "another"
+    with pytest.raises(checkpoint.Refused, match="its training data is one, this run's is another"):
+        keeper._state.load(state, 20)
+
+
 def test_weights_that_are_not_finite_are_not_written(recovery, tmp_path, capsys):
     keeper, model = recovery()
     _step(keeper, model)
