@@ -64,7 +64,8 @@ child = os.fork()
 for step in range(STEPS):
     time.sleep(0.02)
     if child and step % 4 == 0:
-        torch.save({"weight": torch.full((4,), float(step))}, "OUT/last.pt")
+        torch.save({"weight": torch.full((4,), float(step))}, "OUT/.last")
+        os.replace("OUT/.last", "OUT/last.pt")  # a SIGKILL never leaves a cut file
 """
 
 
@@ -75,7 +76,8 @@ def failing(folder, end="'lost'", steps=40):
 
 @pytest.mark.parametrize(("end", "message"), [("'lost'", "lost"), ("7", "7: it printed nothing")])
 def test_a_restart_that_fails_differs(end, message, tmp_path):
-    shown = prove(*failing(tmp_path, end)[1:], cwd=tmp_path, code=20).stdout
+    words = failing(tmp_path, end, steps=200)[1:]  # long enough for a SIGKILL before the end, at any load
+    shown = prove(*words, cwd=tmp_path, code=20).stdout
     assert re.search(rf"^differs: killed and restarted: own.py --resume ended with .*{message}$", shown, re.M)
     assert [path.name for path in tmp_path.iterdir()] == ["own.py"]
 

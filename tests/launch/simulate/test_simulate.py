@@ -131,7 +131,8 @@ def test_modelarts(modelarts):
 def test_a_killed_rank():
     """The other processes end by themselves, and the table gives their exit codes."""
     fault = "kill:rank=1,step=1"
-    killed = simulate("--nodes=2", "--fault", fault, *JOB, "--timeout=20", code=None)
+    endless = ("--epochs=1000000", "--max_steps=1000000")  # otherwise it may end before the signal comes
+    killed = simulate("--nodes=2", "--fault", fault, *JOB, "--timeout=20", *endless, code=None)
     assert f"fault {fault}: SIGKILL to rank 1 on node 1 time=" in killed.stdout
     table = rows(killed.stdout)
     assert fired(killed.stdout, fault) and table["1"].code == 137
