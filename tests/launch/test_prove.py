@@ -64,8 +64,8 @@ child = os.fork()
 for step in range(STEPS):
     time.sleep(0.02)
     if child and step % 4 == 0:
-        torch.save({"weight": torch.full((4,), float(step))}, "OUT/.last")
-        os.replace("OUT/.last", "OUT/last.pt")  # a SIGKILL never leaves a cut file
+        torch.save({"weight": torch.full((4,), float(step))}, "OUT/.last.pt")
+        os.replace("OUT/.last.pt", "OUT/last.pt")  # a SIGKILL never leaves a cut file
 """
 
 
