@@ -22,6 +22,7 @@ import os
 import platform
 import shlex
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy
@@ -30,6 +31,7 @@ import torch
 from common import __version__
 from common.console import arguments
 from common.distributed import ranks
+from common.ground.exits import BadInput
 from common.ground.files import append_json_line, parse_json_lines, read_json_lines
 from common.platform.platforms import available_cores, count_in
 from common.run.output import Output, writes_nothing
@@ -67,6 +69,19 @@ def read_output(output: Output) -> list[dict]:
 
         starts = _keep_complete(parse_json_lines(ObjectStore(output.url).read_version(FILE)[0]))
     return starts
+
+
+def check_settings(settings: Mapping[str, Any], kinds: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Return the settings of a start that have a type in `kinds`, checked as those of a command line: the
+    run's folder may be another user's. Raises BadInput."""
+    checked = {}
+    for name, kind in kinds.items():
+        if settings.get(name) is not None:
+            try:
+                checked[name] = kind(str(settings[name]))
+            except argparse.ArgumentTypeError as error:
+                raise BadInput(f"{os.path.join(folder, FILE)}: {name}: {error!s:.200}") from None
+    return checked
 
 
 def _keep_complete(starts: list[dict]) -> list[dict]:

@@ -32,12 +32,24 @@ def colours(text: str) -> str:
     return text
 
 
+def share(text: str) -> float:
+    """Check an argument: "87.5%" or 0.875, above 0 and at most 1. Raises ArgumentTypeError."""
+    if value := image_folder.fraction(text):
+        return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0")
+
+
+KINDS: dict[str, Callable[[str], Any]] = {
+    "mean": colours, "std": colours, "crop_share": share, "interpolation": str,
+}  # fmt: skip
+
+
 def add_arguments(add: Callable[..., Any]) -> None:
     """Add the options. add: add_argument of a parser or of an argument group."""
     rest = "(default: the model's own)"
     add("--mean", type=colours, metavar="R,G,B", help=f"mean of pixels / 255 {rest}")
     add("--std", type=colours, metavar="R,G,B", help=f"standard deviation of pixels / 255 {rest}")
-    add("--crop_share", type=image_folder.fraction, metavar="SHARE", help=f"centre crop / short side {rest}")
+    add("--crop_share", type=share, metavar="SHARE", help=f"centre crop / short side {rest}")
     add("--interpolation", choices=["bilinear", BICUBIC], help=f"of the resizing {rest}")
 
 
@@ -61,8 +73,7 @@ def _find(arch: str, name: str | None) -> dict[str, Any]:
     if is_name:
         pretrained.check(arch, str(name))
     elif name and (runs := starts.read(weights.run_folder(name))):
-        theirs = runs[-1]["settings"]  # the folder may be another user's
-        return {name: theirs[name] for name in _DEFAULTS if type(theirs.get(name)) is type(_DEFAULTS[name])}
+        return starts.check_settings(runs[-1]["settings"], KINDS, weights.run_folder(name))
     if arch.startswith(TIMM):
         model = arch.removeprefix(TIMM)
         if is_name and name != pretrained.DEFAULT:

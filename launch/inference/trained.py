@@ -1,6 +1,5 @@
 """Load a trained network from its file of weights and the files of the run's folder."""
 
-import argparse
 import importlib
 import os
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from common.compute import models
 from common.console.arguments import Parser, boolean, positive_int
 from common.ground.exits import BadInput
 from common.run import starts
-from datasets.folders import image_folder
 from datasets.folders.resize import BICUBIC
 from datasets.loaders import preprocessing
 from datasets.memory import image_set
@@ -45,8 +43,7 @@ _SMALL = "ResNet-18 for small images"
 _OPTIONS: dict[str, Callable[[str], Any]] = {  # of the run: the type of the option
     "arch": models.arch, "image_size": models.image_size, "dataset": str, "width": positive_int,
     "amp": boolean, "antialias": boolean,
-    "model_kwargs": str, "mean": preprocessing.colours, "std": preprocessing.colours,
-    "crop_share": image_folder.fraction, "interpolation": str,
+    "model_kwargs": str, **preprocessing.KINDS,
 }  # fmt: skip
 
 
@@ -102,15 +99,8 @@ def load(path: str, arch: str | None = None, image_size: int | None = None) -> T
 
 
 def _read_settings(folder: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the _OPTIONS of the last start in a run's folder. They are checked as those of a command line,
-    because the folder may be another user's. given: replaces them unless it is None. Raises BadInput."""
+    """Return the _OPTIONS of the last start in a run's folder. given: replaces them unless it is None. Raises
+    BadInput."""
     runs = starts.read(folder)
     settings = (runs[-1]["settings"] if runs else {}) | {name: each for name, each in given.items() if each}
-    found = {}
-    for name, check in _OPTIONS.items():
-        if settings.get(name) is not None:
-            try:
-                found[name] = check(str(settings[name]))
-            except argparse.ArgumentTypeError as error:
-                raise BadInput(f"{os.path.join(folder, starts.FILE)}: {name}: {error!s:.200}") from None
-    return found
+    return starts.check_settings(settings, _OPTIONS, folder)

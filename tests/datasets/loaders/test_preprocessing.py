@@ -1,12 +1,14 @@
 """Mean, std, crop and interpolation are the model's own, in training, evaluation and prediction alike."""
 
 import argparse
+import json
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from common.ground.exits import BadInput
 from datasets.folders import image_folder, random_folder, resize
 from datasets.loaders import backends, preprocessing
 from datasets.sampling.augment import center_crop
@@ -81,6 +83,13 @@ def test_evaluation_prediction_and_a_resume_use_those_of_the_run(tmp_path):
     assert "interpolation" in refused(*job, *given[:3], f"--output_dir={tmp_path / 'run'}")
 
 
-@pytest.mark.parametrize("option", ["--mean=0.5,0.5", "--std=0,1,1", "--mean=2,1,1", "--crop_share=1.5"])
+@pytest.mark.parametrize("option", ["--mean=0.5,0.5", "--std=0,1,1", "--mean=2,1,1", "--crop_share=0"])
 def test_values_that_cannot_be_are_refused(option):
     assert option.partition("=")[0] in refused("jobs/imagenet.py", option)
+
+
+def test_those_of_a_file_of_weights_are_checked(tmp_path):
+    start = {"settings": {"mean": "a,b,c"}, "environment": {}}
+    (tmp_path / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    with pytest.raises(BadInput, match=r"starts\.jsonl: mean: 'a' is not a number above 0"):
+        complete("resnet18", str(tmp_path / "best.pth"))
