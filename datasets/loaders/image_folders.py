@@ -18,7 +18,7 @@ from common.run import starts
 from common.run.job import JobParser
 from common.run.metrics import Log
 from common.run.output import check_writable
-from datasets.folders import image_folder, listing, random_folder, resize
+from datasets.folders import image_folder, listing, random_folder
 from datasets.loaders import backends, measure, preprocessing
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.loader import Loader
@@ -78,7 +78,6 @@ def add_arguments(parser: JobParser) -> None:
     )
     add("--class_weights", "--sample_weights", metavar="balanced|FILE", help=sample_weights.HELP)
     preprocessing.add_arguments(add)
-    parser.checks.append(preprocessing.complete)
     add("--antialias", type=boolean, default=True, help="false: no antialiasing (faster)")
     add("--image_size", type=models.image_size, metavar="N", default=224, help="pixels (default: 224)")
     add(
@@ -93,9 +92,10 @@ def add_arguments(parser: JobParser) -> None:
 def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tiers.Stores:
     """Return the stores of --pack and --cache. They are closed when the job ends.
 
-    Call it before open_indexes(): it checks all options of add_arguments(), and the scan may take hours.
-    Raises BadInput.
+    Call it before open_indexes(): it checks all options of add_arguments() and completes those of
+    preprocessing; the scan may take hours. Raises BadInput.
     """
+    vars(args).update(ranks.call_on_first(lambda: preprocessing.complete(args)))
     backend = _backend(args, device)
     for name in ("pack", "cache_dir"):
         if folder := getattr(args, name):
@@ -175,7 +175,8 @@ def open_loaders(
     train_size = functools.partial(progressive_size, args.epochs, args.first_image_size, args.image_size)
     train_plan = Plan(train_index, sampler, augment.random_resized_crop, train_size)
     val_sampler = SequentialBatchSampler(len(val_index), eval_batch, **shard, shards=shards)
-    mean, std, share, interpolation = preprocessing.values(vars(args))
+    mean, std, share, _ = preprocessing.values(vars(args))
+    antialias = preprocessing.antialias(vars(args))
     crop = functools.partial(augment.center_crop, share=share)
     val_plan = Plan(val_index, val_sampler, crop, args.image_size)
     backend = _backend(args, device)
@@ -186,10 +187,9 @@ def open_loaders(
         else:
             rates: dict[str, float] = {}
             if ranks.is_first():
-                rates = measure.rates(train_store, train_plan, device, args.workers, antialias=args.antialias)
+                rates = measure.rates(train_store, train_plan, device, args.workers, antialias=antialias)
             backend = ranks.broadcast_object(max(rates, key=lambda name: rates[name], default=""))
             log.info(f"data_backend auto: {backend} of {measure.text(rates)}")
-    antialias = args.antialias if interpolation != resize.BICUBIC else resize.BICUBIC
     how = {"workers": args.workers, "antialias": antialias, "mean": mean, "std": std}
     train_loader = backends.build(backend, train_store, train_plan, device, **how)
     val_loader = backends.build(backend, val_store, val_plan, device, **how)

@@ -11,7 +11,7 @@ import torch
 from common.distributed import ranks
 from common.ground.exits import BadInput, MissingPackage
 from common.run.metrics import Log
-from datasets.loaders import backends
+from datasets.loaders import backends, preprocessing
 from datasets.loaders.loader import Loader
 from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.store import Store
@@ -81,7 +81,7 @@ def text(rates: dict[str, float]) -> str:
 def log_advice(loader: Loader, args: argparse.Namespace, log: Log) -> None:
     """Log advice() on a training that has ended and is saved. Call it on every rank.
 
-    args: workers, antialias.
+    args: workers, antialias, interpolation.
     """
     waited = ranks.maximum(loader.waited, loader.to_device.device)
     if ranks.is_first():
@@ -100,7 +100,8 @@ def advice(loader: Loader, waited: float, seconds: float, args: argparse.Namespa
         return said
     try:
         device = loader.to_device.device
-        measured = rates(loader.store, loader.plan, device, args.workers, antialias=args.antialias)
+        antialias = preprocessing.antialias(vars(args))
+        measured = rates(loader.store, loader.plan, device, args.workers, antialias=antialias)
     except Exception as error:  # the training has ended and is saved: the job must not fail now
         return f"{said}; the backends could not be measured: {error}"
     return f"{said}; without a training: {text(measured)}"

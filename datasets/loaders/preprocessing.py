@@ -5,12 +5,14 @@ those of ImageNet's ResNets. An option is None if it has this default.
 """
 
 import argparse
+import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from common.checkpoint import pretrained, weights
 from common.compute.models import TIMM, import_timm
-from common.console.arguments import positive_float
+from common.console.arguments import non_negative_float, positive_float
+from common.ground.exits import BadInput
 from common.run import starts
 from datasets.folders import image_folder
 from datasets.folders.resize import BICUBIC
@@ -24,12 +26,17 @@ def _text(value: Any) -> Any:
 _DEFAULTS = {"mean": _text(MEAN), "std": _text(STD), "crop_share": 224 / 256, "interpolation": "bilinear"}
 
 
-def colours(text: str) -> str:
+def mean(text: str, number: Callable[[str], float] = non_negative_float) -> str:
     """Check an argument: three numbers in 0..1, such as 0.5,0.5,0.5. Raises ArgumentTypeError."""
-    values = [positive_float(each) for each in text.split(",")]
+    values = [number(each) for each in text.split(",")]
     if len(values) != 3 or max(values) > 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not three numbers in 0..1 with commas")
+        raise argparse.ArgumentTypeError(f"{text!r} is not three numbers in 0..1, such as 0.5,0.5,0.5")
     return text
+
+
+def std(text: str) -> str:
+    """Check an argument as mean() does, but each number must be above 0."""
+    return mean(text, positive_float)
 
 
 def share(text: str) -> float:
@@ -40,24 +47,26 @@ def share(text: str) -> float:
 
 
 KINDS: dict[str, Callable[[str], Any]] = {
-    "mean": colours, "std": colours, "crop_share": share, "interpolation": str,
+    "mean": mean, "std": std, "crop_share": share, "interpolation": str,
 }  # fmt: skip
 
 
 def add_arguments(add: Callable[..., Any]) -> None:
     """Add the options. add: add_argument of a parser or of an argument group."""
     rest = "(default: the model's own)"
-    add("--mean", type=colours, metavar="R,G,B", help=f"mean of pixels / 255 {rest}")
-    add("--std", type=colours, metavar="R,G,B", help=f"standard deviation of pixels / 255 {rest}")
+    add("--mean", type=mean, metavar="R,G,B", help=f"mean of pixels / 255 {rest}")
+    add("--std", type=std, metavar="R,G,B", help=f"standard deviation of pixels / 255 {rest}")
     add("--crop_share", type=share, metavar="SHARE", help=f"centre crop / short side {rest}")
-    add("--interpolation", choices=["bilinear", BICUBIC], help=f"of the resizing {rest}")
+    add("--interpolation", choices=["bilinear", BICUBIC], help=f"how images are resized {rest}")
 
 
 def complete(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of add_arguments(), those of the model if they are not given. args: also arch and
-    weights. Raises BadInput."""
-    own = _find(args.arch, args.weights)
+    """Return the options of add_arguments(), those of the model if they are not given, or ImageNet's if the
+    run began before 0.17. args: also arch, weights, antialias, resume, output. Raises BadInput."""
+    own = {} if _is_older(args) else find(args.arch, args.weights)
     chosen = {name: getattr(args, name) or own.get(name) for name in _DEFAULTS}
+    if antialias(chosen) == BICUBIC and not args.antialias:
+        raise BadInput("--antialias false: the model's images are bicubic; add --interpolation bilinear")
     return {name: None if each == _DEFAULTS[name] else each for name, each in chosen.items()}
 
 
@@ -67,7 +76,19 @@ def values(settings: Mapping[str, Any]) -> Any:
     return *(tuple(map(float, each.split(","))) for each in (mean, std)), *rest
 
 
-def _find(arch: str, name: str | None) -> dict[str, Any]:
+def antialias(settings: Mapping[str, Any]) -> bool | str:
+    """Return `antialias` of backends.build() for the options of a run."""
+    return BICUBIC if settings.get("interpolation") == BICUBIC else settings.get("antialias", True)
+
+
+def _is_older(args: argparse.Namespace) -> bool:
+    """Return whether the run that continues has a start without these options."""
+    resumed = starts.read(weights.run_folder(args.resume)) if os.path.exists(args.resume) else []
+    runs = resumed + starts.read_output(args.output)
+    return any("interpolation" not in start["settings"] for start in runs)
+
+
+def find(arch: str, name: str | None) -> dict[str, Any]:
     """Return the options that timm, published weights, or the run of a file of weights define."""
     is_name = pretrained.is_name(arch, name)
     if is_name:
@@ -79,7 +100,7 @@ def _find(arch: str, name: str | None) -> dict[str, Any]:
         if is_name and name != pretrained.DEFAULT:
             model = f"{model.partition('.')[0]}.{name}"
         own = import_timm().models.get_pretrained_cfg(model)
-        found = own and (own.mean, own.std, own.crop_pct, own.interpolation)
+        found = own and (own.mean, own.std, min(own.crop_pct, 1.0), own.interpolation)
     else:
         own = pretrained.weights_of(arch)[name].transforms() if is_name else None
         found = own and (own.mean, own.std, own.crop_size[0] / own.resize_size[0], own.interpolation.value)

@@ -12,7 +12,6 @@ from common.compute import models
 from common.console.arguments import Parser, boolean, positive_int
 from common.ground.exits import BadInput
 from common.run import starts
-from datasets.folders.resize import BICUBIC
 from datasets.loaders import preprocessing
 from datasets.memory import image_set
 
@@ -71,8 +70,9 @@ def load(path: str, arch: str | None = None, image_size: int | None = None) -> T
     arch, dataset = settings.get("arch"), settings.get("dataset")
     make: Callable[[int], nn.Module]
     if arch:
-        mean, std, share, interpolation = preprocessing.values(settings)
-        settings["antialias"] = BICUBIC if interpolation == BICUBIC else settings.get("antialias", True)
+        settings |= preprocessing.find(arch, path)
+        mean, std, share, _ = preprocessing.values(settings)
+        settings["antialias"] = preprocessing.antialias(settings)
         name, channels = arch, 3
         size = settings.get("image_size", 224)
         kwargs = settings.get("model_kwargs", models.NO_KWARGS)

@@ -8,7 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
+from common.compute import models
 from common.ground.exits import BadInput
+from common.run.output import Output
 from datasets.folders import image_folder, random_folder, resize
 from datasets.loaders import backends, preprocessing
 from datasets.sampling.augment import center_crop
@@ -21,8 +23,9 @@ CPU = torch.device("cpu")
 NONE = dict.fromkeys(("mean", "std", "crop_share", "interpolation"))
 
 
-def complete(arch, weights=None, **given):
-    return preprocessing.complete(argparse.Namespace(**NONE | given, arch=arch, weights=weights))
+def complete(arch, weights=None, output="", **given):
+    others = {"arch": arch, "weights": weights, "resume": "auto", "antialias": True, "output": Output(output)}
+    return preprocessing.complete(argparse.Namespace(**NONE | others | given))
 
 
 def test_a_network_without_weights_has_the_defaults():
@@ -44,6 +47,32 @@ def test_a_network_of_timm_brings_its_own():
     own = complete("timm:vit_tiny_patch16_224")
     assert own == {"mean": "0.5,0.5,0.5", "std": "0.5,0.5,0.5", "crop_share": 0.9, "interpolation": "bicubic"}
     assert preprocessing.values(own) == ((0.5,) * 3, (0.5,) * 3, 0.9, "bicubic")
+    assert preprocessing.mean(complete("timm:mobilevit_s")["mean"]) == "0,0,0"
+    assert complete("timm:volo_d5_448")["crop_share"] == 1
+
+
+def test_a_run_that_began_before_these_options_keeps_its_values(tmp_path):
+    pytest.importorskip("timm")
+    start = {"settings": {"arch": "timm:vit_tiny_patch16_224"}, "environment": {}}
+    (tmp_path / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    assert complete("timm:vit_tiny_patch16_224", output=str(tmp_path)) == NONE
+    (tmp_path / "checkpoints").mkdir()
+    assert complete("timm:vit_tiny_patch16_224", resume=str(tmp_path / "checkpoints")) == NONE
+
+
+def test_weights_without_their_run_have_the_values_of_the_network(tmp_path):
+    pytest.importorskip("timm")
+    model = models.build("timm:vit_tiny_patch16_224", 3, 32)
+    torch.save(model.state_dict(), tmp_path / "best.pth")
+    network = trained.load(str(tmp_path / "best.pth"), "timm:vit_tiny_patch16_224", 32)
+    assert (network.mean[0], network.share, network.settings["antialias"]) == (0.5, 0.9, resize.BICUBIC)
+
+
+def test_bicubic_without_antialiasing_is_refused():
+    with pytest.raises(BadInput, match="--antialias false"):
+        complete("efficientnet_b3", "DEFAULT", antialias=False)
+    own = complete("efficientnet_b3", "DEFAULT", antialias=False, interpolation="bilinear")
+    assert preprocessing.antialias(own | {"antialias": False}) is False
 
 
 def test_bicubic_is_that_of_pillow_in_every_backend(tmp_path):
@@ -91,5 +120,5 @@ def test_values_that_cannot_be_are_refused(option):
 def test_those_of_a_file_of_weights_are_checked(tmp_path):
     start = {"settings": {"mean": "a,b,c"}, "environment": {}}
     (tmp_path / "starts.jsonl").write_text(json.dumps(start) + "\n")
-    with pytest.raises(BadInput, match=r"starts\.jsonl: mean: 'a' is not a number above 0"):
+    with pytest.raises(BadInput, match=r"starts\.jsonl: mean: 'a' is not a number"):
         complete("resnet18", str(tmp_path / "best.pth"))
