@@ -81,10 +81,10 @@ def check(
     def attempt() -> None:
         model, size = build(name, 10, image_size, kwargs), first_image_size or image_size
         if first_image_size:
-            _try(model.eval(), size, f"--arch {name} cannot take images of --first_image_size {size}")
+            _try(model.eval(), size, f"--arch {name} cannot take images of --first_image_size {size}", 10)
         if batch == 1:
             cannot = f"--arch {name} cannot be trained on 1 image of --image_size {size} at a time"
-            _try(model.train(), size, f"{cannot}: raise --batch_size, or lower --accumulate")
+            _try(model.train(), size, f"{cannot}: raise --batch_size, or lower --accumulate", 10)
 
     on_meta(attempt)
 
@@ -104,32 +104,36 @@ def build(name: str, classes: int, image_size: int, kwargs: str = NO_KWARGS) -> 
     Input float [N, 3, image_size, image_size], output logits [N, classes]. kwargs: arguments of its class, an
     inline table of TOML. Raises BadInput if it has no such argument, or cannot take images of that size.
     """
-    cannot = f"--arch {name} cannot take images of --image_size {image_size}"
+    given = f"--arch {name}" if kwargs == NO_KWARGS else f"--arch {name} --model_kwargs {kwargs}"
+    cannot = f"{given} cannot take images of --image_size {image_size}"
     make = functools.partial(
         _build_timm if name.startswith(TIMM) else _build_torchvision, name, classes, image_size
     )
     values = config.table(kwargs)
     try:
         model = make(**values)
-    except TypeError as error:
+    except Exception as error:  # of any kind: the values have any type
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        if not values and isinstance(error, RuntimeError | AssertionError | ValueError):
+            raise BadInput(f"{cannot}: {reason}") from error
         if not values:
             raise
-        known = ", ".join(list(inspect.signature(type(make())).parameters))
-        reason = " ".join(str(error).split())
+        known = ", ".join(inspect.signature(type(build(name, classes, image_size))).parameters)
         raise BadInput(f"--model_kwargs {kwargs}: {reason}; {name} has the arguments {known}") from error
-    except (RuntimeError, AssertionError, ValueError) as error:
-        raise BadInput(f"{cannot}: {' '.join(str(error).split())[:200]}") from error
-    _try(model.eval(), image_size, cannot)
+    _try(model.eval(), image_size, cannot, classes)
     return model.train()
 
 
-def _try(model: nn.Module, size: int, cannot: str) -> None:
-    """Raise BadInput if the network cannot take one image of this size."""
+def _try(model: nn.Module, size: int, cannot: str, classes: int) -> None:
+    """Raise BadInput if the network does not turn one image of this size into logits [1, classes]."""
     try:
         with torch.no_grad():
-            model(torch.zeros(1, 3, size, size))
-    except (RuntimeError, AssertionError, ValueError) as error:
+            output = model(torch.zeros(1, 3, size, size))
+    except Exception as error:  # of any kind: a network may be made with any arguments
         raise BadInput(f"{cannot}: {' '.join(str(error).split())[:200]}") from error
+    shape = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+    if shape != [1, classes]:
+        raise BadInput(f"{cannot}: its output is {shape}, expected logits [1, {classes}]")
 
 
 def _build_torchvision(name: str, classes: int, image_size: int, **kwargs: Any) -> nn.Module:

@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +26,8 @@ def add_arguments(add: Callable[..., Any]) -> None:
     add("--lr", type=positive_float, help="peak learning rate (default: 0.256; adamw 0.001)")
     add("--momentum", type=non_negative_float, default=0.875, help="for sgd (default: 0.875)")
     add("--weight_decay", type=non_negative_float, help="default: 1/32768; adamw 0.05")
-    add("--optimizer_kwargs", default="{}", metavar="TABLE", help="others: {betas = [0.9, 0.95]} (TOML)")
+    help = "further arguments of the optimizer's class, such as {betas = [0.9, 0.95]} (TOML)"
+    add("--optimizer_kwargs", default="{}", metavar="TABLE", help=help)
     help = "factor of the learning rate from each layer to the one before, for example 0.75 (default: 1)"
     add("--layer_decay", type=positive_float, default=1.0, metavar="SHARE", help=help)
     schedules = "decay to --min_lr, or step: x 0.1 after 1/3, 2/3 and 8/9 of the epochs (default: cosine)"
@@ -49,11 +51,20 @@ def check(args: argparse.Namespace) -> dict[str, float]:
     trial = argparse.Namespace(**vars(args) | given | {"layer_decay": 1.0})
     if args.min_lr > trial.lr:
         raise BadInput(f"--min_lr {args.min_lr} exceeds --lr {trial.lr}")
+    if args.min_lr and args.lr_schedule == "step":
+        raise BadInput(f"--min_lr {args.min_lr} needs --lr_schedule cosine or linear")
+    known = inspect.signature(_KINDS[args.optimizer]).parameters
+    kwargs = config.table(args.optimizer_kwargs)
+    for name in ("lr", "weight_decay", "momentum"):
+        if name in kwargs and name in known:
+            raise BadInput(f"--optimizer_kwargs {args.optimizer_kwargs}: give {name} as --{name}")
     try:
         build(trial, torch.nn.Linear(1, 1), torch.device("cpu"))
-    except (TypeError, ValueError, RuntimeError) as error:
-        known = ", ".join(inspect.signature(_KINDS[args.optimizer]).parameters)
-        raise BadInput(f"--optimizer_kwargs {args.optimizer_kwargs}: {error}; it has {known}") from error
+    except Exception as error:  # of any kind: the values have any type
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise BadInput(
+            f"--optimizer_kwargs {args.optimizer_kwargs}: {reason}; it has {', '.join(known)}"
+        ) from error
     return given
 
 
@@ -61,7 +72,7 @@ def build(args: argparse.Namespace, model: torch.nn.Module, device: torch.device
     """Return the optimizer of the weights that are trained. Weights of one dimension decay only with
     --bn_weight_decay. With --layer_decay, each layer has groups of its own; those of the head come first."""
     learned = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    depths = _depths(model) if args.layer_decay < 1 else dict.fromkeys(learned, 0)
+    depths = count_following(model) if args.layer_decay < 1 else dict.fromkeys(learned, 0)
     groups: list[dict[str, Any]] = []
     for depth in sorted({depths[name] for name in learned}):
         own = [each for name, each in learned.items() if depths[name] == depth]
@@ -75,7 +86,7 @@ def build(args: argparse.Namespace, model: torch.nn.Module, device: torch.device
     return _KINDS[args.optimizer](groups, lr=args.lr, **kwargs)
 
 
-def _depths(model: torch.nn.Module) -> dict[str, int]:
+def count_following(model: torch.nn.Module) -> dict[str, int]:
     """Return how many layers follow that of each weight: name -> number; 0 for the head.
 
     A layer is a block: the weights whose names are equal up to the first numbered part (layer1.0, blocks.3).
@@ -112,6 +123,10 @@ def build_scheduler(
     fall: lr_scheduler.LRScheduler
     if args.lr_schedule == "linear":
         fall = lr_scheduler.LinearLR(optimizer, 1.0, args.min_lr / args.lr, total_iters=total_steps - warmup)
+    elif args.layer_decay < 1:  # CosineAnnealingLR ends all groups at one rate
+        last, steps = args.min_lr / args.lr, total_steps - warmup
+        cosine = lambda step: last + (1 - last) * (1 + math.cos(math.pi * min(step / steps, 1))) / 2  # noqa: E731
+        fall = lr_scheduler.LambdaLR(optimizer, cosine)
     else:
         fall = lr_scheduler.CosineAnnealingLR(optimizer, total_steps - warmup, eta_min=args.min_lr)
     return lr_scheduler.SequentialLR(optimizer, [rise, fall], [warmup]) if warmup else fall

@@ -31,7 +31,10 @@ def test_arguments_of_the_optimizer_are_a_table():
     "table, named",
     [
         ("{bettas = 1}", "bettas.*; it has .*betas"),
-        ("{lr = 1}", "multiple values .*lr"),
+        ("{lr = 1}", "--lr"),
+        ("{weight_decay = 1}", "--weight_decay"),
+        ("{betas = [0.9]}", r"\[0.9\]"),
+        ("{betas = {a = 1}}", "betas"),
         ("{betas = [2.0, 0.9]}", r"\[2.0, 0.9\]"),
         ("[1]", "not an inline table"),
         ("{betas = }", "not an inline table"),
@@ -62,6 +65,26 @@ def test_without_layer_decay_there_are_two_groups_and_no_blocks_are_refused():
         optimizers.build(parse("--layer_decay=0.5"), model, CPU)
 
 
+@pytest.mark.parametrize("words", [("--momentum=0.9", "--optimizer_kwargs={momentum = 0.5}"),
+                                   ("--lr_schedule=step", "--min_lr=0.01")])  # fmt: skip
+def test_an_option_that_another_one_replaces_is_refused(words):
+    with pytest.raises(BadInput, match="--momentum|--min_lr"):
+        parse(*words)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_each_layer_ends_at_its_share_of_the_last_rate(schedule):
+    words = (f"--lr_schedule={schedule}", "--min_lr=0.25", "--warmup=1", "--layer_decay=0.5")
+    args = parse("--lr=1", *words)
+    optimizer = optimizers.build(args, models.build("resnet18", 3, 32), CPU)
+    first = [group["lr"] for group in optimizer.param_groups]
+    scheduler = optimizers.build_scheduler(args, optimizer, 5, 20)
+    for _ in range(20):
+        optimizer.step()
+        scheduler.step()
+    assert scheduler.get_last_lr() == pytest.approx([0.25 * each for each in first])
+
+
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
 def test_the_rate_ends_at_the_last_one(schedule):
     args = parse("--lr=1", f"--lr_schedule={schedule}", "--min_lr=0.01", "--warmup=1")
@@ -83,5 +106,7 @@ def test_arguments_of_a_model_of_timm():
     pytest.importorskip("timm")
     model = models.build("timm:vit_tiny_patch16_224", 3, 32, "{drop_path_rate = 0.3, depth = 2}")
     assert len(model.blocks) == 2 and model.blocks[1].drop_path1.drop_prob == pytest.approx(0.3)
-    with pytest.raises(BadInput, match=r"drop_path_rat\b.*drop_path_rate"):
-        models.build("timm:vit_tiny_patch16_224", 3, 32, "{drop_path_rat = 0.1}")
+    for table in ("{drop_path_rat = 0.1}", "{num_classes = 5}", '{act_layer = "nonsense"}', "{patch_size = 0}",
+                  "{num_heads = 0}", '{checkpoint_path = "x"}', "{features_only = true}"):  # fmt: skip
+        with pytest.raises(BadInput, match=f"--model_kwargs {table}.*"):
+            models.build("timm:vit_tiny_patch16_224", 3, 32, table)
