@@ -20,6 +20,7 @@ crops, so it may change at any restart.
 
 import argparse
 import contextlib
+import functools
 import os
 import sys
 from typing import Any
@@ -59,7 +60,7 @@ def parse_args() -> argparse.Namespace:
         default="resnet50",
         help="name of torchvision, or timm:NAME (resnet50)",
     )
-    help = "arguments of the network's class, such as {drop_path_rate = 0.1} (TOML)"
+    help = "further arguments of the network's class, such as {drop_path_rate = 0.1} (TOML)"
     add("--model_kwargs", default=models.NO_KWARGS, metavar="TABLE", help=help)
     add("--freeze", **FLAG, help="train only the head; needs --weights FILE or DEFAULT")
     add("--amp", **FLAG | {"default": None}, help="mixed precision (default: true on a GPU)")
@@ -76,7 +77,8 @@ def parse_args() -> argparse.Namespace:
     add("--seed", type=arguments.seed, default=0, help="weights, order and crops (default: 0)")
     add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
     names = ("acc", "loss", "class_acc", "top5")
-    add("--best_metric", choices=names, help="metric that chooses best.pth (default: acc)")
+    metric = lambda name: {"top1": "acc"}.get(name, name)  # noqa: E731 - timm's name
+    add("--best_metric", type=metric, choices=names, help="metric that chooses best.pth (default: acc)")
     help = "stop after so long without a better score (default: none)"
     add("--early_stopping", type=positive_int, metavar="EPOCHS", help=help)
     add("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
@@ -130,6 +132,9 @@ def main() -> None:
     micro_batch = sampler.split_batch(args.batch_size, parts * args.accumulate, kind)
     trained = None if args.evaluate else micro_batch
     models.check(args.arch, args.image_size, trained, args.first_image_size, args.model_kwargs)
+    if args.layer_decay < 1:
+        make = functools.partial(models.build, args.arch, 10, args.image_size, args.model_kwargs)
+        optimizers.count_following(models.on_meta(make))
     image_folders.check_paths(resume=args.resume, weights=weights.file_of(args))
     drawn = effects.from_args(args, args.batch_size // (args.exact_shards or world_size))
     stores = image_folders.open_stores(args, device, log)  # the pack and the cache
@@ -137,6 +142,8 @@ def main() -> None:
     train_loader, val_loader = image_folders.open_loaders(args, device, log, stores, indexes, micro_batch)
     train_loader.effects = drawn
     classes = len(train_loader.plan.index.classes)
+    if args.best_metric == "top5" and classes <= 5:
+        raise BadInput(f"--best_metric top5 needs more than 5 classes; the data have {classes}")
     # Your own augmentation: train_loader.transform = a function of (images uint8 [n, 3, H, W], labels).
 
     torch.manual_seed(args.seed)

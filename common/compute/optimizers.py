@@ -97,7 +97,7 @@ def count_following(model: torch.nn.Module) -> dict[str, int]:
     blocks = [match[0] if (match := _BLOCK.match(name)) else "" for name in names]
     order = list(dict.fromkeys(filter(None, blocks)))
     if not order:
-        raise BadInput("--layer_decay: the model has no numbered blocks")
+        raise BadInput("--layer_decay: the network has no numbered blocks, as blocks.3")
     begun, layers = 0, []
     for block in blocks:
         begun = order.index(block) + 1 if block else begun + (begun == len(order))

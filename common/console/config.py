@@ -63,6 +63,7 @@ def to_words(values: Mapping[str, Any], options: Mapping[str, argparse.Action]) 
         is_flag = action is not None and action.nargs == 0  # an option without a value
         if not isinstance(value, bool if is_flag else bool | int | float | str):
             expected = "true or false" if is_flag else "one text, number, true or false"
+            expected += f"; a table as a text: {key} = '{{name = value}}'" * isinstance(value, dict)
             raise BadInput(f"{key} = {value!r:.80}: expected {expected}")
         if not is_flag:
             words.append(f"--{key}={str(value).lower() if isinstance(value, bool) else value}")

@@ -170,6 +170,7 @@ def test_a_file_of_options_comes_after_the_command_line(config, parse, capsys):
         ("epochs = 1.5", "--epochs: invalid int value"),
         ("lr = true", "'true' is not a number above 0"),
         ("lr = [1]", "lr = [1]: expected one text, number, true or false"),
+        ("lr = {a = 1}", "a table as a text: lr = '{name = value}'"),
         ("model.lr = 1", "model = {'lr': 1}: expected one"),
         ('config = "other.toml"', "config cannot be set in a file"),
         ("lr = ", "is not TOML"),

@@ -31,6 +31,11 @@ def test_arguments(command, message, tmp_path):
     assert message in _refused(tmp_path / "out", f"jobs/{job}", "--dataset=digits", *words)
 
 
+def test_layers_that_cannot_be_counted(tmp_path):
+    job = ("jobs/imagenet.py", "--custom_data=true", "--image_size=32", "--arch=densenet121")
+    assert "--layer_decay" in _refused(tmp_path / "out", *job, "--layer_decay=0.5")
+
+
 def test_a_batch_of_one_that_batchnorm_cannot_take(tmp_path):
     """It is refused: with 8x8 pixels the last layers have one value per channel."""
     arguments = ("--dataset=digits", "--batch_size=1", "--max_steps=2", f"--output_dir={tmp_path / 'out'}")

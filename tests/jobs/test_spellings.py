@@ -82,11 +82,11 @@ def _nvidia(backend, folder="/imagenet"):
         (
             "imagenet /i --model resnet10t --pretrained --opt adamw --sched cosine --warmup-epochs 5 "
             "--smoothing 0 --reprob 0.2 --clip-grad 1 --model-ema-decay 0.9 --img-size 64 --crop-pct 0.9 "
-            "--checkpoint-hist 2",
+            "--checkpoint-hist 2 --eval-metric top1",
             {
                 "arch": "timm:resnet10t", "weights": "DEFAULT", "optimizer": "adamw", "warmup": 5.0,
                 "label_smoothing": 0.0, "random_erasing": 0.2, "clip_grad": 1.0, "ema": 0.9, "keep": 2,
-                "image_size": 64, "crop_share": 0.9, "interpolation": "bicubic", "data_url": "/i",
+                "image_size": 64, "best_metric": "acc", "crop_share": 0.9, "data_url": "/i",
             },
         ),
         ("train_dp", {}),
@@ -119,7 +119,17 @@ def test_published_command_lines(line, expected, parse):
         ("imagenet --data_url /i /j", "the folder /j contradicts --data_url /i"),
         ("imagenet --drop-path 0.1 /i", r"--drop-path \(--model_kwargs '{drop_path_rate"),
         ("imagenet --opt-betas 0.9 /i", r"--opt-betas \(--optimizer_kwargs '{betas"),
-        ("imagenet --num-classes 5 /i", r"--num-classes \(the classes are counted"),
+        ("imagenet --num-classes 5 /i", r"--num-classes \(leave it out: the classes are counted"),
+        ("imagenet --channels-last /i", r"--channels-last \(leave it out: it is always on"),
+        ("imagenet --input-size 3 64 64 /i", r"--input-size \(--image_size N"),
+        ("imagenet --bce-loss /i", r"--bce-loss \(not available"),
+        ("imagenet --grad-checkpointing /i", r"--grad-checkpointing \(.*--accumulate"),
+        ("imagenet --amp-dtype bfloat16 /i", r"--amp-dtype \(leave it out"),
+        ("imagenet --clip-mode norm /i", r"--clip-mode \(leave it out: --clip_grad"),
+        ("imagenet --hflip 0.5 /i", r"--hflip \(leave it out"),
+        ("imagenet --lr-base 0.1 /i", r"--lr-base \(--lr"),
+        ("imagenet --mean 0.5 0.5 0.5", "--mean: '0.5' is not three numbers in 0..1, such as 0.5,0.5,0.5"),
+        ("imagenet --interpolation random /i", "--interpolation: .*random.*bilinear.*bicubic"),
         ("imagenet --mom 0.9 /i", r"--mom \(did you mean --momentum\?\)"),
         # also the value of the default, which argparse cannot tell from an option that is not given
         ("train --batch_size=128 --batch_size_per_gpu=64", "128 and --batch_size_per_gpu 64"),
