@@ -110,6 +110,8 @@ def build(name: str, classes: int, image_size: int, kwargs: str = NO_KWARGS) -> 
         _build_timm if name.startswith(TIMM) else _build_torchvision, name, classes, image_size
     )
     values = config.table(kwargs)
+    if "num_classes" in values:
+        raise BadInput(f"--model_kwargs {kwargs}: leave num_classes out: the classes are counted")
     try:
         model = make(**values)
     except Exception as error:  # of any kind: the values have any type

@@ -325,13 +325,16 @@ def test_the_fastest_is_measured(index, packs):
 
 def test_advice_measures_the_backends_after_a_long_training_that_has_waited(index, packs, monkeypatch):
     loader = backends.build("pytorch", packs["decoded"], plan_of(index), CPU, 2)
-    args = argparse.Namespace(workers=2, antialias=True)
-    monkeypatch.setattr(measure, "rates", lambda *_, **__: {"pytorch": 100.0, "threads": 300.0})
+    args = argparse.Namespace(workers=2, antialias=True, interpolation="bicubic")
+    how: dict = {}
+    rates = {"pytorch": 100.0, "threads": 300.0}
+    monkeypatch.setattr(measure, "rates", lambda *_, **given: how.update(given) or rates)
     assert measure.advice(loader, 0.5, 25, args).endswith(" 2.0% of the training time with pytorch")
     assert measure.advice(loader, 4, 5, args).endswith(" 80.0% of the training time with pytorch")
     assert measure.advice(loader, 20, 25, args).endswith(
         "pytorch; without a training: threads 300, pytorch 100 images/s"
     )
+    assert how == {"antialias": "bicubic"}
     loader.close()
 
 
