@@ -48,7 +48,7 @@ def _one_error(process, code):
 @pytest.mark.parametrize(
     ("rank", "world_size", "host", "message"),
     [
-        (0, 3, "127.0.0.1", "4 of 6 processes did not arrive within 3 s: ranks [2, 3, 4, 5] of nodes [1, 2]"),
+        (0, 3, "127.0.0.1", "4 of 6 processes did not arrive within N s: ranks [2, 3, 4, 5] of nodes [1, 2]"),
         (
             1,
             2,
@@ -62,6 +62,7 @@ def test_a_node_that_is_missing(rank, world_size, host, message, tmp_path):
     port = free_port()
     more = ("--processes_per_node=2",) if rank == 0 else ()
     error = _one_error(_node(port, rank, world_size, *more, f"--output_dir={tmp_path}", host=host), 4)
+    error = re.sub(r"within [0-3] s", "within N s", error)  # what the connection has left of 3 s
     assert message.replace("PORT", str(port)) in error
 
 
