@@ -1,0 +1,19 @@
+"""Run the `__init__` of Hugging Face's package in the namespace of `datasets`.
+
+A module, for Python's lock: other threads wait for it. If it fails, the next import runs it again.
+"""
+
+import importlib.machinery
+import os
+
+import datasets
+
+_installed = datasets._Installed
+_installed.folder = os.path.dirname(_installed.file)  # before `__init__` runs: it imports its modules
+datasets.__path__.append(_installed.folder)
+try:
+    importlib.machinery.SourceFileLoader("datasets", _installed.file).exec_module(datasets)
+except BaseException:
+    datasets.__path__.remove(_installed.folder)
+    _installed.folder = ""
+    raise
