@@ -5,15 +5,16 @@ A module, for Python's lock: other threads wait for it. If it fails, the next im
 
 import importlib.machinery
 import os
+import sys
+from typing import Any
 
-import datasets
-
-_installed = datasets._Installed
-_installed.folder = os.path.dirname(_installed.file)  # before `__init__` runs: it imports its modules
-datasets.__path__.append(_installed.folder)
+_ours: Any = sys.modules["datasets"]
+_found = _ours._Installed
+_found.folder = os.path.dirname(_found.file)  # before `__init__` runs: it imports its modules
+_ours.__path__.append(_found.folder)
 try:
-    importlib.machinery.SourceFileLoader("datasets", _installed.file).exec_module(datasets)
+    importlib.machinery.SourceFileLoader("datasets", _found.file).exec_module(_ours)
 except BaseException:
-    datasets.__path__.remove(_installed.folder)
-    _installed.folder = ""
+    _ours.__path__.remove(_found.folder)
+    _found.folder = ""
     raise
