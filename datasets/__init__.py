@@ -2,7 +2,7 @@
 
 Hugging Face's package has the same name, and both can be used: `from datasets import load_dataset`. A name or
 a module that this package does not have is looked for there, if it is installed (pip install datasets). At
-the first of them its folder joins `__path__`, and its `__init__` runs in this namespace.
+the first of them its folder joins `__path__`, and its `__init__` runs in this namespace (run_installed.py).
 """
 
 import importlib.machinery
@@ -24,7 +24,7 @@ def __getattr__(name: str) -> Any:
 class _Installed:
     """A finder of the modules that only the installed package has."""
 
-    folder = ""  # of that package, after it was found
+    file = folder = ""  # of that package, while its `__init__` runs and after that
 
     @classmethod
     def load(cls) -> bool:
@@ -35,34 +35,31 @@ class _Installed:
             file = metadata.distribution(__name__).locate_file(f"{__name__}/__init__.py")
         except metadata.PackageNotFoundError:
             return False
-        if not cls.folder:
-            cls.folder = str(file.parent)  # before `__init__` runs: it imports its modules
-            __path__.append(cls.folder)
-            importlib.machinery.SourceFileLoader(__name__, str(file)).exec_module(sys.modules[__name__])
+        cls.file = str(file)
+        import datasets.run_installed  # noqa: F401  # other threads wait; if it fails, the next use tries again
+
         return True
 
     @classmethod
     def find_spec(cls, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
-        """Find a module of the installed package. Raises MissingPackage, which is an ImportError."""
-        if name.rpartition(".")[0] != __name__ or cls.folder:
-            return None
+        """Find a module of the installed package, but import nothing: other threads cannot import now."""
+        is_new = name.rpartition(".")[0] == __name__ and not cls.folder
+        return importlib.machinery.ModuleSpec(name, cls) if is_new else None  # type: ignore[arg-type]
+
+    @classmethod
+    def create_module(cls, spec: importlib.machinery.ModuleSpec) -> Any:
+        """Return a module of the installed package. Raises MissingPackage, which is an ImportError."""
         if not cls.load():
             from common.ground.exits import MissingPackage
 
-            raise MissingPackage(f"{name}: {_REASON}")
-        if name not in sys.modules:
-            return importlib.machinery.PathFinder.find_spec(name, __path__)
-        module = sys.modules.pop(name)  # imported by `__init__`: without this it would run a second time
-        state = module, module.__spec__
-        return importlib.machinery.ModuleSpec(name, cls, loader_state=state)  # type: ignore[arg-type]
-
-    @staticmethod
-    def create_module(spec: importlib.machinery.ModuleSpec) -> Any:
-        return spec.loader_state[0]
+            raise MissingPackage(f"{spec.name}: {_REASON}")
+        module = importlib.import_module(spec.name)  # `__init__` may have imported it
+        spec.loader_state = module.__spec__
+        return module
 
     @staticmethod
     def exec_module(module: Any) -> None:
-        module.__spec__ = module.__spec__.loader_state[1]
+        module.__spec__ = module.__spec__.loader_state
 
 
 sys.meta_path.append(_Installed)  # the last one: it is asked only for modules that are not here

@@ -47,6 +47,7 @@ class TarShards(Dataset):
         return len(self._first) - 1
 
     def __getitem__(self, id: int) -> Any:
+        id = range(len(self))[id]
         sample: dict[str, Any] = {}
         for shard, offset, size, _, _, name in self.index[self._first[id] : self._first[id + 1]].tolist():
             sample["__key__"], kind = shards.split_name(os.fsdecode(name))
@@ -70,16 +71,19 @@ class ParquetRows(Dataset):
         cache_dir: str | None = None,
     ):
         self.paths, self.index = _open(files, _scan_parquet, cache_dir)
-        self.columns, self.transform = columns and tuple(columns), transform
+        self.columns = None if columns is None else tuple(columns)
+        self.transform = transform
         self._first = np.append(0, np.cumsum(self.index["size"]))  # rows of the groups
-        known = _parquet().read_schema(self.paths[0]).names
-        if missing := set(columns or ()).difference(known):
-            raise BadInput(f"{self.paths[0]} has no column {min(missing)}; it has {', '.join(known)}")
+        for path in self.paths if self.columns else []:
+            known = _parquet().read_schema(path).names
+            if missing := set(self.columns or ()).difference(known):
+                raise BadInput(f"{path} has no column {min(missing)}; it has {', '.join(known)}")
 
     def __len__(self) -> int:
         return int(self._first[-1])
 
     def __getitem__(self, id: int) -> Any:
+        id = range(len(self))[id]
         group = int(np.searchsorted(self._first, id, "right")) - 1
         shard, number, *_ = self.index[group].tolist()
         table = _read_group(self.paths[shard], number, self.columns)

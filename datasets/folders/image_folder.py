@@ -174,7 +174,7 @@ def look(
     root: str, split: str, cache: str, classes: Sequence[str] | None, log: Log, val_share: float = VAL_SHARE
 ) -> Listing:
     """Return the images of a split of a folder, or of tar files. Arguments: those of load()."""
-    if root.endswith(".tar"):
+    if root.endswith(".tar") and not os.path.isdir(root):
         return shards.look(root, split, cache, classes, log, val_share)
     return look_into_folder(root, split, classes, log, val_share)
 

@@ -3,6 +3,7 @@
 The path of an image in a tar file is <tar>/<its first byte, 12 digits>/<its name>.
 """
 
+import contextlib
 import glob
 import hashlib
 import os
@@ -35,11 +36,15 @@ def find(patterns: str | Iterable[str]) -> list[str]:
         if span := re.search(r"\{(\d+)\.\.(\d+)\}", wild):
             numbers = range(int(span[1]), int(span[2]) + 1)
             names = [wild.replace(span[0], str(number).zfill(len(span[1]))) for number in numbers]
+            if not names:
+                raise BadInput(f"{pattern}: {span[0]} has no number: expected the lower one first")
         for name in names:
             matches = glob.glob(os.path.join(glob.escape(folder), name), recursive=True)
             if not matches:
                 raise BadInput(f"{pattern}: no file {name} in {folder}")
             paths.update(map(os.path.abspath, matches))
+    if not paths:
+        raise BadInput(f"shards {patterns!r}: expected at least one pattern")
     return sorted(paths)
 
 
@@ -50,32 +55,36 @@ def load_index(paths: list[str], scan: Callable[[str], list[Row]], cache: str | 
     It is made once, and again if the size or the time of a shard changes, in the folder `cache` (None: that
     of the first shard). Of several processes one makes it, and the others wait. Raises BadInput.
     """
-    states = [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths]
+    try:
+        states = [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths]
+    except OSError as error:
+        raise BadInput(f"cannot read {error.filename}: {error.strerror}") from error
     digest = hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
     folder, parts = cache or os.path.dirname(paths[0]), []
     place = os.path.join(folder, f".shards-{digest}.npy")
     try:
         os.makedirs(folder, exist_ok=True)
         with locked(f"{place}.lock"), progress(len(paths), "indexing", unit="shard") as bar:
-            if not os.path.exists(place):
-                for number, rows in enumerate(map_files(scan, paths)):
-                    longest = max(len(name) for *_, name in rows) or 1
-                    parts.append(
-                        np.array([(number, *row) for row in rows], [*_FIELDS, ("name", f"S{longest}")])
-                    )
-                    bar.update()
-                with open_atomic(place) as file:
-                    np.save(file, np.concatenate(parts))
+            # one that is cut is made again
+            with contextlib.suppress(FileNotFoundError, ValueError, EOFError):
+                return np.load(place, mmap_mode="r")
+            for number, rows in enumerate(map_files(scan, paths)):
+                longest = max((len(name) for *_, name in rows), default=0) or 1
+                parts.append(np.array([(number, *row) for row in rows], [*_FIELDS, ("name", f"S{longest}")]))
+                bar.update()
+            with open_atomic(place) as file:
+                np.save(file, np.concatenate(parts))
         return np.load(place, mmap_mode="r")
     except OSError as error:
-        raise BadInput(f"the index of shards {place}: {error.strerror or error}") from error
+        reason = f"{error.strerror or error}; cache_dir: expected a folder that can be written"
+        raise BadInput(f"the index of shards {place}: {reason}") from error
 
 
 def scan_tar(path: str) -> list[Row]:
     """Return a Row for each file of a tar, without hidden ones. Raises BadInput with the byte of a fault.
 
-    offset, size: bytes, of its content. label: the number in a .cls; -1 for other files. is_first: whether
-    it begins a sample: its name up to the first dot differs from that of the file before.
+    offset, size: bytes, of its content. label: the number in a .cls; -1 if it has none, and for other files.
+    is_first: whether it begins a sample: its name up to the first dot differs from that of the file before.
     """
     rows: list[Row] = []
     sample, position = None, 0
@@ -84,11 +93,14 @@ def scan_tar(path: str) -> list[Row]:
             while member := tar.next():
                 tar.members.clear()  # type: ignore[attr-defined]  # they would stay in memory
                 position, name, before = member.offset, os.path.normpath(member.name), sample
+                if member.issparse() or member.islnk() or member.issym():
+                    raise ValueError(f"{name} is sparse or a link: expected a whole file")
                 if not member.isreg() or os.path.basename(name).startswith("."):
                     continue
                 sample, label = split_name(name)[0], -1
                 if name.endswith(".cls"):
-                    label = int(read_member(path, member.offset_data, member.size))
+                    text = read_member(path, member.offset_data, member.size).strip()
+                    label = int(text) if re.fullmatch(rb"\d{1,18}", text) else -1
                 rows.append((member.offset_data, member.size, label, sample != before, os.fsencode(name)))
             position = tar.offset
             if os.pread(file.fileno(), tarfile.BLOCKSIZE, position) != bytes(tarfile.BLOCKSIZE):
@@ -122,8 +134,10 @@ def read_member(path: str, offset: int, size: int) -> bytes:
 
 def split_path(path: str) -> tuple[str, int] | None:
     """Return (tar, offset) of the path of an image in a tar file; None for another path."""
-    match = re.match(r"(.*\.tar)/(\d{12})/", path, re.DOTALL)
-    return (match[1], int(match[2])) if match else None
+    for match in re.finditer(r"\.tar(?=/(\d{12})/)", path):
+        if not os.path.isdir(tar := path[: match.end()]):  # a folder may have such a name
+            return tar, int(match[1])
+    return None
 
 
 def look(
@@ -131,14 +145,16 @@ def look(
 ) -> Listing:
     """Return the images of a split in tar files, as listing.look() does for a folder.
 
-    A tar belongs to a split if its path has the split's name as a word, as in imagenet-train-000.tar. If none
-    has, the names of the images decide, by val_share. The class of an image is the number in the .cls of its
-    sample, or else the first folder of its name. Raises BadInput.
+    A tar belongs to a split if its path has the split's name as a word, as in imagenet-train-000.tar; an
+    image, if its name begins with it, as in train/cat/1.jpg. If none has, the names of the images decide, by
+    val_share. The class of an image is the number in the .cls of its sample, or else the first folder of its
+    name, without the split. Raises BadInput.
     """
     paths = find(pattern)
     base = os.path.commonpath([*map(os.path.dirname, paths)])
     words = {path: {*re.findall("[a-z]+", path.removeprefix(base).lower())} for path in paths}
-    if any(words[path] & {*SPLITS["train"], *SPLITS["val"]} for path in paths):
+    all_words = {*SPLITS["train"], *SPLITS["val"]}
+    if any(words[path] & all_words for path in paths):
         paths, val_share = [path for path in paths if words[path] & {*SPLITS[split]}], 0.0
     if not paths:
         raise BadInput(f"{pattern}: no file has {' or '.join(SPLITS[split])} in its name, but others have")
@@ -146,19 +162,34 @@ def look(
     numbers = np.maximum.reduceat(index["label"], np.flatnonzero(index["is_first"]))[
         index["is_first"].cumsum() - 1
     ]
-    found: list[tuple[str, str, str, int, int]] = []  # path, name, class, size, time
+    found: list[tuple[str, str, str, int, int, str]] = []  # path, name, class, size, time, split in the name
     times = [os.stat(path).st_mtime_ns for path in paths]
-    for (shard, offset, size, _, _, raw), number in zip(index.tolist(), numbers.tolist(), strict=True):
-        name = os.fsdecode(raw)
+    for (shard, offset, size, label, _, raw), number in zip(index.tolist(), numbers.tolist(), strict=True):
+        name = os.fsdecode(raw).lstrip("/")
+        if ".." in name.split("/") or (name.endswith(".cls") and label < 0):
+            raise BadInput(f"{paths[shard]}: {name}: expected a name without .., and a number >= 0 in a .cls")
         if name.lower().endswith(images.EXTENSIONS):
             path = f"{os.path.relpath(paths[shard], base)}/{offset:012}/{name}"
+            word, _, rest = name.partition("/")
+            if word in all_words and (number >= 0 or "/" in rest):
+                name = rest
+            else:
+                word = ""
             if number < 0 and "/" not in name:
-                raise BadInput(f"{base}/{path} has no class: expected a .cls next to it, or a folder")
-            found.append((path, name, name.split("/")[0] if number < 0 else str(number), size, times[shard]))
+                raise BadInput(
+                    f"{base}/{path} has no class: expected a number in a .cls next to it, or a folder"
+                )
+            text = name.split("/")[0] if number < 0 else str(number)
+            found.append((path, name, text, size, times[shard], word))
+    if any(row[-1] for row in found):
+        found, val_share = [row for row in found if row[-1] in SPLITS[split]], 0.0
     if not found:
-        raise BadInput(f"{pattern} holds no image ({' '.join(images.EXTENSIONS)})")
-    names, members, texts, sizes, mtimes = map(list, zip(*sorted(found), strict=True))
-    classes, labels = number_classes(texts, classes, pattern, True)
+        raise BadInput(f"{pattern} holds no image ({' '.join(images.EXTENSIONS)}) of the split {split}")
+    names, members, texts, sizes, mtimes, _ = map(list, zip(*sorted(found), strict=True))
+    are_numbers = bool((numbers >= 0).any())
+    if classes is None and not are_numbers and len(set(texts)) == 1:
+        raise BadInput(f"{pattern}: all images are in the folder {texts[0]}: expected CLASS/NAME")
+    classes, labels = number_classes(texts, classes, pattern, are_numbers)
     kept = divide(pattern, split, members, labels, val_share, log) if val_share else np.arange(len(names))
     columns = labels[kept], np.array(sizes)[kept], np.array(mtimes)[kept]
     names = [names[place] for place in kept]

@@ -234,14 +234,19 @@ class BatchSampler:
 
 def _cumulative(weights: ArrayLike, size: int) -> np.ndarray:
     """Return the cumulative weights, float64 [size]. Raises BadInput."""
-    values = np.asarray(weights, np.float64)
+    try:
+        values = np.asarray(weights, np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:  # of NumPy or torch
+        raise BadInput(f"weights: {error}: expected an array of numbers") from error
     if values.shape != (size,):
         raise BadInput(f"weights of shape {list(values.shape)}: expected one for each of the {size} samples")
     if len(wrong := np.flatnonzero(~(np.isfinite(values) & (values >= 0)))):
         raise BadInput(f"the weight of sample {wrong[0]} is {values[wrong[0]]}: expected a number >= 0")
-    if not values.any():
-        raise BadInput("the weights have the sum 0: expected a number above 0")
-    return np.cumsum(values)
+    with np.errstate(over="ignore"):
+        sums = np.cumsum(values)
+    if not 0 < (total := sums.max(initial=0)) < np.inf:
+        raise BadInput(f"the weights have the sum {total:g}: expected a finite number above 0")
+    return sums
 
 
 class WholeBatchSampler(BatchSampler):

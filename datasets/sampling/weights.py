@@ -23,12 +23,16 @@ def read(text: str, index: Any) -> np.ndarray:
     if text == BALANCED:
         return 1 / np.bincount(labels)[labels]
     weights = _read_file(text)
-    is_of_classes = weights.keys() <= set(index.classes)
+    is_of_classes = not weights.keys().isdisjoint(index.classes)
     names = index.classes if is_of_classes else [index.name(id) for id in range(len(index))]
-    if missing := [name for name in names if name not in weights]:
+    known = {*names, *([] if is_of_classes else (path for path, *_ in index.bad))}
+    missing = [name for name in names if name not in weights]
+    unknown = [name for name in weights if name not in known]
+    if missing or unknown:
         kind = "class" if is_of_classes else "image"
         raise BadInput(
-            f"--class_weights {text}: {len(missing)} of {len(names)} {kind} names are missing: {missing[0]}"
+            f"--class_weights {text}: {len(missing)} of {len(names)} {kind} names are missing, "
+            f"{len(unknown)} are unknown: {[*missing, *unknown][0]}"
         )
     values = np.array([weights[name] for name in names])
     return values[labels] if is_of_classes else values
@@ -39,7 +43,9 @@ def _read_file(path: str) -> dict[str, float]:
     try:
         for line in filter(str.strip, read_file(path, _MOST).decode().splitlines()):
             name, value = line.rsplit(maxsplit=1)
-            weights[name.strip()] = parse_number(value, float)
+            if (name := name.strip()) in weights:
+                raise ValueError("this name has a weight already")
+            weights[name] = parse_number(value, float)
     except (OSError, ValueError) as error:
         reason = f"{line:.80}: {error}; expected {BALANCED}, or a file of lines NAME WEIGHT"
         raise BadInput(f"--class_weights {path}: {reason}") from error

@@ -115,7 +115,7 @@ def _users(path: str) -> list[str]:
     real = os.path.realpath(path) + os.sep
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if real in maps.read_text(errors="surrogateescape"):
+            if f" {real}" in maps.read_text(errors="surrogateescape"):
                 found.append(f"process {maps.parent.name}")
     return found
 

@@ -33,7 +33,7 @@ def test_the_two_packages_have_no_name_in_common():
         "import datasets; before = set(dir(datasets)); datasets.Dataset; print(*set(dir(datasets)) - before)"
     )
     names = set(run("-c", code, env=ENVIRONMENT, fresh=True).stdout.split())
-    assert "load_dataset" in names and not OURS & names
+    assert "load_dataset" in names and OURS & names <= {"run_installed"}
 
 
 @installed
@@ -58,6 +58,42 @@ def test_any_first_use_imports_each_module_once(first):
     file, version, has_nonsense = run("-c", code, env=ENVIRONMENT, fresh=True).stdout.split()
     assert file == str(ROOT / "datasets/sampling/philox.py")
     assert version == metadata.version("datasets") and has_nonsense == "False"
+
+
+@installed
+def test_a_failed_import_gives_its_reason_each_time():
+    code = """
+import sys, datasets
+sys.modules["pyarrow"] = None
+for use in ("from datasets import load_dataset", "import datasets.table") * 2:
+    try:
+        exec(use)
+    except ImportError as error:
+        print("pyarrow" in str(error))
+del sys.modules["pyarrow"]
+from datasets import load_dataset
+"""
+    assert run("-c", code, env=ENVIRONMENT, fresh=True).stdout.split() == ["True"] * 4
+
+
+@installed
+def test_threads_can_import_at_the_same_time():
+    code = """
+import threading, datasets
+start, done = threading.Barrier(3), []
+def use(text):
+    start.wait()
+    exec(text)
+    done.append(text)
+uses = ("from datasets import Dataset", "from datasets import load_dataset", "datasets.config")
+threads = [threading.Thread(target=use, args=(text,)) for text in uses]
+for thread in threads:
+    thread.start()
+for thread in threads:  # no module can be imported while the program ends
+    thread.join()
+print(len(done))
+"""
+    assert run("-c", code, env=ENVIRONMENT, fresh=True).stdout == "3\n"
 
 
 @installed

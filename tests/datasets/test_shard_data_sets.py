@@ -63,8 +63,10 @@ def test_samples_by_number(folder):
         assert np.frombuffer(tar[id]["bin"], np.float32).tolist() == rows[id]["x"]
     for data in (tar, rows):
         assert pickle.loads(pickle.dumps(data))[7] == data[7]
-        with pytest.raises(IndexError):
-            data[COUNT]
+        assert data[-1] == data[COUNT - 1] and data[np.int64(-COUNT)] == data[0]
+        for id in (COUNT, -COUNT - 1):
+            with pytest.raises(IndexError):
+                data[id]
 
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["tar", "parquet"])
@@ -114,6 +116,24 @@ def test_a_file_that_is_not_parquet_is_one_line(tmp_path):
 def test_a_column_that_does_not_exist_is_one_line(folder):
     with pytest.raises(BadInput, match=r"0\.parquet has no column y; it has x, label, unused"):
         ParquetRows(f"{folder}/*.parquet", columns=["x", "y"])
+
+
+def test_each_parquet_file_needs_the_columns_but_no_rows(tmp_path):
+    table = pyarrow.table({"x": [1, 2]})
+    pyarrow.parquet.write_table(table, tmp_path / "0.parquet")
+    pyarrow.parquet.ParquetWriter(tmp_path / "1.parquet", table.schema).close()  # without row groups
+    rows = ParquetRows(f"{tmp_path}/*.parquet", columns=["x"])
+    assert [rows[id] for id in range(len(rows))] == [{"x": 1}, {"x": 2}]
+    assert ParquetRows(f"{tmp_path}/*.parquet", columns=[])[0] == {}
+    assert len(ParquetRows(f"{tmp_path}/1.parquet")) == 0
+    pyarrow.parquet.write_table(pyarrow.table({"y": [1]}), tmp_path / "2.parquet")
+    with pytest.raises(BadInput, match=r"2\.parquet has no column x; it has y"):
+        ParquetRows(f"{tmp_path}/*.parquet", columns=["x"])
+
+
+def test_a_cls_may_be_text(tmp_path):
+    path = tars.write(tmp_path / "0.tar", [("1.txt", b"a"), ("1.cls", b"cat")])
+    assert TarShards(str(path))[0] == {"__key__": "1", "txt": b"a", "cls": b"cat"}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

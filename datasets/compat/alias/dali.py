@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from common.ground.exits import BadInput
 from datasets.compat.dali_dataset import Loader
 from datasets.folders import image_folder
 from datasets.loaders import backends
@@ -27,7 +28,9 @@ class HybridTrainPipe:
         cache = os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
         index = image_folder.load(data_dir, self.split, cache, val_share=0)
         box: Any = functools.partial(random_resized_crop, scale=(min_crop_size, 1.0))
-        if size:
+        if self.split == "val":
+            if size < crop:
+                raise BadInput(f"size {size}: expected the pixels of the short side, at least crop {crop}")
             box = functools.partial(center_crop, share=crop / size)
         sampler = WholeBatchSampler(
             len(index), batch_size * world_size, 0, rank=local_rank, world_size=world_size,
@@ -36,6 +39,7 @@ class HybridTrainPipe:
         self.plan, self.store, self.threads = Plan(index, sampler, box, crop), FileStore(index), num_threads
         self.device = torch.device("cuda", device_id) if torch.cuda.is_available() else torch.device("cpu")
         self.backend = "dali" if dali_cpu else "dali-gpu"
+        self.normalisation = None if dali_cpu or mean is None else (mean, std)  # that of the iterator if None
 
     def build(self) -> None:
         """Do nothing: the first batch builds the pipeline."""
@@ -48,13 +52,15 @@ class HybridValPipe(HybridTrainPipe):
 
 
 class DaliIteratorGPU(Loader):
-    """The normalised batches (images, labels) of a pipeline. mean, std: of pixels 0..255."""
+    """The normalised batches (images, labels) of a pipeline. mean, std: of pixels 0..255, for a pipeline with
+    dali_cpu; others normalise by their own."""
 
     def __init__(
         self, pipelines: HybridTrainPipe, size: int = 0, fp16: bool = False, mean: Any = (0.0, 0.0, 0.0),
         std: Any = (1.0, 1.0, 1.0), pin_memory: bool = True, **unused: Any,
     ):  # fmt: skip
-        pipe, mean, std = pipelines, *([each / 255 for each in values] for values in (mean, std))
+        pipe, normalisation = pipelines, pipelines.normalisation or (mean, std)
+        mean, std = ([each / 255 for each in values] for values in normalisation)
         build: Any = functools.partial(
             backends.build, pipe.backend, pipe.store, device=pipe.device, workers=pipe.threads,
             mean=mean, std=std, dtype=torch.float16 if fp16 else None,

@@ -15,12 +15,15 @@ def _open(
     batch_size: int,
     num_classes: int,
     one_hot: bool = False,
+    interpolation: str = "bilinear",
+    augmentation: str | None = None,
     start_epoch: int = 0,
     workers: int = 5,
     crop_padding: int = 32,
     **unused: Any,
 ) -> tuple[Any, int]:
-    """Return the loader of a split of data_path. unused: other arguments of ConvNets, as interpolation."""
+    """Return the loader of a split of data_path. Not used: interpolation, augmentation and other arguments of
+    ConvNets."""
     dataset = Dataset(
         data_path, batch_size, workers=workers, size=image_size, val_size=image_size + crop_padding,
         backend=backend, rank=ranks.rank(), world_size=ranks.world_size(),

@@ -62,7 +62,7 @@ for get in (
     get_dali_kspeed_val_loader(dali_cpu=True, kspeed=False),
     get_dali_kspeed_train_loader(dali_cpu=True), get_dali_kspeed_val_loader(dali_cpu=True),
 ):
-    loader, steps = get(data, 32, 5, 3, True, interpolation="bilinear", start_epoch=0, workers=2)
+    loader, steps = get(data, 32, 5, 3, True, "bilinear", None, start_epoch=0, workers=2)
     batches = list(loader)
     assert len(batches) == len(loader) == steps and batches[0][1].shape == (5, 3)
     targets = sum(float(each.sum()) for _, each in batches)
@@ -92,7 +92,19 @@ for pipe in (train_pipe, val_pipe):
         is_scaled = 0 <= images.min() < images.max() <= 1
         print(sum(len(images) for images, _ in batches), tuple(images.shape), bool(is_scaled))
 """
-    lines = printed(code, folder, tmp_path).splitlines()
+    code += """
+common |= {"dali_cpu": False}
+pipe = HybridTrainPipe(data_dir=traindir, **common)
+pipe.backend = "dali"  # this machine may have no GPU
+print(all(images.max() <= 1 for images, _ in DaliIteratorGPU(pipe, size=20)))
+for size in ({}, {"size": 31}):
+    try:
+        HybridValPipe(data_dir=valdir, **common, **size)
+    except ValueError as error:
+        print(type(error).__name__)
+"""
+    *lines, is_scaled, first, second = printed(code, folder, tmp_path).splitlines()
+    assert is_scaled == "True" and first == second == "BadInput"
     assert lines == [f"{count} (8, 3, 32, 32) True" for count in (20, 20, 9, 9)]
 
 

@@ -1,13 +1,17 @@
 """Shards are found by patterns, and indexed once; the images in tar files are those of the same folder."""
 
 import gzip
+import io
+import os
 import re
+import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from common.ground.exits import BadInput
-from datasets.folders import image_folder, shards
+from datasets.folders import image_folder, listing, shards
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 from tests.support import pictures, tars
@@ -34,6 +38,9 @@ def test_patterns_name_the_shards(tmp_path):
     assert shards.find([both[1], f"{tmp_path}/s/*7.tar"]) == both
     with pytest.raises(BadInput, match=r"no file 009\.tar"):
         shards.find(f"{tmp_path}/s/{{007..010}}.tar")
+    for pattern in ([], f"{tmp_path}/s/{{5..1}}.tar"):
+        with pytest.raises(BadInput, match="expected"):
+            shards.find(pattern)
 
 
 def test_a_tar_is_indexed(tmp_path):
@@ -59,9 +66,15 @@ def test_the_index_is_made_once_and_again_if_a_shard_changes(tmp_path):
         index = shards.load_index(paths, scan, None)
         assert scanned == paths * (1 + number // 2)
         assert index["shard"].tolist() == ([0] * 4 + [1] * 4 if number < 2 else [0] * 4 + [1])
+    for place in tmp_path.glob(".shards-*.npy"):
+        place.write_bytes(place.read_bytes()[:-1])
+    assert len(shards.load_index(paths, scan, None)) == 5, "an index that is cut is made again"
     (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match="index of shards"):
+    with pytest.raises(BadInput, match="cache_dir"):
         shards.load_index(paths, scan, str(tmp_path / "file"))
+    (tmp_path / "2.tar").symlink_to("missing")
+    with pytest.raises(BadInput, match=r"cannot read .*2\.tar"):
+        shards.load_index(shards.find(f"{tmp_path}/*.tar"), scan, None)
 
 
 @pytest.mark.parametrize(
@@ -71,17 +84,55 @@ def test_the_index_is_made_once_and_again_if_a_shard_changes(tmp_path):
         (lambda tar: tar[:1536], 1536),  # between two files
         (lambda tar: tar[:1600], 1536),  # in the header of the second file
         (lambda tar: tar[:1536] + b"\1" * 512 + tar[2048:], 1536),
-        (lambda tar: tar[:2048] + b"x" + tar[2049:], 1536),  # the label 3
         (gzip.compress, 0),
         (lambda tar: b"", 0),
     ],
-    ids=["cut content", "cut between files", "cut header", "header", "label", "gzip", "empty"],
+    ids=["cut content", "cut between files", "cut header", "header", "gzip", "empty"],
 )
 def test_a_damaged_tar_is_one_line_with_its_path_and_byte(tmp_path, damage, offset):
     path = tars.write(tmp_path / "0.tar", FILES)
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(BadInput, match=rf"^{re.escape(str(path))} is .* at byte {offset}: .+"):
         look(path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.GNUTYPE_SPARSE])
+def test_links_and_sparse_files_in_a_tar_are_refused(tmp_path, kind):
+    path = tars.write(tmp_path / "0.tar", [("a.jpg", b"")])
+    member = tarfile.TarInfo("b.jpg")
+    member.type, member.linkname = kind, "a.jpg"
+    with tarfile.open(path, "a") as tar:
+        tar.addfile(member, io.BytesIO())
+    with pytest.raises(BadInput, match=r"at byte 512: b\.jpg is sparse or a link"):
+        shards.scan_tar(str(path))
+
+
+def test_a_folder_may_have_the_name_of_a_tar(tmp_path):
+    root = pictures.make(tmp_path / "x.tar/123456789012", train=4, val=3)
+    (tmp_path / "y.tar").symlink_to(root)
+    index = image_folder.load(str(tmp_path / "y.tar"), "train", str(tmp_path / "cache"))
+    assert FileStore(index).read(range(4)) == [Path(index.path(id)).read_bytes() for id in range(4)]
+    assert shards.split_path(f"{root}/a.tar/000000000512/b.tar/000000000001/c") == (f"{root}/a.tar", 512)
+    assert shards.split_path(f"{root}/1.jpg") is None
+
+
+def test_numeric_class_folders_have_the_numbers_of_loose_folders(tmp_path):
+    files = [(f"{name}/1.jpg", b"") for name in ("1", "10", "2")]
+    tars.write(tmp_path / "train.tar", files)
+    for name, content in files:
+        (tmp_path / "loose" / name).parent.mkdir(parents=True)
+        (tmp_path / "loose" / name).write_bytes(content)
+    packed, loose = look(tmp_path / "*.tar"), listing.look(str(tmp_path / "loose"), "train", None, print)
+    assert packed.classes == loose.classes and packed.labels.tolist() == loose.labels.tolist()
+
+
+def test_folders_of_splits_in_a_tar_are_splits_and_not_classes(tmp_path):
+    names = ["/train/a/1.jpg", "train/b/2.jpg", "val/a/3.jpg", "validation/b/4.jpg"]
+    tars.write(tmp_path / "images.tar", [(name, b"") for name in names])
+    for split, ends in (("train", ["1.jpg", "2.jpg"]), ("val", ["3.jpg", "4.jpg"])):
+        found = look(tmp_path / "*.tar", split, val_share=0.5)
+        assert found.classes == ("a", "b") and found.labels.tolist() == [0, 1]
+        assert [os.path.basename(path) for path in found.paths] == ends
 
 
 def test_a_shard_that_is_cut_later_is_one_line(tmp_path):
@@ -127,10 +178,18 @@ def test_tars_without_splits_are_divided_by_the_names_of_the_images(tmp_path):
 @pytest.mark.parametrize(
     "names, files, message",
     [
-        (["train.tar"], [("1.jpg", b"")], "has no class"),
+        (["train.tar"], [("1.jpg", b""), ("1.cls", b"cat")], "has no class: expected a number"),
         (["train.tar"], [("1.txt", b"")], "holds no image"),
         (["test.tar"], [("a/1.jpg", b"")], "no file has train in its name"),
         (["train.tar"], [("1.jpg", b""), ("1.cls", b"7")], r"label 7 is not in 0\.\.0"),
+        (["train.tar"], [("a/1.jpg", b""), ("a/1.cls", b"cat")], r"train\.tar: a/1\.cls: .* number"),
+        (["train.tar"], [("../a/1.jpg", b"")], r"train\.tar: \.\./a/1\.jpg"),
+        (
+            ["images.tar"],
+            [("data/a/1.jpg", b""), ("data/b/2.jpg", b"")],
+            "in the folder data: expected CLASS/NAME",
+        ),
+        (["images.tar"], [("val/a/1.jpg", b"")], "split train"),
     ],
 )
 def test_bad_shards_of_images_are_one_line(tmp_path, names, files, message):

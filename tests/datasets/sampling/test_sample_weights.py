@@ -45,11 +45,20 @@ def test_weights_of_images_by_their_paths(data, tmp_path):
     lines = [f"{index.name(id)} {id}" for id in reversed(range(len(index)))]
     (tmp_path / "file").write_text("\n".join(lines))
     assert weights.read(str(tmp_path / "file"), index).tolist() == list(range(48))
+    (tmp_path / "file").write_text("\n".join([*lines, "other.jpg 1"]))
+    with pytest.raises(BadInput, match=r"image .*: other\.jpg"):
+        weights.read(str(tmp_path / "file"), index)
 
 
 @pytest.mark.parametrize(
     "text, named",
-    [("cat 1", "1 of 2 class .*: sea gull"), ("cat x\nsea gull 1", ": cat x: "), ("cat", ": cat: ")],
+    [
+        ("cat 1", "1 of 2 class .*: sea gull"),
+        ("cat x\nsea gull 1", ": cat x: "),
+        ("cat", ": cat: "),
+        ("cat 1\nsea gull 1\ndog 1", "class .*: dog"),
+        ("cat 1\nsea gull 1\ncat 2", ": cat 2: "),
+    ],
 )
 def test_a_file_of_weights_that_is_not_complete_is_refused(text, named, tmp_path):
     (tmp_path / "file").write_text(text)

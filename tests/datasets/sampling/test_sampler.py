@@ -5,6 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
+import torch
 
 from common.ground.exits import BadInput
 from datasets.sampling.augment import random_resized_crop
@@ -117,6 +118,7 @@ def test_the_repeats_of_a_sample_in_an_epoch_have_other_random_numbers():
 
 
 @pytest.mark.parametrize("weights, named", [
+    ([1e308] * 3, "sum inf"), (torch.ones(3, requires_grad=True), "numbers"), (["a"] * 3, "numbers"),
     ([1, 2], r"\[2\].*3 samples"), ([1, -2, 1], "sample 1 is -2"), ([1, 1, np.nan], "sample 2 is nan"),
     ([0, 0, 0], "sum 0"),
 ])  # fmt: skip

@@ -1,0 +1,20 @@
+"""Run the `__init__` of Hugging Face's package in the namespace of `datasets`.
+
+A module, for Python's lock: other threads wait for it. If it fails, the next import runs it again.
+"""
+
+import importlib.machinery
+import os
+import sys
+from typing import Any
+
+_ours: Any = sys.modules["datasets"]
+_found = _ours._Installed
+_found.folder = os.path.dirname(_found.file)  # before `__init__` runs: it imports its modules
+_ours.__path__.append(_found.folder)
+try:
+    importlib.machinery.SourceFileLoader("datasets", _found.file).exec_module(_ours)
+except BaseException:
+    _ours.__path__.remove(_found.folder)
+    _found.folder = ""
+    raise
