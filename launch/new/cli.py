@@ -60,7 +60,6 @@ def main(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     if args.exact and args.amp:
         raise BadInput("--exact and --amp exclude each other: both replace the line of the evaluation")
-    args.ddp |= args.exact
     folder = Path(args.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +68,7 @@ def main(arguments: list[str]) -> int:
         elif any(folder.iterdir()):
             raise BadInput(f"{folder} is not empty: name a new folder")
         else:
-            _write_project(folder, args)
+            _write_project(folder, args, args.ddp or args.exact)
     except OSError as error:
         raise BadInput(f"{error.filename or folder}: {error.strerror}") from error
     return 0
@@ -111,8 +110,8 @@ def _mark(step: str, mark: str) -> str:
     return "\n".join([mark, *lines, mark, ""])
 
 
-def _write_project(folder: Path, args: argparse.Namespace) -> None:
-    job = make_job(args.ddp, args.amp, args.exact)
+def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
+    job = make_job(ddp, args.amp, args.exact)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name)[:64]
     for part in ("jobs", "tests"):
         (folder / part).mkdir()
@@ -120,7 +119,7 @@ def _write_project(folder: Path, args: argparse.Namespace) -> None:
     shutil.copyfile(_HOME / "requirements.txt", folder / "requirements.txt")
     for source, target in _FILES.items():
         lines = _read(f"launch/new/template/{source}").replace("@name@", name).split("\n")
-        kept = [line.removesuffix(_ONLY_DDP) for line in lines if args.ddp or not line.endswith(_ONLY_DDP)]
+        kept = [line.removesuffix(_ONLY_DDP) for line in lines if ddp or not line.endswith(_ONLY_DDP)]
         (folder / target).write_text("\n".join(kept), encoding="utf-8")
     for room in ("common", "datasets", "launch"):
         if args.copy:
