@@ -135,7 +135,8 @@ class Shared:
         ids = np.arange(len(store.index))
         while True:
             try:
-                store.lease.register(offline=True)  # each time: a restarted server has lost it
+                if not self.server.full_until:  # a full server refuses it
+                    store.lease.register(offline=True)  # each time: a restarted server has lost it
                 store.keep(ids)
                 with progress(len(ids), "counting stored samples") as bar:
                     return ids[store.lengths(ids, bar.update) != store.whole_lengths(ids)]
