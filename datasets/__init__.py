@@ -24,7 +24,7 @@ def __getattr__(name: str) -> Any:
 class _Installed:
     """A finder of the modules that only the installed package has."""
 
-    file = folder = ""  # of that package, while its `__init__` runs and after that
+    file = folder = ""  # the package's `__init__` and its folder, set while that runs and afterwards
 
     @classmethod
     def load(cls) -> bool:

@@ -123,6 +123,7 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     args = parse_args()
     device, _, world_size = process_group.join(args)  # step by step: train_ddp.py
+    args = image_folders.complete(args)  # mean, std, crop share and interpolation are the model's own
     log = metrics.Log(args)
     shards = exact.Shards(args.exact_shards, device) if args.exact_shards else None  # see train_exact.py
     # First the checks that need only the arguments: the scan of the images may take hours.

@@ -79,12 +79,15 @@ def check(
     """
 
     def attempt() -> None:
-        model, size = build(name, 10, image_size, kwargs), first_image_size or image_size
+        classes, size = 10, first_image_size or image_size
+        model = build(name, classes, image_size, kwargs)
         if first_image_size:
-            _try(model.eval(), size, f"--arch {name} cannot take images of --first_image_size {size}", 10)
+            _try(
+                model.eval(), size, f"--arch {name} cannot take images of --first_image_size {size}", classes
+            )
         if batch == 1:
             cannot = f"--arch {name} cannot be trained on 1 image of --image_size {size} at a time"
-            _try(model.train(), size, f"{cannot}: raise --batch_size, or lower --accumulate", 10)
+            _try(model.train(), size, f"{cannot}: raise --batch_size, or lower --accumulate", classes)
 
     on_meta(attempt)
 
@@ -114,7 +117,7 @@ def build(name: str, classes: int, image_size: int, kwargs: str = NO_KWARGS) -> 
         raise BadInput(f"--model_kwargs {kwargs}: leave num_classes out: the classes are counted")
     try:
         model = make(**values)
-    except Exception as error:  # of any kind: the values have any type
+    except Exception as error:  # the values have any type, so the class may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         if not values and isinstance(error, RuntimeError | AssertionError | ValueError):
             raise BadInput(f"{cannot}: {reason}") from error
@@ -131,7 +134,7 @@ def _try(model: nn.Module, size: int, cannot: str, classes: int) -> None:
     try:
         with torch.no_grad():
             output = model(torch.zeros(1, 3, size, size))
-    except Exception as error:  # of any kind: a network may be made with any arguments
+    except Exception as error:  # a network with unusual arguments may raise anything
         raise BadInput(f"{cannot}: {' '.join(str(error).split())[:200]}") from error
     shape = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
     if shape != [1, classes]:

@@ -60,7 +60,7 @@ def check(args: argparse.Namespace) -> dict[str, float]:
             raise BadInput(f"--optimizer_kwargs {args.optimizer_kwargs}: give {name} as --{name}")
     try:
         build(trial, torch.nn.Linear(1, 1), torch.device("cpu"))
-    except Exception as error:  # of any kind: the values have any type
+    except Exception as error:  # the values have any type, so the class may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise BadInput(
             f"--optimizer_kwargs {args.optimizer_kwargs}: {reason}; it has {', '.join(known)}"

@@ -143,10 +143,12 @@ def read_json_lines(path: str, most: int, whole: bool = False) -> list[dict]:
     except FileNotFoundError:
         return []
     objects = parse_json_lines(content)
-    count = sum(bool(line.strip()) for line in content.split(b"\n"))
-    if whole and len(objects) < count:
-        bad = count - len(objects)
-        raise BadInput(f"{path}: {bad} of {count} lines are cut or damaged: delete them to use the others")
+    if whole:
+        count = sum(bool(line.strip()) for line in content.split(b"\n"))
+        if bad := count - len(objects):
+            raise BadInput(
+                f"{path}: {bad} of {count} lines are cut or damaged: delete them to use the others"
+            )
     return objects
 
 

@@ -89,13 +89,18 @@ def add_arguments(parser: JobParser) -> None:
     effects.add_arguments(parser.add_argument_group("augmentation").add_argument)
 
 
+def complete(args: argparse.Namespace) -> argparse.Namespace:
+    """Return the arguments with mean, std, crop share and interpolation of the model. Call it on every rank.
+    Raises BadInput."""
+    return argparse.Namespace(**vars(args) | ranks.call_on_first(lambda: preprocessing.complete(args)))
+
+
 def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tiers.Stores:
     """Return the stores of --pack and --cache. They are closed when the job ends.
 
-    Call it before open_indexes(): it checks all options of add_arguments() and completes those of
-    preprocessing; the scan may take hours. Raises BadInput.
+    Call it before open_indexes(): it checks all options of add_arguments(), and the scan may take hours.
+    Raises BadInput.
     """
-    vars(args).update(ranks.call_on_first(lambda: preprocessing.complete(args)))
     backend = _backend(args, device)
     for name in ("pack", "cache_dir"):
         if folder := getattr(args, name):

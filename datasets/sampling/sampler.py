@@ -236,7 +236,7 @@ def _cumulative(weights: ArrayLike, size: int) -> np.ndarray:
     """Return the cumulative weights, float64 [size]. Raises BadInput."""
     try:
         values = np.asarray(weights, np.float64)
-    except (TypeError, ValueError, RuntimeError) as error:  # of NumPy or torch
+    except (TypeError, ValueError, RuntimeError) as error:  # NumPy and torch raise these
         raise BadInput(f"weights: {error}: expected an array of numbers") from error
     if values.shape != (size,):
         raise BadInput(f"weights of shape {list(values.shape)}: expected one for each of the {size} samples")

@@ -172,7 +172,7 @@ def test_a_scaler_does_not_overrule_the_other_ranks():
 @_needs_fused
 @pytest.mark.parametrize("options", [{"nesterov": True, "weight_decay": 0.01}, {"dampening": 0.5}])
 def test_weights_of_both_kinds_of_optimizer_agree(options):
-    """The weights are equal. Some steps are skipped, also the first one: then there is no momentum yet."""
+    """The weights are equal after skipped steps. The first step is one of them: it has no momentum yet."""
     found = []
     for fused in (None, True):
         torch.manual_seed(0)

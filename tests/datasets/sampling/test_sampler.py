@@ -107,7 +107,8 @@ def test_the_repeats_of_a_sample_in_an_epoch_have_other_random_numbers():
     plan = Plan(index, sampler, random_resized_crop)
     batches = [batch for _ in sampler.epochs_from(0) for batch in plan]
     boxes = {tuple(row) for batch in batches for row in np.stack(batch.crops, 1).tolist()}
-    assert {id for batch in batches for id in batch.ids.tolist()} == {2} and len(boxes) > 190  # of 200
+    assert {id for batch in batches for id in batch.ids.tolist()} == {2}
+    assert len(boxes) > 190  # 200 draws; two may have one box
     drawn = [draw_effects(Effects(True), batch.ids, 1, batch.epoch, 32).strength for batch in batches[:3]]
     assert all(len(np.unique(each)) > 1 for each in drawn)
     assert plan.fingerprint.startswith("data+") and plan.fingerprint != Plan(
