@@ -66,7 +66,7 @@ def build(
     delivery: mean, std and dtype of Loader. The others: see engine().
     """
     loader = Loader(engine(backend, store, device, workers, antialias), plan, device, **delivery)
-    loader.backend, loader.store = backend, store
+    loader.backend = backend
     return loader
 
 
