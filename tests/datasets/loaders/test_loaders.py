@@ -406,10 +406,3 @@ def test_a_pack_without_room_is_refused_with_sizes(index, tmp_path, monkeypatch)
     monkeypatch.setattr(pack.shutil, "disk_usage", lambda path: argparse.Namespace(free=10))
     with pytest.raises(BadInput, match=r"a pack of 40 images needs 0\.\d\d GB at .*, 0\.00 GB are free"):
         pack.build(index, str(tmp_path / "pack"))
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "abc", "", "9" * 5000])
-def test_a_number_of_processes_that_is_none(value, monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", value)
-    with pytest.raises(BadInput, match="LOCAL_WORLD_SIZE="):
-        backends.cores()
