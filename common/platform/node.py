@@ -34,10 +34,6 @@ _SHM = 1e9  # bytes that platforms guarantee; DataLoader workers pass their batc
 _NO_ROOM = 0.3e9  # bytes: two checkpoints of 134 MB, because the old one is kept while the new one is written
 _LITTLE_ROOM = 5e9  # bytes
 _NEEDED = ("numpy", "tqdm")  # imported by every job
-_OPTIONAL = {
-    "torchvision": "image folders", "pillow": "image folders", "scikit-learn": "--dataset digits",
-    "tensorboard": "TensorBoard events",
-}  # fmt: skip
 _CODES = {
     "accelerators": 10, "shm": 11, "outputs": 12, "scratch": 12, "limits": 13, "master": 14, "interface": 14,
     "versions": 15, "packages": 15,
@@ -221,16 +217,13 @@ def _versions(driver: str | None) -> Finding:
 
 
 def _packages() -> Finding:
-    facts, errors, warnings = [], [], []
-    for name in (*_NEEDED, *_OPTIONAL):
+    facts, errors = [], []
+    for name in _NEEDED:
         try:
             facts.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            if name in _NEEDED:
-                errors.append(f"every job needs {name}: pip install {name}")
-            else:
-                warnings.append(f"no {_OPTIONAL[name]} without {name}: pip install {name}")
-    return judge("packages", ", ".join(facts), errors, warnings)
+            errors.append(f"every job needs {name}: pip install {name}")
+    return judge("packages", ", ".join(facts), errors, [])
 
 
 def _presets(env: Mapping[str, str]) -> Finding:
