@@ -17,6 +17,7 @@ import functools
 import numbers
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch.nn.functional import one_hot
@@ -165,7 +166,7 @@ class Dataset:
         self._val_index = image_folder.load(data_dir, "val", cache, classes=self._train_index.classes)
 
         unit = 1 if all(each < 1 for each in std) else 255
-        delivery = {
+        delivery: dict[str, Any] = {
             "mean": tuple(each / unit for each in mean), "std": tuple(each / unit for each in std),
             "dtype": torch.float16 if fp16 else None,
         }  # fmt: skip
