@@ -10,8 +10,8 @@ redis://[user@]host[:port] or rediss://, as for its --cache. The password is in 
 BOOTFILE_CACHE_PASSWORD, or in the file that BOOTFILE_CACHE_PASSWORD_FILE names, never in an argument. An
 interrupted preload continues where it stopped. Its samples stay until rm.
 
-Exit codes: 0 done (check: all samples are stored and equal), 1 incomplete (preload: the server is full;
-check: a sample is missing or differs), 2 bad input, or the server does not answer.
+Exit codes: 0 done (check: all samples are stored and equal), 1 incomplete (preload: the server is full or
+lost its data; check: a sample is missing or differs), 2 bad input, or the server does not answer.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def preload(place: "Place", args: argparse.Namespace) -> int:
         there = place.preload(index, form, args.workers)
         line = f"{index.split}: {there} of {len(index)} samples are stored"
         if there < len(index):
-            line, code = f"{line}, {len(index) - there} are not: the server is full", 1
+            line, code = f"{line}, {len(index) - there} are not: the server is full, or lost its data", 1
         print(line, flush=True)
     return code
 

@@ -1,5 +1,6 @@
 """`launch cache` fills, checks, lists and deletes packs and the data sets of real Redis servers."""
 
+import contextlib
 import os
 import random
 import re
@@ -237,21 +238,24 @@ def lose(tmp_path):
 
 @needed
 def test_a_server_that_begins_anew_meanwhile(many, lose, launch):
-    """If a server loses its data during a preload, the preload stores the samples and metadata again."""
+    """If a server loses its data during a preload, the next preload stores the samples and metadata again."""
     server, strike = lose
-    strike(again=True)
-    code, printed = launch("preload", server.url(), many, "--workers", "1", "--split", "train")
+    struck = strike(again=True)
+    words = ("preload", server.url(), many, "--workers", "1", "--split", "train")
+    with contextlib.suppress(BadInput):  # it is still away at the end
+        assert launch(*words)[0] == 1
+    struck.result()
+    code, printed = launch(*words)
     assert code == 0 and "400 of 400 samples are stored" in printed
     assert launch("check", server.url(), many, "--split", "train")[0] == 0
     assert "400/400" in launch("ls", server.url())[1]
 
 
 @needed
-def test_a_server_that_stays_away(many, lose, launch, monkeypatch):
-    monkeypatch.setattr(cache_server, "PATIENCE", 0.3)
+def test_a_server_that_stays_away(many, lose, launch):
     server, strike = lose
     strike(again=False)
-    with pytest.raises(BadInput, match=rf"cannot reach the cache: 127.0.0.1:{server.port}: "):
+    with pytest.raises(BadInput, match=r"cannot reach the cache: .*refused"):
         launch("preload", server.url(), many, "--workers", "1")
 
 
