@@ -37,6 +37,7 @@ REMOVED = {  # former options, and former words after a verb: what to use instea
     "simulate --seed": "name the step of each fault: --fault kill:rank=1,step=20",
     "prove --to": "write > FILE",
     "prove --force": "write > FILE",
+    "submit --snapshot": "run it in the code folder; code in job.toml names the snapshot",
     "submit --to": "write > FILE",
     "submit --force": "write > FILE",
     "fetch --latest_checkpoint": "fetch takes all files; --keep of the job limits its checkpoints",

@@ -16,6 +16,7 @@ from common.console.arguments import Parser
 from common.ground.exits import BadInput, import_optional
 from common.ground.files import write_atomic
 from launch import confirm
+from launch.explain import format_time
 from launch.report import charts, tables
 from launch.report import runs as report_runs
 from launch.report.runs import Run
@@ -72,7 +73,7 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
     )  # fmt: skip
     return environment.get_template("page.html").render(
         title=title or ", ".join(run.name for run in runs),
-        made=tables.format_time(time.time()),
+        made=format_time(time.time()),
         runs=runs,
         policy=_POLICY,
         colours=charts.COLOURS,

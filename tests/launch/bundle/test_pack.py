@@ -215,8 +215,8 @@ def test_limits(mine, tmp_path):
     for name, size in (("large.bin", 4 * 10**9), ("middle.bin", 2 * 10**9)):
         with open(mine / name, "wb") as file:
             file.truncate(size)
-    biggest = "the biggest file is large.bin (4.0 GB)"
-    assert refused(job, to) == f"6.0 GB, and a code folder may have 5.0 GB; {biggest}"
+    biggest = "the biggest file is large.bin (4.00GB)"
+    assert refused(job, to) == f"6.00GB, and a code folder may have 5.00GB; {biggest}"
 
 
 @pytest.mark.parametrize("name", [b"bad\xff.txt", b"a\nb.txt", b"a\\b.txt"])
