@@ -2,13 +2,14 @@
 
     python -m launch cache preload --data_url DIR --to PLACE    store all samples permanently
     python -m launch cache check --data_url DIR --to PLACE      compare all stored samples with the files
-    python -m launch cache ls --to PLACE                        list data sets, hit rates, users, free space
-    python -m launch cache rm --to PLACE DATASET | --all        delete data sets
+    python -m launch cache ls --to SERVER                       list data sets, hit rates, users, free space
+    python -m launch cache rm --to SERVER DATASET | --all       delete data sets
 
 DIR: as for jobs/imagenet.py. PLACE: a folder of packs (in /dev/shm or /cache), as for its --pack; or
-redis://[user@]host[:port] or rediss://, as for its --cache. The password is in the variable
+SERVER, redis://[user@]host[:port] or rediss://, as for its --cache. The password is in the variable
 BOOTFILE_CACHE_PASSWORD, or in the file that BOOTFILE_CACHE_PASSWORD_FILE names, never in an argument. An
-interrupted preload continues where it stopped. Its samples stay until rm.
+interrupted preload continues where it stopped. Its samples stay until rm. Each pack is a folder: list and
+delete packs with ls and rm -r.
 
 Exit codes: 0 done (check: all samples are stored and equal), 1 incomplete (preload: the server is full or
 lost its data; check: a sample is missing or differs), 2 bad input, or the server does not answer.
@@ -19,7 +20,7 @@ import functools
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -49,7 +50,7 @@ def main(argv: list[str]) -> int:
     if verb not in VERBS:
         raise BadInput(f"unknown verb {verb!r}, expected one of {', '.join(VERBS)}")
     args = _parse_args(verb, rest)
-    place = _open(args.to)
+    place = _open(args.to, verb)
     try:
         return VERBS[verb](place, args)
     except Unavailable as error:
@@ -78,12 +79,12 @@ def check(place: "Place", args: argparse.Namespace) -> int:
     return int(wrong > 0)
 
 
-def ls(place: "Place", args: argparse.Namespace) -> int:
+def ls(place: "Shared", args: argparse.Namespace) -> int:
     print(*filter(None, (sets.describe(place.sets()), place.describe_room())), sep="\n")
     return 0
 
 
-def rm(place: "Place", args: argparse.Namespace) -> int:
+def rm(place: "Shared", args: argparse.Namespace) -> int:
     if args.all == bool(args.dataset):
         raise BadInput("rm: name a data set, as ls shows it, or pass --all")
     stored = place.sets(counted=False)
@@ -103,7 +104,7 @@ VERBS = {"preload": preload, "check": check, "ls": ls, "rm": rm}
 def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
     parser = arguments.Parser(__doc__, f"python -m launch cache {verb}")
     add, number = parser.add_argument, arguments.positive_int
-    add("--to", required=True, metavar="PLACE", help="a folder of packs, or redis://[user@]host[:port]")
+    add("--to", required=True, metavar="PLACE", help="redis://[user@]host[:port], or a folder")
     if verb in ("preload", "check"):
         add("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
         add("--split", choices=("train", "val"), help="default: both")
@@ -124,14 +125,16 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def _open(to: str) -> "Place":
-    """Return the place. Text that may be a URL is never treated as a folder: errors show the name of a
-    folder, but no password."""
+def _open(to: str, verb: str) -> Any:
+    """Return the place for a verb. Text that may be a URL is never treated as a folder: errors show the name
+    of a folder, but no password."""
     meant = "@" in to and not to.startswith(("/", ".", "~")) and not os.path.exists(to)
     if meant or "://" in to or re.match(r"rediss?:", to):
         from launch.cache.server import Shared
 
         return Shared(to, _log)
+    if verb in ("ls", "rm"):
+        raise BadInput(f"{verb}: --to {to} is a folder: list and delete its packs with ls and rm -r")
     from launch.cache.folder import Packs
 
     return Packs(to, _log)

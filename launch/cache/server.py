@@ -21,7 +21,7 @@ from datasets.stores.shared import address, leases
 from datasets.stores.shared.connection import Server
 from datasets.stores.shared.redis_store import RedisStore
 from launch.cache.check import DAMAGED, MISSING
-from launch.cache.sets import DataSet, Read, describe_room
+from launch.cache.sets import DataSet, Read
 
 _PART = 32  # samples that a thread makes and sends at a time
 
@@ -110,8 +110,9 @@ class Shared:
         known = self.server.memory()
         limit, policy = known.get("maxmemory") or None, known.get("maxmemory_policy", "")
         note = policy if policy == "noeviction" or not limit else f"{policy}: set it to noeviction"
-        used = known.get("used_memory", 0)
-        return describe_room(str(self.server.address), used, limit, note) if known else ""
+        most = f"{limit / 1e9:.3f} GB" if limit else "no limit"
+        used = f"{known.get('used_memory', 0) / 1e9:.3f} GB used of {most}"
+        return f"{self.server.address}: {used}{note and ', '}{note}" if known else ""
 
     def _log_later(self, text: str) -> None:
         if self._opened:  # failures at the start are reported as errors

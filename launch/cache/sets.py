@@ -1,4 +1,4 @@
-"""Describe the data sets in a cache, packs or a server, as text."""
+"""Describe the data sets on a server as text."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,9 +17,9 @@ class DataSet(NamedTuple):
     samples: number of samples in the data set
     there: number of stored samples; None if they were not counted
     bytes: size of the stored samples
-    mode: "active" or "offline"; of a pack also "unfinished" or "damaged"
+    mode: "active" or "offline"
     users: the processes that use it, each in words
-    counts: hits, misses, bad, errors and put since the data set was created; {} for a pack
+    counts: hits, misses, bad, errors and put since the data set was created
     """
 
     name: str
@@ -62,9 +62,3 @@ def describe(sets: list[DataSet]) -> str:
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     lines += [f"{each.name} is used by {user}" for each in sets for user in each.users]
     return "\n".join(lines)
-
-
-def describe_room(name: str, used: int, limit: int | None, note: str = "") -> str:
-    """Return a line about the space of a server or a disk, in bytes. limit: None if there is none."""
-    most = "no limit" if limit is None else f"{limit / 1e9:.3f} GB"
-    return f"{name}: {used / 1e9:.3f} GB used of {most}{note and ', '}{note}"
