@@ -1,7 +1,8 @@
-"""Describe exit codes, times and sizes in words."""
+"""Describe exit codes, times and sizes in words, and align tables."""
 
 import datetime
 import signal
+from collections.abc import Iterable, Sequence
 
 from tqdm import tqdm
 
@@ -76,3 +77,10 @@ def format_time(seconds: float) -> str:
 def human_size(size: float) -> str:
     """Return a number of bytes in powers of 1000: "1.23MB"."""
     return tqdm.format_sizeof(size, "B")
+
+
+def align(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the rows of a table as lines with aligned columns."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

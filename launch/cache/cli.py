@@ -20,7 +20,7 @@ import functools
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm import tqdm
 
@@ -32,13 +32,9 @@ from datasets.stores import forms
 from datasets.stores.shared import address
 from datasets.stores.shared.connection import Unavailable
 from launch.cache import check as checks
-from launch.cache import sets
-
-if TYPE_CHECKING:
-    from launch.cache.folder import Packs
-    from launch.cache.server import Shared
-
-    Place = Packs | Shared
+from launch.cache import server
+from launch.cache.folder import Packs
+from launch.cache.server import Shared
 
 
 def main(argv: list[str]) -> int:
@@ -59,7 +55,7 @@ def main(argv: list[str]) -> int:
         place.close()
 
 
-def preload(place: "Place", args: argparse.Namespace) -> int:
+def preload(place: Packs | Shared, args: argparse.Namespace) -> int:
     form, code = _form(place, args), 0
     for index in _load_indexes(args):
         print(f"{index.split}: {len(index)} samples", flush=True)
@@ -71,7 +67,7 @@ def preload(place: "Place", args: argparse.Namespace) -> int:
     return code
 
 
-def check(place: "Place", args: argparse.Namespace) -> int:
+def check(place: Packs | Shared, args: argparse.Namespace) -> int:
     form, wrong = _form(place, args), 0
     for index in _load_indexes(args):
         with place.reader(index, form) as read:
@@ -79,16 +75,16 @@ def check(place: "Place", args: argparse.Namespace) -> int:
     return int(wrong > 0)
 
 
-def ls(place: "Shared", args: argparse.Namespace) -> int:
-    print(*filter(None, (sets.describe(place.sets()), place.describe_room())), sep="\n")
+def ls(place: Shared, args: argparse.Namespace) -> int:
+    print(*filter(None, (server.describe(place.sets()), place.describe_room())), sep="\n")
     return 0
 
 
-def rm(place: "Shared", args: argparse.Namespace) -> int:
+def rm(place: Shared, args: argparse.Namespace) -> int:
     if args.all == bool(args.dataset):
         raise BadInput("rm: name a data set, as ls shows it, or pass --all")
     stored = place.sets(counted=False)
-    unwanted = stored if args.all else [sets.choose(stored, args.dataset)]
+    unwanted = stored if args.all else [server.choose(stored, args.dataset)]
     for each in unwanted:
         if each.users and not args.force:
             raise BadInput(f"{each.name} is in use: {', '.join(each.users)}; --force deletes it anyway")
@@ -130,13 +126,9 @@ def _open(to: str, verb: str) -> Any:
     of a folder, but no password."""
     meant = "@" in to and not to.startswith(("/", ".", "~")) and not os.path.exists(to)
     if meant or "://" in to or re.match(r"rediss?:", to):
-        from launch.cache.server import Shared
-
         return Shared(to, _log)
     if verb in ("ls", "rm"):
         raise BadInput(f"{verb}: --to {to} is a folder: list and delete its packs with ls and rm -r")
-    from launch.cache.folder import Packs
-
     return Packs(to, _log)
 
 
@@ -158,7 +150,7 @@ def _load_indexes(args: argparse.Namespace) -> list[image_folder.ImageFolderInde
     return [val] if args.split == "val" else [train, val]
 
 
-def _form(place: "Place", args: argparse.Namespace) -> str:
+def _form(place: Packs | Shared, args: argparse.Namespace) -> str:
     """Return --form or the default of the place. Raises BadInput if the place cannot hold that form."""
     form = args.form or place.form
     if form not in place.forms:

@@ -9,8 +9,7 @@ import numpy as np
 from common.ground.exits import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.stores import forms, pack
-from launch.cache.check import DAMAGED, MISSING
-from launch.cache.sets import Read
+from launch.cache.check import DAMAGED, MISSING, Read
 
 
 class Packs:
