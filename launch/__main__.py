@@ -35,8 +35,6 @@ REMOVED = {  # former options, and former words after a verb: what to use instea
     "pack --with": "add a line !PATH to .jobignore in the code folder",
     "pack --single_file": "upload the folder that pack makes",
     "simulate --seed": "name the step of each fault: --fault kill:rank=1,step=20",
-    "prove --to": "write > FILE",
-    "prove --force": "write > FILE",
     "submit --snapshot": "run it in the code folder; code in job.toml names the snapshot",
     "submit --to": "write > FILE",
     "submit --force": "write > FILE",

@@ -20,42 +20,24 @@ prove nothing, for example because the damage was not noticed; 2 bad input.
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import sys
 import tempfile
 import time
-from typing import NamedTuple
 
 from common.console.arguments import Parser, positive_int
 from common.distributed import preemption
 from common.ground.exits import BadInput
+from launch import confirm
 from launch.explain import DIFFERS, UNVERIFIED
-from launch.prove import evidence, trial
+from launch.prove import evidence, page, trial
 from launch.prove.evidence import Line
 from launch.prove.jobs import KILLED, REFERENCE, Case, Job, OtherJob, OwnJob
+from launch.prove.page import Row
 
 _UNWIND = 60.0  # seconds after Ctrl-C to end the job's processes, and delete its runs
-
-
-class Row(NamedTuple):
-    """One case. done: what was done to the run. lines: [] if it was not run."""
-
-    case: Case
-    done: str
-    lines: list[Line]
-
-    @property
-    def different(self) -> list[Line]:
-        """Return the comparisons that differ, without those that need not be equal."""
-        ignored = () if self.case.checks_state else ("state", "weights")
-        return [line for line in self.lines if not line.equal and line.part not in ignored]
-
-    @property
-    def result(self) -> str:
-        """Return the word for the result."""
-        words = ("noticed", "not noticed") if self.case.must_differ else ("differs", "equal")
-        return words[not self.different] if self.lines else "nothing to compare"
 
 
 def main(arguments: list[str]) -> int:
@@ -64,6 +46,8 @@ def main(arguments: list[str]) -> int:
     parser = Parser(__doc__, "python -m launch prove")
     add = parser.add_argument
     add("job", metavar="JOB", help="the script; its options follow --")
+    add("--to", metavar="FILE", help="also write a page, for example proof.html")
+    add("--force", action="store_true", help="replace FILE even if it is not such a page")
     add("--kills", type=positive_int, default=3, help="SIGKILLs at random moments (default: 3)")
     add("--seed", type=int, default=0, help="seed of these moments (default: 0)")
     add("--keep", metavar="FOLDER", help="keep the runs in this new or empty folder (default: temporary)")
@@ -74,6 +58,8 @@ def main(arguments: list[str]) -> int:
         raise BadInput(f"{args.job}: no such file")
     if (args.compare is None) != (args.resume_with is None):
         raise BadInput("expected --compare FILES together with --resume_with OPTIONS")
+    if args.to:
+        confirm.check_replaceable(args.to, re.compile(page.MARK), args.force)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # under nohup it stays ignored
             signal.signal(number, lambda number, frame: sys.exit(128 + number))  # and end the job's processes
@@ -97,6 +83,9 @@ def main(arguments: list[str]) -> int:
         print(verdict)
         for line in job.unchecked:
             print(f"not checked: {line}")
+        if args.to:
+            page.write(args.to, job, rows, verdict)
+            print(f"page: {args.to}")
     return code
 
 

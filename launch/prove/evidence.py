@@ -11,11 +11,14 @@ from launch.receipt import compare, compare_states
 
 
 class Line(NamedTuple):
-    """One comparison. part: data, state or weights. text: its result in words."""
+    """One comparison. part: PARTS. text: its result in words."""
 
     part: str
     text: str
     equal: bool
+
+
+PARTS = ("data", "state", "weights")
 
 
 def compare_runs(first: str, second: str, pattern: str) -> list[Line]:

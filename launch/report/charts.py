@@ -1,6 +1,6 @@
 """Draw the charts of a report with matplotlib, as SVG without script inside the page.
 
-On a dark page a CSS filter inverts the drawings.
+The drawings contain CSS variables of the page instead of colours. One drawing serves a light and a dark page.
 """
 
 import html
@@ -18,9 +18,7 @@ figure_module = import_optional("matplotlib.figure", "the charts need matplotlib
 ticker = import_optional("matplotlib.ticker", "the charts need matplotlib", "matplotlib")
 
 DASHES = ((), (7, 3), (2.5, 2.5), (10, 3, 2.5, 3), (14, 4), (5, 2, 1.5, 2, 1.5, 2))  # dashes, in units
-# They stay apart (CIE76 of 20 or more) for full, protan, deutan and tritan sight.
-COLOURS = ("#0067a8", "#c24e00", "#009e73", "#802059", "#9900ff", "#4d4422")
-_SOFT = "#566070"
+_COLOURS = ("text", "soft", "axis", "grid", "panel", *(f"c{n}" for n in range(len(DASHES))))
 _WIDTH, _HEIGHT = 380, 240  # units; the page scales them
 _LOG_FROM = 300  # an axis of losses is logarithmic from this ratio of greatest to least value
 _MOST_POINTS = 400  # points of a curve; more become intervals
@@ -34,27 +32,33 @@ _CHARTS = (  # heading, figure of training, figure of validation
     ("Learning rate", "lr"),
 )
 
+
+def _colour(name: str) -> str:
+    """Return the colour that stands for a CSS variable in a drawing."""
+    return f"#0000{_COLOURS.index(name):02x}"
+
+
 _STYLE = {
     "svg.fonttype": "none",  # texts stay texts, in the page's font
     "svg.hashsalt": "report",  # the same data give the same bytes
     "font.family": "DejaVu Sans",  # for the layout; the page replaces it
     "font.size": 13,
-    "grid.color": "#e3e6ea",
-    "axes.edgecolor": "#6b7280",
+    "axes.edgecolor": _colour("axis"),
     "axes.grid": True,
     "axes.grid.axis": "y",
     "axes.axisbelow": True,
-    "axes.labelcolor": _SOFT,
+    "axes.labelcolor": _colour("soft"),
     "axes.spines.left": False,
     "axes.spines.right": False,
     "axes.spines.top": False,
+    "grid.color": _colour("grid"),
     "lines.dash_capstyle": "butt",
     "lines.markersize": 4.5,
     "lines.scale_dashes": False,
     "xtick.bottom": False,
-    "xtick.labelcolor": _SOFT,
+    "xtick.labelcolor": _colour("soft"),
     "ytick.left": False,
-    "ytick.labelcolor": _SOFT,
+    "ytick.labelcolor": _colour("soft"),
 }
 
 
@@ -76,7 +80,9 @@ def draw(runs: list[Run]) -> list[dict]:
                         alone = strong and len(runs) == 1  # two curves, and two colours for them
                         _draw_curve(axes, *run.figures[name], place + alone, bool(strong))
                 for start in run.starts[1 : _MOST_MARKS + 1]:
-                    axes.axvline(start.step, color=_SOFT, linewidth=1.5, linestyle=(0, (1.5, 3)), gid="mark")
+                    axes.axvline(
+                        start.step, color=_colour("soft"), linewidth=1.5, linestyle=(0, (1.5, 3)), gid="mark"
+                    )
             if names[0] == "acc":
                 axes.yaxis.set_major_formatter(ticker.PercentFormatter(1))
             if names[0].endswith("loss") and 0 < np.nanmin(values) < np.nanmax(values) / _LOG_FROM:
@@ -104,7 +110,7 @@ def _draw_curve(axes: Any, x: np.ndarray, y: np.ndarray, style: int, strong: boo
     x, y: float64 [n]. style: index of colour and dash. strong: a thicker line, and dots
     """
     style %= len(DASHES)
-    colour, points = COLOURS[style], np.count_nonzero(~np.isnan(y))
+    colour, points = _colour(f"c{style}"), np.count_nonzero(~np.isnan(y))
     if len(x) > _MOST_POINTS:
         x, y, low, high = _summarize(x, y)
         axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0)
@@ -132,6 +138,7 @@ def _render(axes: Any, title: str, about: str) -> str:
     axes.figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = file.getvalue().partition("<svg")[2].partition(">")[2]
     text = re.sub(r"<defs>\s*<style.*?</defs>", "", text, flags=re.DOTALL)  # it would apply to the whole page
+    text = re.sub("#0000([0-9a-f]{2})", lambda match: f"var(--{_COLOURS[int(match[1], 16)]})", text)
     label = html.escape(f"{title}. {about}; figures in the table of epochs")
     text = text.replace("<g id=", "<g class=")  # ids must differ within a page
     return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{text}'

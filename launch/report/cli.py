@@ -13,15 +13,13 @@ import re
 import time
 
 from common.console.arguments import Parser
-from common.ground.exits import BadInput, import_optional
+from common.ground.exits import BadInput
 from common.ground.files import write_atomic
-from launch import confirm
+from launch import confirm, page
 from launch.explain import format_time
 from launch.report import charts, tables
 from launch.report import runs as report_runs
 from launch.report.runs import Run
-
-jinja2 = import_optional("jinja2", "the page needs jinja2")
 
 MOST_RUNS = 24
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
@@ -67,16 +65,12 @@ def _names(paths: list[str]) -> list[str]:
 def render_page(runs: list[Run], title: str | None = None) -> str:
     """Return the HTML of runs. Their names must differ."""
     settings = [run.starts[-1].settings if run.starts else {} for run in runs]
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(os.path.dirname(os.path.abspath(__file__))),
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    return environment.get_template("page.html").render(
+    return page.render(
+        "report/page.html",
         title=title or ", ".join(run.name for run in runs),
         made=format_time(time.time()),
         runs=runs,
         policy=_POLICY,
-        colours=charts.COLOURS,
         dashes=charts.DASHES,
         final=tables.make_final_rows(runs),
         charts=charts.draw(runs),

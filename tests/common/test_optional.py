@@ -53,7 +53,7 @@ USES = {
     "simplejpeg": ("datasets.folders.images", "simplejpeg"),
     "psutil": ("datasets.stores.local", "psutil"),
     "pydantic": ("launch.platforms.config", "pydantic"),
-    "jinja2": ("launch.report.cli", "jinja2"),
+    "jinja2": ("launch.page", "jinja2"),
     "matplotlib.figure": ("launch.report.charts", "matplotlib"),
 }
 

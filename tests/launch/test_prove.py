@@ -27,14 +27,18 @@ def prove_script(folder, part, code, *words):
     )  # fmt: skip
 
 
-def test_a_job_of_bootfile_is_exact():
+def test_a_job_of_bootfile_is_exact(tmp_path):
     options = ("--width=8", "--batch_size=240", "--dataset=digits")
-    shown = prove("jobs/train_ddp.py", "--kills=1", "--", *options, "--max_steps=12").stdout
+    page = tmp_path / "proof.html"
+    shown = prove("jobs/train_ddp.py", "--kills=1", "--to", page, "--", *options, "--max_steps=12").stdout
     assert re.search(r"^exact: 3 runs equal the reference", shown, re.MULTILINE)
     assert re.search(r"SIGKILL after step \d+; continued from step \d+", shown)
     assert shown.count("data equal for 12 steps") == 4 and shown.count("\n      noticed") == 2
     assert "not checked: another engine: train_ddp.py has no --data_backend" in shown
-    assert "--processes_per_node=2" in shown
+    text = page.read_text()
+    assert "<h1>exact</h1>" in text and "--processes_per_node=2" in text and "<script" not in text
+    refused = prove("jobs/train_ddp.py", "--to", ROOT / "README.md", code=2)
+    assert "was not made by this command" in refused.stderr
 
 
 def test_an_exact_job_has_the_same_bits_on_other_numbers_of_processes(tmp_path):
@@ -129,6 +133,8 @@ def test_a_script_that_ignores_its_checkpoint_is_unverified(tmp_path):
         (["own.py", "--compare", "OUT/*.pt"], "together with --resume_with"),
         (["own.py"], "own.py --help ended with 1: no such option"),
         ([ROOT / "README.md"], "--help ended with 1: "),
+        (["own.py", "--to", "none/proof.html"], "none is not a folder in which this user can write"),
+        (["own.py", "--to", "full"], "full is a folder"),
         (["own.py", "--compare", "*.pt", "--resume_with=-r"], "expected files in a folder"),
         (["own.py", "--compare", "full/*.pt", "--resume_with=-r"], "full exists"),
         (["own.py", "--compare", "OUT/*.pt", "--resume_with=-r"], "ended with 1"),
