@@ -51,8 +51,6 @@ REMOVED = {  # former options, and former words after a verb: what to use instea
     "cache --short_side": "jobs use packs with a short side of 256 pixels only",
     "cache --missing_ok": "check counts what is missing, damaged and different",
     "cache --json": "ls and check print text",
-    "data --around": "find the step of the jump in metrics.jsonl, and use --step N",
-    "data --count": "use --step N for each of the steps",
     "data --samples": "--sample needs a run of 0.15 or later; ask an older one with --step",
     "predict --workers": "predict uses all cores",
     "bench --plot": "use --json, and draw its rows",

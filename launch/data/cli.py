@@ -3,10 +3,12 @@
     python -m launch data RUN --step 4711                  file or id, label, crop, flip, rank of each sample
     python -m launch data RUN --step 4711 --to step.png    draw the images as the model got them
     python -m launch data RUN --sample FILE_OR_ID          every epoch, step and rank that had the sample
+    python -m launch data RUN --around                     the steps up to the largest jump of the loss
+    python -m launch data RUN --around 4711 --count 8      the 8 steps up to the report of step 4711
     python -m launch data RUN --step 1 -- --data_url DIR   with another option of the job than the run's
 
 RUN is the output folder of a job. Its own job (--job, default: the file of this name in jobs/) reads the
-step again with the run's options, on the CPU, and writes nothing into RUN. --sample needs neither the job
+steps again with the run's options, on the CPU, and writes nothing into RUN. --sample needs neither the job
 nor the data: it inverts the permutation of each epoch. Every answer is compared with the digests in the
 receipt.
 
@@ -20,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from common.console.arguments import Parser, positive_int
-from common.ground.exits import BadInput, printable
+from common.ground.exits import BadInput, print_line, printable
 from datasets.sampling.receipt import batch_sums
 from launch import confirm
 from launch.data import job, sheet, table
@@ -37,34 +39,43 @@ def main(arguments: list[str]) -> int:
     add("run", metavar="RUN", help="output folder of a run")
     add("--step", type=positive_int, metavar="N", help="print the samples of step N, counted from 1")
     add("--sample", metavar="FILE_OR_ID", help="print the steps that had this sample")
-    add("--to", metavar="FILE.png", help="also draw the images of --step, as the model got them")
+    help = "print the steps up to a jump of the loss: that at step N (default: the largest)"
+    add("--around", nargs="?", const=0, type=int, metavar="N", help=help)
+    add("--count", type=positive_int, default=4, metavar="N", help="steps of --around (default: 4)")
+    add("--to", metavar="FILE.png", help="also draw the images of the steps, as the model got them")
     add("--force", action="store_true", help="replace FILE.png even if it was not made by this command")
     add("--job", metavar="SCRIPT", help="the job of the run (default: the file of its name in jobs/)")
     args = parser.parse_args(arguments[:split])
-    if (args.step is None) == (args.sample is None):
-        raise BadInput("expected one of --step N and --sample FILE_OR_ID")
+    if sum(each is not None for each in (args.step, args.sample, args.around)) != 1:
+        raise BadInput("expected one of --step N, --sample FILE_OR_ID and --around")
     if args.to and (args.sample is not None or not args.to.endswith(".png")):
-        raise BadInput(f"--to {args.to}: expected a name that ends in .png, with --step N")
+        raise BadInput(f"--to {args.to}: expected a name that ends in .png, with --step or --around")
     if args.to:
         confirm.check_replaceable(args.to, sheet.MARK, args.force)
     run, options = Run(args.run), arguments[split + 1 :]
     if args.sample is not None:
         return _show_sample(run, args.sample, get_option(options, "--cache_dir"))
-    return _show_step(run, args, options)
+    steps = [args.step]
+    if args.around is not None:
+        line, steps = run.find_jump(args.around, args.count)
+        print_line(line)
+    return _show_steps(run, steps, args, options)
 
 
-def _show_step(run: Run, args: argparse.Namespace, options: list[str]) -> int:
+def _show_steps(run: Run, steps: list[int], args: argparse.Namespace, options: list[str]) -> int:
     script = job.find_script(run, args.job)
-    step = job.read_step(run, script, args.step, options, pixels=bool(args.to))
-    drawn = sheet.draw(step) if args.to else None
-    size = f"{step.world_size} process{'es' * (step.world_size > 1)}"
-    head = f"step {step.step}, epoch {step.epoch}, {len(step.ids)} samples, {size}: equal to the receipt"
-    print(head, *align(table.rows(step)), sep="\n")
+    answered = job.read_steps(run, script, steps, options, pixels=bool(args.to))
+    drawn = sheet.draw(answered) if args.to else None
+    for step in answered:
+        size = f"{step.world_size} process{'es' * (step.world_size > 1)}"
+        head = f"step {step.step}, epoch {step.epoch}, {len(step.ids)} samples, {size}: equal to the receipt"
+        print("", head, *align(table.rows(step)), sep="\n")
     if drawn:
         picture, count = drawn
         sheet.save(picture, args.to)
-        print("", printable(f"{args.to}: {count} of {len(step.pixels)} images"), sep="\n")
-        if difference := job.describe_pixels(run, args.step, options):
+        total = sum(len(step.pixels) for step in answered)
+        print("", printable(f"{args.to}: {count} of {total} images"), sep="\n")
+        if difference := job.describe_pixels(run, steps, options):
             print(f"note: {difference}")
     return 0
 

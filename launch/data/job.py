@@ -1,4 +1,4 @@
-"""Let the job of a run read a step of it again, in a process of its own that writes nothing into the run."""
+"""Let the job of a run read steps of it again, in a process of its own that writes nothing into the run."""
 
 import json
 import os
@@ -40,21 +40,22 @@ def find_script(run: Run, given: str | None) -> str:
     return path
 
 
-def read_step(run: Run, script: str, step: int, options: list[str], pixels: bool) -> Step:
-    """Return a step of a run, after its digests were compared with the receipt.
+def read_steps(run: Run, script: str, steps: list[int], options: list[str], pixels: bool) -> list[Step]:
+    """Return steps of a run, after their digests were compared with the receipt.
 
     script: its job.
     options: of the job; they replace those of the run.
     pixels: whether images are needed.
     Raises BadInput if the job fails, or if the data changed.
     """
-    run.check(step, np.zeros(0, np.uint64))
+    for step in steps:
+        run.check(step, np.zeros(0, np.uint64))
     with tempfile.TemporaryDirectory(prefix="bootfile-data-") as folder:
-        settings = _settings(run, run.start_of(step), folder, get_option(options, "--cache_dir"))
+        settings = _settings(run, run.start_of(steps[-1]), folder, get_option(options, "--cache_dir"))
         config = os.path.join(folder, "settings.json")
         with open(config, "w", encoding="utf-8") as file:
             json.dump(settings, file)
-        request = replay.ask(folder, [(step, run.world_size(step))], pixels)
+        request = replay.ask(folder, [(step, run.world_size(step)) for step in steps], pixels)
         words = [script, f"--config={config}", f"--output_dir={os.path.join(folder, 'output')}", *options]
         environment = os.environ | {replay.REQUEST: request}
         job = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment)
@@ -63,14 +64,15 @@ def read_step(run: Run, script: str, step: int, options: list[str], pixels: bool
         lines = job.stderr.strip().splitlines() or ["it read no step with a loader of datasets/loaders"]
         reason = next((line for line in lines if line.startswith("error: ")), lines[-1])
         raise BadInput(f"{script} could not read the data: {reason.removeprefix('error: ')}")
-    fingerprint, (answered,) = answer
+    fingerprint, answered = answer
     theirs = run.starts[-1].get("training data")
     if theirs and theirs != fingerprint:
         raise BadInput(
             f"the training data of {run.folder} had the fingerprint {theirs}, and now it is {fingerprint}: "
             "the data changed, or the run had another --job, or another --data_url (after --)"
         )
-    run.check(step, answered.sums.numpy().view(np.uint64))
+    for each in answered:
+        run.check(each.step, each.sums.numpy().view(np.uint64))
     return answered
 
 
@@ -91,13 +93,15 @@ def _settings(run: Run, start: dict, folder: str, cache_dir: str | None) -> dict
     return settings
 
 
-def describe_pixels(run: Run, step: int, options: list[str]) -> str:
-    """Return why the pixels of a step may differ from those that the model got; "" if they are equal."""
-    start = run.start_of(step)
-    settings, backend = start["settings"], start.get("data backend")
-    stored = settings.get("pack") or settings.get("cache") or backend in CACHED
-    if stored and get_option(options, "--pack", "--cache") is None:
+def describe_pixels(run: Run, steps: list[int], options: list[str]) -> str:
+    """Return why the pixels of steps may differ from those that the model got; "" if they are equal."""
+    starts = [run.start_of(step) for step in steps]
+    backends = [str(start.get("data backend") or "") for start in starts]
+    stored = any(start["settings"].get("pack") or start["settings"].get("cache") for start in starts)
+    if (stored or CACHED.keys() & set(backends)) and get_option(options, "--pack", "--cache") is None:
         return "the run read a pack or a cache, which may hold smaller images; these are read from the files"
-    if backend == "dali-gpu":
+    if "dali-gpu" in backends:
         return "the run decoded its images on a GPU, which rounds pixels differently"
+    if len(set(backends)) > 1:
+        return f"{' and '.join(dict.fromkeys(backends))} read these steps, and they round pixels differently"
     return ""

@@ -13,6 +13,7 @@ from datasets.folders import image_folder
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.sampling import receipt
 from datasets.sampling.sampler import BatchSampler, WholeBatchSampler
+from launch.report import runs
 
 _SAMPLERS = {kind.__name__: kind for kind in (BatchSampler, WholeBatchSampler)}
 _CAUSES = {  # part of the receipt: what can have changed
@@ -35,6 +36,7 @@ class Run:
         if not os.path.isdir(folder):
             raise BadInput(f"no run at {folder}: not a folder")
         self.folder, self.records = folder, receipt.read(folder)
+        path = os.path.join(folder, starts.FILE)
         known = starts.read(folder, whole=True)
         self.starts = [start for start in known if isinstance(start.get("step"), int)]
         if not self.starts:
@@ -45,6 +47,10 @@ class Run:
     def last(self) -> int:
         """Return the last step of the receipt."""
         return int(self.records["step"][-1])
+
+    def has(self, step: int) -> bool:
+        """Return whether the receipt has a record of a step, counted from 1."""
+        return bool((self.records["step"] == step).any())
 
     def start_of(self, step: int) -> dict:
         """Return the start that made a step: the last one that began before it, because a restart makes
@@ -76,7 +82,7 @@ class Run:
         """Return (the batch sampler of all ranks, views per sample). Raises BadInput."""
         facts = self.starts[-1].get("sampling") or {}
         if facts.get("weighted"):
-            raise BadInput(f"{self.folder} drew its samples with weights: expected --step N")
+            raise BadInput(f"{self.folder} drew its samples with weights: expected --step N or --around")
         try:
             numbers = [operator.index(facts[name]) for name in ("samples", "global batch", "seed", "views")]
             sampler = _SAMPLERS[facts["sampler"]](*numbers[:3])
@@ -104,3 +110,31 @@ class Run:
                 if index.fingerprint == fingerprint:
                     return index
         return None
+
+    def find_jump(self, around: int, count: int) -> tuple[str, list[int]]:
+        """Return (a line about a jump of the loss, up to `count` steps that led to it).
+
+        around: a step of it; 0: the largest increase from one report to the next. Raises BadInput.
+        """
+        read = runs.read(self.folder, self.folder)
+        steps, losses = read.figures.get("loss", (np.zeros(0), np.zeros(0)))
+        path = os.path.join(self.folder, runs.METRICS)
+        if len(steps) < 2:
+            damaged = "".join(f" ({note})" for note in read.notes if note.startswith(f"{runs.METRICS}:"))
+            raise BadInput(f"{path} has {len(steps)} reports with a loss; expected at least 2{damaged}")
+        if not around:  # a loss that is not finite is the greatest
+            place = 1 + int(np.diff(np.nan_to_num(losses, nan=1e300, posinf=1e300)).argmax())
+        elif 0 < around <= steps[-1]:
+            place = int(np.searchsorted(steps, around))
+        else:
+            raise BadInput(f"{path} has no report of step {around}: the last one is of step {steps[-1]:.0f}")
+        end, before = int(steps[place]), int(steps[place - 1]) if place else 0
+        earlier = f"{losses[place - 1]:g} at step {before}" if place else "no report"
+        line = f"loss {losses[place]:g} at step {end}, before it {earlier}"
+        line += "" if around else ": the largest jump of the run"
+        if end - before > 1:
+            line += f"; it is the mean of the steps {before + 1}-{end}"
+        recorded = [step for step in range(max(1, end - count + 1), end + 1) if self.has(step)]
+        if not recorded:
+            raise BadInput(f"{line}; the receipt has none of the {count} steps up to {end}")
+        return line, recorded

@@ -1,4 +1,4 @@
-"""Draw the images of a step as the model got them: a contact sheet with labels."""
+"""Draw the images of steps as the model got them: a contact sheet with labels."""
 
 import math
 import re
@@ -22,29 +22,40 @@ def scale_of(height: int, width: int) -> int:
     return max(1, math.ceil(_LEAST / max(1, height, width)))
 
 
-def draw(step: Step) -> tuple[Image.Image, int]:
-    """Return (the sheet of a step, the number of images on it, which is limited by its size).
+def draw(steps: list[Step]) -> tuple[Image.Image, int]:
+    """Return (the sheet, the number of images on it, which is limited by its size).
 
-    Each pixel of an image is a square of scale_of() pixels. Below an image there are its label and its id.
-    Raises BadInput if the step has no images.
+    Each step begins with a line of text. Each pixel of an image is a square of scale_of() pixels. Below
+    an image there are its label and its id. Raises BadInput if a step has no images.
     """
-    if not step.pixels:
-        raise BadInput(f"step {step.step} has no images [n, C, H, W] of 1 or 3 channels to draw")
-    height, width = (max(image.shape[side] for image in step.pixels) for side in (0, 1))
-    scale = scale_of(height, width)
-    high, wide = scale * height + 2 * LINE + MARGIN, scale * width + MARGIN
-    count = min(len(step.pixels), max(1, _MOST // (high * wide)))
-    columns = math.ceil(math.sqrt(count))
-    sheet = Image.new("RGB", (columns * wide + MARGIN, -(-count // columns) * high + MARGIN), "white")
+    for step in steps:
+        if not step.pixels:
+            raise BadInput(f"step {step.step} has no images [n, C, H, W] of 1 or 3 channels to draw")
+    heights, widths = zip(*(image.shape[:2] for step in steps for image in step.pixels), strict=True)
+    scale = scale_of(max(heights), max(widths))
+    high, wide = scale * max(heights) + 2 * LINE + MARGIN, scale * max(widths) + MARGIN
+    columns = max(math.ceil(math.sqrt(len(heights))), math.ceil(300 / wide))
+    most = max(1, _MOST // (high * wide))
+    cells, titles, top = [], [], MARGIN
+    for step in steps:
+        count = min(most - len(cells), len(step.pixels))
+        if count:
+            titles.append((top, f"step {step.step}, epoch {step.epoch}"))
+            top += LINE + MARGIN
+        for place in range(count):
+            cells.append((step, place, MARGIN + place % columns * wide, top + place // columns * high))
+        top += -(-count // columns) * high
+    sheet = Image.new("RGB", (columns * wide + MARGIN, top), "white")
     pen = ImageDraw.Draw(sheet)
-    for place in range(count):
-        x, y = MARGIN + place % columns * wide, MARGIN + place // columns * high
+    for y, title in titles:
+        pen.text((MARGIN, y), title, "black")
+    for step, place, x, y in cells:
         pixels = np.repeat(np.repeat(step.pixels[place].numpy(), scale, 0), scale, 1)
         pixels = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
         sheet.paste(Image.fromarray(np.ascontiguousarray(pixels)), (x, y))
         for line, words in enumerate((table.label(step, place), str(int(step.ids[place])))):
-            _write(pen, x, y + scale * height + line * LINE, words, wide - MARGIN)
-    return sheet, count
+            _write(pen, x, y + scale * max(heights) + line * LINE, words, wide - MARGIN)
+    return sheet, len(cells)
 
 
 def _write(pen: ImageDraw.ImageDraw, x: int, y: int, words: str, width: int) -> None:

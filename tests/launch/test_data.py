@@ -93,10 +93,10 @@ def project(tmp_path_factory):
     return folder, continue_alone(*words, output=folder / "run")
 
 
-def read(folder, step, script=None) -> Step:
-    """Return a step of a run with its pixels, read by its job."""
+def read(folder, steps, script=None, options=()) -> list:
+    """Return steps of a run with their pixels, read by its job."""
     opened = Run(str(folder))
-    return job.read_step(opened, job.find_script(opened, script), step, [], pixels=True)
+    return job.read_steps(opened, job.find_script(opened, script), steps, list(options), pixels=True)
 
 
 def parts(step) -> list[slice]:
@@ -115,7 +115,7 @@ def lines_of(text: str) -> list[list[str]]:
 
 def test_the_samples_of_a_step_are_those_of_the_loader(digits):
     train_set, _ = image_set.load("digits", None, False)
-    for step, size in ((read(digits, 2), 2), (read(digits, 5), 1)):
+    for step, size in zip(read(digits, [2, 5]), (2, 1), strict=True):
         assert (step.world_size, step.epoch, len(step.ids)) == (size, (step.step + 1) // 2, DIGITS)
         assert torch.equal(step.labels, train_set.labels[step.ids])
         for rank, part in enumerate(parts(step)):
@@ -133,7 +133,7 @@ def test_the_pixels_of_imagenet_are_those_that_its_model_gets(photographs, tmp_p
     """With crops, TrivialAugment, colours, erased boxes, mixup and cutmix, in two processes and in one."""
     data, folder = photographs
     index = image_folder.load(str(data), "train", str(tmp_path))
-    for step, size in ((read(folder, 2), 2), (read(folder, 5), 1)):
+    for step, size in zip(read(folder, [2, 5]), (2, 1), strict=True):
         for rank, part in enumerate(parts(step)):
             sampler = BatchSampler(len(index), IMAGES, 0, rank=rank, world_size=size)
             plan = Plan(index, sampler, augment.random_resized_crop, SIZE)
@@ -159,7 +159,7 @@ def test_the_items_of_a_dataset_of_your_own(project, tmp_path, capsys):
     assert [int(words[1]) for words in shown] == sampler.batch(1).tolist()
     assert [int(words[0]) for words in shown] == [0] * 60 + [1] * 60
     assert all(words[2].startswith("(tensor([[[") for words in shown)
-    two, alone = (read(output, step, folder / "jobs" / "train.py") for step in (2, 3))
+    two, alone = read(output, [2, 3], folder / "jobs" / "train.py")
     assert (two.world_size, alone.world_size, len(set(two.items))) == (2, 1, 120)
     assert len(two.pixels) == 120 and two.pixels[0].shape == (3, 3, 1)
     assert Image.open(picture).info["Software"] == sheet.MARK.pattern
@@ -179,11 +179,11 @@ def test_a_sheet_shows_each_pixel(digits, tmp_path):
     before = {path: path.stat().st_mtime_ns for path in digits.rglob("*")}
     picture = tmp_path / "step.png"
     assert cli.main([str(digits), "--step=5", f"--to={picture}"]) == 0
-    step = read(digits, 5)
+    (step,) = read(digits, [5])
     drawn = np.asarray(Image.open(picture))
     scale = sheet.scale_of(8, 8)
     top = left = sheet.MARGIN
-    first = drawn[top:, left:][: 8 * scale, : 8 * scale]
+    first = drawn[top + sheet.LINE + sheet.MARGIN :, left:][: 8 * scale, : 8 * scale]
     expected = step.pixels[0].numpy().repeat(scale, 0).repeat(scale, 1)
     assert np.array_equal(first, np.broadcast_to(expected, first.shape))
     assert {path: path.stat().st_mtime_ns for path in digits.rglob("*")} == before, "the run was changed"
@@ -231,7 +231,7 @@ def test_the_steps_of_a_sample(digits, capsys):
 
 def test_the_steps_of_a_file(photographs, capsys, monkeypatch):
     data, folder = photographs
-    step = read(folder, 1)
+    (step,) = read(folder, [1])
     name = step.names[3]
     monkeypatch.chdir(data / "train")
     for given in (name, str(data / "train" / name)):
@@ -262,6 +262,37 @@ def test_a_sample_of_a_thousand_million(tmp_path, capsys):
         assert id in sampler.shard(int(rank), 8).batch(int(step) - 1)
 
 
+# The steps before a jump of the loss
+
+
+def write_losses(folder, losses: dict[int, float]) -> None:
+    lines = (json.dumps({"epoch": 1, "step": step, "loss": loss}) for step, loss in losses.items())
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+@pytest.mark.parametrize(
+    "losses, words, steps, said",
+    [
+        ({1: 3.0, 2: 1.0, 3: 0.5, 4: 2.0, 5: 2.6, 6: 1}, [], [1, 2, 3, 4], "loss 2 at step 4"),
+        ({1: 3.0, 2: 1.0, 3: 0.5, 4: 2.0, 5: 2.6, 6: 1}, ["5"], [2, 3, 4, 5], "loss 2.6 at step 5"),
+        ({1: 3.0, 3: float("nan"), 4: 1.0, 6: 9.0}, [], [1, 2, 3], "loss nan at step 3"),
+        ({1: 3.0, 3: 2.0, 6: 9.0}, ["4", "--count=2"], [5, 6], "the mean of the steps 4-6"),
+    ],
+)
+def test_the_steps_up_to_a_jump_of_the_loss(losses, words, steps, said, digits, tmp_path):
+    shutil.copytree(digits, tmp_path / "run")
+    write_losses(tmp_path / "run", losses)
+    count = int(words[1].partition("=")[2]) if len(words) > 1 else 4
+    line, shown = Run(str(tmp_path / "run")).find_jump(int(words[0]) if words else 0, count)
+    assert shown == steps and said in line
+
+
+def test_around_prints_the_steps(digits):
+    text = run("-m", "launch", "data", digits, "--around", "--count=1").stdout
+    assert re.search(r"^loss \S+ at step \d, before it .*: the largest jump of the run", text)
+    assert len(lines_of(text)) == DIGITS and text.count("equal to the receipt") == 1
+
+
 # Bad input
 
 
@@ -287,6 +318,8 @@ CHANGES = {  # what happens to the folder of a run: (change, words, message)
                    "starts.jsonl: 1 of 1 lines are cut or damaged"),
     "second start cut": (lambda run: edit(run, "starts.jsonl", lambda it: it[:-20]), ["--sample=1"],
                          "starts.jsonl: 1 of 2 lines are cut or damaged"),
+    "metrics cut": (lambda run: edit(run, "metrics.jsonl", lambda it: it[:90]), ["--around"],
+                    r"has 0 reports with a loss.*metrics.jsonl: 1 lines could not be read"),
     "other seed": (lambda run: edit(run, "starts.jsonl", other_seed), ["--sample=1"],
                    r"another digest for step \d: ids \w{16}, and now \w{16}"),
     "old run": (lambda run: edit(run, "starts.jsonl", lambda it: it.replace(b'"sampling"', b'"old"')),
@@ -300,7 +333,9 @@ CHANGES = {  # what happens to the folder of a run: (change, words, message)
     "unknown option of the job": (bool, ["--step=1", "--", "--batchsize=4"], "unknown option"),
     "other job": (lambda run: edit(run, "starts.jsonl", lambda it: it.replace(b"train_ddp.py", b"mine.py")),
                   ["--step=1"], "name the script of the run, mine.py, with --job SCRIPT"),
+    "no metrics": (lambda run: (run / "metrics.jsonl").unlink(), ["--around"], "has 0 reports with a loss"),
     "step": (bool, ["--step=7"], "RUN has no step 7: its receipt has the steps 1-6"),
+    "step of around": (bool, ["--around=7"], "has no report of step 7: the last one is of step 6"),
     "sample": (bool, ["--sample=1438"], r"sample 1438 is not in 0\.\.1437"),
     "file": (bool, ["--sample=a/b.jpg"], r"a/b.jpg is not an id in 0\.\.1437, and no index"),
     "two questions": (bool, ["--sample=1", "--step=1"], "expected one of --step N"),
@@ -339,7 +374,7 @@ def test_a_sample_that_is_not_in_the_index(name, photographs):
 def test_images_that_changed_are_noticed_and_the_index_is_kept(photographs, tmp_path):
     data, folder = photographs
     folder = shutil.copytree(folder, tmp_path / "run")
-    step = read(folder, 1)
+    (step,) = read(folder, [1])
     path, kept = data / "train" / step.names[0], tmp_path / "kept.jpg"
     shutil.copy2(path, kept)
     try:
@@ -357,15 +392,15 @@ def test_a_script_that_uses_no_loader(digits, tmp_path):
     script = tmp_path / "mine.py"
     script.write_text("print('done')\n")
     with pytest.raises(BadInput, match=r"mine.py could not read the data: it read no step with a loader"):
-        read(digits, 1, script)
+        read(digits, [1], script)
 
 
 def test_a_large_batch_is_drawn_in_part():
     pixels = [torch.full((2000, 2000, 3), 7, dtype=torch.uint8)] * 40
-    picture, count = sheet.draw(_step(1, pixels))
+    picture, count = sheet.draw([_step(1, pixels)])
     assert 0 < count < 40 and picture.width * picture.height < 3 * 10**8
     with pytest.raises(BadInput, match="step 3 has no images"):
-        sheet.draw(_step(3, []))
+        sheet.draw([_step(3, [])])
 
 
 def _step(number, pixels):
