@@ -79,8 +79,8 @@ def parse_args() -> argparse.Namespace:
     names = ("acc", "loss", "class_acc", "top5")
     metric = lambda name: {"top1": "acc"}.get(name, name)  # noqa: E731 - timm's name
     add("--best_metric", type=metric, choices=names, help="metric that chooses best.pth (default: acc)")
-    help = "stop after so long without a better score (default: none)"
-    add("--early_stopping", type=positive_int, metavar="EPOCHS", help=help)
+    help = "stop after N evaluations in a row without a better score (default: none)"
+    add("--early_stopping", type=positive_int, metavar="N", help=help)
     add("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
     add = parser.add_argument_group("what to do").add_argument
     help = "print images/s of N batches (default: 100) after 10, and stop"
@@ -115,7 +115,7 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     if not args.prof:
         return follows
     steps = WARM_UP_BATCHES + args.prof  # a small data set is read several times
-    only = {"training_only": True, "report_every": arguments.interval(str(steps))}
+    only = {"training_only": True, "report_every": arguments.interval(str(steps)), "evaluate_every": 0}
     return follows | only | {"resume": "never", "max_steps": steps, "epochs": max(args.epochs, steps)}
 
 
