@@ -29,8 +29,7 @@ _WAYS = {  # option of timm's train.py -> what to use here
     "pin_mem": "leave it out: it is always on with a GPU", "input_size": "--image_size N",
     "hflip": "leave it out: it is always 0.5", "clip_mode": "leave it out: --clip_grad clips the norm",
     "amp_dtype": "leave it out: the GPU determines the type", "lr_base": "--lr, for the whole --batch_size",
-    "grad_checkpointing": "not available: --accumulate N needs less memory",
-    "bce_loss": "not available: the loss is cross entropy",
+    "bce_loss": "--loss bce",
 }  # fmt: skip
 
 

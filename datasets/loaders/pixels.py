@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from common.compute.losses import multi_hot
 from datasets.sampling.effects import MIXUP, ONE, OPERATIONS, STRONGEST, Drawn, Effects, draw_effects
 from datasets.sampling.generators import seed_all
 from datasets.sampling.philox import Operation, draw
@@ -51,8 +52,9 @@ def apply(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (images, labels) with the effects, in new memory.
 
-    images: uint8 [n, C, H, W]; those of a pair, 2k and 2k + 1, are mixed with each other. labels: int64 [n];
-    float [n, classes] if images are mixed. mean: of pixels / 255, the colour of erased boxes.
+    images: uint8 [n, C, H, W]; those of a pair, 2k and 2k + 1, are mixed with each other. labels: int64 [n],
+    or bool [n, classes]; float [n, classes] if images are mixed. mean: of pixels / 255, the colour of erased
+    boxes.
     """
     if not images.is_cuda and len(images) > _IMAGES_PER_CHUNK:  # few images fit into the CPU's cache
         parts = []
@@ -93,7 +95,7 @@ def _mix(
     if effects.mixup:
         images = _blend(images, others, torch.where(drawn["mix"] == MIXUP, drawn["share"], ONE))
     images = torch.where(cut, others, images)  # for mixup the boxes are empty
-    own = torch.nn.functional.one_hot(labels, classes).to(torch.get_default_dtype())
+    own = multi_hot(labels, classes).to(torch.get_default_dtype())
     share = (drawn["share"] / ONE).to(own.dtype).view(-1, 1)
     return images, own * share + own[other] * (1 - share)
 

@@ -340,8 +340,9 @@ class SequentialBatchSampler:
 
 
 class Batch(NamedTuple):
-    """One rank's part of one step. ids, labels: int64 [n]. crops: a NamedTuple of arrays [n]; () without
-    augmentation. epoch: of its random numbers (BatchSampler.draws)."""
+    """One rank's part of one step. ids, labels: int64 [n] (several labels: bool [n, classes]).
+    crops: a NamedTuple of arrays [n]; () without augmentation. epoch: of its random numbers
+    (BatchSampler.draws)."""
 
     ids: np.ndarray
     labels: np.ndarray

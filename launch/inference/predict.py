@@ -12,8 +12,9 @@ same precision. All GPUs of the machine are used. --model: the function build() 
 network, which turns float [N, 3, size, size] into logits [N, classes].
 
 The CSV has a line for each image: path (relative to FOLDER), error, class_1, probability_1, ..., the most
-probable class first. If an image cannot be read, `error` has the reason, and the classes are empty. The file
-is written atomically. An earlier CSV is replaced; any other file only with --force.
+probable class first. After --loss bce each class has its own probability. If an image cannot be read, `error`
+has the reason, and the classes are empty. The file is written atomically. An earlier CSV is replaced; any
+other file only with --force.
 """
 
 import collections
@@ -129,7 +130,7 @@ def predict(
     """
     copies = [copy.deepcopy(network.model).to(each, memory_format=torch.channels_last) for each in places]
     stages = [ToDevice(each, network.mean, network.std) for each in places]
-    antialias = network.settings.get("antialias", True)
+    antialias, is_binary = network.settings.get("antialias", True), network.settings.get("loss") == "bce"
     autocast, _ = precision.choose(places[0], network.settings.get("amp"))
     begun: collections.deque = collections.deque()
     turns = itertools.cycle(zip(copies, stages, strict=True))
@@ -145,7 +146,8 @@ def predict(
             batch, _ = deliver(pixels, torch.zeros(len(part), dtype=torch.int64))
             with autocast:
                 logits = model(batch)
-            begun.append((part, reasons, logits.float().softmax(1)))
+            logits = logits.float()
+            begun.append((part, reasons, logits.sigmoid() if is_binary else logits.softmax(1)))
             if len(begun) > len(places):
                 yield from _wait_for(*begun.popleft())
         for each in begun:

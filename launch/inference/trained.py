@@ -45,8 +45,7 @@ _NETWORK = ("arch", "dataset", "width", "model_kwargs")  # the options that choo
 _SMALL = "ResNet-18 for small images"
 _OPTIONS: dict[str, Callable[[str], Any]] = {  # of the run: the type of the option
     "arch": models.arch, "image_size": models.image_size, "dataset": str, "width": positive_int,
-    "amp": boolean, "antialias": boolean,
-    "model_kwargs": str, **preprocessing.KINDS,
+    "amp": boolean, "antialias": boolean, "model_kwargs": str, "loss": str, **preprocessing.KINDS,
 }  # fmt: skip
 
 
