@@ -136,6 +136,7 @@ def main() -> None:
     micro_batch = sampler.split_batch(args.batch_size, parts * args.accumulate, kind)
     trained = None if args.evaluate else micro_batch
     models.check(args.arch, args.image_size, trained, args.first_image_size, args.model_kwargs)
+    models.check(args.arch, args.image_size, None, args.val_image_size, args.model_kwargs)
     if args.layer_decay < 1:
         make = functools.partial(models.build, args.arch, 10, args.image_size, args.model_kwargs)
         optimizers.count_following(models.on_meta(make))

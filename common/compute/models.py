@@ -70,22 +70,21 @@ def check(
     name: str,
     image_size: int,
     batch: int | None,
-    first_image_size: int | None = None,
+    other_size: int | None = None,
     kwargs: str = NO_KWARGS,
 ) -> None:
     """Raise BadInput if the network of this name (arch()) cannot take images of that size.
 
-    batch: images of one training batch; None: the network is not trained. first_image_size: a smaller size on
-    which the same network is also trained. kwargs: as for build().
+    batch: images of one training batch; None: the network is not trained. other_size: a size on which the
+    same network is also trained, or evaluated. kwargs: as for build().
     """
 
     def attempt() -> None:
-        classes, size = 10, first_image_size or image_size
+        classes, size = 10, other_size or image_size
         model = build(name, classes, image_size, kwargs)
-        if first_image_size:
-            _try(
-                model.eval(), size, f"--arch {name} cannot take images of --first_image_size {size}", classes
-            )
+        if other_size:
+            cannot = f"--arch {name} with --image_size {image_size} cannot take images of {size} pixels"
+            _try(model.eval(), size, cannot, classes)
         if batch == 1:
             cannot = f"--arch {name} cannot be trained on 1 image of --image_size {size} at a time"
             _try(model.train(), size, f"{cannot}: raise --batch_size, or lower --accumulate", classes)

@@ -23,7 +23,7 @@ _TIMM = {  # option of timm's train.py -> ours
 _WAYS = {  # option of timm's train.py -> what to use here
     "drop": "--model_kwargs '{drop_rate = 0.1}'", "drop_path": "--model_kwargs '{drop_path_rate = 0.1}'",
     "opt_betas": "--optimizer_kwargs '{betas = [0.9, 0.95]}'", "opt_kwargs": "--optimizer_kwargs TABLE",
-    "aa": "--trivial_augment", "model_ema": "--ema 0.9998", "log_wandb": "--tracker wandb",
+    "aa": "--rand_augment N,M", "model_ema": "--ema 0.9998", "log_wandb": "--tracker wandb",
     "train_interpolation": "--interpolation", "torchcompile": "--compile true",
     "num_classes": "leave it out: the classes are counted", "channels_last": "leave it out: it is always on",
     "pin_mem": "leave it out: it is always on with a GPU", "input_size": "--image_size N",

@@ -44,7 +44,8 @@ class Trained(NamedTuple):
 _NETWORK = ("arch", "dataset", "width", "model_kwargs")  # the options that choose one
 _SMALL = "ResNet-18 for small images"
 _OPTIONS: dict[str, Callable[[str], Any]] = {  # of the run: the type of the option
-    "arch": models.arch, "image_size": models.image_size, "dataset": str, "width": positive_int,
+    "arch": models.arch, "image_size": models.image_size, "val_image_size": models.image_size,
+    "dataset": str, "width": positive_int,
     "amp": boolean, "antialias": boolean, "model_kwargs": str, "loss": str, **preprocessing.KINDS,
 }  # fmt: skip
 
@@ -75,7 +76,8 @@ def load(
     path = os.path.join(path, "best.pth") if os.path.isdir(path) else path
     tensors = weights.read(path)
     folder = weights.run_folder(path)
-    settings = _read_settings(folder, {"arch": arch, "image_size": image_size}, bool(model))
+    given = {"arch": arch, "image_size": image_size, "val_image_size": image_size}
+    settings = _read_settings(folder, given, bool(model))
     arch, dataset = settings.get("arch"), settings.get("dataset")
     make: Callable[[int], nn.Module]
     if model or arch:
@@ -110,6 +112,7 @@ def load(
     weights.fill(path, models.on_meta(lambda: make(count)), tensors, complete=True)  # before it takes memory
     network = make(count)
     weights.fill(path, network, tensors, complete=True)
+    size = settings.get("val_image_size", size)
     return Trained(network, name, channels, size, mean, std, share, _classes(path, count), settings)
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import signal
 
 import numpy as np
@@ -19,7 +20,8 @@ from tests.conftest import interrupt, records, run
 
 NAMES = ("bright", "dark", "round")
 JOB = ("jobs/imagenet.py", "--arch=shufflenet_v2_x0_5", "--image_size=32", "--warmup=0", "--print_freq=1",
-       "--batch_size=64", "--lr=0.01", "--data_backend=threads", "--epochs=2", "--mixup=0.2")  # fmt: skip
+       "--batch_size=64", "--lr=0.01", "--data_backend=threads", "--epochs=2", "--mixup=0.2",
+       "--rand_augment=2,9")  # fmt: skip
 
 
 def write_lists(root, change=lambda names: names) -> None:
@@ -116,7 +118,8 @@ def test_a_run_restarts_exactly_and_predicts(data, tmp_path, capsys):
     interrupt(*job, *options, at="^epoch=1 step=3 ", by=signal.SIGTERM)
     run(*job, *options)
     assert (whole / receipt.FILE).read_bytes() == (killed / receipt.FILE).read_bytes()
-    assert "  bright,dark,round  " in run("-m", "launch", "data", whole, "--step=1").stdout
+    samples = run("-m", "launch", "data", whole, "--step=1").stdout
+    assert "  bright,dark,round  " in samples and re.search(r" [a-z_]+ -?9, [a-z_]+ -?9, mixup", samples)
     last = records(whole)[-1]
     assert {"val_loss", "val_f1", "val_count"} <= last.keys() and "val_acc" not in last
     assert json.loads((whole / "classes.json").read_text()) == list(NAMES)

@@ -122,6 +122,8 @@ def test_published_command_lines(line, expected, parse):
         ("imagenet --num-classes 5 /i", r"--num-classes \(leave it out: the classes are counted"),
         ("imagenet --channels-last /i", r"--channels-last \(leave it out: it is always on"),
         ("imagenet --input-size 3 64 64 /i", r"--input-size \(--image_size N"),
+        ("imagenet --aa rand-m9-n2 /i", r"--aa \(--rand_augment N,M"),
+        ("imagenet --rand_augment=2,31 /i", "--rand_augment: '2,31' is not N,M"),
         ("imagenet --bce-loss /i", r"--bce-loss \(--loss bce"),
         ("imagenet --grad-checkpointing --compile=true /i", "--grad_checkpointing and --compile true"),
         ("imagenet --amp-dtype bfloat16 /i", r"--amp-dtype \(leave it out"),

@@ -38,6 +38,29 @@ def test_the_accuracy_is_that_of_the_run(trained, tmp_path):
     assert probabilities == sorted(probabilities, reverse=True) and sum(probabilities) <= 1 + 1e-5
 
 
+def test_evaluations_of_another_size(trained, tmp_path):
+    """--val_image_size 64 gives the figures of an evaluation with --image_size 64, and predict uses it."""
+    output, data = trained
+    job = (
+        "jobs/imagenet.py",
+        "--arch=resnet18",
+        "--batch_size=32",
+        "--data_backend=threads",
+        f"--data_url={data}",
+    )
+    weights = f"--weights={output / 'best.pth'}"
+    figures = [
+        run(*job, "--evaluate", weights, *sizes).stdout.split("val_loss", 1)[1].splitlines()[0]
+        for sizes in (("--image_size=32", "--val_image_size=64"), ("--image_size=64",), ("--image_size=32",))
+    ]
+    assert figures[0] == figures[1] != figures[2]
+    short = (*job, weights, "--image_size=32", "--max_steps=1", "--warmup=0", "--lr=1e-9")
+    run(*short, "--val_image_size=64", f"--output_dir={tmp_path}")
+    assert (load(str(tmp_path)).size, load(str(tmp_path), image_size=32).size) == (64, 32)
+    refused = run(*job, "--arch=vit_b_32", "--image_size=32", "--val_image_size=64", code=2).stderr
+    assert "--arch vit_b_32 with --image_size 32 cannot take images of 64 pixels" in refused
+
+
 def test_one_image_is_printed(trained, tmp_path, capsys, monkeypatch):
     output, data = trained
     monkeypatch.chdir(tmp_path)
