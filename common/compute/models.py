@@ -181,7 +181,7 @@ def freeze(model: nn.Module, arch: str, image_size: int, kwargs: str = NO_KWARGS
             module.train = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
 
 
-def checkpoint_blocks(model: nn.Module, arch: str) -> None:
+def checkpoint_blocks(model: Any, arch: str) -> None:
     """Compute the blocks of a classifier again in the backward pass, which then needs only their inputs: less
     memory, more time, equal results. Raises BadInput. Source: T. Chen et al., arXiv:1604.06174.
     """
@@ -198,7 +198,7 @@ def checkpoint_blocks(model: nn.Module, arch: str) -> None:
         raise BadInput(cannot)
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.forward = functools.partial(_count_once, module, module.forward)
+            module.forward = functools.partial(_count_once, module, module.forward)  # type: ignore[method-assign]
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
