@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.checkpoint import weights
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
-from common.compute import averaging, compilation, models, optimizers, precision
+from common.compute import averaging, compilation, losses, models, optimizers, precision
 from common.console import arguments
 from common.console.arguments import FLAG, boolean, positive_int
 from common.distributed import exact, gradients, process_group, ranks
@@ -65,6 +65,7 @@ def parse_args() -> argparse.Namespace:
     add("--freeze", **FLAG, help="train only the head; needs --weights FILE or DEFAULT")
     add("--amp", **FLAG | {"default": None}, help="mixed precision (default: true on a GPU)")
     add("--compile", type=boolean, help="true: torch.compile (default: true on a GPU)")
+    add("--grad_checkpointing", **FLAG, help="compute blocks twice: less memory, more time, equal weights")
     add("--ema", type=number, metavar="DECAY", help="evaluate a moving average of the weights: 0.9999")
     add = parser.add_argument_group("optimization").add_argument
     add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
@@ -73,14 +74,14 @@ def parse_args() -> argparse.Namespace:
     optimizers.add_arguments(add)
     add("--accumulate", type=positive_int, default=1, help="micro-batches per step and process (default: 1)")
     add("--exact_shards", type=positive_int, metavar="V", help=f"{exact.HELP} (default: none)")
-    add("--label_smoothing", type=number, default=0.1, help="default: 0.1")
+    losses.add_arguments(add)
     add("--seed", type=arguments.seed, default=0, help="weights, order and crops (default: 0)")
     add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
-    names = ("acc", "loss", "class_acc", "top5")
+    names = ("acc", "loss", "class_acc", "top5", "f1")
     metric = lambda name: {"top1": "acc"}.get(name, name)  # noqa: E731 - timm's name
-    add("--best_metric", type=metric, choices=names, help="metric that chooses best.pth (default: acc)")
-    help = "stop after so long without a better score (default: none)"
-    add("--early_stopping", type=positive_int, metavar="EPOCHS", help=help)
+    add("--best_metric", type=metric, choices=names, help="metric that chooses best.pth (default: acc or f1)")
+    help = "stop after N evaluations in a row without a better score (default: none)"
+    add("--early_stopping", type=positive_int, metavar="N", help=help)
     add("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
     add = parser.add_argument_group("what to do").add_argument
     help = "print images/s of N batches (default: 100) after 10, and stop"
@@ -109,13 +110,15 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
             raise BadInput(f"--{name} {getattr(args, name)} is not in 0..1")
     if args.exact_shards and args.gradient_compression != "none":
         raise BadInput("--exact_shards and --gradient_compression exclude each other")
-    follows: dict[str, Any] = {}
+    if args.grad_checkpointing and args.compile:
+        raise BadInput("--grad_checkpointing and --compile true exclude each other")
+    follows: dict[str, Any] = {"compile": False} if args.grad_checkpointing else {}
     if args.exact_shards and args.data_backend == "auto":
-        follows = {"data_backend": "threads"}  # not the fastest one here: backends round pixels differently
+        follows["data_backend"] = "threads"  # not the fastest one here: backends round pixels differently
     if not args.prof:
         return follows
     steps = WARM_UP_BATCHES + args.prof  # a small data set is read several times
-    only = {"training_only": True, "report_every": arguments.interval(str(steps))}
+    only = {"training_only": True, "report_every": arguments.interval(str(steps)), "evaluate_every": 0}
     return follows | only | {"resume": "never", "max_steps": steps, "epochs": max(args.epochs, steps)}
 
 
@@ -133,6 +136,7 @@ def main() -> None:
     micro_batch = sampler.split_batch(args.batch_size, parts * args.accumulate, kind)
     trained = None if args.evaluate else micro_batch
     models.check(args.arch, args.image_size, trained, args.first_image_size, args.model_kwargs)
+    models.check(args.arch, args.image_size, None, args.val_image_size, args.model_kwargs)
     if args.layer_decay < 1:
         make = functools.partial(models.build, args.arch, 10, args.image_size, args.model_kwargs)
         optimizers.count_following(models.on_meta(make))
@@ -143,8 +147,9 @@ def main() -> None:
     train_loader, val_loader = image_folders.open_loaders(args, device, log, stores, indexes, micro_batch)
     train_loader.effects = drawn
     classes = len(train_loader.plan.index.classes)
-    if args.best_metric == "top5" and classes <= 5:
-        raise BadInput(f"--best_metric top5 needs more than 5 classes; the data have {classes}")
+    has_sets = train_loader.plan.index.labels.ndim > 1  # an image may have several labels
+    log.metrics = evaluation.of_classes(classes, has_sets, args.best_metric)
+    criterion = losses.build(args, has_sets)
     # Your own augmentation: train_loader.transform = a function of (images uint8 [n, 3, H, W], labels).
 
     torch.manual_seed(args.seed)
@@ -154,6 +159,8 @@ def main() -> None:
     model = model.to(device).to(memory_format=torch.channels_last)
     if args.freeze:
         models.freeze(model, args.arch, args.image_size, args.model_kwargs)
+    if args.grad_checkpointing:
+        models.checkpoint_blocks(model, args.arch)
     autocast, scaler = precision.choose(device, args.amp)
     log.autocast = autocast  # its first lines name the precision
     forward = model
@@ -175,10 +182,6 @@ def main() -> None:
     scheduler = optimizers.build_scheduler(args, optimizer, steps_per_epoch, total_steps)
     if args.warmup * steps_per_epoch > total_steps and not (args.evaluate or args.prof):
         log.info(f"warning: --warmup {args.warmup:g} epochs is longer than the run: the rate only rises")
-    criterion = torch.nn.CrossEntropyLoss(label_smoothing=args.label_smoothing)
-    top5: dict = {"top5": evaluation.top(5)} if classes > 5 else {}
-    class_acc = evaluation.ConfusionMatrix(classes)  # the mean accuracy of the classes
-    log.metrics = evaluation.Metrics(**top5, class_acc=class_acc, best=args.best_metric)
     checkpoint = Checkpointer(
         args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
         scheduler=scheduler, loader=train_loader,
@@ -196,9 +199,9 @@ def main() -> None:
     step = checkpoint.resume(total_steps)
     for epoch in train_loader.epochs_from(step):
         model.train()
-        for images, targets in train_loader:  # [n], or [n, classes] with --mixup or --cutmix
+        for images, targets in train_loader:  # [n], or [n, classes] with --mixup, --cutmix or several labels
             optimizer.zero_grad()
-            labels = targets.argmax(1) if targets.ndim > 1 else targets
+            labels = targets if has_sets or targets.ndim == 1 else targets.argmax(1)
             loss = torch.zeros((), device=device)
             logits = []
             micro_batches = list(zip(images.split(micro_batch), targets.split(micro_batch), strict=True))

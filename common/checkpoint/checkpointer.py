@@ -20,7 +20,7 @@ from common.checkpoint.nonfinite import Diverged, Guard, Verdict
 from common.checkpoint.optimizer_steps import OptimizerSteps
 from common.checkpoint.saver import Saver, find_infinite
 from common.checkpoint.state import RunState
-from common.console.arguments import boolean, interval, positive_float, positive_int
+from common.console.arguments import boolean, interval, non_negative_int, positive_float, positive_int
 from common.distributed import barrier, preemption, ranks
 from common.ground import exits
 from common.ground.exits import BadInput
@@ -113,7 +113,7 @@ class Checkpointer:
         objects = self._state.objects
         self._steps = OptimizerSteps(objects, self._state.before_step, self.log.warn_once)
         self._guard = Guard(self.model, *self._steps.optimizers)  # after the weights were loaded
-        self.loader.lead(step)
+        self.loader.lead(step, self.args.evaluate_every)
         self._saver.infinite = find_infinite(self.model.state_dict())
         self._warn_of_generators()
         if self._writes:
@@ -150,8 +150,8 @@ class Checkpointer:
         return self._guard.found_inf
 
     def is_due(self, step: int) -> bool:
-        """End a step, and return whether a report or a save is due after it; the same on every rank. Call it
-        once per step.
+        """End a step, and return whether a report or a save is due after it; the same on every rank. A report
+        is also due before each evaluation. Call it once per step.
 
         step: the batches that the loader has handed out so far, since the start of training.
         Raises Diverged, and BadInput if `step` is another number.
@@ -161,10 +161,12 @@ class Checkpointer:
         if warning := self._state.check_frozen():
             self.log.info(warning)
         self._waits = self._steps.end_batch() and not self._state.bad_in_a_row
+        every = self.args.evaluate_every
+        reports = self.log.is_due(step) or bool(every and step % every == 0)
         if self._waits and step < self.total_steps:
             self._late = self._is_planned(step)
-            return self.log.is_due(step)
-        return self._is_save_due(step) or self.log.is_due(step)
+            return reports
+        return self._is_save_due(step) or reports
 
     def save(self, step: int) -> None:
         """Save if it is due, and exit if the job was asked to stop. Call it on every rank.
@@ -198,7 +200,8 @@ class Checkpointer:
     def save_weights(
         self, epoch: int, step: int, val_sums: torch.Tensor, model: torch.nn.Module | None = None
     ) -> None:
-        """Write epoch_<n>.pth, and best.pth if this epoch has the best score so far.
+        """Write epoch_<n>.pth, and best.pth if the score is the best so far. Within an epoch
+        (--evaluate_every) only best.pth is written.
 
         The score is the metric that log.metrics names; by default the accuracy, or the loss if the job has no
         accuracy. Call it on every rank after an evaluation. It exits if the job was asked to stop. With
@@ -223,23 +226,28 @@ class Checkpointer:
         if not ranks.is_first():
             return
 
-        def keep_best(tensors: dict) -> None:
+        best, name = "best.pth", f"epoch_{epoch}.pth"
+        if self.args.evaluate_every and step % self.steps_per_epoch and step < self.total_steps:
+            name = best
+
+        def write(tensors: dict) -> None:
+            if name != best:
+                write_weights(os.path.join(self.output.folder, name), tensors)
             if score > self._state.best:
-                write_weights(os.path.join(self.output.folder, "best.pth"), tensors)
+                write_weights(os.path.join(self.output.folder, best), tensors)
                 self._state.best = score  # once it is written
 
-        name = f"epoch_{epoch}.pth" if self.args.epoch_weights else ""
-        average = None if model is self.model else model
-        self._saver.save_weights(name, step, average, lambda: self._state.capture(step)["objects"], keep_best)
+        average, written = None if model is self.model else model, name if self.args.epoch_weights else ""
+        self._saver.save_weights(written, step, average, lambda: self._state.capture(step)["objects"], write)
 
-    def stops_early(self, epochs: int | None) -> bool:
-        """Return whether the last `epochs` epochs were not better than the best before them; None: never.
+    def stops_early(self, evaluations: int | None) -> bool:
+        """Return whether the last `evaluations` were not better than the best before them; None: never.
 
         Call it after save_weights(). The answer is the same on every rank. The checkpoint holds the count.
         """
-        if epochs is None or self._state.epochs_not_better < epochs:
+        if evaluations is None or self._state.epochs_not_better < evaluations:
             return False
-        self.log.info(f"stopped early: {self._state.epochs_not_better} epochs without a better score")
+        self.log.info(f"stopped early: {self._state.epochs_not_better} evaluations without a better score")
         return True
 
     def finish(self) -> None:
@@ -440,6 +448,8 @@ def _add_arguments(parser: JobParser) -> None:
     add("--evaluate", action="store_true", help="only evaluate the weights of --weights or --resume")
     add("--save_every", type=interval, default="1epoch", help="200 (steps), 90s or 1epoch (default: 1epoch)")
     add("--keep", type=positive_int, default=3, help="newest checkpoints to keep (default: 3)")
+    help = "also evaluate after every N steps (default: 0, only after each epoch)"
+    add("--evaluate_every", type=non_negative_int, default=0, metavar="N", help=help)
     help = "false: no epoch_<n>.pth and no best.pth; the last checkpoint has the weights (default: true)"
     add("--epoch_weights", type=boolean, default=True, help=help)
     help = "most time from SIGTERM to the exit (default: 25)"

@@ -62,15 +62,15 @@ class Saver:
         step: int,
         model: torch.nn.Module | None,
         objects: Callable[[], dict],
-        and_then: Callable[[dict], object],
+        write_files: Callable[[dict], object],
     ) -> None:
         """Write weights in the background, and the digest of the state if this step has none.
 
-        name: the file; "" writes the digest only.
+        name: of the file, for reports; "" writes the digest only.
         step: the optimizer steps so far.
         model: the module whose weights are written; None: those of the state.
         objects: returns the objects of a checkpoint.
-        and_then: called with the weights that were written.
+        write_files: called with the weights, in the background; writes them.
         """
 
         def capture() -> dict:
@@ -88,8 +88,7 @@ class Saver:
             if not name:
                 return
             sweep(self.folder)
-            files.write_weights(os.path.join(self.folder, name), tensors)
-            and_then(tensors)
+            write_files(tensors)
 
         if name or self._digested != step:
             self._submit(name, capture, write)

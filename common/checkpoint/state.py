@@ -21,10 +21,11 @@ IDENTITY = (
 # options that may change at a restart: another value of one of these does not change the schedule
 OPERATION = {
     "output_dir", "resume", "save_every", "keep", "epoch_weights", "grace", "max_bad_steps",
-    "report_every", "enable_gpu", "data_url", "stage", "scan", "cache_dir", "pack", "cache", "cache_mode",
-    "workers", "data_backend", "ray_address", "init_method", "rank", "world_size", "local_rank",
-    "processes_per_node", "rank_level", "timeout", "weights", "evaluate", "tracker", "early_stopping",
-    "compile", "batch_size_per_gpu", "data", "fp16", "use_dali", "dali_cpu", "gather_checkpoints",
+    "report_every", "evaluate_every", "enable_gpu", "data_url", "stage", "scan", "cache_dir", "pack",
+    "cache", "cache_mode", "workers", "data_backend", "ray_address", "init_method", "rank", "world_size",
+    "local_rank", "processes_per_node", "rank_level", "timeout", "weights", "evaluate", "tracker",
+    "early_stopping", "compile", "batch_size_per_gpu", "data", "fp16", "use_dali", "dali_cpu",
+    "gather_checkpoints", "grad_checkpointing", "val_image_size",
 }  # fmt: skip
 FORMAT = 2
 _COUNTS = ("bad_steps", "bad_in_a_row", "best", "best_of", "highest", "epochs_not_better")  # of a RunState

@@ -5,11 +5,12 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from common.console import config
 from common.console.arguments import positive_int
@@ -69,22 +70,21 @@ def check(
     name: str,
     image_size: int,
     batch: int | None,
-    first_image_size: int | None = None,
+    other_size: int | None = None,
     kwargs: str = NO_KWARGS,
 ) -> None:
     """Raise BadInput if the network of this name (arch()) cannot take images of that size.
 
-    batch: images of one training batch; None: the network is not trained. first_image_size: a smaller size on
-    which the same network is also trained. kwargs: as for build().
+    batch: images of one training batch; None: the network is not trained. other_size: a size on which the
+    same network is also trained, or evaluated. kwargs: as for build().
     """
 
     def attempt() -> None:
-        classes, size = 10, first_image_size or image_size
+        classes, size = 10, other_size or image_size
         model = build(name, classes, image_size, kwargs)
-        if first_image_size:
-            _try(
-                model.eval(), size, f"--arch {name} cannot take images of --first_image_size {size}", classes
-            )
+        if other_size:
+            cannot = f"--arch {name} with --image_size {image_size} cannot take images of {size} pixels"
+            _try(model.eval(), size, cannot, classes)
         if batch == 1:
             cannot = f"--arch {name} cannot be trained on 1 image of --image_size {size} at a time"
             _try(model.train(), size, f"{cannot}: raise --batch_size, or lower --accumulate", classes)
@@ -179,6 +179,48 @@ def freeze(model: nn.Module, arch: str, image_size: int, kwargs: str = NO_KWARGS
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and is_frozen:
             module.eval()
             module.train = types.MethodType(_keep_mode, module)  # type: ignore[method-assign]
+
+
+def checkpoint_blocks(model: Any, arch: str) -> None:
+    """Compute the blocks of a classifier again in the backward pass, which then needs only their inputs: less
+    memory, more time, equal results. Raises BadInput. Source: T. Chen et al., arXiv:1604.06174.
+    """
+    cannot = f"--grad_checkpointing: {arch} has no blocks for it: --accumulate N also needs less memory"
+    if arch.startswith(TIMM):
+        try:
+            model.set_grad_checkpointing()
+        except (AssertionError, AttributeError) as error:
+            raise BadInput(cannot) from error
+    elif blocks := [*_blocks(model)]:
+        for block in blocks:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    else:
+        raise BadInput(cannot)
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.forward = functools.partial(_count_once, module, module.forward)  # type: ignore[method-assign]
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the members of sequences that are more than one layer."""
+    for child in module.children():
+        is_member = isinstance(module, nn.Sequential) and not isinstance(child, nn.Sequential)
+        if is_member and next(child.children(), None):
+            yield child
+        else:
+            yield from _blocks(child)
+
+
+def _count_once(module: Any, forward: Callable, features: torch.Tensor) -> torch.Tensor:
+    """Call the forward() of BatchNorm. In a backward pass its statistics do not change."""
+    if torch._C._current_graph_task_id() == -1 or not (module.training and module.track_running_stats):
+        return forward(features)
+    momentum, module.momentum = module.momentum, 0.0
+    module.num_batches_tracked.sub_(1)  # forward() adds 1
+    try:
+        return forward(features)
+    finally:  # checkpoint() ends the second computation of a block with an exception
+        module.momentum = momentum
 
 
 def head(make: Callable[[int], nn.Module]) -> dict[str, int]:

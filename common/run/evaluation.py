@@ -1,6 +1,6 @@
 """Loss, accuracy and metrics as sums: unlike means, sums over batches, steps and ranks add up exactly.
 
-A job's own metrics are also sums: class Metrics, and top(), absolute_error(), R2 and ConfusionMatrix.
+A job's own metrics are also sums: class Metrics, and top(), absolute_error(), R2, ConfusionMatrix and F1.
 """
 
 import math
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from common.compute.losses import multi_hot
 from common.ground.exits import BadInput
 
 _EXPECTED = "expected one number, the mean over the batch (reduction='mean')"
@@ -167,6 +168,15 @@ class Metrics:
         return sums[3:].cpu().split(self._sizes)
 
 
+def of_classes(classes: int, has_sets: bool, best: str | None) -> Metrics:
+    """Return the metrics of a classifier: top5 (with more than 5 classes) and class_acc, or, if an image may
+    have several labels, f1. best: as for Metrics, default also f1. Raises BadInput."""
+    if has_sets:
+        return Metrics(f1=F1(classes), best=best or "f1")
+    top5: dict = {"top5": top(5)} if classes > 5 else {}
+    return Metrics(**top5, class_acc=ConfusionMatrix(classes), best=best)
+
+
 def top(k: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return a metric: whether the label is among the k highest logits.
 
@@ -237,6 +247,26 @@ class ConfusionMatrix:
         matrix = sums.view(self.classes, self.classes)
         counts = matrix.sum(dim=1)
         return (matrix.diagonal() / counts)[counts > 0].mean().item()
+
+
+class F1:
+    """The F1 score for images with several labels, as scikit-learn's f1_score(average="macro").
+
+    A class is predicted if its logit is above 0. logits [n, classes], targets as for multi_hot().
+    """
+
+    def __init__(self, classes: int):
+        self.classes, self.size = classes, 2 * classes
+
+    def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the right predictions of each class, then its predictions plus its labels, float64."""
+        predicted, has = outputs > 0, multi_hot(targets, self.classes) > 0.5
+        return torch.cat([(predicted & has).sum(0), predicted.sum(0) + has.sum(0)]).double()
+
+    def value(self, sums: torch.Tensor) -> float:
+        """Return the mean score of the classes that have labels or predictions; NaN without them."""
+        right, both = sums.view(2, self.classes)
+        return (2 * right / both)[both > 0].mean().item()
 
 
 def _columns(outputs: torch.Tensor, targets: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -57,7 +57,7 @@ def val_share(text: str) -> float:
 class ImageFolderIndex:
     """The good images of a split by id, 0..len-1. The arrays are memory-mapped, with one entry per image.
 
-    labels: int64.
+    labels: int64; bool [n, classes] if images have several labels.
     widths, heights: int32, pixels of the upright image.
     plain: bool, see images.Header.
     bytes, crc32, mtimes: int64, uint32 and int64 (nanoseconds), of the files.
@@ -87,7 +87,8 @@ class ImageFolderIndex:
             raise ValueError(f"its format is {meta['format']}, expected {_FORMAT}")
         for name, dtype in _COLUMNS.items():
             column = np.asarray(np.load(os.path.join(folder, f"{name}.npy"), mmap_mode="r"))
-            if column.dtype != dtype or column.ndim != 1:
+            has_sets = name == "labels" and column.ndim == 2 and column.dtype == bool
+            if not has_sets and (column.dtype != dtype or column.ndim != 1):
                 raise ValueError(f"{name}.npy is {column.dtype} {list(column.shape)}")
             setattr(self, name, column)
         if os.stat(folder).st_ino != inode:
@@ -366,7 +367,8 @@ def write_index(
         "offsets": np.cumsum([0, *map(len, names)]),
         "names": np.frombuffer(b"".join(names), np.uint8),
     }
-    columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in _COLUMNS.items()}
+    types = _COLUMNS | ({"labels": "|b1"} if columns["labels"].ndim == 2 else {})
+    columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in types.items()}
     known = [meta["classes"], len(paths)] + [head] * bool(head)
     digest = hashlib.blake2b(json.dumps(known).encode(), digest_size=16)
     stems = [os.path.splitext(name)[0] for name in names]  # a .JPEG and a .png may be the same data

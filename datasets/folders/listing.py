@@ -4,7 +4,8 @@ A split of a root folder is the first of these that exists ("val" may also be na
 test):
 
 1. <root>/train.txt: a list of lines `relative/path label`. Paths are below the root, or else below
-   <root>/train. The label is a class name or a number;
+   <root>/train. The label is a class name or a number, or several of them: `relative/path 3,17`. Then
+   `relative/path ,` is an image without a label;
 2. <root>/train/<class>/**: class folders of any depth, or images of one class directly in <root>/train;
 3. <root>/<class>/**: no folders of splits. The hash of its path decides the split of an image.
 
@@ -49,7 +50,7 @@ class Listing(NamedTuple):
     base: str  # paths are relative to it
     classes: tuple[str, ...]
     paths: list[str]
-    labels: np.ndarray  # int64, as are sizes and mtimes
+    labels: np.ndarray  # int64, as are sizes and mtimes; bool [n, classes] if images have several labels
     sizes: np.ndarray
     mtimes: np.ndarray
     val_share: float = 0.0  # if the path of an image decides its split, otherwise 0
@@ -81,7 +82,8 @@ def look(root: str, split: str, classes: Sequence[str] | None, log: Log, val_sha
     else:
         source = base
         paths, names = _by_class(base, classes, log)
-    classes, labels = number_classes(names, classes, source, listed)
+    number = number_sets if listed and any("," in name for name in names) else number_classes
+    classes, labels = number(names, classes, source, listed)
     val_share = 0.0 if name else val_share
     if val_share:
         rows = divide(root, split, paths, labels, val_share, log)
@@ -241,6 +243,20 @@ def number_classes(
     else:
         numbers = {name: place for place, name in enumerate(ordered)}
     return ordered, np.fromiter(map(numbers.__getitem__, names), np.int64, len(names))
+
+
+def number_sets(
+    names: list[str], classes: Sequence[str] | None, source: str, listed: bool
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return (classes, labels bool [n, classes]) for images with several labels, "a,b". Arguments: those of
+    number_classes(). Raises BadInput."""
+    sets = [[*filter(None, name.split(","))] for name in names]
+    if not any(sets):
+        raise BadInput(f"{source}: no image has a label")
+    ordered, numbers = number_classes([*itertools.chain(*sets)], classes, source, listed)
+    labels = np.zeros((len(sets), len(ordered)), bool)
+    labels[np.repeat(np.arange(len(sets)), [*map(len, sets)]), numbers] = True
+    return ordered, labels
 
 
 def stat_files(base: str, paths: list[str]) -> tuple[np.ndarray, np.ndarray]:

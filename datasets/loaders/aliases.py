@@ -23,14 +23,13 @@ _TIMM = {  # option of timm's train.py -> ours
 _WAYS = {  # option of timm's train.py -> what to use here
     "drop": "--model_kwargs '{drop_rate = 0.1}'", "drop_path": "--model_kwargs '{drop_path_rate = 0.1}'",
     "opt_betas": "--optimizer_kwargs '{betas = [0.9, 0.95]}'", "opt_kwargs": "--optimizer_kwargs TABLE",
-    "aa": "--trivial_augment", "model_ema": "--ema 0.9998", "log_wandb": "--tracker wandb",
+    "aa": "--rand_augment N,M", "model_ema": "--ema 0.9998", "log_wandb": "--tracker wandb",
     "train_interpolation": "--interpolation", "torchcompile": "--compile true",
     "num_classes": "leave it out: the classes are counted", "channels_last": "leave it out: it is always on",
     "pin_mem": "leave it out: it is always on with a GPU", "input_size": "--image_size N",
     "hflip": "leave it out: it is always 0.5", "clip_mode": "leave it out: --clip_grad clips the norm",
     "amp_dtype": "leave it out: the GPU determines the type", "lr_base": "--lr, for the whole --batch_size",
-    "grad_checkpointing": "not available: --accumulate N needs less memory",
-    "bce_loss": "not available: the loss is cross entropy",
+    "bce_loss": "--loss bce",
 }  # fmt: skip
 
 

@@ -80,6 +80,8 @@ def add_arguments(parser: JobParser) -> None:
     preprocessing.add_arguments(add)
     add("--antialias", type=boolean, default=True, help="false: no antialiasing (faster)")
     add("--image_size", type=models.image_size, metavar="N", default=224, help="pixels (default: 224)")
+    help = "pixels in evaluations (default: --image_size)"
+    add("--val_image_size", type=models.image_size, metavar="N", help=help)
     add(
         "--first_image_size",
         type=models.image_size,
@@ -183,7 +185,7 @@ def open_loaders(
     mean, std, share, _ = preprocessing.values(vars(args))
     antialias = preprocessing.antialias(vars(args))
     crop = functools.partial(augment.center_crop, share=share)
-    val_plan = Plan(val_index, val_sampler, crop, args.image_size)
+    val_plan = Plan(val_index, val_sampler, crop, args.val_image_size or args.image_size)
     backend = _backend(args, device)
     if backend == "auto":
         backend = ranks.broadcast_object(_last_backend(args, device) if ranks.is_first() else "")

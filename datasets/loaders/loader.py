@@ -287,9 +287,11 @@ class Loader:
         finally:
             self.plan = plan
 
-    def lead(self, step: int) -> None:
-        """Make this the loader of the training, at `step`: other loaders no longer seed this process."""
+    def lead(self, step: int, part: int = 0) -> None:
+        """Make this the loader of the training, at `step`: other loaders no longer seed this process. part:
+        that of its sampler."""
         Loader._leader, self.step = weakref.ref(self), step
+        self.plan.sampler.part = part
 
     def check(self, step: int) -> None:
         """Raise BadInput if `step` is not the number of batches that were handed out."""

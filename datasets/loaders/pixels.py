@@ -4,10 +4,13 @@ All arithmetic on pixels uses integers, so a sample gets the same pixels on ever
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from common.compute.losses import multi_hot
+from datasets.sampling import effects as drawing
 from datasets.sampling.effects import MIXUP, ONE, OPERATIONS, STRONGEST, Drawn, Effects, draw_effects
 from datasets.sampling.generators import seed_all
 from datasets.sampling.philox import Operation, draw
@@ -18,7 +21,24 @@ Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor
 _GREY = (19595, 38470, 7471)  # ITU-R BT.601, in 1 / ONE
 _IMAGES_PER_CHUNK = 4  # an even number
 _BITS = ONE.bit_length() - 1  # bits of a factor's fraction
-_SHIFT = 32  # pixels, TrivialAugment's largest translation
+
+
+class Space(NamedTuple):
+    """The effects of the largest strength. shift: pixels. bits: that posterize removes."""
+
+    enhance: float
+    shear: float
+    shift: float
+    degrees: float
+    bits: int
+
+
+WIDE = Space(0.99, 0.99, 32, 135, 6)  # TrivialAugment's
+
+
+def narrow(size: int) -> Space:
+    """Return RandAugment's space for images of this side, pixels, as in torchvision."""
+    return Space(0.9, 0.3, 150 / 331 * size, 30, 4)
 
 
 def plan_change(
@@ -51,8 +71,9 @@ def apply(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (images, labels) with the effects, in new memory.
 
-    images: uint8 [n, C, H, W]; those of a pair, 2k and 2k + 1, are mixed with each other. labels: int64 [n];
-    float [n, classes] if images are mixed. mean: of pixels / 255, the colour of erased boxes.
+    images: uint8 [n, C, H, W]; those of a pair, 2k and 2k + 1, are mixed with each other. labels: int64 [n],
+    or bool [n, classes]; float [n, classes] if images are mixed. mean: of pixels / 255, the colour of erased
+    boxes.
     """
     if not images.is_cuda and len(images) > _IMAGES_PER_CHUNK:  # few images fit into the CPU's cache
         parts = []
@@ -63,7 +84,9 @@ def apply(
         changed, targets = map(torch.cat, zip(*parts, strict=True))
         return changed, targets
     if effects.trivial_augment:
-        images = _trivial_augment(drawn, images)
+        images = _augment(drawn, images, 1, WIDE)
+    if effects.rand_augment:
+        images = _augment(drawn, images, int(effects.rand_augment[0]), narrow(images.shape[2]))
     columns = _send(torch.from_numpy(np.stack(drawn)), images.device)
     on_device = dict(zip(Drawn._fields, columns, strict=True))
     if effects.color_jitter:
@@ -93,7 +116,7 @@ def _mix(
     if effects.mixup:
         images = _blend(images, others, torch.where(drawn["mix"] == MIXUP, drawn["share"], ONE))
     images = torch.where(cut, others, images)  # for mixup the boxes are empty
-    own = torch.nn.functional.one_hot(labels, classes).to(torch.get_default_dtype())
+    own = multi_hot(labels, classes).to(torch.get_default_dtype())
     share = (drawn["share"] / ONE).to(own.dtype).view(-1, 1)
     return images, own * share + own[other] * (1 - share)
 
@@ -170,26 +193,29 @@ _ENHANCE = {
 }
 
 
-def _trivial_augment(drawn: Drawn, images: torch.Tensor) -> torch.Tensor:
-    result = images.clone()
-    for number in np.unique(drawn.operation).tolist():
-        own = np.flatnonzero(drawn.operation == number)
-        places = _send(torch.from_numpy(own), images.device)
-        result[places] = _operate(OPERATIONS[number], images[places], drawn.strength[own])
-    return result
+def _augment(drawn: Drawn, images: torch.Tensor, count: int, space: Space) -> torch.Tensor:
+    for place in range(count):
+        operations, strengths = drawing.operation_at(drawn.operation, drawn.strength, place)
+        result = images.clone()
+        for number in np.unique(operations).tolist():
+            own = np.flatnonzero(operations == number)
+            rows = _send(torch.from_numpy(own), images.device)
+            result[rows] = _operate(OPERATIONS[number], images[rows], strengths[own], space)
+        images = result
+    return images
 
 
-def _operate(name: str, images: torch.Tensor, strength: np.ndarray) -> torch.Tensor:
-    """Apply one operation of TrivialAugment, with a strength for each image."""
+def _operate(name: str, images: torch.Tensor, strength: np.ndarray, space: Space) -> torch.Tensor:
+    """Apply one operation, with a strength for each image."""
     share = strength / STRONGEST  # -1..1
 
     def tensor(values: np.ndarray) -> torch.Tensor:
         return _send(torch.from_numpy(np.asarray(values, np.int64)), images.device)
 
     if name in _ENHANCE:
-        return _ENHANCE[name](images, tensor(np.rint((1 + 0.99 * share) * ONE)))
+        return _ENHANCE[name](images, tensor(np.rint((1 + space.enhance * share) * ONE)))
     if name == "posterize":
-        lost = np.rint(np.abs(strength) / 5)  # bits
+        lost = np.rint(space.bits * np.abs(share))
         return images & _column(tensor(256 - 2**lost)).to(torch.uint8)
     if name == "solarize":
         threshold = _column(tensor(np.rint(255 * (1 - np.abs(share)))))
@@ -205,23 +231,23 @@ def _operate(name: str, images: torch.Tensor, strength: np.ndarray) -> torch.Ten
         return functional.equalize(images)
     if name == "identity":
         return images
-    return _move(images, *map(tensor, _matrix(name, share, *images.shape[2:])))
+    return _move(images, *map(tensor, _matrix(name, share, space, *images.shape[2:])))
 
 
-def _matrix(name: str, share: np.ndarray, height: int, width: int) -> np.ndarray:
+def _matrix(name: str, share: np.ndarray, space: Space, height: int, width: int) -> np.ndarray:
     """Return int64 [6, n]: the source of the pixel (x, y) of the result is (a x + b y + c, d x + e y + f), in
     1 / ONE. Shears do not move the upper or left edge, rotations do not move the centre."""
-    zero, one = np.zeros_like(share), np.ones_like(share)
+    zero, one, shear = np.zeros_like(share), np.ones_like(share), space.shear * share
     if name == "rotate":
-        angle, x, y = np.radians(135 * share), (width - 1) / 2, (height - 1) / 2
+        angle, x, y = np.radians(space.degrees * share), (width - 1) / 2, (height - 1) / 2
         cos, sin = np.cos(angle), np.sin(angle)
         rows = [cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y]
     else:
         rows = {
-            "shear_x": [one, 0.99 * share, 0.99 * share / 2, zero, one, zero],
-            "shear_y": [one, zero, zero, 0.99 * share, one, 0.99 * share / 2],
-            "translate_x": [one, zero, _SHIFT * share, zero, one, zero],
-            "translate_y": [one, zero, zero, zero, one, _SHIFT * share],
+            "shear_x": [one, shear, shear / 2, zero, one, zero],
+            "shear_y": [one, zero, zero, shear, one, shear / 2],
+            "translate_x": [one, zero, space.shift * share, zero, one, zero],
+            "translate_y": [one, zero, zero, zero, one, space.shift * share],
         }[name]
     return np.rint(np.stack(rows) * ONE).astype(np.int64)
 

@@ -97,6 +97,7 @@ def _read(loader: Any, step: int, world_size: int, draws: bool) -> Step:
     index, epoch = loader.plan.index, (step - 1) // len(loader) + 1
     classes = getattr(index, "class_names", ())
     is_class = bool(len(labels)) and labels.min() >= 0 and labels.max() < len(classes)
+    sets = [np.flatnonzero(label) for label in labels] if labels.ndim == 2 else labels[:, None]
     return Step(
         step=step,
         epoch=epoch,
@@ -107,7 +108,7 @@ def _read(loader: Any, step: int, world_size: int, draws: bool) -> Step:
         labels=torch.from_numpy(labels),
         parameters=dict(zip(_parameters(loader, len(crops)), map(torch.from_numpy, crops), strict=True)),
         names=_names(index, ids),
-        classes=[classes[label] for label in labels.tolist()] if is_class else [],
+        classes=[",".join(classes[label] for label in own) for own in sets] if is_class else [],
         items=_items(loader, batches),
         pixels=pixels,
     )

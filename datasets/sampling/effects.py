@@ -2,12 +2,13 @@
 
 Every parameter is an integer, so the receipt covers it and every device computes the same pixels from it
 (datasets/loaders/pixels.py). Sources: TrivialAugment (Mueller and Hutter, ICCV 2021, arXiv:2103.10158, the
-"wide" space), Random Erasing (Zhong et al., arXiv:1708.04896), CutMix (Yun et al., arXiv:1905.04899), mixup
-(Zhang et al., arXiv:1710.09412).
+"wide" space), RandAugment (Cubuk et al., arXiv:1909.13719), Random Erasing (Zhong et al., arXiv:1708.04896),
+CutMix (Yun et al., arXiv:1905.04899), mixup (Zhang et al., arXiv:1710.09412).
 """
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from common.ground.exits import BadInput
 from datasets.sampling.philox import Operation, below, draw, uniform
 
 ONE = 2**16  # factors and shares are multiples of 1 / ONE
-STRONGEST = 30  # TrivialAugment's strengths are -30..30
+STRONGEST = 30  # strengths of operations are -30..30
 OPERATIONS = (
     "identity", "shear_x", "shear_y", "translate_x", "translate_y", "rotate", "brightness", "saturation",
     "contrast", "sharpness", "posterize", "solarize", "autocontrast", "equalize",
@@ -31,6 +32,7 @@ class Effects(NamedTuple):
     """The effects of a training; 0 means none.
 
     trivial_augment: one random operation of OPERATIONS per sample.
+    rand_augment: "N,M": N random operations one after the other, all of strength M or -M.
     color_jitter: X; the factors of brightness, contrast and saturation are in 1 - X..1 + X.
     random_erasing: probability.
     mixup, cutmix: alpha of the Beta distribution. If both are given, each sample gets one of them.
@@ -41,13 +43,13 @@ class Effects(NamedTuple):
     random_erasing: float = 0.0
     mixup: float = 0.0
     cutmix: float = 0.0
+    rand_augment: str | None = None
 
 
 class Drawn(NamedTuple):
     """Parameters of n samples, int64 [n] each.
 
-    operation: index in OPERATIONS.
-    strength: -STRONGEST..STRONGEST.
+    operation, strength: see operation_at().
     brightness, contrast, saturation: factors, in 1 / ONE.
     erase_*: a box in pixels; its height is 0 if nothing is erased.
     mix: NOTHING, MIXUP or CUTMIX with the other sample of the pair.
@@ -72,10 +74,30 @@ class Drawn(NamedTuple):
     mix_width: np.ndarray
 
 
+def operation_at(operation: Any, strength: Any, place: int) -> tuple[Any, Any]:
+    """Return (index in OPERATIONS, strength -STRONGEST..STRONGEST) of the operation at a place, from 0.
+
+    operation, strength: a number or int64 [n] of Drawn. The digits of `operation`, base 32, are the indexes,
+    the first operation's last; 16 is added if the strength of this operation has the other sign.
+    """
+    digit = operation >> 5 * place & 31
+    return digit & 15, strength * (1 - 2 * (digit >> 4))
+
+
+def rand_augment(text: str) -> str:
+    """Check an argument: N,M such as 2,9. Raises ArgumentTypeError."""
+    if re.fullmatch(r"[1-9],\d{1,2}", text) and int(text[2:]) <= STRONGEST:
+        return text
+    expected = f"N,M: 1 to 9 operations and a strength of 0 to {STRONGEST}, such as 2,9"
+    raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+
+
 def add_arguments(add: Callable[..., Any]) -> None:
     """Add the options of from_args(). add: add_argument of a parser or of an argument group."""
     number = {"type": non_negative_float, "default": 0.0}
     add("--trivial_augment", **FLAG, help="one random operation for each image")
+    help = f"N random operations of strength M, at most {STRONGEST}, for example 2,9 (default: none)"
+    add("--rand_augment", type=rand_augment, metavar="N,M", help=help)
     add("--color_jitter", **number, metavar="X", help="factors 1-X..1+X of brightness etc. (default: 0)")
     add("--random_erasing", **number, metavar="P", help="probability of an erased box (default: 0)")
     add("--mixup", **number, metavar="ALPHA", help="mix pairs of images (default: 0, none)")
@@ -89,6 +111,8 @@ def from_args(args: argparse.Namespace, local_batch: int) -> Effects | None:
     for name in ("color_jitter", "random_erasing"):
         if getattr(effects, name) > 1:
             raise BadInput(f"--{name} {getattr(effects, name)} is not in 0..1")
+    if effects.trivial_augment and effects.rand_augment:
+        raise BadInput("--trivial_augment and --rand_augment exclude each other")
     if (effects.mixup or effects.cutmix) and local_batch % 2:
         raise BadInput(
             "--mixup and --cutmix mix pairs of images: expected an even number of samples of a step for each "
@@ -107,6 +131,13 @@ def draw_effects(effects: Effects, ids: np.ndarray, seed: int, epoch: int | np.n
         words = draw(seed, epoch, ids, Operation.TRIVIAL_AUGMENT)
         values["operation"] = below(words[0], len(OPERATIONS))
         values["strength"] = below(words[1], STRONGEST + 1) * np.where(words[2] >= 2**31, -1, 1)
+    if effects.rand_augment:
+        count, strength = map(int, effects.rand_augment.split(","))
+        values["strength"] = nothing + strength
+        for place in range(count):
+            words = draw(seed, epoch, ids, Operation.RAND_AUGMENT, block=place)
+            digit = below(words[0], len(OPERATIONS)) + 16 * (words[1] >= 2**31)
+            values["operation"] = values["operation"] + (digit << 5 * place)
     if effects.color_jitter:
         words = draw(seed, epoch, ids, Operation.COLOR_JITTER)
         low, high = 1 - effects.color_jitter, 1 + effects.color_jitter

@@ -31,6 +31,7 @@ class Operation(IntEnum):
     MIX = 8
     TRANSFORM = 9
     WEIGHTS = 10
+    RAND_AUGMENT = 11
 
 
 def philox4x32(counter: Iterable, key: int) -> np.ndarray:

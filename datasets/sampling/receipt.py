@@ -46,7 +46,8 @@ class Receipt:
         self._warned: set[str] = set()
 
     def add(self, ids: np.ndarray, labels: np.ndarray, crops: Sequence[np.ndarray] = ()) -> None:
-        """Add one batch. ids, labels: int64 [n]; crops: arrays [n] of integers, booleans or float32.
+        """Add one batch. ids, labels: int64 [n]; crops: arrays [n] of integers, booleans or float32. Several
+        labels of a sample: bool [n, classes].
 
         The arrays must not change later: sums are computed for several batches at a time.
         """
@@ -125,7 +126,8 @@ def batch_sums(
 ) -> np.ndarray:
     """Return the sums of consecutive batches, modulo 2^64: int64 [batches, 3].
 
-    ids, labels, crops: one number per sample, [n]. ends: the end of each batch in them, int64 [batches].
+    ids, labels, crops: one number per sample, [n]; labels may be bool [n, classes]. ends: the end of each
+    batch in them, int64 [batches].
     """
     hashed = mix(_words(ids))
     augmented = hashed
@@ -197,8 +199,15 @@ def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
 
 
 def _words(column: np.ndarray) -> np.ndarray:
-    """Return a column of one number per sample as 64-bit words, uint64 [n]."""
+    """Return a column of one number per sample as 64-bit words, uint64 [n]: a hash of all labels if there are
+    several."""
     column = np.asarray(column)
+    if column.ndim == 2:
+        words = np.zeros(len(column), np.uint64)
+        for first in range(0, column.shape[1], 32):
+            part = column[:, first : first + 32]
+            words = mix(words ^ (part @ (1 << np.arange(part.shape[1]))).astype(np.uint64))
+        return words
     if column.dtype.kind == "f":
         column = column.astype(np.float32).view(np.uint32)
     return column.astype(np.uint64)

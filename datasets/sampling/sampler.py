@@ -88,6 +88,7 @@ class BatchSampler:
         the probability weight / sum of the weights.
     `epoch`: of the position, counted from 1.
     `total_steps`: of the training; None without epochs and max_steps.
+    `part`: iterating also stops after each global step that is a multiple of it; 0 (default): never.
     `shards`: arrays that this rank yields for each global batch, see split().
     `largest`: number of ids in the largest array of this rank.
     Raises BadInput if the numbers are not valid.
@@ -115,6 +116,7 @@ class BatchSampler:
         limits = [epochs and epochs * len(self), max_steps]
         # Any: jobs with a limit need no check for None
         self.total_steps: int | Any = min((limit for limit in limits if limit is not None), default=None)
+        self.part = 0
         self.seek(0)
 
     def shard(self: _Sampler, rank: int, world_size: int) -> _Sampler:
@@ -145,6 +147,7 @@ class BatchSampler:
         if step < 0 or (self.total_steps is not None and step > self.total_steps):
             raise BadInput(f"step {step} is not in 0..{self.total_steps}, the steps of the training")
         self.epoch, self._first = step // len(self) + 1, step % len(self)
+        self._last = self._ends(self.epoch)[-1]
 
     @property
     def step(self) -> int:
@@ -153,16 +156,23 @@ class BatchSampler:
 
     @property
     def remaining(self) -> int:
-        """Return the number of batches that iterating yields: to the end of the epoch or of the training."""
-        last = len(self)
+        """Return the number of batches that iterating yields: to the end of the epoch, of its part, or of the
+        training."""
+        return self._last - self._first
+
+    def _ends(self, epoch: int) -> list[int]:
+        """Return the steps of an epoch, counted from its begin, after which its parts end."""
+        begin, last = (epoch - 1) * len(self), len(self)
         if self.total_steps is not None:
-            last = min(last, self.total_steps - (self.epoch - 1) * len(self))
-        return max(0, last - self._first)
+            last = min(last, self.total_steps - begin)
+        part = self.part or len(self)
+        return [*range(part - begin % part, last, part), last]
 
     def epochs_from(self, step: int) -> Iterator[int]:
-        """Yield the numbers of the remaining epochs, from 1, each with the position set to its next batch.
+        """Yield the numbers of the remaining epochs, from 1, each with the position set to its next batch. An
+        epoch that has parts comes once for each of them.
 
-        step: the number of completed steps. If it ends an epoch, that epoch comes first, without batches,
+        step: the number of completed steps. If it ends an epoch or a part, that comes first, without batches,
         because its evaluation may be missing. Without total_steps the epochs never end. Raises BadInput as
         seek() does.
         """
@@ -171,8 +181,11 @@ class BatchSampler:
         for epoch in itertools.count(max(1, -(-step // len(self)))):
             if epoch > last:
                 return
-            self.epoch, self._first = epoch, max(0, step - (epoch - 1) * len(self))
-            yield epoch
+            first = max(0, step - (epoch - 1) * len(self))
+            for end in (end for end in self._ends(epoch) if end >= first):
+                self.epoch, self._first, self._last = epoch, first, end
+                yield epoch
+                first = end
 
     def __len__(self) -> int:
         """Return the number of steps of a whole epoch. It does not depend on the position."""
@@ -327,8 +340,9 @@ class SequentialBatchSampler:
 
 
 class Batch(NamedTuple):
-    """One rank's part of one step. ids, labels: int64 [n]. crops: a NamedTuple of arrays [n]; () without
-    augmentation. epoch: of its random numbers (BatchSampler.draws)."""
+    """One rank's part of one step. ids, labels: int64 [n] (several labels: bool [n, classes]).
+    crops: a NamedTuple of arrays [n]; () without augmentation. epoch: of its random numbers
+    (BatchSampler.draws)."""
 
     ids: np.ndarray
     labels: np.ndarray

@@ -20,6 +20,8 @@ def read(text: str, index: Any) -> np.ndarray:
     """Return the weight of each image, float64 [n]. text: balanced, or the path of a file. index: an
     ImageFolderIndex. Raises BadInput."""
     labels = np.asarray(index.labels)
+    if labels.ndim == 2:
+        raise BadInput(f"--class_weights {text} needs one label for each image, and the list has several")
     if text == BALANCED:
         return 1 / np.bincount(labels)[labels]
     weights = _read_file(text)

@@ -4,7 +4,7 @@ from typing import Any
 
 from common.ground.exits import printable
 from datasets.loaders.replay import Step
-from datasets.sampling.effects import CUTMIX, NOTHING, ONE, OPERATIONS
+from datasets.sampling.effects import CUTMIX, NOTHING, ONE, OPERATIONS, operation_at
 
 _LONGEST = 70  # characters of an item
 _FACTORS = ("brightness", "contrast", "saturation")
@@ -57,8 +57,9 @@ def _effects(values: dict[str, Any], other: int) -> str:
     if "operation" not in values:
         return ""
     words = []
-    if values["operation"]:
-        words.append(f"{OPERATIONS[values['operation']]} {values['strength']}")
+    for place in range(9):  # of RandAugment
+        operation, strength = operation_at(values["operation"], values["strength"], place)
+        words += [f"{OPERATIONS[operation]} {strength}"] if operation else []
     words += [f"{name} {values[name] / ONE:.2f}" for name in _FACTORS if values[name] != ONE]
     if values["erase_height"]:
         box = f"{values['erase_width']}x{values['erase_height']}+{values['erase_left']}+{values['erase_top']}"

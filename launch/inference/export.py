@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
         raise BadInput(f"--to {args.to}: expected a name that ends in {', '.join(FORMS)}")
     if os.path.lexists(args.to) and not args.force:
         raise BadInput(f"--to {args.to} exists: name another file, or add --force")
-    network = trained.load(args.weights, args.arch, args.image_size)
+    network = trained.load(args.weights, args.arch, args.image_size, args.model)
     try:
         with torch.no_grad():  # as in evaluation; with gradients convolutions use other algorithms on a CPU
             content, run = FORMS[ending](network)

@@ -2,19 +2,26 @@
 
     python -m launch predict OUT/best.pth FOLDER
     python -m launch predict OUT/best.pth FOLDER --to predictions.csv --batch_size 256
+    python -m launch predict OUT/best.pth IMAGE            prints its classes with their probabilities
+    python -m launch predict OUT/best.pth FOLDER --model model.py:build        a network of your own
 
 WEIGHTS: a file that a job wrote. The names of the classes (classes.json), the network and the size of the
 images (starts.jsonl) are read from the run's folder. FOLDER: images at any depth, or one image. Each is
 cropped, resized and normalised as in the evaluation of imagenet.py with its backend `threads`, and in the
-same precision.
+same precision. All GPUs of the machine are used. --model: the function build() in model.py returns the
+network, which turns float [N, 3, size, size] into logits [N, classes].
 
 The CSV has a line for each image: path (relative to FOLDER), error, class_1, probability_1, ..., the most
-probable class first. If an image cannot be read, `error` has the reason, and the classes are empty. The file
-is written atomically. An earlier CSV is replaced; any other file only with --force.
+probable class first. After --loss bce each class has its own probability. If an image cannot be read, `error`
+has the reason, and the classes are empty. The file is written atomically. An earlier CSV is replaced; any
+other file only with --force.
 """
 
+import collections
+import copy
 import csv
 import io
+import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -47,18 +54,30 @@ def main(arguments: list[str]) -> int:
     parser = Parser(__doc__, "python -m launch predict")
     trained.add_arguments(parser)
     parser.add_argument("folder", metavar="FOLDER", help="images at any depth, or one image")
-    parser.add_argument("--to", metavar="FILE", default="predictions.csv", help="default: predictions.csv")
-    parser.add_argument("--force", **FLAG, help="replace FILE even if it holds no predictions")
-    parser.add_argument("--batch_size", type=positive_int, default=64, help="images at a time (default: 64)")
-    parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    add = parser.add_argument
+    add("--to", metavar="FILE", help="default: predictions.csv, or none for one image")
+    add("--force", **FLAG, help="replace FILE even if it holds no predictions")
+    add("--batch_size", type=positive_int, default=64, help="images at a time on each GPU (default: 64)")
+    add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     args = parser.parse_args(arguments)
-    confirm.check_replaceable(args.to, re.compile("^path,error,class_1,"), args.force)
-    device = torch.device("cuda", 0) if devices.count_gpus(args) else torch.device("cpu")
-    if device.type == "cuda":
-        devices.open_gpu(device)
-    network = trained.load(args.weights, args.arch, args.image_size)
+    is_image = os.path.isfile(args.folder) and not args.to
+    args.to = args.to or "predictions.csv"
+    if not is_image:
+        confirm.check_replaceable(args.to, re.compile("^path,error,class_1,"), args.force)
+    places = [torch.device("cuda", gpu) for gpu in range(devices.count_gpus(args))]
+    for place in places:
+        devices.open_gpu(place)
+    network = trained.load(args.weights, args.arch, args.image_size, args.model)
     root, paths = find_images(args.folder)
     top = min(TOP, len(network.classes))
+    predictions = predict(network, root, paths, places or [torch.device("cpu")], args.batch_size)
+    if is_image:
+        [(path, reason, probabilities)] = predictions
+        if reason:
+            raise BadInput(f"{args.folder}: {reason}")
+        for value, label in zip(*(each.tolist() for each in probabilities.topk(top)), strict=True):
+            print(f"{value:.6f} {printable(network.classes[label])}")
+        return 0
     header = [f"{each}_{rank + 1}" for rank in range(top) for each in ("class", "probability")]
     unreadable = 0
     try:
@@ -66,7 +85,6 @@ def main(arguments: list[str]) -> int:
             text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
             rows = csv.writer(text)
             rows.writerow(["path", "error", *header])
-            predictions = predict(network, root, paths, device, args.batch_size)
             for path, reason, probabilities in predictions:
                 cells = [""] * len(header)
                 if not reason:
@@ -102,16 +120,23 @@ def predict(
     network: Trained,
     root: str,
     paths: Sequence[str],
-    device: torch.device,
+    places: Sequence[torch.device],
     batch_size: int = 64,
 ) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Yield (path, reason why it cannot be read or "", probabilities float [classes]) for each image."""
-    model = network.model.to(device).to(memory_format=torch.channels_last)
-    deliver = ToDevice(device, network.mean, network.std)
-    antialias = network.settings.get("antialias", True)
-    autocast, _ = precision.choose(device, network.settings.get("amp"))
+    """Yield (path, reason why it cannot be read or "", probabilities float [classes]) for each of the paths.
+
+    places: the devices, which compute batches in turns, each with a copy of the network. A GPU computes while
+    the images of the next batches are decoded.
+    """
+    last = torch.channels_last
+    copies = [copy.deepcopy(network.model).to(each).to(memory_format=last) for each in places]
+    stages = [ToDevice(each, network.mean, network.std) for each in places]
+    antialias, is_binary = network.settings.get("antialias", True), network.settings.get("loss") == "bce"
+    autocast, _ = precision.choose(places[0], network.settings.get("amp"))
+    begun: collections.deque = collections.deque()
+    turns = itertools.cycle(zip(copies, stages, strict=True))
     with ThreadPoolExecutor(cores()) as pool:
-        for first in range(0, len(paths), batch_size):
+        for first, (model, deliver) in zip(range(0, len(paths), batch_size), turns, strict=False):
             part = paths[first : first + batch_size]
             memory = np.zeros((len(part), network.size, network.size, 3), np.uint8)
             fill = lambda path, out: _fill(os.path.join(root, path), out, network.share, antialias)  # noqa: E731
@@ -122,7 +147,16 @@ def predict(
             batch, _ = deliver(pixels, torch.zeros(len(part), dtype=torch.int64))
             with autocast:
                 logits = model(batch)
-            yield from zip(part, reasons, logits.float().softmax(1).cpu(), strict=True)
+            logits = logits.float()
+            begun.append((part, reasons, logits.sigmoid() if is_binary else logits.softmax(1)))
+            if len(begun) > len(places):
+                yield from _wait_for(*begun.popleft())
+        for each in begun:
+            yield from _wait_for(*each)
+
+
+def _wait_for(paths: Sequence[str], reasons: list[str], probabilities: torch.Tensor) -> Iterator:
+    return zip(paths, reasons, probabilities.cpu(), strict=True)
 
 
 def _fill(path: str, out: np.ndarray, share: float, antialias: bool | str) -> str:

@@ -2,9 +2,12 @@
 
 import importlib
 import os
+import runpy
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from common.checkpoint import weights
@@ -38,11 +41,12 @@ class Trained(NamedTuple):
     settings: dict[str, Any]
 
 
+_NETWORK = ("arch", "dataset", "width", "model_kwargs")  # the options that choose one
 _SMALL = "ResNet-18 for small images"
 _OPTIONS: dict[str, Callable[[str], Any]] = {  # of the run: the type of the option
-    "arch": models.arch, "image_size": models.image_size, "dataset": str, "width": positive_int,
-    "amp": boolean, "antialias": boolean,
-    "model_kwargs": str, **preprocessing.KINDS,
+    "arch": models.arch, "image_size": models.image_size, "val_image_size": models.image_size,
+    "dataset": str, "width": positive_int,
+    "amp": boolean, "antialias": boolean, "model_kwargs": str, "loss": str, **preprocessing.KINDS,
 }  # fmt: skip
 
 
@@ -56,25 +60,38 @@ def add_arguments(parser: Parser) -> None:
     )
     help = "pixels (default: that of starts.jsonl)"
     parser.add_argument("--image_size", type=models.image_size, metavar="N", help=help)
+    help = "function of your own without arguments; it runs, and returns the network"
+    parser.add_argument("--model", metavar="FILE.py:FUNCTION", help=help)
 
 
-def load(path: str, arch: str | None = None, image_size: int | None = None) -> Trained:
+def load(
+    path: str, arch: str | None = None, image_size: int | None = None, model: str | None = None
+) -> Trained:
     """Return the network of a file of weights, or of best.pth in a folder. It consists of torch's own layers.
 
-    arch, image_size: as in imagenet.py, default those of the run. Raises BadInput if the network is unknown,
-    or if the weights belong to another network.
+    arch, image_size: as in imagenet.py, default those of the run. model: FILE.py:FUNCTION, which returns
+    another network. Code is never run because a file of the run names it. Raises BadInput if the network is
+    unknown, or if the weights belong to another network.
     """
     path = os.path.join(path, "best.pth") if os.path.isdir(path) else path
     tensors = weights.read(path)
-    settings = _read_settings(weights.run_folder(path), {"arch": arch, "image_size": image_size})
+    folder = weights.run_folder(path)
+    given = {"arch": arch, "image_size": image_size, "val_image_size": image_size}
+    settings = _read_settings(folder, given, bool(model))
     arch, dataset = settings.get("arch"), settings.get("dataset")
     make: Callable[[int], nn.Module]
-    if arch:
-        settings |= preprocessing.find(arch, path)
+    if model or arch:
+        settings |= preprocessing.find(arch, path) if arch else {}
         mean, std, share, _ = preprocessing.values(settings)
         settings["antialias"] = preprocessing.antialias(settings)
-        name, channels = arch, 3
+        name, channels = model or str(arch), 3
         size = settings.get("image_size", 224)
+    if model:
+        network = _call(model)
+        weights.fill(path, network, tensors, complete=True)
+        classes = _classes(path, _count_classes(network, model, size))
+        return Trained(network, name, channels, size, mean, std, share, classes, settings)
+    if arch:
         kwargs = settings.get("model_kwargs", models.NO_KWARGS)
         make = lambda classes: models.build(arch, classes, size, kwargs).eval()  # noqa: E731
     elif dataset in image_set.NAMES:
@@ -82,6 +99,9 @@ def load(path: str, arch: str | None = None, image_size: int | None = None) -> T
         name, channels, mean, std, share = _SMALL, len(form.MEAN), form.MEAN, form.STD, 1.0
         size, width = image_size or form.SIDE, settings.get("width", 64)
         make = lambda classes: models.resnet18(channels, classes, width).eval()  # noqa: E731
+    elif runs := starts.read(folder):
+        job = runs[-1]["environment"].get("job")
+        raise BadInput(f"{path}: a network of {job!r:.80}: add --model FILE.py:FUNCTION, which returns it")
     else:
         raise BadInput(f"{path}: no starts.jsonl of its job in the folder: add --arch and --image_size")
     first, dim = next(iter(models.head(make).items()), ("", 0))
@@ -90,17 +110,44 @@ def load(path: str, arch: str | None = None, image_size: int | None = None) -> T
         raise BadInput(f"{path}: no classifier weights of {name}: the file is of another network")
     count = shape[dim]
     weights.fill(path, models.on_meta(lambda: make(count)), tensors, complete=True)  # before it takes memory
-    model = make(count)
-    weights.fill(path, model, tensors, complete=True)
-    classes = tuple(map(str, weights.read_class_names(path)))
-    if len(classes) != count:
-        classes = tuple(map(str, range(count)))
-    return Trained(model, name, channels, size, mean, std, share, classes, settings)
+    network = make(count)
+    weights.fill(path, network, tensors, complete=True)
+    size = settings.get("val_image_size", size)
+    return Trained(network, name, channels, size, mean, std, share, _classes(path, count), settings)
 
 
-def _read_settings(folder: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the _OPTIONS of the last start in a run's folder. given: replaces them unless it is None. Raises
-    BadInput."""
+def _call(model: str) -> nn.Module:
+    """Return the network of FILE.py:FUNCTION, in evaluation mode. Raises BadInput."""
+    file, _, function = model.rpartition(":")
+    sys.path.insert(0, os.path.dirname(os.path.abspath(file)))  # as `python FILE` does
+    try:
+        return runpy.run_path(file)[function]().eval()
+    except Exception as error:  # code of the user may raise anything
+        reason = f"{type(error).__name__}: {error}"
+        raise BadInput(f"--model {model}: {reason}; expected FILE.py:FUNCTION, without arguments") from error
+
+
+@torch.no_grad()
+def _count_classes(network: nn.Module, model: str, size: int) -> int:
+    """Return the number of logits of one image. Raises BadInput."""
+    try:
+        _, count = network(torch.zeros(1, 3, size, size)).shape
+    except Exception as error:
+        reason = f"{' '.join(str(error).split())[:200]}; expected logits [1, classes]"
+        raise BadInput(f"--model {model} with --image_size {size}: {reason}") from error
+    return count
+
+
+def _classes(path: str, count: int) -> tuple[str, ...]:
+    """Return the names of the classes of a run, or their numbers if they are not known."""
+    names = tuple(map(str, weights.read_class_names(path)))
+    return names if len(names) == count else tuple(map(str, range(count)))
+
+
+def _read_settings(folder: str, given: dict[str, Any], is_own: bool) -> dict[str, Any]:
+    """Return the _OPTIONS of the last start in a run's folder, without those that choose a network if it is
+    the user's own. given: replaces them unless it is None. Raises BadInput."""
     runs = starts.read(folder)
     settings = (runs[-1]["settings"] if runs else {}) | {name: each for name, each in given.items() if each}
-    return starts.check_settings(settings, _OPTIONS, folder)
+    kinds = {name: kind for name, kind in _OPTIONS.items() if not is_own or name not in _NETWORK}
+    return starts.check_settings(settings, kinds, folder)

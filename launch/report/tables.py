@@ -35,9 +35,9 @@ def _final(run: Run) -> dict[str, str]:
     steps = run.starts[-1].steps if run.starts else math.nan
     state = f"{run.step:,.0f}" + (f" of {steps:,.0f}" if math.isfinite(steps) else "") + " steps"
     split = np.array(list(run.split.values())).reshape(-1, len(SPLIT)).sum(axis=0)
-    accuracies = {epoch: ends.get("val_acc", math.nan) for epoch, ends in run.ends.items()}
-    accuracies = {epoch: accuracy for epoch, accuracy in accuracies.items() if math.isfinite(accuracy)}
-    best = max(accuracies, key=lambda epoch: accuracies[epoch], default=0)
+    evaluations = zip(*run.figures.get("val_acc", ((), ())), strict=True)
+    accuracies = {step: accuracy for step, accuracy in evaluations if math.isfinite(accuracy)}
+    best = max(accuracies, key=lambda step: accuracies[step], default=0)
     metrics = [name for name in run.figures if name.startswith("val_") and name not in _USUAL]
     rates = run.figures["images_per_s"][1] if "images_per_s" in run.figures else np.empty(0)
     rates = rates[~np.isnan(rates)]
@@ -49,7 +49,7 @@ def _final(run: Run) -> dict[str, str]:
         "done": state + (" (finished)" if run.step == steps else ""),
         "epochs": str(max(run.ends)) if run.ends else NONE,
         "validation accuracy": format_percent(run.last("val_acc")),
-        "best validation accuracy": f"{accuracies[best]:.2%} in epoch {best}" if accuracies else NONE,
+        "best validation accuracy": f"{accuracies[best]:.2%} at step {best:,.0f}" if accuracies else NONE,
         "validation loss": format_number(run.last("val_loss")),
         **{f"{name}, last": format_number(run.last(name)) for name in metrics},
         "training accuracy": format_percent(run.last("acc")),

@@ -3,6 +3,7 @@ import contextlib
 import pytest
 import torch
 
+from common.compute import models
 from common.compute.models import build, check, resnet18
 from common.ground.exits import BadInput
 
@@ -64,3 +65,49 @@ def test_what_a_classifier_can_be_trained_on_is_known_before(name, size, batch, 
 def test_a_forward_pass_to_try_leaves_no_trace():
     statistics = build("resnet18", 3, 64).state_dict()
     assert not statistics["bn1.running_mean"].any() and not statistics["bn1.num_batches_tracked"]
+
+
+def _train(arch: str, size: int, kwargs: str, checkpoints: bool) -> tuple[dict, int]:
+    """Return the state after two steps, and the bytes that the forward passes kept."""
+    torch.manual_seed(0)
+    model = models.build(arch, 3, size, kwargs)
+    if checkpoints:
+        models.checkpoint_blocks(model, arch)
+    optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.01), []
+    images = torch.randn(4, 3, size, size)
+    for seed in range(2):
+        torch.manual_seed(seed)  # of dropout
+        optimizer.zero_grad()
+        keep = torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each) or each, lambda x: x)
+        with keep:
+            loss = model(images).square().mean()
+        loss.backward()
+        optimizer.step()
+    with torch.no_grad():
+        output = model.eval()(images)
+    return model.state_dict() | {"output": output}, sum(each.nbytes for each in kept)
+
+
+@pytest.mark.parametrize(
+    ("arch", "size", "kwargs"),
+    [
+        ("resnet18", 32, "{}"),
+        ("convnext_tiny", 32, "{stochastic_depth_prob = 0.5}"),
+        ("vit_b_32", 32, "{dropout = 0.5}"),
+        ("timm:resnet10t", 32, "{drop_path_rate = 0.5}"),
+        ("timm:vit_tiny_patch16_224", 32, "{drop_rate = 0.5, drop_path_rate = 0.5}"),
+    ],
+)
+def test_computing_blocks_again_changes_no_bit(arch, size, kwargs):
+    if arch.startswith(models.TIMM):
+        pytest.importorskip("timm")
+    one, less = _train(arch, size, kwargs, checkpoints=True)
+    other, all_kept = _train(arch, size, kwargs, checkpoints=False)
+    assert one.keys() == other.keys() and torch.isfinite(one["output"]).all()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert less < 0.7 * all_kept
+
+
+def test_a_network_without_blocks_is_refused():
+    with pytest.raises(BadInput, match="--grad_checkpointing: alexnet has no blocks"):
+        models.checkpoint_blocks(models.build("alexnet", 3, 64), "alexnet")

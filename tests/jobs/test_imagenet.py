@@ -229,7 +229,7 @@ def test_a_restart_takes_the_backend_of_the_last_start_which_else_is_the_fastest
     (["--cache_dir={file}"], "--cache_dir {file} cannot be written: Not a directory ({file})"),
     (["--accumulate=5"], "is not divisible by 5 (1 processes x 5 of --accumulate)"),
     (["--first_image_size=64"], "--first_image_size 64 exceeds --image_size 32"),
-    (["--first_image_size=16", "--arch=vit_b_16"], "cannot take images of --first_image_size 16"),
+    (["--first_image_size=16", "--arch=vit_b_16"], "--image_size 32 cannot take images of 16 pixels"),
     (["--accumulate=64"], "cannot be trained on 1 image of --image_size 32 at a time"),
     (["--freeze"], "--freeze needs --weights FILE or DEFAULT"),
     (["--weights=NONE"], "--weights NONE: no such file; shufflenet_v2_x0_5 has DEFAULT, IMAGENET1K_V1"),

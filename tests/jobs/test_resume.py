@@ -115,6 +115,31 @@ def test_sigkill_costs_at_most_an_interval(whole, tmp_path):
     assert "data equal for 15 steps: the same ids, labels and augmentation" in compared
 
 
+def test_an_evaluation_within_an_epoch_changes_no_training_step(whole, tmp_path):
+    """An epoch has 5 steps, and --evaluate_every 3. The run is killed after step 7. It continues from
+    step 6, and repeats its evaluation."""
+    options = (f"--output_dir={tmp_path}", "--evaluate_every=3")
+    interrupt(*ONE, *options, at="^epoch=2 step=7 ")
+    run(*ONE, *options)
+    evaluations = [line for line in figures(tmp_path) if "val_acc" in line]
+    assert [line["step"] for line in evaluations] == [3, 5, 6, 9, 10, 12, 15]
+    assert [line["epoch"] for line in evaluations] == [1, 1, 2, 2, 2, 3, 3]
+    state = ("states",)  # an evaluation also takes a digest
+    ours, theirs = (
+        [{name: line[name] for name in line if name not in state} for line in figures(folder)]
+        for folder in (tmp_path, whole[0])
+    )
+    assert [line for line in ours if line["step"] % 5 == 0 or "loss" in line] == theirs
+    assert same_weights(weights(tmp_path), weights(whole[0]))
+    assert (tmp_path / receipt.FILE).read_bytes() == (whole[0] / receipt.FILE).read_bytes()
+    assert sorted(path.name for path in tmp_path.glob("*.pth")) == [
+        "best.pth", "epoch_1.pth", "epoch_2.pth", "epoch_3.pth",
+    ]  # fmt: skip
+    best = max(evaluations, key=lambda line: line["val_acc"])
+    printed = run("jobs/train.py", *DATA, "--evaluate", f"--weights={tmp_path}/best.pth").stdout
+    assert f"val_acc={best['val_acc']:.6g} " in printed
+
+
 @pytest.mark.faults
 def test_a_checkpoint_of_any_job_resumes_in_any_job(whole, tmp_path):
     """train_dp.py, then two processes, then mixed precision. A run that has ended trains no step again."""

@@ -12,8 +12,8 @@ from common.run.output import Output
 from datasets.sampling.receipt import Receipt
 
 DEFAULTS = {
-    "weights": None, "evaluate": False, "epoch_weights": True, "report_every": Interval(1_000_000, "step"),
-    "ignored": (),
+    "weights": None, "evaluate": False, "evaluate_every": 0, "epoch_weights": True, "ignored": (),
+    "report_every": Interval(1_000_000, "step"),
 }  # fmt: skip
 
 
@@ -28,7 +28,7 @@ class StubLoader:
     def __len__(self):
         return self._steps_per_epoch
 
-    def lead(self, step):
+    def lead(self, step, part):
         pass
 
     def check(self, step):

@@ -1,19 +1,33 @@
 """Effects after the crop depend only on (seed, epoch, id), not on the batch or the rank."""
 
+import argparse
+
 import numpy as np
 import pytest
 import torch
+from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
+from common.ground.exits import BadInput
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends, pixels
 from datasets.sampling import augment
-from datasets.sampling.effects import CUTMIX, MIXUP, ONE, OPERATIONS, Effects, draw_effects
+from datasets.sampling.effects import (
+    CUTMIX,
+    MIXUP,
+    ONE,
+    OPERATIONS,
+    Effects,
+    draw_effects,
+    from_args,
+    operation_at,
+)
 from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
 
 CPU, MEAN = torch.device("cpu"), (0.5, 0.4, 0.3)
 ALL = Effects(trivial_augment=True, color_jitter=0.4, random_erasing=0.5, mixup=0.4, cutmix=1.0)
+RAND = ALL._replace(trivial_augment=False, rand_augment="3,12")
 
 
 def _images(count: int, size: int = 24) -> torch.Tensor:
@@ -24,16 +38,17 @@ def _applied(effects, ids, images, labels):
     return pixels.apply(effects, draw_effects(effects, ids, 7, 2, images.shape[2]), images, labels, 5, MEAN)
 
 
-def test_pairs_are_changed_the_same_in_every_batch():
+@pytest.mark.parametrize("effects", [ALL, RAND])
+def test_pairs_are_changed_the_same_in_every_batch(effects):
     ids, images, labels = np.arange(100, 164), _images(64), torch.arange(64) % 5
     before = images.clone()
-    whole, targets = _applied(ALL, ids, images, labels)
+    whole, targets = _applied(effects, ids, images, labels)
     assert torch.equal(images, before), "the engine's memory is not written to"
     assert whole.shape == images.shape and not torch.equal(whole, images)
     torch.testing.assert_close(targets.sum(1), torch.ones(64))
     for first in range(0, 64, 2):
         rows = slice(first, first + 2)
-        pair, labels_of_pair = _applied(ALL, ids[rows], images[rows], labels[rows])
+        pair, labels_of_pair = _applied(effects, ids[rows], images[rows], labels[rows])
         assert torch.equal(pair, whole[rows]) and torch.equal(labels_of_pair, targets[rows])
 
 
@@ -53,6 +68,43 @@ def test_what_is_drawn_has_the_distributions_that_it_claims():
     assert (drawn.mix_left + drawn.mix_width).max() <= 64
 
 
+def test_rand_augment_draws_its_operations_independently():
+    ids = np.arange(20_000)
+    drawn = draw_effects(Effects(rand_augment="3,12"), ids, 7, 2, 64)
+    parts = [operation_at(drawn.operation, drawn.strength, place) for place in range(4)]
+    for operation, strength in parts[:3]:
+        assert np.bincount(operation) == pytest.approx(len(ids) / len(OPERATIONS), rel=0.1)
+        assert set(strength) == {-12, 12} and (strength > 0).mean() == pytest.approx(0.5, abs=0.02)
+    assert not parts[3][0].any()
+    (one, sign), (other, _), _, _ = parts
+    assert (one == other).mean() == pytest.approx(1 / len(OPERATIONS), abs=0.01)
+    assert sign[one == 5].mean() == pytest.approx(0, abs=2)
+    assert not np.array_equal(drawn.operation, draw_effects(Effects(rand_augment="3,12"), ids, 7, 3, 64)[0])
+    for number in (0, 7777):
+        numbers = int(drawn.operation[number]), int(drawn.strength[number])
+        assert [operation_at(*numbers, place) for place in range(3)] == [
+            (part[0][number], part[1][number]) for part in parts[:3]
+        ]
+
+
+def test_the_two_ways_to_draw_operations_exclude_each_other():
+    args = argparse.Namespace(**RAND._replace(trivial_augment=True)._asdict())
+    with pytest.raises(BadInput, match="--trivial_augment and --rand_augment"):
+        from_args(args, 2)
+
+
+def test_rand_augment_applies_its_operations_in_turn():
+    images = _images(16)
+    found, _ = _applied(Effects(rand_augment="2,20"), np.arange(16), images, torch.zeros(16).long())
+    drawn = draw_effects(Effects(rand_augment="2,20"), np.arange(16), 7, 2, 24)
+    for row in range(16):
+        image = images[row : row + 1]
+        for place in (0, 1):
+            number, strength = operation_at(drawn.operation[row], drawn.strength[row], place)
+            image = pixels._operate(OPERATIONS[number], image, np.array([strength]), pixels.narrow(24))
+        assert torch.equal(found[row : row + 1], image)
+
+
 def test_mixed_images_consist_of_both():
     images, labels = _images(32), torch.arange(32) % 5
     other = torch.arange(32) ^ 1
@@ -67,29 +119,31 @@ def test_mixed_images_consist_of_both():
     torch.testing.assert_close(found.float(), images * share + images[other] * (1 - share), atol=0.51, rtol=0)
 
 
+@pytest.mark.parametrize("space", [pixels.WIDE, pixels.narrow(32)], ids=["wide", "narrow"])
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name != "identity"])
-def test_operations_are_those_of_torchvision(name):
+def test_operations_are_those_of_torchvision(name, space):
     """The difference is at most one grey level, for nearly all pixels if the operation moves the image."""
     images = functional.gaussian_blur(_images(4, 32), 5)
     strength = 12
-    magnitude = 0.99 * strength / 30
-    angle = np.degrees(np.arctan(magnitude))
+    published = v2.TrivialAugmentWide if space is pixels.WIDE else v2.RandAugment
+    of = lambda key: float(published._AUGMENTATION_SPACE[key][0](31, 32, 32)[strength])  # noqa: E731
+    magnitude, angle, shift = of("Brightness"), np.degrees(np.arctan(of("ShearX"))), round(-of("TranslateX"))
     reference = {
         "brightness": lambda: functional.adjust_brightness(images, 1 + magnitude),
         "saturation": lambda: functional.adjust_saturation(images, 1 + magnitude),
         "contrast": lambda: functional.adjust_contrast(images, 1 + magnitude),
         "sharpness": lambda: functional.adjust_sharpness(images, 1 + magnitude),
-        "posterize": lambda: functional.posterize(images, 8 - round(strength / 5)),
+        "posterize": lambda: functional.posterize(images, int(of("Posterize"))),
         "solarize": lambda: functional.solarize(images, 255 * (1 - strength / 30)),
         "autocontrast": lambda: functional.autocontrast(images),
         "equalize": lambda: functional.equalize(images),
-        "rotate": lambda: functional.rotate(images, 135 * strength / 30),
+        "rotate": lambda: functional.rotate(images, of("Rotate")),
         "shear_x": lambda: functional.affine(images, 0, [0, 0], 1, [angle, 0], center=[0, 0]),
         "shear_y": lambda: functional.affine(images, 0, [0, 0], 1, [0, angle], center=[0, 0]),
-        "translate_x": lambda: functional.affine(images, 0, [round(-32 * strength / 30), 0], 1, [0, 0]),
-        "translate_y": lambda: functional.affine(images, 0, [0, round(-32 * strength / 30)], 1, [0, 0]),
+        "translate_x": lambda: functional.affine(images, 0, [shift, 0], 1, [0, 0]),
+        "translate_y": lambda: functional.affine(images, 0, [0, shift], 1, [0, 0]),
     }[name]()
-    found = pixels._operate(name, images, np.full(4, strength))
+    found = pixels._operate(name, images, np.full(4, strength), space)
     wrong = ((found.int() - reference.int()).abs() > 1).float().mean()
     moves = name.startswith(("rotate", "shear", "translate"))
     assert wrong <= (0.06 if moves else 0.0) and not torch.equal(found, images)

@@ -80,7 +80,7 @@ def test_a_weighted_job_restarts_exactly_and_is_equal_on_two_processes(data, tmp
     plain = [word for word in job if not word.startswith("--class_weights")]
     refused = run(*plain, "--data_backend=threads", f"--output_dir={tmp_path / 'whole'}", code=2)
     assert "its training data is" in refused.stderr
-    assert "--best_metric top5" in run(*job, "--best_metric=top5", code=2).stderr
+    assert "best='top5'" in run(*job, "--best_metric=top5", code=2).stderr
     with pytest.raises(BadInput, match="with weights: expected --step"):
         cli.main([str(tmp_path / "whole"), "--sample", "0"])
     assert cli.main([str(tmp_path / "killed"), "--step", "6"]) == 0

@@ -175,6 +175,24 @@ def test_a_training_continues_after_any_step(kind, length):
             sampler.seek(step)
 
 
+@pytest.mark.parametrize("part", [1, 2, 3, 4, 7, 100])
+def test_parts_of_an_epoch_have_the_samples_of_the_whole_epoch(part):
+    """An epoch has 5 steps; a part ends after each multiple of its length, counted over all epochs."""
+    sampler = BatchSampler(23, 4, seed=4, epochs=3, max_steps=14)
+    whole = [ids.tolist() for _ in sampler.epochs_from(0) for ids in sampler]
+    sampler.part = part
+    ends = sorted({*range(part, 15, part), 5, 10, 14})
+    for step in range(15):
+        seen, stops = [], []
+        for epoch in sampler.epochs_from(step):
+            batches = [ids.tolist() for ids in sampler]
+            assert sampler.remaining == len(batches)
+            seen += batches
+            stops.append(step + len(seen))
+            assert epoch == max(1, -(-stops[-1] // 5))
+        assert seen == whole[step:] and stops == [end for end in ends if end >= step]
+
+
 def test_limits_of_a_training():
     assert BatchSampler(34, 10, 0).total_steps is None
     assert BatchSampler(34, 10, 0, max_steps=7).total_steps == 7

@@ -38,6 +38,96 @@ def test_the_accuracy_is_that_of_the_run(trained, tmp_path):
     assert probabilities == sorted(probabilities, reverse=True) and sum(probabilities) <= 1 + 1e-5
 
 
+def test_evaluations_of_another_size(trained, tmp_path):
+    """--val_image_size 64 gives the figures of an evaluation with --image_size 64, and predict uses it."""
+    output, data = trained
+    job = (
+        "jobs/imagenet.py",
+        "--arch=resnet18",
+        "--batch_size=32",
+        "--data_backend=threads",
+        f"--data_url={data}",
+    )
+    weights = f"--weights={output / 'best.pth'}"
+    figures = [
+        run(*job, "--evaluate", weights, *sizes).stdout.split("val_loss", 1)[1].splitlines()[0]
+        for sizes in (("--image_size=32", "--val_image_size=64"), ("--image_size=64",), ("--image_size=32",))
+    ]
+    assert figures[0] == figures[1] != figures[2]
+    short = (*job, weights, "--image_size=32", "--max_steps=1", "--warmup=0", "--lr=1e-9")
+    run(*short, "--val_image_size=64", f"--output_dir={tmp_path}")
+    assert (load(str(tmp_path)).size, load(str(tmp_path), image_size=32).size) == (64, 32)
+    refused = run(*job, "--arch=vit_b_32", "--image_size=32", "--val_image_size=64", code=2).stderr
+    assert "--arch vit_b_32 with --image_size 32 cannot take images of 64 pixels" in refused
+
+
+def test_one_image_is_printed(trained, tmp_path, capsys, monkeypatch):
+    output, data = trained
+    monkeypatch.chdir(tmp_path)
+    predict.main([str(output), str(data / "val" / "class_3"), "--to", "all.csv"])
+    with open("all.csv", newline="") as file:
+        row = next(csv.DictReader(file))
+    capsys.readouterr()
+    assert predict.main([str(output), str(data / "val" / "class_3" / row["path"])]) == 0
+    printed = [line.split(" ") for line in capsys.readouterr().out.splitlines()]
+    assert [name for _, name in printed] == [row[f"class_{rank}"] for rank in range(1, 6)]
+    shares = [float(row[f"probability_{rank}"]) for rank in range(1, 6)]
+    assert [float(share) for share, _ in printed] == pytest.approx(shares, abs=1e-5)
+    assert os.listdir() == ["all.csv"]
+    (tmp_path / "page.jpg").write_bytes(b"<html>")
+    with pytest.raises(BadInput, match=r"page.jpg: .*is not a known image format"):
+        predict.main([str(output), "page.jpg"])
+
+
+def test_several_devices_give_the_same_predictions_in_the_same_order(trained):
+    output, data = trained
+    network = load(str(output))
+    root, paths = predict.find_images(str(data / "val"))
+    one, three = (
+        list(predict.predict(network, root, paths, [torch.device("cpu")] * count, 33)) for count in (1, 3)
+    )
+    assert [path for path, _, _ in three] == [path for path, _, _ in one] == paths
+    assert all(torch.equal(mine[2], other[2]) for mine, other in zip(one, three, strict=True))
+
+
+OWN = """
+import torch, parts
+
+def build():
+    pool = torch.nn.AdaptiveAvgPool2d(parts.SIDE)
+    return torch.nn.Sequential(pool, torch.nn.Flatten(), torch.nn.Linear(12, 3))
+
+def wrong():
+    return torch.nn.Identity()
+"""
+
+
+def test_weights_of_a_job_of_your_own(trained, tmp_path, capsys):
+    """The function may import modules next to its file."""
+    (tmp_path / "model.py").write_text(OWN)
+    (tmp_path / "parts.py").write_text("SIDE = 2")
+    network = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity(), torch.nn.Linear(12, 3))
+    torch.save(network.state_dict(), tmp_path / "best.pth")
+    start = {"settings": {"arch": ["mine"], "width": "wide"}, "environment": {"job": "own.py"}, "time": 1.0}
+    (tmp_path / "classes.json").write_text('["a", "b", "c"]')
+    command = [str(tmp_path), str(trained[1] / "val"), "--to", str(tmp_path / "found.csv")]
+    model = f"--model={tmp_path}/model.py"
+    for settings, option, message in (
+        ({}, (), r"a network of 'own.py': add --model FILE.py:FUNCTION"),
+        (start["settings"], (f"{model}:build2",), "KeyError: 'build2'"),
+        (start["settings"], (f"{model}:wrong",), r"expected logits \[1, classes\]"),
+        (start["settings"], ("--model=build",), r"--model build: .*expected FILE.py:FUNCTION"),
+    ):
+        (tmp_path / starts.FILE).write_text(json.dumps(start | {"settings": settings}) + "\n")
+        with pytest.raises(BadInput, match=message):
+            predict.main([*command, *option])
+    assert predict.main([*command, f"{model}:build", "--image_size=32"]) == 0
+    assert ": 160 images; " in capsys.readouterr().out
+    with open(tmp_path / "found.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["class_1"] for row in rows} <= {"a", "b", "c"} and len(rows) == 160
+
+
 def test_unreadable_images_are_named(trained, tmp_path, capsys):
     output, data = trained
     shutil.copytree(data / "val" / "class_3", tmp_path / "class_3")
