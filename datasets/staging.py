@@ -147,21 +147,16 @@ def _compare(data: str, objects: list[Object], beat: _Beat) -> tuple[list[Object
     """Return (objects without a complete file in the folder, paths in it that are not in the store)."""
     missing = []
     for entry in objects:
-        if not _is_complete(os.path.join(data, entry.key), entry):
+        state = None
+        with contextlib.suppress(OSError):
+            status = os.lstat(os.path.join(data, entry.key))
+            state = stat.S_ISREG(status.st_mode), status.st_size, status.st_mtime_ns
+        if state != (True, entry.size, _time_of(entry)):
             missing.append(entry)
         beat(f"comparing {len(objects)} files with {data}")
     keys = {entry.key for entry in objects}
     paths = (os.path.join(base, name) for base, _, names in os.walk(data) for name in names)
     return missing, [path for path in paths if os.path.relpath(path, data) not in keys]
-
-
-def _is_complete(path: str, entry: Object) -> bool:
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return False
-    state = (stat.S_ISREG(status.st_mode), status.st_size, status.st_mtime_ns)
-    return state == (True, entry.size, _time_of(entry))
 
 
 def _time_of(entry: Object) -> int:

@@ -245,11 +245,11 @@ def main() -> None:
             log.validation(step, val_sums)
             if checkpoint.stops_early(args.early_stopping):
                 break
-    checkpoint.finish()  # waits for the last save and upload; the advice may take a while
+    checkpoint.finish()  # waits for the last save and upload
     if args.prof:
         log.info(measure.profile(args, train_loader.backend, log.profiled_seconds))
     elif not args.evaluate:
-        measure.log_advice(train_loader, args, log)
+        measure.log_waiting(train_loader, log)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ REMOVED = {  # former options, and former words after a verb: what to use instea
     "pack --with": "add a line !PATH to .jobignore in the code folder",
     "pack --single_file": "upload the folder that pack makes",
     "simulate --seed": "name the step of each fault: --fault kill:rank=1,step=20",
+    "submit --snapshot": "run it in the code folder; code in job.toml names the snapshot",
     "submit --to": "write > FILE",
     "submit --force": "write > FILE",
     "fetch --latest_checkpoint": "fetch takes all files; --keep of the job limits its checkpoints",

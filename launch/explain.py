@@ -1,6 +1,10 @@
-"""Describe exit codes and sizes in words."""
+"""Describe exit codes, times and sizes in words, and align tables."""
 
+import datetime
 import signal
+from collections.abc import Iterable, Sequence
+
+from tqdm import tqdm
 
 from common.ground.exits import BAD_INPUT, DIVERGED, LOST_CONTACT, NO_RENDEZVOUS, NOT_SAVED
 
@@ -62,12 +66,21 @@ def explain_end(code: int, error: str) -> str:
     return f"{meaning.partition(':')[0]}: {error}"
 
 
+def format_time(seconds: float) -> str:
+    """Return a time since 1970 as "2026-11-20 22:01:09 UTC", or "–" for a time outside the calendar."""
+    try:
+        return f"{datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    except (ValueError, OverflowError, OSError):
+        return "–"
+
+
 def human_size(size: float) -> str:
-    """Return a number of bytes in powers of 1000: "1.2 MB"."""
-    if size < 1000:
-        return f"{size} B"
-    for unit in ("kB", "MB", "GB"):
-        size /= 1000
-        if size < 999.95:
-            return f"{size:.1f} {unit}"
-    return f"{size / 1000:.1f} TB"
+    """Return a number of bytes in powers of 1000: "1.23MB"."""
+    return tqdm.format_sizeof(size, "B")
+
+
+def align(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the rows of a table as lines with aligned columns."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -1,14 +1,12 @@
 """Compress the gradients of DistributedDataParallel, and add them in the same order after a restart."""
 
 import contextlib
-import re
 from typing import Any
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from common.compute.compilation import backward_without_trace
-from common.ground.exits import BadInput
 
 
 def compress_gradients(forward: torch.nn.parallel.DistributedDataParallel, kind: str) -> None:
@@ -16,20 +14,10 @@ def compress_gradients(forward: torch.nn.parallel.DistributedDataParallel, kind:
 
     bfloat16 has half the bytes of float32, the same range, and 8 bits of precision instead of 24. Gradients
     are rounded before they are sent and in every addition; the weights stay float32. A job of one process
-    rounds nothing. Raises BadInput if the backend cannot add bfloat16, such as gloo of old versions.
+    rounds nothing. Versions of gloo that cannot add bfloat16 raise RuntimeError in the first step.
     """
     if kind == "none" or torch.distributed.get_world_size() == 1:
         return
-    probe = torch.zeros(1, dtype=torch.bfloat16, device=next(forward.parameters()).device)
-    try:
-        torch.distributed.all_reduce(probe)
-    except (RuntimeError, TypeError) as error:
-        if not re.search("scalar type|data type", str(error)):  # not gloo's or nccl's text: a lost process
-            raise
-        raise BadInput(
-            f"--gradient_compression {kind}: {torch.distributed.get_backend()} of torch {torch.__version__} "
-            f"cannot add bfloat16 ({error}); leave it out, or install a later version"
-        ) from error
     forward.register_comm_hook(None, default_hooks.bf16_compress_hook)
 
 

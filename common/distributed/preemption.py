@@ -51,7 +51,7 @@ def exit_code() -> int:
 def end_on_interrupt() -> None:
     """Make SIGINT raise KeyboardInterrupt in the main thread, and end the process 3 s later if it still runs,
     or after the seconds of unwind_within(). Call it in the main thread."""
-    if not _is_ignored(signal.SIGINT):
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         _start()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by launcher.start()
@@ -76,7 +76,7 @@ def watch(grace: float, store: "torch.distributed.Store | None" = None) -> None:
     _start()
     _watching.set()
     for number in SIGNALS:
-        if number not in _CODES or not _is_ignored(number):
+        if number not in _CODES or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _note)
             signal.siginterrupt(number, False)  # libraries' system calls are restarted
     if store:
@@ -101,11 +101,6 @@ def die_with_parent(number: int) -> None:
     if _libc:
         PR_SET_PDEATHSIG = 1
         _libc.prctl(PR_SET_PDEATHSIG, number)
-
-
-def _is_ignored(number: int) -> bool:
-    """Return whether a signal is ignored: a shell starts background jobs with SIGINT ignored."""
-    return signal.getsignal(number) == signal.SIG_IGN
 
 
 def _start() -> None:

@@ -24,11 +24,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from common.ground.exits import BadInput, printable
+from common.ground.exits import BadInput, import_optional, printable
 from common.ground.files import has_digest, is_url, open_atomic, sha256_file, state_of
-from common.object_store.client import connect
 from common.object_store.errors import MISSING, Damaged, StoreError, explain, of_the_disk
-from common.object_store.location import find_endpoint, parse
+from common.object_store.location import check_encrypted, find_endpoint, parse
 
 __all__ = ["MISSING", "Object", "ObjectStore", "StoreError", "is_url", "parse"]
 
@@ -37,7 +36,7 @@ _SHA256 = "sha256"  # the name of the metadata entry
 _PAGE, _MOST_PAGES = 1000, 10**5  # keys in an answer (stores return no more), answers to one listing
 _LARGEST = 2**30  # bytes of an object that is read into memory
 _PART, _PARTS = 2**23, 4  # bytes of a part of a larger file; parts of a file that are transferred at a time
-_LONGEST_WAIT = 20.0  # seconds before another attempt
+_CONNECT_TIMEOUT, _LONGEST_WAIT = 10.0, 20.0  # seconds for a connection; before another attempt
 _Progress = Callable[[int], object]  # takes a number of bytes
 
 
@@ -69,9 +68,7 @@ class ObjectStore(contextlib.AbstractContextManager):
         self._stopped = threading.Event()
         timeout = _read_number("BOOTFILE_STORE_TIMEOUT", 30)
         with self._explained():
-            self.client = connect(
-                self.location.scheme, self.endpoint, _PARTS * threads, timeout, self.attempts
-            )
+            self.client = self._connect(timeout)
 
     def list(self, prefix: str = "") -> Iterator[Object]:
         """Yield all objects below URL/prefix, by key, without the empty objects that represent folders."""
@@ -249,6 +246,36 @@ class ObjectStore(contextlib.AbstractContextManager):
     def __exit__(self, *_):
         self.client.close()
 
+    def _connect(self, read_timeout: float) -> Any:
+        """Return boto3's S3 client. Raises BadInput if boto3 is missing, and any exception of boto3."""
+        boto3 = import_optional("boto3", "object stores need boto3")
+        from botocore.config import Config
+        from botocore.utils import conditionally_calculate_md5
+
+        keys, given = {}, os.environ.get("OBS_ACCESS_KEY_ID")
+        if given and (self.location.scheme == "obs" or not os.environ.get("AWS_ACCESS_KEY_ID")):
+            keys = {
+                "aws_access_key_id": given,
+                "aws_secret_access_key": os.environ.get("OBS_SECRET_ACCESS_KEY"),
+                "aws_session_token": os.environ.get("OBS_SECURITY_TOKEN") or None,
+            }
+        config = Config(
+            connect_timeout=_CONNECT_TIMEOUT,
+            read_timeout=read_timeout,
+            retries={"mode": "standard", "total_max_attempts": self.attempts},
+            max_pool_connections=_PARTS * self.threads,
+            s3={"addressing_style": self.endpoint.style},
+            request_checksum_calculation="when_required",
+        )
+        where = {"endpoint_url": self.endpoint.url, "region_name": self.endpoint.region}
+        client = boto3.session.Session().client("s3", config=config, **where, **keys)
+        # Stores other than Amazon's do not know the newer checksums, but check an MD5.
+        client.meta.events.register("before-call.s3.GetObject", _ask_for_no_checksum)
+        for operation in ("PutObject", "UploadPart"):
+            client.meta.events.register(f"before-call.s3.{operation}", conditionally_calculate_md5)
+        check_encrypted(client.meta.endpoint_url)  # boto3's files may also name an endpoint
+        return client
+
     @contextlib.contextmanager
     def _explained(self, key: str = "") -> Iterator[None]:
         """Raise the StoreError for an exception of the block, and if the store was stopped."""
@@ -381,6 +408,11 @@ class ObjectStore(contextlib.AbstractContextManager):
         except StoreError:
             progress(-count)
             raise
+
+
+def _ask_for_no_checksum(params: dict, **_: object) -> None:
+    # not with response_checksum_validation: s3transfer then takes the size from the store's Content-Range
+    params["headers"].pop("x-amz-checksum-mode", None)
 
 
 def _check_count(count: int, size: int) -> None:

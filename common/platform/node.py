@@ -20,7 +20,6 @@ import platform
 import re
 import resource
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,10 +34,6 @@ _SHM = 1e9  # bytes that platforms guarantee; DataLoader workers pass their batc
 _NO_ROOM = 0.3e9  # bytes: two checkpoints of 134 MB, because the old one is kept while the new one is written
 _LITTLE_ROOM = 5e9  # bytes
 _NEEDED = ("numpy", "tqdm")  # imported by every job
-_OPTIONAL = {
-    "torchvision": "image folders", "pillow": "image folders", "scikit-learn": "--dataset digits",
-    "tensorboard": "TensorBoard events",
-}  # fmt: skip
 _CODES = {
     "accelerators": 10, "shm": 11, "outputs": 12, "scratch": 12, "limits": 13, "master": 14, "interface": 14,
     "versions": 15, "packages": 15,
@@ -80,7 +75,7 @@ def inspect(
     findings = [_accelerators(args, env, topology), *_resources(args.output_dir, probe, env, topology)]
     way, interface = network.check(env, topology)
     findings += [judge("master", *way), judge("interface", *interface)]
-    return [*findings, _versions(_driver(True)), _packages(), _presets(env)]
+    return [*findings, _versions(_driver()), _packages(), _presets(env)]
 
 
 def print_findings(args: argparse.Namespace, topology: Topology) -> None:
@@ -90,7 +85,7 @@ def print_findings(args: argparse.Namespace, topology: Topology) -> None:
     ends the job where it shows: devices.select() refuses missing GPUs.
     """
     accelerators = _accelerators(args, os.environ, topology)
-    versions, presets = _versions(_driver(False)), _presets(os.environ)
+    versions, presets = _versions(_driver()), _presets(os.environ)
     findings = [accelerators, *_resources(args.output.folder, str, os.environ, topology), versions, presets]
     troubles = [finding for finding in findings if finding.verdict != "ok"]
     facts = [versions.text, accelerators.text]
@@ -222,16 +217,13 @@ def _versions(driver: str | None) -> Finding:
 
 
 def _packages() -> Finding:
-    facts, errors, warnings = [], [], []
-    for name in (*_NEEDED, *_OPTIONAL):
+    facts, errors = [], []
+    for name in _NEEDED:
         try:
             facts.append(f"{name} {importlib.metadata.version(name)}")
         except importlib.metadata.PackageNotFoundError:
-            if name in _NEEDED:
-                errors.append(f"every job needs {name}: pip install {name}")
-            else:
-                warnings.append(f"no {_OPTIONAL[name]} without {name}: pip install {name}")
-    return judge("packages", ", ".join(facts), errors, warnings)
+            errors.append(f"every job needs {name}: pip install {name}")
+    return judge("packages", ", ".join(facts), errors, [])
 
 
 def _presets(env: Mapping[str, str]) -> Finding:
@@ -239,30 +231,19 @@ def _presets(env: Mapping[str, str]) -> Finding:
     return judge("presets", " ".join(f"{name}={env[name]}" for name in named) or "none", [], [])
 
 
-def _driver(ask_program: bool) -> str | None:
+def _driver() -> str | None:
     """Return the version of NVIDIA's driver, such as "535.129.03"; None without a driver."""
-    text = _text("/proc/driver/nvidia/version")
-    if not text and ask_program and shutil.which("nvidia-smi"):
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        try:
-            text = subprocess.run(command, capture_output=True, text=True, timeout=2).stdout
-        except (OSError, subprocess.TimeoutExpired):
-            return None
+    try:
+        with open("/proc/driver/nvidia/version") as file:
+            text = file.read()
+    except OSError:
+        return None
     match = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", text)
     return match[0] if match else None
 
 
 def _writable(path: str) -> bool:
     return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
-
-
-def _text(path: str) -> str:
-    """Return the content of a file of /proc, or "" if it is missing."""
-    try:
-        with open(path) as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 def _gb(count: float) -> str:

@@ -13,7 +13,6 @@ is freed without reloading a module.
         dataset.reset()
 """
 
-import argparse
 import functools
 import numbers
 import os
@@ -25,14 +24,13 @@ from torch.nn.functional import one_hot
 
 from common.distributed import ranks
 from common.ground.exits import BadInput
-from datasets.folders import image_folder, listing
+from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.loaders import loader as loaders
 from datasets.loaders.loader import MEAN, STD
 from datasets.sampling.augment import center_crop, random_resized_crop
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
-from datasets.stores import pack as packs
 from datasets.stores.files import FileStore
 
 _MEAN, _STD = (tuple(255 * each for each in part) for part in (MEAN, STD))
@@ -112,10 +110,7 @@ class Dataset:
     pin_memory: not used; a GPU is always copied to from pinned memory.
     backend: one of backends.BACKENDS instead of use_dali and dali_cpu.
     rank: default that of torch.distributed.
-    pack: folder for a pack of decoded images, which is built once.
     cache_dir: folder of the index.
-    max_bad_images, antialias: as in image_folder.load() and backends.build().
-    val_share: share of <data_dir>/<class>/* for validation, 0.1 or "10%".
     Only the arguments in the article are positional. Raises BadInput.
     """
 
@@ -140,11 +135,7 @@ class Dataset:
         backend: str | None = None,
         rank: int | None = None,
         seed: int = 0,
-        pack: str | None = None,
         cache_dir: str | None = None,
-        max_bad_images: float = 0.0,
-        antialias: bool = True,
-        val_share: float | str = listing.VAL_SHARE,
     ):
         val_batch_size = batch_size if val_batch_size is None else val_batch_size
         counts = {"batch_size": batch_size, "val_batch_size": val_batch_size, "size": size}
@@ -160,10 +151,6 @@ class Dataset:
             raise BadInput(f"min_crop_size {min_crop_size} is not a share of an image: above 0, at most 1")
         if val_size < size:
             raise BadInput(f"val_size {val_size} is smaller than size {size}, which is cut out of it")
-        try:
-            share = image_folder.val_share(str(val_share))
-        except argparse.ArgumentTypeError as error:
-            raise BadInput(f"val_share {error}") from None
         self.device = torch.device("cpu")
         if cuda and torch.cuda.is_available():
             self.device = torch.device("cuda", torch.cuda.current_device())
@@ -172,27 +159,21 @@ class Dataset:
         if rank is None and world_size > 1 and not ranks.is_initialized():
             raise BadInput(f"world_size {world_size} needs a rank: join the process group, or pass rank=")
         rank = (ranks.rank() if world_size > 1 else 0) if rank is None else rank
-        if not 0 <= rank < world_size:
-            raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
         self._place = {"rank": rank, "world_size": world_size}
         self._size, self._scale, self._seed = size, (min_crop_size, 1.0), seed
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
-        options: dict[str, Any] = {"max_bad": max_bad_images, "val_share": share}
-        self._train_index = image_folder.load(data_dir, "train", cache, **options)
-        options["classes"] = self._train_index.classes
-        self._val_index = image_folder.load(data_dir, "val", cache, **options)
+        self._train_index = image_folder.load(data_dir, "train", cache)
+        self._val_index = image_folder.load(data_dir, "val", cache, classes=self._train_index.classes)
 
         unit = 1 if all(each < 1 for each in std) else 255
-        delivery = {
+        delivery: dict[str, Any] = {
             "mean": tuple(each / unit for each in mean), "std": tuple(each / unit for each in std),
             "dtype": torch.float16 if fp16 else None,
         }  # fmt: skip
 
         def built(index: image_folder.ImageFolderIndex) -> Callable[[Plan], loaders.Loader]:
-            store = packs.build(index, packs.place(pack, index)) if pack else FileStore(index)
-            return lambda plan: backends.build(
-                self.backend, store, plan, self.device, workers, antialias, **delivery
-            )
+            store = FileStore(index)
+            return lambda plan: backends.build(self.backend, store, plan, self.device, workers, **delivery)
 
         self._train = Loader(self._train_plan(batch_size), built(self._train_index), kept=True)
         order = SequentialBatchSampler(len(self._val_index), val_batch_size, **self._place)

@@ -13,8 +13,8 @@ return the same bytes as the files. If a server fails, the files are read.
 user and password: of the server. A user in the URL and a password in the environment
 (BOOTFILE_CACHE_PASSWORD, BOOTFILE_CACHE_PASSWORD_FILE) have priority. If a server refuses the user, the user
 "default" is tried with the same password, so "admin", "admin" also opens a server without users. If only the
-script has the password, it is put into the environment of the process for its workers. It is never in a
-pickle or a message.
+script has the password, it is put into the environment of the process for its workers, and the first one
+counts. It is never in a pickle or a message.
 workers: not used, only accepted for compatibility. To read many files in parallel, request a batch.
 """
 
@@ -37,18 +37,16 @@ from datasets.stores.shared import address
 from datasets.stores.store import Store
 from datasets.stores.tiers import Stores
 
-_handed_on: list[str | None] = [None]  # the password that this process has put into its environment
-
 
 class KSpeedFolder:
     """The files below a folder, by path: absolute, or as joined to `root`, or relative to it.
 
-    root: of class folders, or of a data set with train/ and val/.
+    root: of class folders.
     mode: "active": the last process that uses the cache deletes it; "offline": the cache stays.
     cache_dir: for the index. All files are read once for it.
     max_bad_images: share of images that may be damaged; their bytes are read from the folder.
     log: called with one line of text.
-    `indexes`: of the splits.
+    `index`: of the good images.
     Workers may get it by fork or pickle. Raises BadInput as image_folder.load() and Stores do.
     """
 
@@ -68,12 +66,17 @@ class KSpeedFolder:
         self.root, self._given = os.path.abspath(root), os.path.join(os.fspath(root), "")
         if not os.path.isdir(self.root):
             raise BadInput(f"{self.root} does not exist or is not a folder")
+        if split := find_split(self.root, "train") or find_split(self.root, "val"):
+            raise BadInput(f"{self.root} has splits: expected one of them, such as {self.root}/{split}")
         place = iplist if isinstance(iplist, str) else ",".join(map(str, iplist or ()))
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
         stores = _open_stores(place.strip(), user, password, mode, log)
         self._finalizer: Callable | None = weakref.finalize(self, _close, stores, os.getpid())
-        self.indexes = _scan(self.root, cache, max_bad_images)
-        self._stores: list[Store] = [stores.open(index) for index in self.indexes]
+        # the split's name in its data set, so that the data set's pack is found
+        split = "val" if os.path.basename(self.root) in SPLITS["val"] else "train"
+        quiet = lambda text: None  # noqa: E731
+        self.index = image_folder.load(self.root, split, cache, max_bad_images, None, quiet, val_share=0)
+        self._store: Store | None = stores.open(self.index)
 
     def getBIN(self, path: str) -> bytes:
         """Return a file's bytes. Raises OSError if it does not exist."""
@@ -91,26 +94,25 @@ class KSpeedFolder:
         """Return the bytes of several files, requested together. Raises OSError, and BadInput if a file has
         changed since the start."""
         names = [self._absolute(path) for path in paths]
+        ids = {name: id for name in names if (id := self.index.find(name)) is not None}
         contents: dict[str, Any] = {}
-        for store in self._stores:
-            ids = {name: id for name in names if (id := store.index.find(name)) is not None}
-            if ids:
-                contents |= zip(ids, store.read(np.array([*ids.values()])), strict=True)
+        if self._store and ids:
+            contents = dict(zip(ids, self._store.read(np.array([*ids.values()])), strict=True))
         return [contents[name] if name in contents else Path(name).read_bytes() for name in names]
 
     def size(self, path: str | None = None) -> int:
         """Return the size in bytes of a file, or of all good images. Raises OSError."""
         if path is not None:
             return os.path.getsize(self._absolute(path))
-        return sum(int(index.bytes.sum(dtype=np.int64)) for index in self.indexes)
+        return int(self.index.bytes.sum(dtype=np.int64))
 
     def __len__(self) -> int:
         """Return the number of good images."""
-        return sum(map(len, self.indexes))
+        return len(self.index)
 
     def close(self) -> None:
         """Release the cache. Without this call the end of the process releases it. Files stay readable."""
-        self._stores = []
+        self._store = None
         if self._finalizer:
             self._finalizer()
 
@@ -166,13 +168,12 @@ class KSpeedCallable:
     """A source for DALI of the images of this shard, encoded: (uint8 [n], label int32 [1]).
 
         fn.external_source(source, num_outputs=2, batch=False, parallel=True)
-        fn.external_source(source, num_outputs=2, batch=True, batch_info=True, parallel=True)
 
     The samples are those of a WholeBatchSampler (datasets/sampling) with batches of batch_size * num_shards.
-    So each sample comes at most once an epoch, and the global batches follow from the seed. A source of
-    samples ends after the last full batch of all shards, because DALI takes no partial batches from it. The
-    remaining samples, others each epoch, are skipped. A source of batches skips none. Images that are not
-    plain are passed as PNG, which DALI decodes to Pillow's pixels.
+    So each sample comes at most once an epoch, and the global batches follow from the seed. The epoch ends
+    after the last full batch of all shards, because DALI takes no partial batches from such a source. The
+    remaining samples, others each epoch, are skipped. Images that are not plain are passed as PNG, which DALI
+    decodes to Pillow's pixels.
 
     root: of class folders.
     shuffle: False: the samples are in order.
@@ -200,64 +201,33 @@ class KSpeedCallable:
             raise BadInput(f"batch_size {batch_size} and num_shards {num_shards} are not both at least 1")
         options["max_bad_images"] = max_bad_images
         self.folder = KSpeedFolder(root, workers, iplist, user, password, **options)
-        self.index = self.folder.indexes[0]
-        self.batch_size = batch_size
+        self.index, self.batch_size = self.folder.index, batch_size
         together = batch_size * num_shards
         self.sampler = WholeBatchSampler(
             len(self.index), together, seed, rank=shard_id, world_size=num_shards, shuffle=shuffle
         )
         self.full_iters = len(self.index) // together
-        self._known: tuple[tuple[int, int], np.ndarray] | None = None
+        self._step, self._ids = -1, np.zeros(0, np.int64)  # ids of this shard's part of a step
 
-    def __call__(self, info: Any) -> tuple:
-        """Return one sample, or the lists of a batch. Raises StopIteration at the end of the epoch.
-
-        info: DALI's SampleInfo, or its BatchInfo for a batch.
-        """
-        if not hasattr(info, "epoch_idx"):
-            raise BadInput("a source of batches needs fn.external_source(..., batch_info=True)")
-        one = hasattr(info, "idx_in_batch")
-        if info.iteration >= (self.full_iters if one else len(self.sampler)):
+    def __call__(self, info: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return a sample. info: DALI's SampleInfo. Raises StopIteration at the end of the epoch."""
+        if not hasattr(info, "idx_in_batch"):
+            raise BadInput("a source of KSpeed needs fn.external_source(..., batch=False)")
+        if info.iteration >= self.full_iters:
             raise StopIteration
-        ids = self._ids(info.epoch_idx, info.iteration)
-        if one:
-            if info.idx_in_epoch - info.iteration * self.batch_size != info.idx_in_batch:
-                raise BadInput(f"the pipeline has another batch_size than {self.batch_size}")
-            ids = ids[info.idx_in_batch : info.idx_in_batch + 1]
-        if not len(ids):  # in the last batch other shards have a sample, this one has none
-            raise StopIteration
-        contents = self.folder.getbatch([self.index.path(id) for id in ids])
-        samples = [
-            np.frombuffer(content if self.index.plain[id] else images.normalised(content), np.uint8)
-            for id, content in zip(ids, contents, strict=True)
-        ]
-        labels = [np.array([self.index.labels[id]], np.int32) for id in ids]
-        return (samples[0], labels[0]) if one else (samples, labels)
-
-    def _ids(self, epoch: int, iteration: int) -> np.ndarray:
-        """Return the ids of this shard's part of a batch, which are computed once per batch."""
-        if self._known is None or self._known[0] != (epoch, iteration):
-            step = epoch * len(self.sampler) + iteration
-            self._known = (epoch, iteration), self.sampler.batch(step)
-        return self._known[1]
+        if info.idx_in_epoch - info.iteration * self.batch_size != info.idx_in_batch:
+            raise BadInput(f"the pipeline has another batch_size than {self.batch_size}")
+        step = info.epoch_idx * len(self.sampler) + info.iteration
+        if step != self._step:  # computed once per batch
+            self._step, self._ids = step, self.sampler.batch(step)
+        id = self._ids[info.idx_in_batch]
+        content = self.folder.getBIN(self.index.path(id))
+        content = content if self.index.plain[id] else images.normalised(content)
+        return np.frombuffer(content, np.uint8), np.array([self.index.labels[id]], np.int32)
 
 
 def _rgb(file: BinaryIO) -> Image.Image:
     return Image.open(file, formats=images.KINDS).convert("RGB")
-
-
-def _scan(root: str, cache: str, max_bad: float) -> list[image_folder.ImageFolderIndex]:
-    """Return the indexes of a folder's splits, or of the folder itself. Raises BadInput."""
-    # without splits: the split's name in its data set, so that the data set's pack is found
-    alone = "val" if os.path.basename(root) in SPLITS["val"] else "train"
-    splits = [split for split in SPLITS if find_split(root, split)] or [alone]
-    indexes: list[image_folder.ImageFolderIndex] = []
-    for split in splits:
-        classes = indexes[0].classes if indexes else None
-        indexes.append(
-            image_folder.load(root, split, cache, max_bad, classes, lambda text: None, val_share=0)
-        )
-    return indexes
 
 
 def _open_stores(
@@ -266,7 +236,8 @@ def _open_stores(
     """Return the stores of encoded samples in a place of KSpeedFolder. Raises BadInput."""
     if not place or place.startswith("/"):
         return Stores(place or None, None, mode, True, log, "encoded")
-    _hand_on(password)
+    if password and not os.environ.get(address.PASSWORD_FILE):  # a pickle may be stored on a disk
+        os.environ[address.PASSWORD] = os.environ.get(address.PASSWORD) or password
     try:
         where = address.parse(place if "://" in place else f"redis://{place}")._replace(form="encoded")
         if where.user or not user:
@@ -279,13 +250,6 @@ def _open_stores(
             return stores
     except BadInput as error:
         raise BadInput(str(error).replace("--cache", "iplist")) from None
-
-
-def _hand_on(password: str | None) -> None:
-    """Put the password into the environment, which workers inherit. A pickle may be stored on a disk."""
-    known = os.environ.get(address.PASSWORD)
-    if password and not os.environ.get(address.PASSWORD_FILE) and known in (None, "", _handed_on[0]):
-        os.environ[address.PASSWORD] = _handed_on[0] = password
 
 
 def _close(stores: Stores, pid: int) -> None:

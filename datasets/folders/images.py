@@ -93,14 +93,6 @@ def may_be_cut(content: bytes) -> bool:
     return content.startswith(b"\xff\xd8") and not content.endswith(b"\xff\xd9")
 
 
-def is_sequential_jpeg(content: bytes) -> bool:
-    """Return whether a file is a JPEG with an end marker, and not progressive."""
-    return (
-        content.startswith(b"\xff\xd8") and content.endswith(b"\xff\xd9")
-        and _walk_jpeg(content)[0] in (0xC0, 0xC1)
-    )  # fmt: skip
-
-
 def decode(content: bytes, plain: bool = False, out: np.ndarray | None = None) -> np.ndarray:
     """Return the pixels, uint8 RGB [height, width, 3], C-contiguous and upright. Raises BadImage.
 

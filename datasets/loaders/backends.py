@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from common.ground.exits import BadInput
-from common.platform import platforms
-from common.platform.platforms import available_cores
+from common.platform.platforms import available_cores, count_in
 from datasets.loaders.engines.dali import Dali, missing
 from datasets.loaders.engines.processes import Crops
 from datasets.loaders.engines.synthetic import Synthetic
@@ -66,7 +65,7 @@ def build(
     delivery: mean, std and dtype of Loader. The others: see engine().
     """
     loader = Loader(engine(backend, store, device, workers, antialias), plan, device, **delivery)
-    loader.backend, loader.store = backend, store
+    loader.backend = backend
     return loader
 
 
@@ -103,8 +102,5 @@ def engine(
 
 def cores() -> int:
     """Return the CPU cores for the loader of one process: the available cores divided among the node's
-    processes. Raises BadInput if LOCAL_WORLD_SIZE is not a number of processes."""
-    processes = platforms.whole(os.environ, "LOCAL_WORLD_SIZE", 1)
-    if processes < 1:
-        raise BadInput(f"LOCAL_WORLD_SIZE={processes} is not at least 1")
-    return max(1, available_cores() // processes)
+    processes."""
+    return max(1, available_cores() // (count_in(os.environ, "LOCAL_WORLD_SIZE") or 1))

@@ -219,7 +219,6 @@ class Loader:
         self.generators: list[generators.Generator] = []
         self.effects: Any = None
         self.backend = ""  # the name of the engine, set by backends.build()
-        self.store: Any = None  # from which the engine reads, set by backends.build()
         self.transform: pixels.Change | None = None
         self._ahead = 1 if device.type == "cuda" else 0  # on the CPU a batch ahead would only use memory
 

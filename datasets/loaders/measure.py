@@ -1,4 +1,4 @@
-"""Measure the speed of the backends on this machine with these data, and advise a job."""
+"""Measure the speed of the backends on this machine with these data, and the waiting of a job."""
 
 import argparse
 import itertools
@@ -11,7 +11,7 @@ import torch
 from common.distributed import ranks
 from common.ground.exits import BadInput, MissingPackage
 from common.run.metrics import Log
-from datasets.loaders import backends, preprocessing
+from datasets.loaders import backends
 from datasets.loaders.loader import Loader
 from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.store import Store
@@ -20,7 +20,6 @@ _SECONDS = 2.0  # for each backend, after its first batches
 HEAD = 8  # batches that are measured repeatedly
 _WARM_UP = 2  # first batches, not measured because they include the start of processes and pipelines
 _ENOUGH = 0.03  # share of waiting: below it another backend gains nothing
-_SHORT = 20.0  # seconds: a shorter training is only a smoke test
 
 
 def rates(
@@ -78,33 +77,15 @@ def text(rates: dict[str, float]) -> str:
     return ", ".join(f"{backend} {rates[backend]:.0f}" for backend in ordered) + " images/s"
 
 
-def log_advice(loader: Loader, args: argparse.Namespace, log: Log) -> None:
-    """Log advice() on a training that has ended and is saved. Call it on every rank.
-
-    args: workers, antialias, interpolation.
-    """
-    waited = ranks.maximum(loader.waited, loader.to_device.device)
+def log_waiting(loader: Loader, log: Log) -> None:
+    """Log the share of a training's time that the rank which waited longest for data has waited. Call it on
+    every rank at the end."""
+    share = ranks.maximum(loader.waited, loader.to_device.device) / log.training_seconds
     if ranks.is_first():
-        log.info(advice(loader, waited, log.training_seconds, args))
-
-
-def advice(loader: Loader, waited: float, seconds: float, args: argparse.Namespace) -> str:
-    """Return one sentence on the time spent waiting for data, with the speeds of the backends if it matters.
-
-    waited: seconds of the process that waited longest. seconds: of the training. If it waited for 3 % or more
-    and took 20 s or more, the backends are measured for some seconds each.
-    """
-    share = waited / seconds
-    said = f"the device waited for data for {share:.1%} of the training time with {loader.backend}"
-    if share < _ENOUGH or seconds < _SHORT or loader.backend == "synthetic":
-        return said
-    try:
-        device = loader.to_device.device
-        antialias = preprocessing.antialias(vars(args))
-        measured = rates(loader.store, loader.plan, device, args.workers, antialias=antialias)
-    except Exception as error:  # the training has ended and is saved: the job must not fail now
-        return f"{said}; the backends could not be measured: {error}"
-    return f"{said}; without a training: {text(measured)}"
+        hint = "; `python -m launch bench loaders` compares the backends" * (share >= _ENOUGH)
+        log.info(
+            f"the device waited for data for {share:.1%} of the training time with {loader.backend}{hint}"
+        )
 
 
 class Head(Plan):

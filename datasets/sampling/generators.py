@@ -118,7 +118,8 @@ def seed_function(value: Any) -> Callable[[int], object] | None:
     if isinstance(value, random.Random):
         return value.seed
     if isinstance(value, np.random.Generator):
-        return functools.partial(_seed_bits, value.bit_generator)
+        bits = value.bit_generator
+        return lambda seed: setattr(bits, "state", type(bits)(seed).state)
     if isinstance(value, np.random.RandomState):
         return lambda seed: value.seed(seed & 0xFFFFFFFF)
     if callable(getattr(type(value), "set_random_seed", None)):  # not of an object that has any attribute
@@ -157,7 +158,3 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
     parts |= parts.pop("_modules", {}) if isinstance(value, torch.nn.Module) else {}
     hidden = (types.FunctionType, types.MethodType)  # a function's name is not a part of a path
     return [("" if isinstance(each, hidden) else name, each) for name, each in parts.items()]
-
-
-def _seed_bits(generator: Any, seed: int) -> None:
-    generator.state = type(generator)(seed).state

@@ -14,8 +14,6 @@ class FileStore(Store):
     """The files of a folder, or of its tar files. verified: refuse a file whose content differs from the
     scan. This is needed for copies that are stored under the fingerprint of the index."""
 
-    decodes_boxes = True
-
     def __init__(self, index: Any, verified: bool = False):
         self.index, self.verified = index, verified
 
@@ -44,8 +42,6 @@ class FileStore(Store):
 
 class PairFiles(FileStore):
     """The files of a paired_images.PairIndex, decoded to the number of rows that the index asks for."""
-
-    decodes_boxes = False
 
     def decode(self, id: int, content: bytes | np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
         image = super().decode(id, content, scratch)

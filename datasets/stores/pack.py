@@ -47,8 +47,6 @@ class PackStore(Store):
     Raises BadInput if the pack is missing, incomplete, damaged in size, or of another data set.
     """
 
-    decodes_boxes = True
-
     def __init__(self, path: str, index: Any):
         self.path, self.index, self._parts = path, index, {}
         self.meta = described(path)

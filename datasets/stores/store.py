@@ -18,7 +18,6 @@ class Store:
     index: Any
     form = "encoded"
     is_remote = False
-    decodes_boxes = False  # whether crop() may decode less than the image
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
         """Return the samples: bytes of a file or a JPEG, or read-only pixels uint8 [height, width, 3].
@@ -47,18 +46,16 @@ class Store:
         box: boxes.Box,
         scratch: np.ndarray | None = None,
     ) -> np.ndarray:
-        """Return the pixels of a box of a sample, uint8 [height, width, 3]. Decode only the box if possible.
+        """Return the pixels of a box of a sample, uint8 [height, width, 3].
 
-        content, scratch: as for decode(). planned, box: as in boxes.cut_out(). The pixels are valid until the
-        next call in this thread. Raises BadInput if the image is decoded as a whole and that fails.
+        content, scratch: as for decode(). planned: rows of the image for which the box was planned; a smaller
+        image has a smaller box. The pixels may be a view of the scratch memory. Raises BadInput.
         """
-        if not isinstance(content, np.ndarray):
-            if self.decodes_boxes and self._is_plain(id):
-                pixels = boxes.decode(content, planned, box)
-                if pixels is not None:
-                    return pixels
-            content = self.decode(id, content, scratch)
-        return boxes.cut_out(content, planned, box)
+        image = self.decode(id, content, scratch)
+        if image.shape[0] != planned:
+            box = boxes.scaled(*box, image.shape[0] / planned, *image.shape[:2])
+        top, left, height, width = box
+        return image[top : top + height, left : left + width]
 
     def portable(self, id: int, content: bytes) -> bytes:
         """Return encoded bytes for another decoder, as a plain PNG if the image is not plain.

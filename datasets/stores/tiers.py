@@ -31,7 +31,6 @@ class Tiers(Store):
 
     def __init__(self, cache: "RedisStore", files: FileStore):
         self.cache, self.files, self.index, self.form = cache, files, files.index, cache.form
-        self.decodes_boxes = self.form == "encoded"
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
         """Return the samples of a batch. A fault of the cache is a miss.

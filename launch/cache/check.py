@@ -1,5 +1,6 @@
 """Compare every sample in a cache with its file, byte for byte."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -8,9 +9,9 @@ from datasets.folders import image_folder
 from datasets.folders.listing import progress
 from datasets.stores import forms
 from datasets.stores.files import FileStore
-from launch.cache.sets import Read
 
 MISSING, DAMAGED, DIFFERENT = KINDS = ("missing", "damaged", "different")
+Read = Callable[[np.ndarray], list]  # ids -> samples, or MISSING, or DAMAGED
 _PART = 256  # samples that a thread compares at a time
 _SHOWN = 20  # samples that are named, of each kind
 

@@ -2,16 +2,17 @@
 
     python -m launch cache preload --data_url DIR --to PLACE    store all samples permanently
     python -m launch cache check --data_url DIR --to PLACE      compare all stored samples with the files
-    python -m launch cache ls --to PLACE                        list data sets, hit rates, users, free space
-    python -m launch cache rm --to PLACE DATASET | --all        delete data sets
+    python -m launch cache ls --to SERVER                       list data sets, hit rates, users, free space
+    python -m launch cache rm --to SERVER DATASET | --all       delete data sets
 
 DIR: as for jobs/imagenet.py. PLACE: a folder of packs (in /dev/shm or /cache), as for its --pack; or
-redis://[user@]host[:port] or rediss://, as for its --cache. The password is in the variable
+SERVER, redis://[user@]host[:port] or rediss://, as for its --cache. The password is in the variable
 BOOTFILE_CACHE_PASSWORD, or in the file that BOOTFILE_CACHE_PASSWORD_FILE names, never in an argument. An
-interrupted preload continues where it stopped. Its samples stay until rm.
+interrupted preload continues where it stopped. Its samples stay until rm. Each pack is a folder: list and
+delete packs with ls and rm -r.
 
-Exit codes: 0 done (check: all samples are stored and equal), 1 incomplete (preload: the server is full;
-check: a sample is missing or differs), 2 bad input, or the server does not answer.
+Exit codes: 0 done (check: all samples are stored and equal), 1 incomplete (preload: the server is full or
+lost its data; check: a sample is missing or differs), 2 bad input, or the server does not answer.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import functools
 import os
 import re
 import sys
-from typing import TYPE_CHECKING
+from typing import Any
 
 from tqdm import tqdm
 
@@ -31,13 +32,9 @@ from datasets.stores import forms
 from datasets.stores.shared import address
 from datasets.stores.shared.connection import Unavailable
 from launch.cache import check as checks
-from launch.cache import sets
-
-if TYPE_CHECKING:
-    from launch.cache.folder import Packs
-    from launch.cache.server import Shared
-
-    Place = Packs | Shared
+from launch.cache import server
+from launch.cache.folder import Packs
+from launch.cache.server import Shared
 
 
 def main(argv: list[str]) -> int:
@@ -49,7 +46,7 @@ def main(argv: list[str]) -> int:
     if verb not in VERBS:
         raise BadInput(f"unknown verb {verb!r}, expected one of {', '.join(VERBS)}")
     args = _parse_args(verb, rest)
-    place = _open(args.to)
+    place = _open(args.to, verb)
     try:
         return VERBS[verb](place, args)
     except Unavailable as error:
@@ -58,19 +55,19 @@ def main(argv: list[str]) -> int:
         place.close()
 
 
-def preload(place: "Place", args: argparse.Namespace) -> int:
+def preload(place: Packs | Shared, args: argparse.Namespace) -> int:
     form, code = _form(place, args), 0
     for index in _load_indexes(args):
         print(f"{index.split}: {len(index)} samples", flush=True)
         there = place.preload(index, form, args.workers)
         line = f"{index.split}: {there} of {len(index)} samples are stored"
         if there < len(index):
-            line, code = f"{line}, {len(index) - there} are not: the server is full", 1
+            line, code = f"{line}, {len(index) - there} are not: the server is full, or lost its data", 1
         print(line, flush=True)
     return code
 
 
-def check(place: "Place", args: argparse.Namespace) -> int:
+def check(place: Packs | Shared, args: argparse.Namespace) -> int:
     form, wrong = _form(place, args), 0
     for index in _load_indexes(args):
         with place.reader(index, form) as read:
@@ -78,16 +75,16 @@ def check(place: "Place", args: argparse.Namespace) -> int:
     return int(wrong > 0)
 
 
-def ls(place: "Place", args: argparse.Namespace) -> int:
-    print(*filter(None, (sets.describe(place.sets()), place.describe_room())), sep="\n")
+def ls(place: Shared, args: argparse.Namespace) -> int:
+    print(*filter(None, (server.describe(place.sets()), place.describe_room())), sep="\n")
     return 0
 
 
-def rm(place: "Place", args: argparse.Namespace) -> int:
+def rm(place: Shared, args: argparse.Namespace) -> int:
     if args.all == bool(args.dataset):
         raise BadInput("rm: name a data set, as ls shows it, or pass --all")
     stored = place.sets(counted=False)
-    unwanted = stored if args.all else [sets.choose(stored, args.dataset)]
+    unwanted = stored if args.all else [server.choose(stored, args.dataset)]
     for each in unwanted:
         if each.users and not args.force:
             raise BadInput(f"{each.name} is in use: {', '.join(each.users)}; --force deletes it anyway")
@@ -103,7 +100,7 @@ VERBS = {"preload": preload, "check": check, "ls": ls, "rm": rm}
 def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
     parser = arguments.Parser(__doc__, f"python -m launch cache {verb}")
     add, number = parser.add_argument, arguments.positive_int
-    add("--to", required=True, metavar="PLACE", help="a folder of packs, or redis://[user@]host[:port]")
+    add("--to", required=True, metavar="PLACE", help="redis://[user@]host[:port], or a folder")
     if verb in ("preload", "check"):
         add("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
         add("--split", choices=("train", "val"), help="default: both")
@@ -124,16 +121,14 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
     return args
 
 
-def _open(to: str) -> "Place":
-    """Return the place. Text that may be a URL is never treated as a folder: errors show the name of a
-    folder, but no password."""
+def _open(to: str, verb: str) -> Any:
+    """Return the place for a verb. Text that may be a URL is never treated as a folder: errors show the name
+    of a folder, but no password."""
     meant = "@" in to and not to.startswith(("/", ".", "~")) and not os.path.exists(to)
     if meant or "://" in to or re.match(r"rediss?:", to):
-        from launch.cache.server import Shared
-
         return Shared(to, _log)
-    from launch.cache.folder import Packs
-
+    if verb in ("ls", "rm"):
+        raise BadInput(f"{verb}: --to {to} is a folder: list and delete its packs with ls and rm -r")
     return Packs(to, _log)
 
 
@@ -155,7 +150,7 @@ def _load_indexes(args: argparse.Namespace) -> list[image_folder.ImageFolderInde
     return [val] if args.split == "val" else [train, val]
 
 
-def _form(place: "Place", args: argparse.Namespace) -> str:
+def _form(place: Packs | Shared, args: argparse.Namespace) -> str:
     """Return --form or the default of the place. Raises BadInput if the place cannot hold that form."""
     form = args.form or place.form
     if form not in place.forms:

@@ -1,14 +1,14 @@
 """Store, read, list and delete data sets on the server of a shared cache.
 
-All state is on the server. A preload that was killed, or whose server has lost its data, stores only the
-missing samples. SET is atomic, so the length of a value shows whether the sample is stored; `check` compares
-bytes.
+All state is on the server. A preload that was killed, or that lost its server, stores only the missing
+samples when it is started again. SET is atomic, so the length of a value shows whether the sample is stored;
+`check` compares bytes.
 """
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -19,14 +19,63 @@ from datasets.folders.listing import progress
 from datasets.stores import forms
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address, leases
-from datasets.stores.shared.connection import Server, Unavailable
+from datasets.stores.shared.connection import Server
 from datasets.stores.shared.redis_store import RedisStore
-from launch.cache.check import DAMAGED, MISSING
-from launch.cache.sets import DataSet, Read, describe_room
+from launch.cache.check import DAMAGED, MISSING, Read
+from launch.explain import align
 
-_ROUNDS = 5  # attempts to send missing samples, also if the server is lost repeatedly
-PATIENCE = 30.0  # seconds to wait for a lost server: a managed one fails over
 _PART = 32  # samples that a thread makes and sends at a time
+
+
+class DataSet(NamedTuple):
+    """A data set in a form.
+
+    name: the argument of rm
+    samples: number of samples in the data set
+    there: number of stored samples; None if they were not counted
+    bytes: size of the stored samples
+    mode: "active" or "offline"
+    users: the processes that use it, each in words
+    counts: hits, misses, bad, errors and put since the data set was created
+    """
+
+    name: str
+    title: str
+    form: str
+    samples: int
+    there: int | None
+    bytes: int | None
+    mode: str
+    users: list[str]
+    counts: dict[str, int]
+
+    @property
+    def hit_rate(self) -> float | None:
+        asked = sum(self.counts.get(name, 0) for name in ("hits", "misses", "bad", "errors"))
+        return self.counts.get("hits", 0) / asked if asked else None
+
+
+def choose(sets: list[DataSet], text: str) -> DataSet:
+    """Return the data set whose name begins with `text`. Raises BadInput if none or several do."""
+    found = [each for each in sets if each.name == text] or [
+        each for each in sets if text and each.name.startswith(text)
+    ]
+    if len(found) != 1:
+        shown = ", ".join(each.name for each in found or sets) or "nothing"
+        raise BadInput(f"{text!r} matches {len(found)} data sets; stored: {shown}")
+    return found[0]
+
+
+def describe(sets: list[DataSet]) -> str:
+    """Return a table with one line for each data set, and a line for each user."""
+    rows = [("name", "data set", "form", "samples", "GB", "mode", "hits", "users")]
+    for each in sets:
+        there = f"{each.there}/{each.samples}"
+        size = f"{(each.bytes or 0) / 1e9:.3f}"
+        hits = "-" if each.hit_rate is None else f"{each.hit_rate:.1%}"
+        rows.append((each.name, each.title, each.form, there, size, each.mode, hits, str(len(each.users))))
+    users = [f"{each.name} is used by {user}" for each in sets for user in each.users]
+    return "\n".join([*align(rows), *users])
 
 
 class Shared:
@@ -54,22 +103,19 @@ class Shared:
 
     def preload(self, index: ImageFolderIndex, form: str, workers: int) -> int:
         """Store the missing samples permanently. Return the number of stored samples: fewer than all if the
-        server is full. Raises BadInput if a file was changed since the scan."""
+        server is full or was lost. Raises Unavailable, or BadInput if a file was changed since the scan."""
         store = RedisStore(self.server, index, "", form)
         try:
             self._warn_of_other_contents(store)
             missing = self._missing(store)
-            self._log(
-                f"{index.split}: {len(index) - len(missing)} of {len(index)} samples are stored already"
-            )
+            there = len(index) - len(missing)
+            self._log(f"{index.split}: {there} of {len(index)} samples are stored already")
+            if not len(missing):
+                return there
             with progress(len(index), f"preloading {index.split}") as bar:
-                for _ in range(_ROUNDS):
-                    bar.n = len(index) - len(missing)
-                    if not len(missing) or self.server.full_until:
-                        break
-                    self._send(store, missing, workers, bar)
-                    missing = self._missing(store)
-            return len(index) - len(missing)
+                bar.update(there)
+                self._send(store, missing, workers, bar)
+            return len(index) - len(self._missing(store))
         finally:
             store.close()
 
@@ -116,8 +162,9 @@ class Shared:
         known = self.server.memory()
         limit, policy = known.get("maxmemory") or None, known.get("maxmemory_policy", "")
         note = policy if policy == "noeviction" or not limit else f"{policy}: set it to noeviction"
-        used = known.get("used_memory", 0)
-        return describe_room(str(self.server.address), used, limit, note) if known else ""
+        most = f"{limit / 1e9:.3f} GB" if limit else "no limit"
+        used = f"{known.get('used_memory', 0) / 1e9:.3f} GB used of {most}"
+        return f"{self.server.address}: {used}{note and ', '}{note}" if known else ""
 
     def _log_later(self, text: str) -> None:
         if self._opened:  # failures at the start are reported as errors
@@ -131,26 +178,20 @@ class Shared:
 
     def _missing(self, store: RedisStore) -> np.ndarray:
         """Return the ids of samples that are missing or have the wrong length. Make the other samples
-        permanent. Repeat the requests if the server was lost and came back. Raises Unavailable."""
+        permanent. Raises Unavailable."""
         ids = np.arange(len(store.index))
-        while True:
-            try:
-                if not self.server.full_until:  # a full server refuses it
-                    store.lease.register(offline=True)  # each time: a restarted server has lost it
-                store.keep(ids)
-                with progress(len(ids), "counting stored samples") as bar:
-                    return ids[store.lengths(ids, bar.update) != store.whole_lengths(ids)]
-            except Unavailable:
-                if not self._wait_until_up():
-                    raise
+        if not self.server.full_until:  # a full server refuses it
+            store.lease.register(offline=True)
+        store.keep(ids)
+        with progress(len(ids), "counting stored samples") as bar:
+            return ids[store.lengths(ids, bar.update) != store.whole_lengths(ids)]
 
     def _send(self, store: RedisStore, ids: np.ndarray, workers: int, bar: tqdm) -> None:
-        """Make and store samples once, until the server is full."""
+        """Make and store samples, until the server is full or down."""
         files = FileStore(store.index, verified=True)
 
         def send(part: np.ndarray) -> int:
-            self._wait_until_up()
-            if self.server.full_until:
+            if self.server.full_until or self.server.down:
                 return 0
             return store.put(part, [forms.make(files, id, store.form) for id in part.tolist()])
 
@@ -160,14 +201,3 @@ class Shared:
                 bar.update(taken)
         finally:
             pool.shutdown(cancel_futures=True)
-
-    def _wait_until_up(self) -> bool:
-        """Wait until the server answers, and return whether it did not. Raises Unavailable after PATIENCE."""
-        until, waited = time.monotonic() + PATIENCE, False
-        self.server.wake()
-        while (reason := self.server.down) is not None:
-            if time.monotonic() > until:
-                raise Unavailable(f"{self.server.address}: {reason}")
-            waited = True
-            time.sleep(0.1)
-        return waited

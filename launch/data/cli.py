@@ -27,6 +27,7 @@ from datasets.sampling.receipt import batch_sums
 from launch import confirm
 from launch.data import job, sheet, table
 from launch.data.run import Run
+from launch.explain import align
 from launch.simulate.commands import get_option
 
 
@@ -68,7 +69,7 @@ def _show_steps(run: Run, steps: list[int], args: argparse.Namespace, options: l
     for step in answered:
         size = f"{step.world_size} process{'es' * (step.world_size > 1)}"
         head = f"step {step.step}, epoch {step.epoch}, {len(step.ids)} samples, {size}: equal to the receipt"
-        print("", head, *table.text(table.rows(step)), sep="\n")
+        print("", head, *align(table.rows(step)), sep="\n")
     if drawn:
         picture, count = drawn
         sheet.save(picture, args.to)
@@ -95,7 +96,7 @@ def _show_sample(run: Run, given: str, cache_dir: str | None) -> int:
     _check_ids(run, sampler, views, run.last)  # also if no step had the sample
     times = f"{count} time{'s' * (count != 1)}"
     print(printable(f"sample {id}{name}: {times} in the steps 1-{run.last}, equal to the receipt"))
-    print(*table.text(lines), sep="\n")
+    print(*align(lines), sep="\n")
     return 0
 
 

@@ -25,12 +25,6 @@ def rows(step: Step) -> list[list[str]]:
     return [[line[number] for number in used] for line in lines]
 
 
-def text(lines: list[list[str]]) -> list[str]:
-    """Return rows with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
-
-
 def label(step: Step, place: int) -> str:
     """Return the name of a sample's class, or its number; "" for an item, which shows its target itself."""
     if step.items:

@@ -1,13 +1,12 @@
 """Find a job on ModelArts and read its state from the service."""
 
-import datetime
 import re
 from typing import Any
 
 from common.console.arguments import Parser
 from common.ground.exits import BadInput
 from launch import records
-from launch.explain import explain_exit_code
+from launch.explain import explain_exit_code, format_time
 from launch.platforms.service import ModelArts
 
 ENDED = ("Failed", "Completed", "Terminated")  # phases of v2, from the vendor's documents
@@ -94,10 +93,7 @@ class Job:
 
 def to_utc(stamp: int | None) -> str:
     """Return a time of the service, "-" without one. stamp: in seconds or milliseconds."""
-    if not stamp:
-        return "-"
-    seconds = stamp / (1000 if stamp > _MILLISECONDS else 1)
-    return f"{datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    return format_time(stamp / (1000 if stamp > _MILLISECONDS else 1)) if stamp else "-"
 
 
 def _by_number(task: str) -> tuple[int, str]:

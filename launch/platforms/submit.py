@@ -26,7 +26,7 @@ from common.console.arguments import Parser
 from common.ground.exits import BadInput
 from common.ground.files import ROOT
 from common.object_store import store as object_store
-from launch import confirm, manifests, records
+from launch import confirm, records
 from launch.platforms import request, templates
 from launch.platforms.config import PLATFORMS, JobConfig, load
 from launch.platforms.job import ENDED, Job
@@ -38,7 +38,8 @@ def main(arguments: list[str]) -> int:
     """Show, send or write a job, and return the exit code. Raises BadInput."""
     args = _parse_args(arguments)
     config = load(args.config, args.job, args.platform)
-    _check_code(config, args.snapshot)
+    if not any(os.path.isfile(os.path.join(folder, config.job)) for folder in ("", ROOT)):
+        raise BadInput(f"JOB {config.job}: no such file here or in {ROOT}: run `submit` in the code folder")
     run = request.make_run_name(config.name)
     if args.platform != "modelarts":
         if not args.dry_run:
@@ -71,23 +72,8 @@ def _parse_args(arguments: list[str]) -> argparse.Namespace:
     add("--platform", choices=PLATFORMS, default="modelarts", help="default: modelarts")
     add("--dry_run", action="store_true", help="show everything and send nothing")
     add("--resume_from", metavar="URL", help="outputs of an earlier run, to continue")
-    add("--snapshot", metavar="FOLDER", help="folder that `pack` made; it must contain JOB")
     add("--yes", action="store_true", help="send without asking")
     return parser.parse_args(arguments)
-
-
-def _check_code(config: JobConfig, snapshot: str | None) -> None:
-    """Raise BadInput if the boot file is not in the code, or if job.toml names another snapshot."""
-    if not snapshot:
-        if not any(os.path.isfile(os.path.join(folder, config.job)) for folder in ("", ROOT)):
-            raise BadInput(f"JOB {config.job}: no such file here or in {ROOT}; add --snapshot FOLDER")
-        return
-    for name in (manifests.NAME, config.job):
-        if not os.path.isfile(os.path.join(snapshot, name)):
-            raise BadInput(f"--snapshot {snapshot} has no {name}: name a folder that `pack` made of this job")
-    name = os.path.basename(os.path.abspath(snapshot))
-    if config.code and config.snapshot != name:
-        raise BadInput(f"code = {config.code!r} is not the snapshot {snapshot}: {name}")
 
 
 def _send(args: argparse.Namespace, config: JobConfig, run: str, outputs: dict[str, str], body: dict) -> int:

@@ -16,6 +16,7 @@ from common.console.arguments import Parser
 from common.ground.exits import BadInput
 from common.ground.files import write_atomic
 from launch import confirm, page
+from launch.explain import format_time
 from launch.report import charts, tables
 from launch.report import runs as report_runs
 from launch.report.runs import Run
@@ -67,7 +68,7 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
     return page.render(
         "report/page.html",
         title=title or ", ".join(run.name for run in runs),
-        made=tables.format_time(time.time()),
+        made=format_time(time.time()),
         runs=runs,
         policy=_POLICY,
         dashes=charts.DASHES,

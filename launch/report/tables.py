@@ -8,6 +8,7 @@ import numpy as np
 
 from common.ground.exits import BadInput
 from datasets.sampling import receipt
+from launch.explain import format_time
 from launch.receipt import compare
 from launch.report.runs import SPLIT, UNITS, Run
 
@@ -151,11 +152,3 @@ def format_duration(seconds: float) -> str:
     if seconds < 99.95:
         return f"{seconds:.{1 if seconds >= 9.995 else 2}f} s"
     return str(datetime.timedelta(seconds=round(seconds)))
-
-
-def format_time(seconds: float) -> str:
-    """Return "2026-11-20 22:01:09 UTC", or NONE for a time outside the calendar."""
-    try:
-        return f"{datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-    except (ValueError, OverflowError, OSError):
-        return NONE

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass
-from typing import IO, Any, cast
+from typing import Any
 
 import psutil
 
@@ -20,7 +20,7 @@ from launch.profiles import Folders
 from launch.simulate.faults import Fault
 
 INPUT, OUTPUT = "data_url_0", "train_url_0"  # as ModelArts names the first input and the first output
-_CHUNKS = 20  # of 64 KiB: more than a pipe holds
+_MOST = 2**20  # bytes of a log that are read at a time: a job may print endlessly
 _MARK = "BOOTFILE_SIMULATED_NODE"  # the variable that marks every process of a node
 
 
@@ -66,7 +66,6 @@ class Node:
         self.runs: list[Run] = []
         self._folder, self._code, self._data = folder, code, data
         self._tasks: list[subprocess.Popen] = []
-        self._pipes: dict[IO[bytes], bytes] = {}  # open pipes, and the unfinished line of each
 
     def make_folders(self, outputs: str | None = None) -> None:
         """Make a new container: the code, and an output folder with a copy of `outputs`."""
@@ -103,27 +102,22 @@ class Node:
         """Begin a run: start every (command, environment) as a process in the code folder."""
         self.started += 1
         self.runs.append(Run(time.monotonic()))
-        self._log = open(self.log, "ab", buffering=0)  # noqa: SIM115
-        for command, environment in commands:
-            task = subprocess.Popen(
-                command,
-                env=environment | {_MARK: self._mark},
-                cwd=self.folders.code,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=functools.partial(preemption.die_with_parent, signal.SIGKILL),
-            )
-            pipe = cast(IO[bytes], task.stdout)
-            os.set_blocking(pipe.fileno(), False)
-            self._tasks.append(task)
-            self._pipes[pipe] = b""
-
-    @property
-    def pipes(self) -> list[IO[bytes]]:
-        """Return the open pipes, for select()."""
-        return list(self._pipes)
+        self._unfinished = b""  # the last line
+        with open(self.log, "ab") as log:
+            self._printed = open(self.log, "rb")  # noqa: SIM115
+            self._printed.seek(0, os.SEEK_END)
+            for command, environment in commands:
+                task = subprocess.Popen(
+                    command,
+                    env=environment | {_MARK: self._mark},
+                    cwd=self.folders.code,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=functools.partial(preemption.die_with_parent, signal.SIGKILL),
+                )
+                self._tasks.append(task)
 
     @property
     def pids(self) -> list[int]:
@@ -131,26 +125,10 @@ class Node:
         rank."""
         return [task.pid for task in self._tasks if task.returncode is None]
 
-    def read(self) -> list[str]:
-        """Return the lines that were printed since the last call, and log them. Does not wait."""
-        lines = []
-        for pipe, chunk in list(self._pipes.items()):
-            with contextlib.suppress(BlockingIOError):
-                for _ in range(_CHUNKS):  # a job may print endlessly
-                    if not (data := os.read(pipe.fileno(), 65536)):
-                        pipe.close()
-                        break
-                    chunk += data
-            *whole, rest = chunk.split(b"\n")
-            if pipe.closed:
-                del self._pipes[pipe]
-                whole += [rest] if rest else []
-            else:
-                self._pipes[pipe] = rest
-            for line in whole:
-                self._log.write(line + b"\n")
-                lines.append(line.decode(errors="replace").rstrip("\r"))
-        return lines
+    def read(self, most: int = _MOST) -> list[str]:
+        """Return the lines that were printed since the last call. Does not wait."""
+        *lines, self._unfinished = (self._unfinished + self._printed.read(most)).split(b"\n")
+        return [line.decode(errors="replace").rstrip("\r") for line in lines]
 
     def poll(self) -> int | None:
         """Return the exit code of a run whose last process has ended, else None. It is that of the first
@@ -172,12 +150,10 @@ class Node:
         """Close the run and return its last lines, after kill() or when poll() returned an exit code. The
         node is then ready for another run."""
         self.poll()
-        lines = self.read()
-        for pipe in self._pipes:
-            pipe.close()
-        self._log.close()
-        self._tasks, self._pipes = [], {}
-        return lines
+        lines = self.read(-1)
+        self._printed.close()
+        self._tasks = []
+        return lines + [self._unfinished.decode(errors="replace")] * bool(self._unfinished)
 
     def end(self, number: int) -> None:
         """Send a signal to the living process groups that the platform started."""

@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import select
 import shlex
 import signal
 import sys
@@ -18,6 +17,7 @@ from launch.simulate.nodes import Node, copy_tree
 
 _STEP = re.compile(r"epoch=\d+ step=(\d+) ")  # the beginning of a job's log line
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
+_POLL = 0.02  # seconds
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 _LONGEST = 300  # characters of an error that are shown
 # `error: ...` of our jobs, `main.py: error: ...` of argparse, the last line of a traceback
@@ -90,12 +90,11 @@ class Simulation:
             log(" ".join(line.split()))
 
     def _read(self) -> None:
-        """Print the lines of the nodes; wait a moment if there are none."""
-        pipes = [pipe for node in self._nodes for pipe in node.pipes]
-        if not select.select(pipes, [], [], 0.05)[0]:
-            return
+        """Wait a moment, and print the new lines of the nodes."""
+        time.sleep(_POLL)
         for node in self._nodes:
-            self._show(node, node.read())
+            if node.running:
+                self._show(node, node.read())
 
     def _show(self, node: Node, lines: list[str]) -> None:
         for line in lines:

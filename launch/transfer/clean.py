@@ -19,7 +19,7 @@ from common.console.arguments import Parser, positive_int
 from common.ground.exits import printable
 from common.object_store.store import ObjectStore
 from launch import confirm, manifests
-from launch.explain import human_size
+from launch.explain import align, format_time, human_size
 
 _DAY = 86400.0  # seconds
 
@@ -56,10 +56,8 @@ def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
         (each in old, "snapshot", each.folder, human_size(each.size), each.modified) for each in snapshots
     ]
     rows += [(each in left, "unfinished", printable(each[0]), "", each[2]) for each in uploads]
-    width = max([len(row[2]) for row in rows], default=0) + 2
-    for is_removed, kind, name, size, modified in rows:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(modified))
-        print(f"{'remove' if is_removed else 'keep':<8}{kind:<12}{name:<{width}}{size:>12}  {when}")
+    for line in align((("keep", "remove")[row[0]], *row[1:4], format_time(row[4])) for row in rows):
+        print(line)
     if not old and not left:
         print("nothing to remove")
         return 0

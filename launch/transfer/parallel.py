@@ -35,6 +35,6 @@ def split(store: ObjectStore, files: list[T], is_known: Callable[[T], bool]) -> 
 
 
 def describe(sizes: Iterable[int]) -> str:
-    """Return "3 files, 1.2 MB"."""
+    """Return "3 files, 1.23MB"."""
     sizes = list(sizes)
     return f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {human_size(sum(sizes))}"

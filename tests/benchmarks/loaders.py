@@ -32,7 +32,7 @@ Notes on the rows:
   printed). It always resizes by averaging over areas. Its raw images ("ffcv-raw-short") have 256 pixels on
   the shorter side, as those of our pack.
 - "decoding" reads and decodes the files, and does nothing else: no loader that decodes whole images can be
-  faster. "threads" decodes the boxes of the crops if nvImageCodec is installed.
+  faster.
 - "threads-tar", "tar-shards" and "webdataset" read the same JPEGs in four tar files. WebDataset shuffles the
   tars, and then the samples in a buffer; the other two draw from all images.
 - DALI's own reader returns its buffers without a copy.
@@ -80,7 +80,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels
 THREADS = {"OMP_NUM_THREADS": str(WORKERS), "GOMP_SPINCOUNT": "1000"}  # the environment of all rows
 VERSIONS = (
     "torch", "numpy", "torchvision", "pillow", "simplejpeg", "opencv-python-headless", "pyarrow",
-    "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "ffcv", "numba", "webdataset",
+    "nvidia-dali-cuda120", "ffcv", "numba", "webdataset",
 )  # fmt: skip
 
 

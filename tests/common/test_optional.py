@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from common.ground.exits import BadInput
-from common.object_store.client import connect
-from common.object_store.location import find_endpoint
+from common.object_store.store import ObjectStore
 from datasets.loaders.engines.dali import Dali
 from datasets.loaders.ray import pool
 from datasets.memory import digits
@@ -46,7 +45,7 @@ USES = {
     "pyarrow": (lambda: pack._mapped("x"), "pyarrow"),
     "redis": (connection.load_redis, r"'redis\[hiredis\]'"),
     "sklearn": (lambda: digits.load(".", False), "scikit-learn"),
-    "boto3": (lambda: connect("s3", find_endpoint("s3"), 1, 1.0, 1), "boto3"),
+    "boto3": (lambda: ObjectStore("s3://bucket"), "boto3"),
     "nvidia.dali": (lambda: Dali(None, 1), "nvidia-dali-cuda120"),
     "ray": (lambda: pool.connect("auto", 1), r'"ray>=2\.52"'),
     "huaweicloudsdkmodelarts": (lambda: modelarts.ModelArts("", "https://x", "p"), "huaweicloudsdkmodelarts"),

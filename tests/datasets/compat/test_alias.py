@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from datasets.folders import random_pairs
 from datasets.loaders import backends
 from tests.conftest import ROOT, environment, run
 from tests.support import pictures
@@ -106,26 +105,3 @@ for size in ({}, {"size": 31}):
     *lines, is_scaled, first, second = printed(code, folder, tmp_path).splitlines()
     assert is_scaled == "True" and first == second == "BadInput"
     assert lines == [f"{count} (8, 3, 32, 32) True" for count in (20, 20, 9, 9)]
-
-
-@needs_dali
-def test_the_pairs_of_pytorch_speedup(tmp_path):
-    code = """
-from loader_DALI import ExternalInputIterator, externalSourcePipeline
-from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
-eii = ExternalInputIterator(data_source=data, batch_size=5, shuffle=True)
-pipe = externalSourcePipeline(batch_size=5, num_threads=2, device_id=0,
-    seed=1, external_data = eii, resize=64, crop=32)
-dgi = DALIGenericIterator(pipe, output_map=["imgs", "gts"], last_batch_padded=True,
-    last_batch_policy=LastBatchPolicy.PARTIAL, auto_reset=True)
-for epoch in range(2):
-    count = 0
-    for i, data in enumerate(dgi):
-        imgs = data[0]['imgs']
-        gts = data[0]['gts']
-        assert imgs.shape[1:] == gts.shape[1:] == (3, 32, 32) and -1 <= imgs.min() < imgs.max() <= 1
-        count += len(imgs)
-    print(len(eii) == count)
-"""
-    pairs = random_pairs.make(str(tmp_path / "pairs"))
-    assert printed(code, pairs, tmp_path) == "True\nTrue\n"

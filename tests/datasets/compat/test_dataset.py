@@ -136,16 +136,15 @@ def _receipts(dataset) -> tuple[list, list]:
     return train.receipt.take().tolist(), val.receipt.take().tolist()
 
 
-def test_every_engine_delivers_the_same(folder, cache, tmp_path):
+def test_every_engine_delivers_the_same(folder, cache):
     found = []
     for case in ENGINES:
         if case.id == "dali" and MISSING:
             continue
-        for options in ({}, {"pack": str(tmp_path / "packs")}):
-            dataset = dataset_of(folder, cache, **case.values[0], **options)
-            found.append(_receipts(dataset))
-            dataset.close()
-    assert len(found) >= 4 and all(receipts == found[0] for receipts in found)
+        dataset = dataset_of(folder, cache, **case.values[0])
+        found.append(_receipts(dataset))
+        dataset.close()
+    assert len(found) >= 2 and all(receipts == found[0] for receipts in found)
 
 
 def test_it_goes_on_in_the_middle_of_an_epoch(folder, cache):
@@ -248,7 +247,6 @@ def test_validation_gives_back_what_it_took(folder, cache):
             {"use_dali": 256},
             "use_dali 256 is not True or False; the positional arguments are data_dir, batch",
         ),
-        ({"val_share": 1}, "val_share '1' is not a share like 10%"),
         pytest.param(
             {"use_dali": True, "dali_cpu": False},
             "dali-gpu: it needs a GPU",
@@ -259,17 +257,6 @@ def test_validation_gives_back_what_it_took(folder, cache):
 def test_bad_arguments(options, reason, folder, cache):
     with pytest.raises(BadInput, match=reason):
         dataset_of(folder, cache, **options)
-
-
-def test_class_folders_alone_are_divided(folder, cache, capsys):
-    dataset = dataset_of(folder / "train", cache, val_share="30%")
-    train, val = dataset.get_nb_train(), dataset.get_nb_val()
-    assert train + val == TRAIN and 5 <= val <= 25 and dataset.get_nb_classes() == CLASSES
-    assert (
-        f"train={train} test={val} split of {folder}/train by path, --val_share 30%"
-        in capsys.readouterr().out
-    )
-    assert dataset_of(folder / "train", cache, val_share=0.3).get_nb_val() == val
 
 
 # thirty epochs

@@ -29,7 +29,6 @@ from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 from tests.conftest import ROOT, finish, start, wait_until
-from tests.datasets.folders.test_boxes import needs_nvimgcodec
 from tests.support import pictures, tars
 from tests.support.packs import damaged
 from tests.support.receipts import sums_of
@@ -124,25 +123,6 @@ def test_every_engine_and_store_gives_the_same_data_and_the_pixels_of_pillow(
             means.append(difference.mean())
             worst_ratio = min(worst_ratio, 10 * np.log10(255**2 / max(1e-9, (difference**2).mean())))
     assert max(means) < 2 and worst_ratio >= 30, (max(means), worst_ratio)
-
-
-@needs_nvimgcodec
-@pytest.mark.parametrize("form", ["files", "encoded", "jpeg"])
-def test_boxes_that_are_decoded_alone_have_the_same_bits(form, index, packs, monkeypatch):
-    found, decode = [], boxes.decode
-
-    def counted(*arguments):
-        found.append(decode(*arguments))
-        return found[-1]
-
-    monkeypatch.setattr(boxes, "decode", counted)
-    with backends.build("threads", packs[form], plan_of(index), CPU, 2) as loader:
-        alone, _ = epoch_of(loader)
-    assert sum(each is not None for each in found) > 20  # of 40 images; the others are small or not plain
-    monkeypatch.setattr(boxes, "decode", lambda *_: None)
-    with backends.build("threads", packs[form], plan_of(index), CPU, 2) as loader:
-        whole, _ = epoch_of(loader)
-    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(alone, whole, strict=True))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -323,19 +303,13 @@ def test_the_fastest_is_measured(index, packs):
     assert "threads" in measure.text(found)
 
 
-def test_advice_measures_the_backends_after_a_long_training_that_has_waited(index, packs, monkeypatch):
-    loader = backends.build("pytorch", packs["decoded"], plan_of(index), CPU, 2)
-    args = argparse.Namespace(workers=2, antialias=True, interpolation="bicubic")
-    how: dict = {}
-    rates = {"pytorch": 100.0, "threads": 300.0}
-    monkeypatch.setattr(measure, "rates", lambda *_, **given: how.update(given) or rates)
-    assert measure.advice(loader, 0.5, 25, args).endswith(" 2.0% of the training time with pytorch")
-    assert measure.advice(loader, 4, 5, args).endswith(" 80.0% of the training time with pytorch")
-    assert measure.advice(loader, 20, 25, args).endswith(
-        "pytorch; without a training: threads 300, pytorch 100 images/s"
-    )
-    assert how == {"antialias": "bicubic"}
-    loader.close()
+@pytest.mark.parametrize(("waited", "share", "has_hint"), [(0.5, "2.0%", False), (20, "80.0%", True)])
+def test_the_share_of_waiting_is_logged_with_a_hint_if_it_is_large(waited, share, has_hint, index, packs):
+    lines: list = []
+    with backends.build("pytorch", packs["decoded"], plan_of(index), CPU, 2) as loader:
+        loader.waited = waited
+        measure.log_waiting(loader, argparse.Namespace(training_seconds=25, info=lines.append))
+    assert share in lines[0] and ("bench loaders" in lines[0]) == has_hint
 
 
 # packs
@@ -432,10 +406,3 @@ def test_a_pack_without_room_is_refused_with_sizes(index, tmp_path, monkeypatch)
     monkeypatch.setattr(pack.shutil, "disk_usage", lambda path: argparse.Namespace(free=10))
     with pytest.raises(BadInput, match=r"a pack of 40 images needs 0\.\d\d GB at .*, 0\.00 GB are free"):
         pack.build(index, str(tmp_path / "pack"))
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "abc", "", "9" * 5000])
-def test_a_number_of_processes_that_is_none(value, monkeypatch):
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", value)
-    with pytest.raises(BadInput, match="LOCAL_WORLD_SIZE="):
-        backends.cores()

@@ -1,5 +1,6 @@
 """`launch cache` fills, checks, lists and deletes packs and the data sets of real Redis servers."""
 
+import contextlib
 import os
 import random
 import re
@@ -10,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from common.ground.exits import BadInput
@@ -51,11 +51,8 @@ def cache_dir(tmp_path_factory):
 
 
 @pytest.fixture
-def launch(cache_dir, capsys, monkeypatch):
-    """A function that runs a verb in this process: (exit code, stdout). launch.said: stderr.
-
-    Packs are looked for in the memory of this process only: that of all processes takes seconds to read."""
-    monkeypatch.setattr(psutil, "process_iter", lambda: [psutil.Process()])
+def launch(cache_dir, capsys):
+    """A function that runs a verb in this process: (exit code, stdout). launch.said: stderr."""
 
     def call(verb, to, data=None, *options):
         capsys.readouterr()
@@ -97,21 +94,23 @@ def test_from_preload_to_rm(kind, form, images, cache_dir, empty_redis, launch, 
         "train: 40 of 40 samples are stored and equal to the files",
         "val: 12 of 12 samples are stored and equal to the files",
     ]
-    code, printed = launch("ls", to)
-    label = {"encoded": "encoded", "decoded": "decoded256", "jpeg": "jpeg256"}[form]
-    assert code == 0
-    assert len(re.findall(rf" {label} +(40/40|12/12) +0.0\d\d +offline +- +0$", printed, re.M)) == 2
-    fingerprint = loaded(images, cache_dir, "val").fingerprint
-    assert re.search(r": \d+\.\d+ GB used of ", printed)
     other = next(each for each in forms.SIZED if each != form)
     code, printed = launch("check", to, images, "--form", other)
     assert code == 1 and len(re.findall("^missing: /", printed, re.M)) == 20 + 12
     assert "missing: and 20 more" in printed and "train: 0 of 40 samples" in printed
-    assert launch("rm", to, None, "val" if kind == "pack" else fingerprint[:9])[0] == 0
+    if kind == "pack":
+        with pytest.raises(BadInput, match=f"ls: --to {to} is a folder: .* ls and rm -r"):
+            launch("ls", to)
+        return
+    code, printed = launch("ls", to)
+    label = {"encoded": "encoded", "decoded": "decoded256"}[form]
+    assert code == 0
+    assert len(re.findall(rf" {label} +(40/40|12/12) +0.0\d\d +offline +- +0$", printed, re.M)) == 2
+    assert re.search(r": \d+\.\d+ GB used of ", printed)
+    assert launch("rm", to, None, loaded(images, cache_dir, "val").fingerprint[:9])[0] == 0
     assert len(launch("ls", to)[1].splitlines()) == 3
     assert launch("rm", to, None, "--all")[0] == 0
-    assert len(launch("ls", to)[1].splitlines()) == 2
-    assert not list(to.iterdir()) if kind == "pack" else empty_redis.client().dbsize() == 0
+    assert len(launch("ls", to)[1].splitlines()) == 2 and empty_redis.client().dbsize() == 0
 
 
 def test_class_folders_alone_are_divided_as_in_a_job(images, cache_dir, launch, tmp_path):
@@ -140,7 +139,6 @@ def test_a_damaged_pack_is_named(images, cache_dir, launch, tmp_path):
     assert code == 1 and "0 of 40 samples are stored and equal to the files, 40 damaged" in printed
     meta = Path(pack.place(str(tmp_path), index)) / "meta.json"
     meta.write_text(meta.read_text().replace("true", "false"))
-    assert "unfinished" in launch("ls", tmp_path)[1]
     assert launch("check", tmp_path, images, "--split", "train")[0] == 1
 
 
@@ -148,44 +146,13 @@ _HUGE = '{"version": 2, "fingerprint": "x", "form": "jpeg", "short_side": 8, "wh
 UNDESCRIBED = ("5", '{"fingerprint": "x"}', "[" * 100_000, _HUGE % 10**13, _HUGE % ("9" * 4000))
 
 
-def test_a_pack_that_cannot_be_described_hides_no_other(images, cache_dir, launch, tmp_path):
-    packs, whole = tmp_path / "packs", tmp_path / "whole"
-    assert launch("preload", packs, images)[0] == 0
-    bad = Path(pack.place(str(packs), loaded(images, cache_dir)))
-    shutil.copytree(bad, whole)
-    (packs / "other").mkdir()
-    for content in UNDESCRIBED:
-        for folder in (bad, packs / "other"):
-            (folder / "meta.json").write_text(content)
-        code, printed = launch("ls", packs)
-        assert code == 0 and len(printed.splitlines()) == 4 and re.search(r" 12/12 .* offline ", printed)
-        assert re.search(rf"^{bad.name} .* damaged ", printed, re.M), content[:99]
-        assert launch("check", packs, images, "--split", "train")[0] == 1
-        assert launch("rm", packs, None, bad.name)[0] == 0 and not bad.exists()
-        shutil.copytree(whole, bad)
-    (bad / "meta.json").write_text(content)
-    assert "40 of 40 samples are stored" in launch("preload", packs, images)[1]
-    (bad / "000000.arrow").write_bytes(b"")
-    assert launch("check", packs, images, "--split", "train")[0] == 1
-    assert re.search(rf"^{bad.name} .* damaged ", launch("ls", packs)[1], re.M)
-    assert "40 of 40 samples are stored" in launch("preload", packs, images, "--split", "train")[1]
-    assert launch("check", packs, images, "--split", "train")[0] == 0
-    assert launch("rm", packs, None, "--all")[0] == 0 and [*packs.iterdir()] == [packs / "other"]
-
-
-def test_a_pack_that_is_used_stays(images, cache_dir, launch, tmp_path, monkeypatch):
-    monkeypatch.undo()  # all processes
-    assert launch("preload", tmp_path, images, "--split", "val")[0] == 0
-    index = loaded(images, cache_dir, "val")
-    store = pack.PackStore(pack.place(str(tmp_path), index), index)
-    image = store.image(3)
-    for what in ("val", "--all"):
-        with pytest.raises(BadInput, match=f"is in use: process {os.getpid()}"):
-            launch("rm", tmp_path, None, what)
-    assert f"used by process {os.getpid()}\n" in launch("ls", tmp_path)[1]
-    assert launch("rm", tmp_path, None, "val", "--force")[0] == 0
-    assert np.array_equal(store.image(3), image), "a mapped pack can still be read"
-    store.close()
+@pytest.mark.parametrize("content", UNDESCRIBED)
+def test_a_pack_that_cannot_be_described_is_damaged(content, images, cache_dir, launch, tmp_path):
+    assert launch("preload", tmp_path, images, "--split", "train")[0] == 0
+    (Path(pack.place(str(tmp_path), loaded(images, cache_dir))) / "meta.json").write_text(content)
+    assert launch("check", tmp_path, images, "--split", "train")[0] == 1
+    assert "40 of 40 samples are stored" in launch("preload", tmp_path, images, "--split", "train")[1]
+    assert launch("check", tmp_path, images, "--split", "train")[0] == 0
 
 
 # interrupted preloads
@@ -237,21 +204,24 @@ def lose(tmp_path):
 
 @needed
 def test_a_server_that_begins_anew_meanwhile(many, lose, launch):
-    """If a server loses its data during a preload, the preload stores the samples and metadata again."""
+    """If a server loses its data during a preload, the next preload stores the samples and metadata again."""
     server, strike = lose
-    strike(again=True)
-    code, printed = launch("preload", server.url(), many, "--workers", "1", "--split", "train")
+    struck = strike(again=True)
+    words = ("preload", server.url(), many, "--workers", "1", "--split", "train")
+    with contextlib.suppress(BadInput):  # it is still away at the end
+        assert launch(*words)[0] == 1
+    struck.result()
+    code, printed = launch(*words)
     assert code == 0 and "400 of 400 samples are stored" in printed
     assert launch("check", server.url(), many, "--split", "train")[0] == 0
     assert "400/400" in launch("ls", server.url())[1]
 
 
 @needed
-def test_a_server_that_stays_away(many, lose, launch, monkeypatch):
-    monkeypatch.setattr(cache_server, "PATIENCE", 0.3)
+def test_a_server_that_stays_away(many, lose, launch):
     server, strike = lose
     strike(again=False)
-    with pytest.raises(BadInput, match=rf"cannot reach the cache: 127.0.0.1:{server.port}: "):
+    with pytest.raises(BadInput, match=r"cannot reach the cache: .*refused"):
         launch("preload", server.url(), many, "--workers", "1")
 
 
@@ -432,7 +402,7 @@ def test_arguments_that_do_not_fit(words, reason, images, cache_dir, empty_redis
 
 @pytest.mark.parametrize("to, reason", [
     ("redis://127.0.0.1:1,127.0.0.1:2", "--to names several hosts: name one"),
-    ("redis:/127.0.0.1", "is not redis://"), ("/does/not/exist", "No such file"),
+    ("redis:/127.0.0.1", "is not redis://"),
 ])  # fmt: skip
 def test_places_that_do_not_exist(to, reason, launch):
     with pytest.raises(BadInput, match=reason):

@@ -15,7 +15,6 @@ from botocore.validate import ParamValidator
 
 from common.ground.exits import BadInput
 from common.platform import topology
-from launch.bundle.cli import pack
 from launch.platforms import config as job_config
 from launch.platforms import request as job_request
 from launch.platforms import submit, templates
@@ -98,7 +97,7 @@ def test_no_platform_but_modelarts_is_sent_to(capsys):
 
 def test_the_boot_file_exists():
     for job in ("jobs/my.py", "train_ddp.py"):
-        with pytest.raises(BadInput, match=f"JOB {job}: no such file.*--snapshot FOLDER"):
+        with pytest.raises(BadInput, match=f"JOB {job}: no such file here or in "):
             submit.main([job, "--config", str(EXAMPLE), "--dry_run"])
     for job in ("/jobs/x.py", "../x.py", "jobs/x", "jobs/../../x.py", "jobs/x.py; rm", ""):
         with pytest.raises(BadInput, match=r"the path of a \.py file in the code"):
@@ -205,19 +204,6 @@ def _submit(capsys, *words) -> str:
     except BadInput as error:
         return str(error)
     return capsys.readouterr().out
-
-
-def test_a_packed_snapshot_is_compared(tmp_path, capsys):
-    """The snapshot of --snapshot must contain the boot file and match `code`."""
-    folder = Path(pack(JOB, str(tmp_path)).path)
-    config = tmp_path / "job.toml"
-    config.write_text(SMALL.replace("bootfile-0123456789ab", folder.name))
-    words = ("--config", config, "--snapshot", folder)
-    assert f"/user-job-dir/{folder.name}/{JOB}" in _submit(capsys, JOB, *words)
-    assert f"--snapshot {folder} has no jobs/my.py" in _submit(capsys, "jobs/my.py", *words)
-    config.write_text(SMALL)
-    assert f"is not the snapshot {folder}: {folder.name}" in _submit(capsys, JOB, *words)
-    assert "has no manifest.json" in _submit(capsys, JOB, *words[:-1], tmp_path)
 
 
 def test_resuming_needs_the_earlier_outputs(tmp_path, capsys):

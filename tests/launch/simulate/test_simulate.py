@@ -6,6 +6,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from common.ground.exits import BadInput
@@ -54,7 +55,8 @@ if counts == "11":
 STUBBORN = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+command = [sys.executable, "-c", "import time; time.sleep(600)", __file__]
+child = subprocess.Popen(command, start_new_session=True)
 print("pids", os.getpid(), child.pid, flush=True)
 time.sleep(600)
 """
@@ -287,22 +289,30 @@ def test_a_fault_that_never_fires_is_an_error(script):
     assert rows(result.stdout)["0"].code == 0
 
 
-@pytest.mark.parametrize("reason, code", [("limit", 124), ("SIGTERM", 143)])
-def test_nothing_survives_the_simulation(reason, code, script):
+def test_nothing_survives_the_simulation(script):
     """A process that ignores SIGTERM, its child in another session and the temporary folder are removed."""
-    limit = ["--limit=1"] if reason == "limit" else []
-    process = start("-m", "launch", "simulate", *limit, "--nodes=2", script(STUBBORN))
+    process = start("-m", "launch", "simulate", "--nodes=2", script(STUBBORN))
     lines, pids = [], []
     while len(pids) < 4 and (line := process.stdout.readline()):
         lines.append(line)
         pids += map(int, re.findall(r"\d+", line.partition("] pids ")[2]))
-    if reason == "SIGTERM":
-        process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=30)
-    assert process.returncode == code, output + errors
+    assert process.returncode == 143, output + errors
     assert "ending all nodes" in output and len(pids) == 4
-    reason = "--limit 1" if limit else "SIGTERM to the simulation"
-    assert {(row.code, row.meaning) for row in rows(output).values()} == {(137, f"ended by {reason}")}
+    meaning = "ended by SIGTERM to the simulation"
+    assert {(row.code, row.meaning) for row in rows(output).values()} == {(137, meaning)}
     assert not [pid for pid in pids if alive(pid)]
     folder = re.search(r"folders=(\S+)", "".join(lines))[1]
     assert not os.path.exists(folder)
+
+
+def test_nothing_survives_the_limit(script):
+    """The limit may pass before the nodes run their script, so they are found by the path of their folder."""
+    result = simulate("--limit=1", "--nodes=2", script(STUBBORN), code=124)
+    assert "ending all nodes" in result.stdout
+    assert {row.meaning for row in rows(result.stdout).values()} == {"ended by --limit 1"}
+    folder = re.search(r"folders=(\S+)", result.stdout)[1]
+    assert not os.path.exists(folder)
+    commands = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if folder in command]

@@ -99,7 +99,7 @@ FILES = {"a": b"1" * 1000, "sub/ü b": b"", "sub/deep/c": b"2" * 5000, "big": by
 def test_data_go_there_and_come_back(server, url, tmp_path, launch):
     folder = folder_of(tmp_path / "data", FILES)
     said = launch("upload", folder, "--to", url)
-    assert "sent 4 files, 9.0 MB" in said.stdout and said.stdout.endswith(f"\n{url}\n")
+    assert "sent 4 files, 9.01MB" in said.stdout and said.stdout.endswith(f"\n{url}\n")
     there = keys(server, url)
     manifest = json.loads(there.pop("manifest.json"))
     assert there == FILES
@@ -115,7 +115,7 @@ def test_data_go_there_and_come_back(server, url, tmp_path, launch):
         said = launch("upload", folder, "--to", url, **proxy.environment)
         # list, read and delete the manifest, two files, the manifest; HEAD of the files with the same size
         assert proxy.requests <= 6 + 3
-    assert "sent 2 files, 1.0 kB" in said.stdout and "unchanged 2 files, 9.0 MB" in said.stdout
+    assert "sent 2 files, 1.00kB" in said.stdout and "unchanged 2 files, 9.00MB" in said.stdout
     assert "kept 1 objects" in said.stdout and "sub/deep/c" in said.stdout
     server.client().put_object(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/a\x1b[2J", Body=b"")
     said = launch("upload", folder, "--to", url)
@@ -313,7 +313,7 @@ def test_clean_removes_what_it_showed_and_nothing_else(server, url, launch, monk
     before = keys(server, url)
     with monkeypatch.context() as patch:
         patch.setattr(clean, "_DAY", 1e12)
-        assert "keep    unfinished  outputs/big" in launch("clean", url).stdout
+        assert re.search(r"^keep +unfinished +outputs/big ", launch("clean", url).stdout, re.MULTILINE)
     said = launch("clean", url, "--keep", "1", code=2)
     assert "pass --yes to remove 2 snapshots" in said.stderr
     table = {line.split()[2]: line.split()[0] for line in said.stdout.splitlines()}
