@@ -222,6 +222,24 @@ class R2:
         return (1 - error / torch.where(variation > 0, variation, torch.nan)).mean().item()
 
 
+class Perplexity:
+    """The perplexity of a language model: the exponential of the mean cross entropy of a token, at least 1.
+
+    logits [n, T, tokens], targets int64 [n, T].
+    """
+
+    size = 2
+
+    def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return [cross entropy, tokens], float64."""
+        loss = torch.nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="sum")
+        return torch.stack([loss.double(), torch.full_like(loss, targets.numel(), dtype=torch.float64)])
+
+    def value(self, sums: torch.Tensor) -> float:
+        """Return the perplexity; NaN without tokens."""
+        return (sums[0] / sums[1]).exp().item()
+
+
 class ConfusionMatrix:
     """The confusion matrix; its value is the mean of the classes' accuracies (balanced accuracy).
 

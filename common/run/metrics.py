@@ -65,6 +65,7 @@ class Log:
         self._warnings: set[str] = set()
         self._profiled: list[float] = []  # with --prof: the times of the two reports
         self._class_names: tuple[str, ...] = ()
+        self._unit = "images", 1  # what is counted for the speed, and how many a sample has
         self._result = "test_accuracy=nan"
         self._trains = False  # whether the job reports steps, and not only epochs of loading
         self._end_lap("set-up")
@@ -114,13 +115,15 @@ class Log:
     def print_data(self, train_set: Any, test_set: Any) -> None:
         """Print the sizes of the data sets and their source.
 
-        The class names of the training set, if it has any, are written to classes.json. The time until now
-        counts as loading data. Raises BadInput if a data set is not map-style.
+        The class names of the training set, if it has any, are written to classes.json. Its attribute `unit`,
+        such as ("tokens", 128), is what the log counts per second, and how many a sample has (default:
+        samples). The time until now counts as loading data. Raises BadInput if a data set is not map-style.
         """
         self._end_lap("data loading")
         check_map_style(train_set)
         check_map_style(test_set)
         self._class_names = class_names_of(train_set)
+        self._unit = getattr(train_set, "unit", ("samples", 1))
         source = getattr(train_set, "source", type(train_set).__name__)
         self.info(f"data train={len(train_set)} test={len(test_set)} source={source}")
 
@@ -170,6 +173,7 @@ class Log:
         elapsed, data_time = now - self._since, waited - self._waited
         self._since, self._waited = now, waited
         loss = loss_sum / (count or math.nan)  # count is 0 if all steps were skipped
+        unit, per_sample = self._unit
         if self._bar:
             self._bar.set_postfix(loss=_short(loss), refresh=False)
             self._bar.update(step - self._bar.n)
@@ -178,7 +182,7 @@ class Log:
             loss=loss,
             **_accuracy("acc", correct, count),
             lr=_rate_of(self.optimizer.param_groups[0]),
-            images_per_s=count / elapsed,
+            **{f"{unit}_per_s": count * per_sample / elapsed},
             data_time=data_time,
             compute_time=elapsed - data_time,
             memory_mb=peak_memory(),

@@ -36,6 +36,8 @@ class ImageSet:
     class_names: tuple[str, ...] = ()
     reflect: bool = False
 
+    unit = "images", 1  # what a log counts per second, and how many an item has
+
     def __len__(self) -> int:
         return len(self.images)
 

@@ -1,10 +1,11 @@
 """Write a project of your own: a job, a test, and the files that a platform needs.
 
-    python -m launch new FOLDER [--ddp] [--amp] [--exact] [--copy]
+    python -m launch new FOLDER [--text] [--ddp] [--amp] [--exact] [--copy]
     cd FOLDER && python -m pytest tests
     python -m launch new --receipt FOLDER       only receipt.py, for a loop of your own (guides/receipts.md)
 
     jobs/train.py       jobs/train_own.py of Bootfile: your data, model, loss and step are in its blocks.
+                        --text: those of jobs/train_text.py, a language model.
                         --ddp adds the blocks for one process per GPU, --amp those for mixed precision,
                         --exact those for the same bits on 1, 2, 4 or 8 processes (guides/exact.md)
     tests/              trains a few steps, kills, resumes, and compares samples and weights
@@ -32,19 +33,19 @@ _FILES = {  # file of the template: its path in the project
     "test_train.py": "tests/test_train.py", "job.toml": "job.toml", "README.md": "README.md",
     "gitignore": ".gitignore",
 }  # fmt: skip
-_ONLY_DDP = "  # only with --ddp"  # ends a line of the template
+_ONLY = re.compile(r"  # only with --(\w+)$")  # ends a line of the template
 # Beginnings of lines for the data set of train.py, which the blocks of train_own.py replace.
 _UNUSED = ("from datasets.loaders.engines.memory import ", "from datasets.memory import image_set")
 _STEP = re.compile(r"(?<=in train_loader:\n).*?(?=^            scheduler\.step)", re.MULTILINE | re.DOTALL)
 _DOCSTRING = '''"""Train your own model on your own data.
 
-    python jobs/train.py --epochs 100 --batch_size 32 --lr 0.01{example}
+    python jobs/train.py --epochs {epochs} --batch_size 32 --lr {lr}{example}
     python -m pytest tests    trains a few steps, kills, resumes, compares
 
-Change the blocks "your options", "your data", "your model", "your loss" and "your step". They are those of
-Bootfile's jobs/train_own.py{others}.
+Change the blocks: they are those of Bootfile's jobs/{others}.
 """
 '''
+_RATES = {"train_own.py": {"epochs": "100", "lr": "0.01"}, "train_text.py": {"epochs": "5", "lr": "0.001"}}
 
 
 def main(arguments: list[str]) -> int:
@@ -53,6 +54,7 @@ def main(arguments: list[str]) -> int:
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="a new or an empty folder")
     add("--receipt", action="store_true", help="write only receipt.py, into a new folder or one of yours")
+    add("--text", action="store_true", help="a language model: the blocks of jobs/train_text.py")
     add("--ddp", action="store_true", help="add the blocks of jobs/train_ddp.py")
     add("--amp", action="store_true", help="add the blocks of jobs/train_amp.py")
     add("--exact", action="store_true", help="add the blocks of train_ddp.py and train_exact.py")
@@ -60,6 +62,8 @@ def main(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     if args.exact and args.amp:
         raise BadInput("--exact and --amp exclude each other: both replace the line of the evaluation")
+    if args.text and (args.exact or args.amp):
+        raise BadInput("--text excludes --exact and --amp: they replace lines of the same step")
     folder = Path(args.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -82,26 +86,27 @@ def _write_receipt(path: Path) -> None:
     print(f"wrote {path}\nnext: from receipt import Receipt; its first lines show how a loop uses it")
 
 
-def make_job(ddp: bool, amp: bool, exact: bool = False) -> str:
+def make_job(ddp: bool, amp: bool, exact: bool = False, text: bool = False) -> str:
     """Return the text of a project's jobs/train.py. Raises BadInput if a job of Bootfile is missing."""
-    names = ["train_own.py", *["train_ddp.py"] * ddp, *["train_amp.py"] * amp]
+    own = "train_text.py" if text else "train_own.py"
+    names = [own, *["train_ddp.py"] * ddp, *["train_amp.py"] * amp]
     base, *variants = (_read(f"jobs/{name}") for name in ("train.py", *names))
     [step], [own_step] = _STEP.findall(base), _STEP.findall(variants[0])
-    variants[0] = variants[0].replace(own_step, step)  # another variant may have its own
+    if not text:
+        variants[0] = variants[0].replace(own_step, step)  # another variant may have its own
     combined = blocks.combine(base, *variants)
     if exact:  # its base is train_ddp.py
         names.append("train_exact.py")
         variant = _read(f"jobs/{names[-1]}")
         combined = blocks.combine(variants[1], combined, variant, tag="新增")
-    combined = _STEP.sub(
-        lambda step: _mark(step[0], own_step.split("\n")[0]), blocks.without_replaced(combined)
-    )
+    combined = blocks.without_replaced(combined)
+    if not text:
+        combined = _STEP.sub(lambda step: _mark(step[0], own_step.split("\n")[0]), combined)
     lines = blocks.without_docstring(blocks.renumber(combined)).split("\n")
     for start in _UNUSED:
         lines.remove(next(line for line in lines if line.startswith(start)))
     example = "\n    python jobs/train.py --processes_per_node 2    two processes on the CPU" if ddp else ""
-    others = "".join(f" and {name}" for name in names[1:])
-    return _DOCSTRING.format(example=example, others=others) + "\n".join(lines)
+    return _DOCSTRING.format(example=example, others=" and ".join(names), **_RATES[own]) + "\n".join(lines)
 
 
 def _mark(step: str, mark: str) -> str:
@@ -111,15 +116,23 @@ def _mark(step: str, mark: str) -> str:
 
 
 def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
-    job = make_job(ddp, args.amp, args.exact)
+    job = make_job(ddp, args.amp, args.exact, args.text)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name)[:64]
+    given = [option for option, is_given in (("ddp", ddp), ("text", args.text)) if is_given]
+    values = {"name": name, **_RATES["train_text.py" if args.text else "train_own.py"]}
     for part in ("jobs", "tests"):
         (folder / part).mkdir()
     (folder / "jobs/train.py").write_text(job, encoding="utf-8")
     shutil.copyfile(_HOME / "requirements.txt", folder / "requirements.txt")
     for source, target in _FILES.items():
-        lines = _read(f"launch/new/template/{source}").replace("@name@", name).split("\n")
-        kept = [line.removesuffix(_ONLY_DDP) for line in lines if ddp or not line.endswith(_ONLY_DDP)]
+        text = re.sub(
+            "@(name|epochs|lr)@", lambda match: values[match[1]], _read(f"launch/new/template/{source}")
+        )
+        kept = [
+            _ONLY.sub("", line)
+            for line in text.split("\n")
+            if not (only := _ONLY.search(line)) or only[1] in given
+        ]
         (folder / target).write_text("\n".join(kept), encoding="utf-8")
     for room in ("common", "datasets", "launch"):
         if args.copy:
@@ -127,10 +140,7 @@ def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
         else:
             (folder / room).symlink_to(_HOME / room, target_is_directory=True)
     print(f"wrote {folder}: jobs/train.py, tests/test_train.py, job.toml, requirements.txt, README.md")
-    print(
-        f"next: cd {shlex.quote(str(folder))}; python -m pytest tests; then change the blocks `your data`, "
-        "`your model`, `your loss` and `your step` of jobs/train.py"
-    )
+    print(f"next: cd {shlex.quote(str(folder))}; python -m pytest tests; then change the blocks of the job")
 
 
 def _read(path: str) -> str:

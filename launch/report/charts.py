@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from common.ground.exits import import_optional
-from launch.report.runs import Run
+from launch.report.runs import UNITS, Run
 
 matplotlib = import_optional("matplotlib", "the charts need matplotlib")
 figure_module = import_optional("matplotlib.figure", "the charts need matplotlib", "matplotlib")
@@ -28,7 +28,7 @@ _MOST_MARKS = 60
 _CHARTS = (  # heading, figure of training, figure of validation
     ("Loss", "loss", "val_loss"),
     ("Accuracy", "acc", "val_acc"),
-    ("Images per second", "images_per_s"),
+    *((f"{unit.capitalize()} per second", f"{unit}_per_s") for unit in UNITS),
     ("Learning rate", "lr"),
 )
 

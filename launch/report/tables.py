@@ -10,7 +10,7 @@ from common.ground.exits import BadInput
 from datasets.sampling import receipt
 from launch.explain import format_time
 from launch.receipt import compare
-from launch.report.runs import SPLIT, Run
+from launch.report.runs import SPLIT, UNITS, Run
 
 NONE = "–"
 _MOST_ROWS = 200  # of a table of epochs
@@ -39,8 +39,7 @@ def _final(run: Run) -> dict[str, str]:
     accuracies = {step: accuracy for step, accuracy in evaluations if math.isfinite(accuracy)}
     best = max(accuracies, key=lambda step: accuracies[step], default=0)
     metrics = [name for name in run.figures if name.startswith("val_") and name not in _USUAL]
-    rates = run.figures["images_per_s"][1] if "images_per_s" in run.figures else np.empty(0)
-    rates = rates[~np.isnan(rates)]
+    rates = {unit: run.figures[name][1] for unit in UNITS if (name := f"{unit}_per_s") in run.figures}
     again = sum(start.lost_step - start.step for start in run.starts if math.isfinite(start.lost_step))
     begun, reports = [start.begun for start in run.starts[:1]], [*run.times[1]]
     first = min(begun + reports[:1], default=math.nan)
@@ -54,7 +53,7 @@ def _final(run: Run) -> dict[str, str]:
         **{f"{name}, last": format_number(run.last(name)) for name in metrics},
         "training accuracy": format_percent(run.last("acc")),
         "training loss": format_number(run.last("loss")),
-        "images per second, median": format_number(float(np.median(rates))) if len(rates) else NONE,
+        **{f"{unit} per second, median": format_number(np.nanmedian(rate)) for unit, rate in rates.items()},
         **{
             name: f"{format_duration(seconds)} ({seconds / split.sum():.1%})" if split.any() else NONE
             for name, seconds in zip(SPLIT, split, strict=True)

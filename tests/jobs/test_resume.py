@@ -35,8 +35,11 @@ ONE = ("jobs/train.py", *DATA)
 
 def figures(output) -> list[dict]:
     """Return the records of metrics.jsonl without times."""
-    clocks = ("time", "data_time", "compute_time", "images_per_s", "memory_mb")
-    return [{name: line[name] for name in line if name not in clocks} for line in records(output)]
+    clocks = ("time", "data_time", "compute_time", "memory_mb")
+    return [
+        {name: line[name] for name in line if name not in clocks and not name.endswith("_per_s")}
+        for line in records(output)
+    ]
 
 
 def weights(output, name="epoch_3.pth") -> dict[str, torch.Tensor]:

@@ -13,7 +13,9 @@ from tests.support.packed import listed
 from tests.support.simulated import rows
 
 
-@pytest.mark.parametrize("options", [(), ("--ddp", "--amp", "--copy"), ("--exact",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "options", [(), ("--ddp", "--amp", "--copy"), ("--exact",), ("--text", "--ddp")], ids=" ".join
+)
 def test_a_new_project_works_at_once(options, tmp_path):
     folder = tmp_path / "my project"
     run("-m", "launch", "new", folder, *options)
@@ -22,7 +24,7 @@ def test_a_new_project_works_at_once(options, tmp_path):
     assert "1 passed" in run("-m", "pytest", "tests", timeout=300, **here).stdout
     result = run("-m", "ruff", "check", "--isolated", "--select=F,E9", "jobs", "tests", **here)
     assert "All checks passed" in result.stdout
-    if "--ddp" in options:
+    if "--amp" in options:
         job = ("jobs/train.py", "--", "--max_steps=2", "--batch_size=32")
         simulated = rows(run("-m", "launch", "simulate", "--nodes=2", *job, **here).stdout)
         assert {row.meaning for row in simulated.values()} == {"done"} and len(simulated) == 2
@@ -68,9 +70,19 @@ def test_the_blocks_are_numbered_and_the_job_explains_itself(ddp, amp, exact):
     assert "# - " not in job and ("train_ddp.py" in job) == ddp and ("train_amp.py" in job) == amp
 
 
-def test_exact_and_amp_exclude_each_other(tmp_path):
-    with pytest.raises(BadInput, match="--exact and --amp exclude each other"):
-        main([str(tmp_path / "project"), "--exact", "--amp"])
+def test_a_language_model_for_several_processes():
+    job = make_job(ddp=True, amp=False, text=True)
+    marks = re.findall(r"^ *### (\S+) \(.*\) (\d+)/(\d+), ", job, re.MULTILINE)
+    numbers = [(tag, int(k), int(n)) for tag, k, n in marks[::2]]
+    assert {("新增", k, 8) for k in range(1, 9)} | {("分布式改造", k, 6) for k in range(1, 7)} == {*numbers}
+    assert not re.search(r"image|--(dataset|custom_data)|# - ", job)
+
+
+@pytest.mark.parametrize("options", [("--exact", "--amp"), ("--text", "--amp"), ("--text", "--exact")])
+def test_options_that_exclude_each_other(options, tmp_path):
+    with pytest.raises(BadInput, match=options[0]):
+        main([str(tmp_path / "project"), *options])
+    assert not (tmp_path / "project").exists()
 
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path):

@@ -8,7 +8,16 @@ from datasets.sampling import receipt
 from tests.conftest import ROOT
 
 # `states` holds the digests that were ready at the time of a report; state.jsonl holds all of them
-_OF_TIME = {"time", "images_per_s", "data_time", "compute_time", "memory_mb", "states"}
+_OF_TIME = {
+    "time",
+    "images_per_s",
+    "samples_per_s",
+    "tokens_per_s",
+    "data_time",
+    "compute_time",
+    "memory_mb",
+    "states",
+}
 
 
 def facts(output: Path) -> dict:

@@ -12,6 +12,7 @@ import torch
 PROJECT = Path(__file__).resolve().parents[1]
 OPTIONS = ["--max_steps=12", "--batch_size=32", "--report_every=1", "--save_every=4"]
 OPTIONS += ["--processes_per_node=2"]  # only with --ddp
+OPTIONS += [f"--data_url={PROJECT / 'common'}"]  # only with --text
 
 
 def train(output_dir: Path, kill_at: int | None = None) -> str:

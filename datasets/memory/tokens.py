@@ -1,0 +1,113 @@
+"""Texts as windows of tokens for a language model.
+
+A token is a byte of a text, or a number of nanoGPT's files train.bin and val.bin (uint16).
+"""
+
+import functools
+import hashlib
+import os
+import sysconfig
+from typing import Any
+
+import numpy as np
+import torch
+
+from common.ground.exits import BadInput
+from common.ground.files import opener
+from datasets.files import local_folder
+
+_BINS = "train.bin", "val.bin"
+_TEXTS = (".txt", ".md", ".py", ".json", ".jsonl", ".html", ".xml", ".csv", ".c", ".h", ".cpp", ".js", ".rst")
+_LIBRARY = sysconfig.get_path("stdlib")
+_VALIDATED = 0.1  # share of the tokens, at the end
+
+
+class TokenWindows(torch.utils.data.Dataset):
+    """Windows of `context` tokens. An item is (tokens, the same places one token later), int64 [context].
+
+    tokens: uint8 or uint16 [n], n > 2 * context; a file of any size may be mapped. shift: a window begins at
+    a random place of its part, another one in each epoch; otherwise the parts of the text follow each other.
+    vocabulary: number of different tokens. source: text for users about the origin of the tokens.
+    """
+
+    def __init__(self, tokens: np.ndarray, context: int, vocabulary: int, source: str, shift: bool):
+        self.tokens, self.context, self.vocabulary = tokens, context, vocabulary
+        self.source, self.shift = source, shift
+        self.unit = "tokens", context  # a log counts them
+
+    def __len__(self) -> int:
+        return (len(self.tokens) - 1) // self.context - self.shift
+
+    def __getitem__(self, id: int) -> tuple[torch.Tensor, torch.Tensor]:
+        start = id * self.context + (int(torch.randint(self.context, ())) if self.shift else 0)
+        window = torch.from_numpy(self.tokens[start : start + self.context + 1].astype(np.int64))
+        return window[:-1], window[1:]
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """A digest of the tokens and the length of the windows, 32 hex digits."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.tokens))
+        digest.update(repr((self.tokens.dtype.str, self.context, self.shift)).encode())
+        return digest.hexdigest()[:32]
+
+    def text(self, tokens: torch.Tensor) -> str:
+        """Return tokens as text: bytes as UTF-8, the numbers of a tokenizer as they are."""
+        if self.tokens.dtype == np.uint8:
+            return bytes(tokens.tolist()).decode("utf-8", errors="replace")
+        return " ".join(map(str, tokens.tolist()))
+
+
+def load(data_url: str | None, context: int) -> tuple[TokenWindows, TokenWindows]:
+    """Return the training set and the test set.
+
+    data_url: a text, a folder of texts, a folder with nanoGPT's train.bin and val.bin, or a folder's URL.
+    None: modules of Python's standard library on this machine (4.7 MB). Of texts, the last tenth is the test
+    set. Raises BadInput.
+    """
+    is_file = data_url is not None and os.path.isfile(data_url)
+    folder = _LIBRARY if data_url is None else data_url if is_file else local_folder(data_url)
+    if not is_file and any(os.path.exists(os.path.join(folder, name)) for name in _BINS):
+        train, test = (_map(os.path.join(folder, name)) for name in _BINS)
+        largest = max(int(train.max()), int(test.max()))
+        vocabulary, source = -(-(largest + 1) // 64) * 64, folder  # a multiple of 64 is faster
+    else:
+        paths = [folder] if is_file else _find_texts(folder)
+        tokens = np.frombuffer(b"\n".join(map(_read, paths)), np.uint8)
+        split = round(len(tokens) * (1 - _VALIDATED))
+        train, test, vocabulary = tokens[:split], tokens[split:], 256
+        source = "modules of Python's standard library" if data_url is None else folder
+    for part, name in ((train, "training"), (test, "test")):
+        if len(part) <= 2 * context:
+            raise BadInput(
+                f"{source}: {len(part)} tokens for {name}, expected more than 2 * --context {context}"
+            )
+    make: Any = functools.partial(TokenWindows, context=context, vocabulary=vocabulary, source=source)
+    return make(train, shift=True), make(test, shift=False)
+
+
+def _find_texts(folder: str) -> list[str]:
+    """Return the paths of the texts in a folder and below it, in the order of their names. Of the standard
+    library these are the modules at the top: the folders also hold what was installed later."""
+    paths = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if folder != _LIBRARY)
+        paths += [os.path.join(parent, name) for name in sorted(names) if name.endswith(_TEXTS)]
+    if not paths:
+        raise BadInput(f"{folder}: expected texts ({', '.join(_TEXTS)}) or {' and '.join(_BINS)}")
+    return paths
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb", opener=opener) as file:
+            return file.read()
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+
+
+def _map(path: str) -> np.ndarray:
+    """Return the numbers in one of nanoGPT's files without reading it into memory."""
+    try:
+        return np.memmap(path, "<u2", mode="r")
+    except (OSError, ValueError) as error:  # ValueError: its size is odd or 0
+        raise BadInput(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error

@@ -1,0 +1,125 @@
+"""train_text.py: a language model that is resumed exactly, on any form of data."""
+
+import os
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from common.compute.gpt import GPT, generate
+from common.ground.exits import BadInput
+from common.run.evaluation import Perplexity
+from datasets.memory import tokens
+from datasets.sampling import receipt
+from launch.new.cli import make_job
+from tests.conftest import ROOT, finish, read_until, records, run, run_ranks, start_ranks
+from tests.jobs.test_resume import figures, same_weights, weights
+
+TEXTS = ROOT / "datasets" / "memory"
+OPTIONS = (f"--data_url={TEXTS}", "--layers=1", "--heads=2", "--width=16", "--context=32", "--epochs=3",
+           "--dropout=0.1", "--accumulate=2", "--batch_size=64", "--report_every=1", "--save_every=3",
+           "--warmup=9", "--lr=0.01")  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_killed_run_continues_exactly(ranks, tmp_path):
+    job = ROOT / "jobs" / "train_text.py"
+    if ranks > 1:
+        job = tmp_path / "jobs" / "train.py"
+        job.parent.mkdir()
+        job.write_text(make_job(ddp=True, amp=False, text=True), encoding="utf-8")
+        for room in ("common", "datasets"):
+            (tmp_path / room).symlink_to(ROOT / room)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    printed = run_ranks(job, *OPTIONS, f"--output_dir={whole}", ranks=ranks)[0].stdout
+    assert "\n| " in printed and "image" not in printed  # the text that the model wrote
+    processes = start_ranks(job, *OPTIONS, f"--output_dir={killed}", ranks=ranks)
+    read_until(processes[0], r"^epoch=1 step=8 loss")  # step 6 is saved after step 3 is on disk
+    for process in processes:
+        process.kill()
+    for process in processes:
+        finish(process, None)
+    again = run_ranks(job, *OPTIONS, f"--output_dir={killed}", ranks=ranks)[0].stdout
+    assert re.search(r"resumed from .* step \d+ of \d+", again)
+    assert same_weights(weights(killed), weights(whole)) and figures(killed) == figures(whole)
+    assert (killed / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
+
+    lines = records(whole)
+    last = [line for line in lines if "val_loss" in line][-1]
+    assert last["val_perplexity"] == pytest.approx(np.exp(last["val_loss"]), rel=1e-5)
+    assert lines[0]["loss"] == pytest.approx(np.log(256), rel=0.02) and last["val_loss"] < lines[0]["loss"]
+    assert {"tokens_per_s"} == {name for line in lines for name in line if name.endswith("_per_s")}
+    page = tmp_path / "report.html"
+    run("-m", "launch", "report", whole, "--to", page)
+    assert "Tokens per second" in page.read_text(encoding="utf-8")
+
+
+def test_forms_of_data(tmp_path):
+    text = ("The cat sat on the mat, and so on. " * 20).encode()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "text").write_bytes(text)
+    (tmp_path / "a" / "one.txt").write_bytes(text)
+    (tmp_path / "a" / "image.png").write_bytes(b"\0" * 999)
+    file, folder = (tokens.load(str(tmp_path / name), 8) for name in ("text", "a"))
+    assert file[0].fingerprint == folder[0].fingerprint != file[1].fingerprint
+    assert file[0].text(file[0].tokens[:7]) == "The cat" and file[0].vocabulary == 256
+
+    numbers = np.arange(500, dtype=np.uint16) * 100
+    for name, part in (("train.bin", numbers), ("val.bin", numbers[:100])):
+        part.tofile(tmp_path / "a" / name)
+    train, test = tokens.load(str(tmp_path / "a"), 8)
+    assert train.vocabulary == 49_920 and len(test) == 99 // 8
+    inputs, following = test[1]
+    assert inputs.tolist() == numbers[8:16].tolist() and following.tolist() == numbers[9:17].tolist()
+    starts = {int(train[len(train) - 1][0][0]) for _ in range(200)}
+    assert len(starts) == 8 and max(starts) <= numbers[-9]
+    assert test.text(inputs[:2]) == "800 900"
+
+
+@pytest.mark.parametrize("case", ["short", "fifo", "odd", "no val.bin", "no texts", "missing"])
+def test_data_that_cannot_be_used(case, tmp_path):
+    path, folder = tmp_path / "file.txt", str(tmp_path)
+    if case == "short":
+        path.write_text("A few words.")
+    elif case == "fifo":
+        os.mkfifo(path)
+    elif case in ("odd", "no val.bin"):
+        (tmp_path / "train.bin").write_bytes(b"12345"[: 5 if case == "odd" else 4])
+    elif case == "missing":
+        folder = str(tmp_path / "nothing")
+    with pytest.raises(BadInput, match=folder):
+        tokens.load(folder, 8)
+
+
+def test_bad_options_end_before_the_first_step():
+    for option in ("--heads=3", "--dropout=1", "--context=99999"):
+        error = run("jobs/train_text.py", f"--data_url={TEXTS}", "--width=16", option, code=2).stderr
+        assert option.partition("=")[2] in error and error.count("\n") == 1
+
+
+def test_a_token_is_predicted_from_those_before_it():
+    torch.manual_seed(0)
+    model = GPT(64, 16, layers=2, heads=2, width=16).eval()
+    text = torch.randint(64, (1, 16))
+    other = text.clone()
+    other[0, 9:] = (other[0, 9:] + 1) % 64
+    first, second = model(text), model(other)
+    assert torch.equal(first[0, :9], second[0, :9]) and not torch.equal(first[0, 9:], second[0, 9:])
+    assert model.head.weight is model.tokens.weight
+
+
+def test_writing_does_not_change_the_random_numbers_of_the_training():
+    model = GPT(64, 16, dropout=0.5)
+    state = torch.random.get_rng_state()
+    first, second = (generate(model, torch.zeros(1, dtype=torch.int64), 20, 16, seed=1) for _ in range(2))
+    assert torch.equal(first, second) and len(first) == 20 and model.training
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_perplexity_of_batches_adds_up():
+    logits, targets = torch.randn(6, 5, 9), torch.randint(9, (6, 5))
+    metric = Perplexity()
+    total = metric.sums(logits[:2], targets[:2]) + metric.sums(logits[2:], targets[2:])
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    assert metric.value(total) == pytest.approx(loss.exp().item(), rel=1e-5)
