@@ -124,8 +124,8 @@ def main() -> None:
 
     matrices = [each for each in model.parameters() if each.ndim > 1]
     others = [each for each in model.parameters() if each.ndim <= 1]
-    groups = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     recipe = models.FUSED[device.type] | {"betas": (0.9, 0.99), "weight_decay": args.weight_decay}
+    groups: list[dict] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, **recipe)
 
     def share_of_peak(step: int) -> float:

@@ -4,7 +4,6 @@ A token is a byte of a text, or a number of nanoGPT's files train.bin and val.bi
 """
 
 import functools
-import hashlib
 import os
 import sysconfig
 from typing import Any
@@ -42,13 +41,6 @@ class TokenWindows(torch.utils.data.Dataset):
         start = id * self.context + (int(torch.randint(self.context, ())) if self.shift else 0)
         window = torch.from_numpy(self.tokens[start : start + self.context + 1].astype(np.int64))
         return window[:-1], window[1:]
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """A digest of the tokens and the length of the windows, 32 hex digits."""
-        digest = hashlib.sha256(np.ascontiguousarray(self.tokens))
-        digest.update(repr((self.tokens.dtype.str, self.context, self.shift)).encode())
-        return digest.hexdigest()[:32]
 
     def text(self, tokens: torch.Tensor) -> str:
         """Return tokens as text: bytes as UTF-8, the numbers of a tokenizer as they are."""

@@ -62,7 +62,7 @@ def test_forms_of_data(tmp_path):
     (tmp_path / "a" / "one.txt").write_bytes(text)
     (tmp_path / "a" / "image.png").write_bytes(b"\0" * 999)
     file, folder = (tokens.load(str(tmp_path / name), 8) for name in ("text", "a"))
-    assert file[0].fingerprint == folder[0].fingerprint != file[1].fingerprint
+    assert [part.tokens.tobytes() for part in file] == [part.tokens.tobytes() for part in folder]
     assert file[0].text(file[0].tokens[:7]) == "The cat" and file[0].vocabulary == 256
 
     numbers = np.arange(500, dtype=np.uint16) * 100
