@@ -35,7 +35,9 @@ def resnet18(channels: int = 3, classes: int = 10, width: int = 64) -> nn.Module
 
     Input float [N, channels, H, W], output logits [N, classes]. 11,173,962 parameters for 3 channels and 10
     classes. Their names are those of the ModelArts sample, so --weights loads its files. Source: K. He et
-    al., "Deep Residual Learning for Image Recognition", CVPR 2016, with the stem of its CIFAR networks.
+    al., "Deep Residual Learning for Image Recognition", CVPR 2016, with the stem of its CIFAR networks. The
+    last BatchNorm of each block begins with the weight 0 (P. Goyal et al., arXiv:1706.02677): otherwise the
+    first epochs of a short training evaluate worse than chance.
     """
     if width > _WIDEST:
         raise BadInput(f"--width {width} is more than {_WIDEST} channels")
@@ -258,12 +260,14 @@ class _ResNet(nn.Module):
 class _Block(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int):
         super().__init__()
+        last = nn.BatchNorm2d(outputs)
+        nn.init.zeros_(last.weight)  # the block begins as its shortcut
         self.residual_function = nn.Sequential(
             _convolution(inputs, outputs, 3, stride),
             nn.BatchNorm2d(outputs),
             nn.ReLU(inplace=True),
             _convolution(outputs, outputs, 3),
-            nn.BatchNorm2d(outputs),
+            last,
         )
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
