@@ -72,7 +72,7 @@ class Checkpointer:
             state["criterion"] = criterion
         self._state = RunState(args, state)
         self.add(**objects)
-        self._saver = Saver(self.output.folder, args.keep, log.info)
+        self._saver = Saver(self.output.folder, args.keep, log.info, self._state.is_sharded)
         log.states = self._saver.digests
         self._mirror: Any = None
         self._writes = not output.writes_nothing(args)
@@ -182,7 +182,7 @@ class Checkpointer:
         self._note(self._guard.settle())
         if self._state.bad_in_a_row and not self._stop:
             return
-        if ranks.is_first():
+        if ranks.is_first() or self._state.is_sharded:
             if self._stop:
                 self._saver.check(wait=True)  # a write that failed is tried again
             self._saver.save_checkpoint(
@@ -220,7 +220,7 @@ class Checkpointer:
             return
         score = self.log.metrics.score(val_sums)
         self._state.note(score, self.log.metrics.best_of)
-        if not ranks.is_first():
+        if not ranks.is_first() and not self._state.is_sharded:
             return
 
         def keep_best(tensors: dict) -> None:
@@ -266,8 +266,8 @@ class Checkpointer:
             except BadInput as refused:
                 error = refused
         barrier.wait_for_all("checkpoint", "to restore a checkpoint", error)
-        state = ranks.broadcast_object(state)
-        if state and not ranks.is_first():
+        state = self._state.broadcast(state)
+        if state and (self._state.is_sharded or not ranks.is_first()):
             self._state.restore(state)
         given = self.args.weights
         if state and given:

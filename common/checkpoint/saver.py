@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from common.checkpoint import digest, files
+from common.distributed import ranks, sharding
 from common.ground.exits import BadInput
 from common.ground.files import explain_write, sweep
 
@@ -22,13 +23,14 @@ class Saver:
     folder: the output folder.
     keep: the number of newest checkpoints to keep.
     log: called with one line to print.
+    is_sharded: whether save_checkpoint() and save_weights() are called on every rank, to gather the state.
     saved: called with the step of each new checkpoint, in the background.
 
     `durable` is the step of the last checkpoint that is on the disk.
     """
 
-    def __init__(self, folder: str, keep: int, log: Callable[[str], object]):
-        self.folder, self.keep, self.log = folder, keep, log
+    def __init__(self, folder: str, keep: int, log: Callable[[str], object], is_sharded: bool = False):
+        self.folder, self.keep, self.log, self.is_sharded = folder, keep, log, is_sharded
         self.saved: Callable[[int], object] = lambda step: None
         self.checkpoints = os.path.join(folder, "checkpoints")
         self.step = self.durable = 0  # of the last checkpoint that was submitted; of the last on the disk
@@ -51,7 +53,7 @@ class Saver:
         is_planned: false if it is saved only because the run stops; digests() does not return it then,
         because an uninterrupted run does not have it.
         """
-        if self.step != step:
+        if self._agree(self.step != step):
             self.step = step
             write = lambda state: self._write_checkpoint(state, run, is_planned)  # noqa: E731
             self._submit(files.name_of(step), capture, write)
@@ -76,7 +78,7 @@ class Saver:
         def capture() -> dict:
             # The keys are those of a checkpoint, so both use the same host memory for the copy.
             state = {"objects": objects()}
-            if self._digested == step:
+            if not self._agree(self._digested != step):
                 state["objects"] = {} if model else {"model": state["objects"]["model"]}
             return state | ({"weights": model.state_dict()} if model else {})
 
@@ -91,7 +93,7 @@ class Saver:
             files.write_weights(os.path.join(self.folder, name), tensors)
             and_then(tensors)
 
-        if name or self._digested != step:
+        if name or self._agree(self._digested != step):
             self._submit(name, capture, write)
 
     def digests(self) -> list[tuple[int, str]]:
@@ -139,10 +141,16 @@ class Saver:
         self._name = name or digest.FILE
         self._digest_done.clear()
         try:
-            self._write = self._pool.submit(run, self._copies.make(capture()))
+            copy = self._copies.make(capture())
+            if ranks.is_first():
+                self._write = self._pool.submit(run, copy)
         except (RuntimeError, MemoryError, OSError) as error:  # no memory for the copy, or no thread
             self._digest_done.set()
             self._report(error)
+
+    def _agree(self, decision: bool) -> bool:
+        """Return rank 0's decision: only rank 0 knows which writes have failed."""
+        return ranks.broadcast_object(decision) if self.is_sharded else decision
 
     def _digest(self, step: int, objects: dict, is_planned: bool = True, is_saved: bool = False) -> None:
         """Write the digest of the state after `step` steps, before its checkpoint is on the disk: then a run
@@ -198,7 +206,8 @@ class HostCopies:
         self._buffers: dict[tuple, torch.Tensor] = {}
 
     def make(self, state: dict) -> dict:
-        """Return a copy of nested dictionaries, lists and tuples of tensors and plain types."""
+        """Return a copy of nested dictionaries, lists and tuples of tensors and plain types. If tensors are
+        sharded, call it on every rank; only rank 0 has a copy."""
         copy = self._copied(state, ())
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()  # the copies from the device have arrived
@@ -206,7 +215,8 @@ class HostCopies:
 
     def _copied(self, value: Any, place: tuple) -> Any:
         if isinstance(value, torch.Tensor):
-            return self._buffer(value, place).copy_(value, non_blocking=True)
+            whole = sharding.full(value)
+            return self._buffer(whole, place).copy_(whole, non_blocking=True) if ranks.is_first() else None
         if isinstance(value, dict):
             return {key: self._copied(each, (*place, key)) for key, each in value.items()}
         if isinstance(value, list | tuple):

@@ -1,0 +1,109 @@
+"""train_fsdp.py has the data, losses and checkpoints of train_ddp.py, and its states move between processes."""
+
+import signal
+
+import pytest
+import torch
+
+from common.checkpoint import digest
+from common.checkpoint import files as checkpoint
+from common.distributed import sharding
+from common.ground.exits import BadInput
+from datasets.sampling import receipt
+from tests.conftest import QUICK, losses, records, run, run_ranks
+from tests.support.exact import changed, facts
+
+JOB = "jobs/train_fsdp.py"
+SMALL = (*QUICK, "--batch_size=32", "--max_steps=6", "--save_every=2", "--report_every=1", "--lr=0.02")
+STEP = "            step += 1\n"
+KILLED = (STEP, STEP + "            if step == int(os.environ.get('KILL_AT', 0)):\n"
+          "                os.kill(os.getpid(), int(os.environ['KILL_BY']))\n")  # fmt: skip
+SGD = "optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, **recipe)"
+ADAMW = (SGD, "optimizer = torch.optim.AdamW(model.parameters(), lr=0.002, fused=True)")
+
+
+def test_losses_are_those_of_train_on_1_2_and_4_processes(tmp_path):
+    """In double precision, so that only errors in the computation remain (see tests/support/float64.py)."""
+    for name, ranks in (("train", 1), ("train_fsdp", 1), ("train_fsdp", 2), ("train_fsdp", 4)):
+        command = ("-m", "tests.support.float64", f"jobs/{name}.py", *SMALL, "--max_steps=12")
+        run_ranks(*command, f"--output_dir={tmp_path / f'{name}{ranks}'}", ranks=ranks)
+    expected = losses(tmp_path / "train1")
+    assert len(expected) == 12 and max(expected) - min(expected) > 0.1, "the loss does not change"
+    for ranks in (1, 2, 4):
+        output = tmp_path / f"train_fsdp{ranks}"
+        assert losses(output) == pytest.approx(expected, abs=1e-5)
+        assert (output / receipt.FILE).read_bytes() == (tmp_path / "train1" / receipt.FILE).read_bytes()
+
+
+def test_a_state_moves_between_jobs_and_1_2_and_4_processes_without_a_changed_bit(tmp_path):
+    """A run that is resumed at its last step only evaluates, and writes the digest of what it has loaded."""
+    run("jobs/train.py", *SMALL, f"--output_dir={tmp_path / '0'}")
+    expected = digest.read(str(tmp_path / "0"))[6]
+    assert any("momentum_buffer" in name for name in expected["parts"])
+    path = tmp_path / "0" / "checkpoints" / "step_6.pt"
+    for number, ranks in enumerate((2, 4, 1), start=1):
+        output = tmp_path / str(number)
+        run_ranks(JOB, *SMALL, f"--resume={path}", f"--output_dir={output}", ranks=ranks)
+        assert digest.read(str(output))[6]["parts"] == expected["parts"]
+        weights = torch.load(output / "best.pth", weights_only=True)  # in this process: plain tensors
+        assert digest.summarize(6, {"model": weights})["parts"].items() <= expected["parts"].items()
+
+
+@pytest.mark.parametrize("ranks, by, change", [(1, 9, ADAMW), (2, 15, ADAMW), (2, 9, ()), (4, 9, ())])
+def test_a_restart_on_the_same_processes_is_bit_equal(ranks, by, change, tmp_path, monkeypatch):
+    monkeypatch.setenv("KILL_BY", str(by))
+    job = changed("train_fsdp.py", tmp_path / "job.py", KILLED, *[change] * bool(change))
+    run_ranks(job, *SMALL, f"--output_dir={tmp_path / 'whole'}", ranks=ranks)
+    for kill_at in (5, 0):
+        monkeypatch.setenv("KILL_AT", str(kill_at))
+        code = (143 if by == signal.SIGTERM else -by) if kill_at else 0
+        run_ranks(job, *SMALL, f"--output_dir={tmp_path / 'killed'}", ranks=ranks, code=code)
+    whole, killed = facts(tmp_path / "whole"), facts(tmp_path / "killed")
+    killed["state"] = {step: killed["state"].get(step) for step in whole["state"]}  # SIGTERM saves, too
+    assert killed == whole and len(whole["state"]) == 3
+
+
+def test_checkpointed_activations_have_the_same_bits_and_bfloat16_is_near(tmp_path):
+    output = {}
+    for precision in ("float32", "bfloat16"):
+        for again in ("false", "true"):
+            output[precision, again] = tmp_path / f"{precision}-{again}"
+            options = (f"--precision={precision}", f"--checkpoint_activations={again}")
+            run_ranks(JOB, *SMALL, *options, f"--output_dir={output[precision, again]}")
+        assert facts(output[precision, "true"]) == facts(output[precision, "false"])
+    whole, half = losses(output["float32", "true"]), losses(output["bfloat16", "true"])
+    assert half != whole and half == pytest.approx(whole, abs=0.1)
+    state = checkpoint.read(str(output["bfloat16", "true"] / "checkpoints" / "step_6.pt"))
+    assert {each.dtype for _, each in digest.leaves({"": state["objects"]["model"]})} == {
+        torch.float32, torch.int64,
+    }  # fmt: skip
+
+
+def test_ranks_with_different_numbers_of_batches_evaluate_every_sample_once(tmp_path):
+    """359 samples on 4 ranks: one batch of 89 on the first, two on the others. And fewer samples than ranks."""
+    for samples, batch in ((359, 89), (2, 250)):
+        sampler = "test_sampler = SequentialBatchSampler(len(test_set), 250)"
+        change = (sampler, f"test_sampler = SequentialBatchSampler({samples}, {batch})")
+        job, output = changed("train_fsdp.py", tmp_path / "job.py", change), tmp_path / str(samples)
+        run_ranks(job, *SMALL, "--max_steps=2", f"--output_dir={output}", ranks=4)
+        (evaluated,) = [line for line in records(output) if "val_count" in line]
+        assert evaluated["val_count"] == samples
+        evaluate = ("--evaluate", f"--weights={output / 'best.pth'}", "--dataset=digits", "--width=8")
+        if samples == 359:
+            shown = run("jobs/train.py", *evaluate).stdout
+            assert f"val_acc={evaluated['val_acc']:.6g}" in shown
+
+
+def test_a_gradient_that_is_not_finite_in_one_shard_skips_the_step_on_all_ranks(tmp_path):
+    line = "            loss.backward()\n"
+    spoil = "            if (step, rank) == (2, 1):\n"
+    spoil += "                model.dense_layer.weight.grad.to_local().fill_(torch.nan)\n"
+    job = changed("train_fsdp.py", tmp_path / "job.py", (line, line + spoil))
+    first, _ = run_ranks(job, *SMALL, f"--output_dir={tmp_path / 'output'}")
+    assert first.stdout.count("skipped a step: ") == 1
+
+
+def test_torch_before_2_6_is_one_line(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.5.1")
+    with pytest.raises(BadInput, match=r"needs torch 2\.6 or later, this is torch 2\.5\.1"):
+        sharding.add_arguments(None)
