@@ -1,12 +1,13 @@
 """Write a project of your own: a job, a test, and the files that a platform needs.
 
-    python -m launch new FOLDER [--ddp] [--amp] [--exact] [--copy]
+    python -m launch new FOLDER [--ddp] [--amp] [--exact] [--fsdp] [--copy]
     cd FOLDER && python -m pytest tests
     python -m launch new --receipt FOLDER       only receipt.py, for a loop of your own (guides/receipts.md)
 
     jobs/train.py       jobs/train_own.py of Bootfile: your data, model, loss and step are in its blocks.
                         --ddp adds the blocks for one process per GPU, --amp those for mixed precision,
-                        --exact those for the same bits on 1, 2, 4 or 8 processes (guides/exact.md)
+                        --exact those for the same bits on 1, 2, 4 or 8 processes (guides/exact.md),
+                        --fsdp those for a model that is sharded over the GPUs (guides/large_models.md)
     tests/              trains a few steps, kills, resumes, and compares samples and weights
     job.toml            for `python -m launch submit`
     requirements.txt    packages, which `pack` lists for the platform
@@ -56,10 +57,13 @@ def main(arguments: list[str]) -> int:
     add("--ddp", action="store_true", help="add the blocks of jobs/train_ddp.py")
     add("--amp", action="store_true", help="add the blocks of jobs/train_amp.py")
     add("--exact", action="store_true", help="add the blocks of train_ddp.py and train_exact.py")
+    add("--fsdp", action="store_true", help="add the blocks of train_ddp.py and train_fsdp.py")
     add("--copy", action="store_true", help="copy common, datasets and launch, do not link them")
     args = parser.parse_args(arguments)
     if args.exact and args.amp:
         raise BadInput("--exact and --amp exclude each other: both replace the line of the evaluation")
+    if args.fsdp and (args.exact or args.amp):
+        raise BadInput("--fsdp excludes --exact, which needs DDP, and --amp: use --precision bfloat16")
     folder = Path(args.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +72,7 @@ def main(arguments: list[str]) -> int:
         elif any(folder.iterdir()):
             raise BadInput(f"{folder} is not empty: name a new folder")
         else:
-            _write_project(folder, args, args.ddp or args.exact)
+            _write_project(folder, args, args.ddp or args.exact or args.fsdp)
     except OSError as error:
         raise BadInput(f"{error.filename or folder}: {error.strerror}") from error
     return 0
@@ -82,15 +86,15 @@ def _write_receipt(path: Path) -> None:
     print(f"wrote {path}\nnext: from receipt import Receipt; its first lines show how a loop uses it")
 
 
-def make_job(ddp: bool, amp: bool, exact: bool = False) -> str:
+def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False) -> str:
     """Return the text of a project's jobs/train.py. Raises BadInput if a job of Bootfile is missing."""
     names = ["train_own.py", *["train_ddp.py"] * ddp, *["train_amp.py"] * amp]
     base, *variants = (_read(f"jobs/{name}") for name in ("train.py", *names))
     [step], [own_step] = _STEP.findall(base), _STEP.findall(variants[0])
     variants[0] = variants[0].replace(own_step, step)  # another variant may have its own
     combined = blocks.combine(base, *variants)
-    if exact:  # its base is train_ddp.py
-        names.append("train_exact.py")
+    if exact or fsdp:  # its base is train_ddp.py
+        names.append("train_exact.py" if exact else "train_fsdp.py")
         variant = _read(f"jobs/{names[-1]}")
         combined = blocks.combine(variants[1], combined, variant, tag="新增")
     combined = _STEP.sub(
@@ -111,7 +115,7 @@ def _mark(step: str, mark: str) -> str:
 
 
 def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
-    job = make_job(ddp, args.amp, args.exact)
+    job = make_job(ddp, args.amp, args.exact, args.fsdp)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name)[:64]
     for part in ("jobs", "tests"):
         (folder / part).mkdir()

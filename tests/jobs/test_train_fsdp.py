@@ -1,4 +1,4 @@
-"""train_fsdp.py has the data, losses and checkpoints of train_ddp.py, and its states move between processes."""
+"""train_fsdp.py has the data, losses and checkpoints of train_ddp.py; states move between processes."""
 
 import signal
 
@@ -80,7 +80,7 @@ def test_checkpointed_activations_have_the_same_bits_and_bfloat16_is_near(tmp_pa
 
 
 def test_ranks_with_different_numbers_of_batches_evaluate_every_sample_once(tmp_path):
-    """359 samples on 4 ranks: one batch of 89 on the first, two on the others. And fewer samples than ranks."""
+    """359 samples on 4 ranks: one batch of 89 on the first, two on the others. And 2 samples on 4 ranks."""
     for samples, batch in ((359, 89), (2, 250)):
         sampler = "test_sampler = SequentialBatchSampler(len(test_set), 250)"
         change = (sampler, f"test_sampler = SequentialBatchSampler({samples}, {batch})")

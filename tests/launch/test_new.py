@@ -12,8 +12,10 @@ from tests.conftest import ROOT, environment, run
 from tests.support.packed import listed
 from tests.support.simulated import rows
 
+OPTIONS = [(), ("--ddp", "--amp", "--copy"), ("--exact",), ("--fsdp",)]
 
-@pytest.mark.parametrize("options", [(), ("--ddp", "--amp", "--copy"), ("--exact",)], ids=" ".join)
+
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
 def test_a_new_project_works_at_once(options, tmp_path):
     folder = tmp_path / "my project"
     run("-m", "launch", "new", folder, *options)
@@ -49,28 +51,34 @@ def test_a_new_project_works_at_once(options, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "ddp, amp, exact",
+    "ddp, amp, exact, fsdp",
     [
-        (False, False, False),
-        (True, False, False),
-        (False, True, False),
-        (True, True, False),
-        (True, False, True),
+        (False, False, False, False),
+        (True, False, False, False),
+        (False, True, False, False),
+        (True, True, False, False),
+        (True, False, True, False),
+        (True, False, False, True),
     ],
 )
-def test_the_blocks_are_numbered_and_the_job_explains_itself(ddp, amp, exact):
-    job = make_job(ddp, amp, exact)
+def test_the_blocks_are_numbered_and_the_job_explains_itself(ddp, amp, exact, fsdp):
+    job = make_job(ddp, amp, exact, fsdp)
     marks = re.findall(r"^ *### (\S+) \(.*\) (\d+)/(\d+), ", job, re.MULTILINE)
-    for tag, blocks in (("新增", 5 + 3 * amp + 8 * exact), ("分布式改造", 6 * ddp)):
+    for tag, blocks in (("新增", 5 + 3 * amp + 8 * exact + 3 * fsdp), ("分布式改造", 6 * ddp)):
         numbers = [(int(k), int(n)) for own, k, n in marks if own == tag]
         assert numbers == [(k, blocks) for k in range(1, blocks + 1) for _ in range(2)]
     assert not re.search(r"--(width|dataset|custom_data)|image_set|logits", job)
     assert "# - " not in job and ("train_ddp.py" in job) == ddp and ("train_amp.py" in job) == amp
 
 
-def test_exact_and_amp_exclude_each_other(tmp_path):
-    with pytest.raises(BadInput, match="--exact and --amp exclude each other"):
-        main([str(tmp_path / "project"), "--exact", "--amp"])
+@pytest.mark.parametrize("options, reason", [
+    (("--exact", "--amp"), "--exact and --amp exclude each other"),
+    (("--fsdp", "--amp"), "--fsdp excludes .* --amp: use --precision bfloat16"),
+    (("--fsdp", "--exact"), "--fsdp excludes --exact"),
+])  # fmt: skip
+def test_variants_that_exclude_each_other_are_refused(options, reason, tmp_path):
+    with pytest.raises(BadInput, match=reason):
+        main([str(tmp_path / "project"), *options])
 
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path):
