@@ -72,7 +72,9 @@ class Checkpointer:
             state["criterion"] = criterion
         self._state = RunState(args, state)
         self.add(**objects)
-        self._saver = Saver(self.output.folder, args.keep, log.info, self._state.is_sharded)
+        is_sharded = self._state.is_sharded
+        in_shards = is_sharded and getattr(args, "checkpoint_format", "full") == "sharded"
+        self._saver = Saver(self.output.folder, args.keep, log.info, is_sharded, in_shards)
         log.states = self._saver.digests
         self._mirror: Any = None
         self._writes = not output.writes_nothing(args)
@@ -290,7 +292,8 @@ class Checkpointer:
         if self._wanted == "never":
             return None
         load = lambda state: self._state.load(state, self.total_steps)  # noqa: E731
-        path, state = resume.choose(self._wanted, self._saver.checkpoints, load)
+        whole = not self._state.is_sharded  # otherwise each rank reads its shards
+        path, state = resume.choose(self._wanted, self._saver.checkpoints, load, whole)
         if state:
             if self._wanted == "auto":
                 self._state.run = state["run"]

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.checkpoint import digest, files
+from common.checkpoint import digest, files, shards
 from common.distributed import ranks, sharding
 from common.ground.exits import BadInput
 from common.ground.files import explain_write, sweep
+
+_NOT_FINITE = "the weights are not finite"
 
 
 class Saver:
@@ -24,13 +26,22 @@ class Saver:
     keep: the number of newest checkpoints to keep.
     log: called with one line to print.
     is_sharded: whether save_checkpoint() and save_weights() are called on every rank, to gather the state.
+    in_shards: whether each rank writes its shards of a checkpoint (shards.py) instead.
     saved: called with the step of each new checkpoint, in the background.
 
     `durable` is the step of the last checkpoint that is on the disk.
     """
 
-    def __init__(self, folder: str, keep: int, log: Callable[[str], object], is_sharded: bool = False):
-        self.folder, self.keep, self.log, self.is_sharded = folder, keep, log, is_sharded
+    def __init__(
+        self,
+        folder: str,
+        keep: int,
+        log: Callable[[str], object],
+        is_sharded: bool = False,
+        in_shards: bool = False,
+    ):
+        self.folder, self.keep, self.log = folder, keep, log
+        self.is_sharded, self.in_shards = is_sharded, in_shards
         self.saved: Callable[[int], object] = lambda step: None
         self.checkpoints = os.path.join(folder, "checkpoints")
         self.step = self.durable = 0  # of the last checkpoint that was submitted; of the last on the disk
@@ -56,7 +67,8 @@ class Saver:
         if self._agree(self.step != step):
             self.step = step
             write = lambda state: self._write_checkpoint(state, run, is_planned)  # noqa: E731
-            self._submit(files.name_of(step), capture, write)
+            write_shards = lambda: self._write_shards(capture(), is_planned)  # noqa: E731
+            self._submit(files.name_of(step), write_shards if self.in_shards else capture, write)
 
     def save_weights(
         self,
@@ -139,12 +151,17 @@ class Saver:
 
         self.check(wait=True)  # the last write may change values that are part of this state
         self._name = name or digest.FILE
-        self._digest_done.clear()
         try:
             copy = self._copies.make(capture())
             if ranks.is_first():
+                self._digest_done.clear()
                 self._write = self._pool.submit(run, copy)
-        except (RuntimeError, MemoryError, OSError) as error:  # no memory for the copy, or no thread
+        except (
+            RuntimeError,
+            MemoryError,
+            OSError,
+            ValueError,
+        ) as error:  # no memory for the copy, or no thread
             self._digest_done.set()
             self._report(error)
 
@@ -161,18 +178,32 @@ class Saver:
             self._digests.append((step, line["digest"]))
         self._digest_done.set()
         try:
-            digest.write(self.folder, line)
+            if ranks.is_first():
+                digest.write(self.folder, line)
         except OSError as error:
             self.log(f"warning: {digest.FILE} lacks step {step}: {describe(error, self.folder)}")
+
+    def _write_shards(self, state: dict[str, Any], is_planned: bool) -> dict[str, Any]:
+        """Write the shards of a state on every rank, while the training waits. Return the rest of it."""
+        objects, path = state["objects"], os.path.join(self.checkpoints, files.name_of(state["step"]))
+        if find_infinite(objects["model"]) - self.infinite:
+            raise ValueError(_NOT_FINITE)
+        self._digest(state["step"], objects, is_planned, is_saved=True)
+        if ranks.is_first():
+            files.discard(path)
+        rest, facts = shards.save(path, objects)
+        return state | {"objects": rest, "shards": facts}
 
     def _write_checkpoint(self, state: dict[str, Any], run: str, is_planned: bool) -> None:
         self._prepare(self.checkpoints, state, state["objects"]["model"])
         if not self._is_readable:  # once: a later state has the same types
             files.check_readable(state["objects"])
             self._is_readable = True
-        self._digest(state["step"], state["objects"], is_planned, is_saved=True)
+        if not self.in_shards:
+            self._digest(state["step"], state["objects"], is_planned, is_saved=True)
+        facts = {"shards": state["shards"]} if self.in_shards else {}
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
-        files.write(path, state, step=state["step"], run=run)
+        files.write(path, state, step=state["step"], run=run, **facts)
         files.write_latest(path)
         self.durable = state["step"]
         files.keep(self.checkpoints, run, self.keep, self._whole)
@@ -183,7 +214,7 @@ class Saver:
         """Make the folder for a state. Raises ValueError if these tensors, the weights, are not finite, and
         OSError if the disk is full."""
         if find_infinite(tensors) - self.infinite:
-            raise ValueError("the weights are not finite")
+            raise ValueError(_NOT_FINITE)
         if not os.path.isdir(folder):
             if self.durable:
                 self.log(f"warning: {folder} was deleted and is created again: older checkpoints are lost")
@@ -214,7 +245,7 @@ class HostCopies:
         return copy
 
     def _copied(self, value: Any, place: tuple) -> Any:
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and not value.is_meta:
             whole = sharding.full(value)
             return self._buffer(whole, place).copy_(whole, non_blocking=True) if ranks.is_first() else None
         if isinstance(value, dict):
@@ -238,7 +269,7 @@ def _layout(tensor: torch.Tensor) -> tuple:
 def size_of(state: Any) -> int:
     """Return the bytes of the tensors in nested dictionaries, lists and tuples."""
     if isinstance(state, torch.Tensor):
-        return state.numel() * state.element_size()
+        return 0 if state.is_meta else state.numel() * state.element_size()
     if isinstance(state, dict):
         return sum(map(size_of, state.values()))
     return sum(map(size_of, state)) if isinstance(state, list | tuple) else 0
@@ -249,7 +280,8 @@ def find_infinite(tensors: dict[str, Any]) -> set[str]:
     return {
         name
         for name, each in tensors.items()
-        if isinstance(each, torch.Tensor) and each.is_floating_point() and not torch.isfinite(each).all()
+        if isinstance(each, torch.Tensor) and each.is_floating_point() and not each.is_meta
+        if not torch.isfinite(each).all()
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from common.checkpoint import digest, files
+from common.checkpoint import digest, files, shards
 from common.checkpoint.optimizer_steps import find_optimizers
 from common.checkpoint.schedules import ScheduleState, plain
 from common.console import arguments
@@ -128,7 +128,10 @@ class RunState:
         for name, own in self._optimizers().items():
             parameters = [each for group in own.param_groups for each in group["params"]]
             objects[name] = {"state": dict(enumerate(parameters))}
-        return sharding.broadcast(state, {"objects": objects})
+        state = sharding.broadcast(state, {"objects": objects})
+        if state and "shards" in state:
+            shards.load(state["shards"], state["objects"])
+        return state
 
     def _check_objects(self, saved: dict) -> None:
         """Raise Refused if the objects of a state cannot be loaded into those of this run."""

@@ -29,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--precision", choices=["float32", "bfloat16"], default="float32", help=help)
     help = "true: repeat each layer's forward pass in the backward pass, to keep less (default: false)"
     add("--checkpoint_activations", type=boolean, default=False, help=help)
+    help = "full: rank 0 writes one file; sharded: each rank writes its shards (default: full)"
+    add("--checkpoint_format", choices=["full", "sharded"], default="full", help=help)
 
 
 def layers(model: nn.Module, precision: str) -> Iterator[tuple[nn.Module, Any]]:
@@ -63,12 +65,12 @@ def checkpoint_activations(model: nn.Module) -> None:
     """Keep only the inputs of each layer; its backward pass repeats its forward pass, with the same random
     numbers. Call it before fully_shard()."""
     for layer in _elements(model):
-        contexts = functools.partial(_contexts, layer)
-        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, context_fn=contexts)
-
-
-def _contexts(layer: nn.Module) -> tuple[Any, Any]:
-    return contextlib.nullcontext(), _keep_buffers(layer)
+        layer.forward = functools.partial(
+            checkpoint,
+            layer.forward,
+            use_reentrant=False,
+            context_fn=lambda layer=layer: (contextlib.nullcontext(), _keep_buffers(layer)),
+        )
 
 
 @contextlib.contextmanager
@@ -88,24 +90,31 @@ def is_sharded(model: nn.Module) -> bool:
     return any(kind.__name__ == "FSDPModule" for kind in type(model).__mro__)  # torch 2.5 does not have it
 
 
-def _is_dtensor(value: Any) -> bool:
+def is_dtensor(value: Any) -> bool:
+    """Return whether a value is a sharded tensor."""
     return hasattr(value, "full_tensor")
 
 
 def local(tensor: Any) -> torch.Tensor:
     """Return this rank's part of a sharded tensor; another tensor is returned as it is."""
-    return tensor.to_local() if _is_dtensor(tensor) else tensor
+    return tensor.to_local() if is_dtensor(tensor) else tensor
 
 
 def full(tensor: Any) -> torch.Tensor:
     """Return a sharded tensor as a whole; another tensor is returned as it is. Call it on every rank."""
-    return tensor.full_tensor() if _is_dtensor(tensor) else tensor
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
 def broadcast(state: Any, like: Any) -> Any:
     """Return rank 0's state on every rank, as shard() does. Other ranks never have a whole tensor in it."""
-    outline = ranks.broadcast_object(_map(lambda tensor, _: tensor.to("meta"), state, like))
-    return shard(state if ranks.is_first() else outline, like)
+    received = ranks.broadcast_object(outline(state, like))
+    return shard(state if ranks.is_first() else received, like)
+
+
+def outline(state: Any, like: Any) -> Any:
+    """Return the state with a meta tensor, which has only a shape and a type, for each one that is sharded in
+    `like`."""
+    return _map(lambda tensor, _: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), state, like)
 
 
 def shard(state: Any, like: Any) -> Any:
@@ -123,7 +132,7 @@ def _map(change: Callable[[torch.Tensor, Any], Any], state: Any, like: Any) -> A
             name: _map(change, each, like.get(name) if isinstance(like, dict) else like)
             for name, each in state.items()
         }
-    is_same = _is_dtensor(like) and isinstance(state, torch.Tensor) and state.shape == like.shape
+    is_same = is_dtensor(like) and isinstance(state, torch.Tensor) and state.shape == like.shape
     return change(state, like) if is_same else state
 
 

@@ -10,7 +10,7 @@ parameter (weight, gradient, two moments). "before" is the resident set after so
 """
 
 import argparse
-import ctypes
+import os
 from pathlib import Path
 
 import torch
@@ -27,8 +27,7 @@ SIDE, STEPS, SAMPLES = 2048, 3, 8
 
 
 def resident(what: str = "VmRSS") -> float:
-    """Return the resident set of this process, or its peak (VmHWM), in MB, without memory that was freed."""
-    ctypes.CDLL(None).malloc_trim(0)
+    """Return the resident set of this process, or its peak (VmHWM), in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1e3 for line in lines if line.startswith(what))
 
@@ -72,6 +71,7 @@ def main() -> None:
     parser.add_argument("--processes", default="1,2,4", help="default: %(default)s")
     sharding.add_arguments(parser)
     args = parser.parse_args()
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "1000000"  # glibc would keep the freed memory of gathered layers
     with conditions():
         print(f"{args.layers * SIDE**2 / 1e6:.0f} million parameters, {args.precision}; MB a process\n")
         print(

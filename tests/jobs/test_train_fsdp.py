@@ -7,14 +7,18 @@ import torch
 
 from common.checkpoint import digest
 from common.checkpoint import files as checkpoint
+from common.checkpoint.weights import read
 from common.distributed import sharding
 from common.ground.exits import BadInput
 from datasets.sampling import receipt
+from tests.common.checkpoint.test_mirror import keys, read_list
 from tests.conftest import QUICK, losses, records, run, run_ranks
+from tests.jobs.test_urls import output_of
 from tests.support.exact import changed, facts
 
 JOB = "jobs/train_fsdp.py"
 SMALL = (*QUICK, "--batch_size=32", "--max_steps=6", "--save_every=2", "--report_every=1", "--lr=0.02")
+SHARDED = "--checkpoint_format=sharded"
 STEP = "            step += 1\n"
 KILLED = (STEP, STEP + "            if step == int(os.environ.get('KILL_AT', 0)):\n"
           "                os.kill(os.getpid(), int(os.environ['KILL_BY']))\n")  # fmt: skip
@@ -54,7 +58,7 @@ def test_a_restart_on_the_same_processes_is_bit_equal(ranks, by, change, tmp_pat
     monkeypatch.setenv("KILL_BY", str(by))
     job = changed("train_fsdp.py", tmp_path / "job.py", KILLED, *[change] * bool(change))
     run_ranks(job, *SMALL, f"--output_dir={tmp_path / 'whole'}", ranks=ranks)
-    for kill_at in (5, 0):
+    for kill_at in (4, 0):
         monkeypatch.setenv("KILL_AT", str(kill_at))
         code = (143 if by == signal.SIGTERM else -by) if kill_at else 0
         run_ranks(job, *SMALL, f"--output_dir={tmp_path / 'killed'}", ranks=ranks, code=code)
@@ -101,6 +105,72 @@ def test_a_gradient_that_is_not_finite_in_one_shard_skips_the_step_on_all_ranks(
     job = changed("train_fsdp.py", tmp_path / "job.py", (line, line + spoil))
     first, _ = run_ranks(job, *SMALL, f"--output_dir={tmp_path / 'output'}")
     assert first.stdout.count("skipped a step: ") == 1
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return the facts of a run on 2 processes with checkpoints in the full format."""
+    output = tmp_path_factory.mktemp("whole")
+    run_ranks(JOB, *SMALL, f"--output_dir={output}")
+    return facts(output)
+
+
+def stopped(job, output, monkeypatch) -> None:
+    """Run a job in the sharded format until it is stopped; the signal of step 4 stops it after step 5."""
+    monkeypatch.setenv("KILL_AT", "4")
+    monkeypatch.setenv("KILL_BY", "15")
+    run_ranks(job, *SMALL, SHARDED, f"--output_dir={output}", code=143)
+    monkeypatch.setenv("KILL_AT", "0")
+
+
+def same(run_facts: dict, whole: dict) -> bool:
+    run_facts["state"] = {step: run_facts["state"].get(step) for step in whole["state"]}  # SIGTERM saves, too
+    return run_facts == whole
+
+
+def test_a_sharded_checkpoint_has_the_state_of_a_full_one_and_a_damaged_shard_is_refused(
+    whole, tmp_path, monkeypatch
+):
+    job, output = changed("train_fsdp.py", tmp_path / "job.py", KILLED), tmp_path / "output"
+    stopped(job, output, monkeypatch)
+    shard = output / "checkpoints" / "step_5.shards" / "__1_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[-100] ^= 1
+    shard.write_bytes(content)
+    first, _ = run_ranks(job, *SMALL, SHARDED, "--keep=2", f"--output_dir={output}")
+    assert "step_5.pt: its shard __1_0.distcp changed" in first.stdout and "step 4 of 6" in first.stdout
+    assert same(facts(output), whole)
+    left = {path.name for path in (output / "checkpoints").iterdir()}
+    assert left == {"latest"} | {f"step_{n}.{end}" for n in (4, 6) for end in ("pt", "pt.json", "shards")}
+
+    path = output / "checkpoints" / "step_6.pt"  # readable by any job, on any number of processes
+    for command, ranks in (("jobs/train.py", 1), ("jobs/train_ddp.py", 2), (JOB, 4)):
+        moved = tmp_path / str(ranks)
+        run_ranks(command, *SMALL, f"--resume={path}", f"--output_dir={moved}", ranks=ranks)
+        assert digest.read(str(moved))[6]["parts"] == whole["state"][6]
+    assert digest.summarize(6, {"model": read(str(path))})["parts"].items() <= whole["state"][6].items()
+
+
+def test_sharded_checkpoints_at_a_url_continue_on_another_node(whole, server, tmp_path, monkeypatch):
+    job, url = changed("train_fsdp.py", tmp_path / "job.py", KILLED), "s3://runs/fsdp"
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    for scratch in (tmp_path / "a", tmp_path / "b"):
+        scratch.mkdir()
+        monkeypatch.setenv("BOOTFILE_SCRATCH", str(scratch))
+        if scratch.name == "a":
+            stopped(job, url, monkeypatch)
+        else:
+            first, _ = run_ranks(job, *SMALL, SHARDED, "--keep=2", f"--output_dir={url}")
+            assert "restored step_5.pt" in first.stdout
+    assert same(facts(output_of(tmp_path / "b")), whole)
+    files = {each["path"] for each in read_list(server, url)["files"]}
+    assert {path for path in files if ".shards/" in path} == {
+        f"checkpoints/step_{step}.shards/{name}"
+        for step in (5, 6) for name in (".metadata", "__0_0.distcp", "__1_0.distcp")
+    }  # fmt: skip
+    assert files >= {f"checkpoints/step_{step}.pt" for step in (5, 6)}
+    assert {key for key in keys(server, url) if "step_" in key} == {key for key in files if "step_" in key}
 
 
 def test_torch_before_2_6_is_one_line(monkeypatch):
