@@ -72,9 +72,8 @@ class Checkpointer:
             state["criterion"] = criterion
         self._state = RunState(args, state)
         self.add(**objects)
-        is_sharded = self._state.is_sharded
-        in_shards = is_sharded and getattr(args, "checkpoint_format", "full") == "sharded"
-        self._saver = Saver(self.output.folder, args.keep, log.info, is_sharded, in_shards)
+        sharded = getattr(args, "checkpoint_format", "full") if self._state.is_sharded else ""
+        self._saver = Saver(self.output.folder, args.keep, log.info, sharded)
         log.states = self._saver.digests
         self._mirror: Any = None
         self._writes = not output.writes_nothing(args)

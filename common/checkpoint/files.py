@@ -11,6 +11,7 @@ this checkpoint is refused.
 """
 
 import contextlib
+import glob
 import hashlib
 import io
 import json
@@ -203,8 +204,7 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True) -> dict:
         if isinstance(state, dict) and "shards" in state:
             state["shards"] = path
             if whole:
-                del state["shards"]
-                state["objects"] = shards.load_whole(path, state["objects"])
+                state["objects"] = shards.load_whole(state.pop("shards"), state["objects"])
     except Refused:
         raise
     except pickle.UnpicklingError as error:
@@ -257,6 +257,9 @@ def keep(folder: str, run: str, count: int, whole: dict[str, tuple]) -> None:
         for path in own:
             if path not in stays:
                 discard(path)
+    for each in glob.glob(os.path.join(glob.escape(folder), "*.shards")):  # left by a job that was killed
+        if not os.path.exists(path := f"{each.removesuffix('.shards')}.pt"):
+            discard(path)
 
 
 def _is_whole(path: str, known: dict[str, tuple]) -> bool:

@@ -1,6 +1,6 @@
 """--train_url s3://...: the job writes to a folder of this node, and a thread of rank 0 uploads it.
 
-    <train_url>/checkpoints/step_400.pt step_400.pt.json latest    epoch_<n>.pth best.pth metrics.jsonl ...
+    <train_url>/checkpoints/step_400.pt step_400.pt.json step_400.shards/ latest    epoch_<n>.pth best.pth ...
     <train_url>/.bootfile-outputs.json    the list of complete files with size and sha256 (output_list.py)
 
 At any moment, every file in the list is at the URL with that sha256. Before a file is overwritten, the list
@@ -37,9 +37,7 @@ from common.run.output import WEIGHTS, Output
 _EVERY = 30.0  # seconds between uploads
 _TRIES = 2  # for the last upload
 _LAST = 10.0  # seconds for the last upload if the job ends with an error
-_FOREVER = re.compile(
-    r".*\.(pt|pth|pt\.json|distcp|metadata)"
-)  # written by a rename and never changed in place
+_FOREVER = re.compile(r".*\.(pt|pth|pt\.json|distcp|metadata)")  # they are never changed in place
 _LATEST = f"{CHECKPOINTS}/{checkpoint.LATEST}"
 _SNAPSHOTS = ".mirror"  # in the output folder: copies of the files that are being sent
 

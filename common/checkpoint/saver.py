@@ -16,8 +16,6 @@ from common.distributed import ranks, sharding
 from common.ground.exits import BadInput
 from common.ground.files import explain_write, sweep
 
-_NOT_FINITE = "the weights are not finite"
-
 
 class Saver:
     """Writes checkpoints and weights to the output folder of a run, on rank 0.
@@ -25,23 +23,17 @@ class Saver:
     folder: the output folder.
     keep: the number of newest checkpoints to keep.
     log: called with one line to print.
-    is_sharded: whether save_checkpoint() and save_weights() are called on every rank, to gather the state.
-    in_shards: whether each rank writes its shards of a checkpoint (shards.py) instead.
+    sharded: the format of checkpoints of a sharded model: "full" gathers the state on rank 0, "sharded" makes
+        each rank write its shards (shards.py); "" for another model. If it is given, call save_checkpoint()
+        and save_weights() on every rank.
     saved: called with the step of each new checkpoint, in the background.
 
     `durable` is the step of the last checkpoint that is on the disk.
     """
 
-    def __init__(
-        self,
-        folder: str,
-        keep: int,
-        log: Callable[[str], object],
-        is_sharded: bool = False,
-        in_shards: bool = False,
-    ):
-        self.folder, self.keep, self.log = folder, keep, log
-        self.is_sharded, self.in_shards = is_sharded, in_shards
+    def __init__(self, folder: str, keep: int, log: Callable[[str], object], sharded: str = ""):
+        self.folder, self.keep, self.log, self.is_sharded = folder, keep, log, bool(sharded)
+        self.in_shards = sharded == "sharded"
         self.saved: Callable[[int], object] = lambda step: None
         self.checkpoints = os.path.join(folder, "checkpoints")
         self.step = self.durable = 0  # of the last checkpoint that was submitted; of the last on the disk
@@ -105,6 +97,8 @@ class Saver:
             files.write_weights(os.path.join(self.folder, name), tensors)
             and_then(tensors)
 
+        if self.in_shards and self._agree(self._digested != step):
+            self._digest(step, objects())
         if name or self._agree(self._digested != step):
             self._submit(name, capture, write)
 
@@ -156,12 +150,7 @@ class Saver:
             if ranks.is_first():
                 self._digest_done.clear()
                 self._write = self._pool.submit(run, copy)
-        except (
-            RuntimeError,
-            MemoryError,
-            OSError,
-            ValueError,
-        ) as error:  # no memory for the copy, or no thread
+        except (RuntimeError, MemoryError, OSError, ValueError) as error:  # no memory or thread, for example
             self._digest_done.set()
             self._report(error)
 
@@ -186,8 +175,7 @@ class Saver:
     def _write_shards(self, state: dict[str, Any], is_planned: bool) -> dict[str, Any]:
         """Write the shards of a state on every rank, while the training waits. Return the rest of it."""
         objects, path = state["objects"], os.path.join(self.checkpoints, files.name_of(state["step"]))
-        if find_infinite(objects["model"]) - self.infinite:
-            raise ValueError(_NOT_FINITE)
+        self._check_finite(objects["model"])
         self._digest(state["step"], objects, is_planned, is_saved=True)
         if ranks.is_first():
             files.discard(path)
@@ -213,8 +201,7 @@ class Saver:
     def _prepare(self, folder: str, state: dict, tensors: dict) -> None:
         """Make the folder for a state. Raises ValueError if these tensors, the weights, are not finite, and
         OSError if the disk is full."""
-        if find_infinite(tensors) - self.infinite:
-            raise ValueError(_NOT_FINITE)
+        self._check_finite(tensors)
         if not os.path.isdir(folder):
             if self.durable:
                 self.log(f"warning: {folder} was deleted and is created again: older checkpoints are lost")
@@ -222,6 +209,10 @@ class Saver:
         space, size = os.statvfs(folder), size_of(state)
         if space.f_bavail * space.f_frsize < size:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {size / 1e6:.1f} MB are needed")
+
+    def _check_finite(self, tensors: dict) -> None:
+        if find_infinite(tensors) - self.infinite:
+            raise ValueError("the weights are not finite")
 
     def _report(self, error: BaseException) -> None:
         reason = f"{self._name} was not saved: {describe(error, self.folder)}"

@@ -26,6 +26,7 @@ _SAFE = {
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
     "torch.serialization": {"_get_layout"},
     "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},  # Python 3.13
     "torch": {"Size", *(name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype))},
 }  # fmt: skip
 
@@ -44,8 +45,8 @@ def save(path: str, objects: dict) -> tuple[dict, dict[str, list]]:
     tensors = {name: each for name, each in digest.leaves(objects) if sharding.is_dtensor(each)}
     try:
         dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder))
-    except dcp.api.CheckpointException as error:  # not an Exception; the same on every rank
-        raise RuntimeError(*[reason for reason, _ in error.failures.values()][:1]) from None
+    except dcp.api.CheckpointException as error:  # a BaseException, the same on every rank
+        raise _first_failure(error) from None
     files: list[Any] = [{}] * world_size
     own = {name: _facts_of(folder, name) for name in sorted(os.listdir(folder))[ranks.rank() :: world_size]}
     torch.distributed.all_gather_object(files, own)
@@ -76,7 +77,12 @@ def load(path: str, objects: dict, **options: Any) -> None:
     try:
         dcp.load(tensors, storage_reader=reader, **options)
     except dcp.api.CheckpointException as error:
-        raise RuntimeError(*[reason for reason, _ in error.failures.values()][:1]) from None
+        raise _first_failure(error) from None
+
+
+def _first_failure(error: Any) -> RuntimeError:
+    rank, (reason, _) = min(error.failures.items(), key=lambda failure: failure[0])
+    return RuntimeError(f"rank {rank}: {reason}")
 
 
 def load_whole(path: str, objects: dict) -> dict:

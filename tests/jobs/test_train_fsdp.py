@@ -12,10 +12,12 @@ from common.distributed import sharding
 from common.ground.exits import BadInput
 from datasets.sampling import receipt
 from tests.common.checkpoint.test_mirror import keys, read_list
-from tests.conftest import QUICK, losses, records, run, run_ranks
+from tests.conftest import CAN_FORK, QUICK, losses, records, run, run_ranks
 from tests.jobs.test_urls import output_of
 from tests.support.exact import changed, facts
+from tests.support.simulated import rows
 
+pytestmark = pytest.mark.skipif(not CAN_FORK, reason="fully_shard() needs torch 2.6, too")
 JOB = "jobs/train_fsdp.py"
 SMALL = (*QUICK, "--batch_size=32", "--max_steps=6", "--save_every=2", "--report_every=1", "--lr=0.02")
 SHARDED = "--checkpoint_format=sharded"
@@ -171,6 +173,19 @@ def test_sharded_checkpoints_at_a_url_continue_on_another_node(whole, server, tm
     }  # fmt: skip
     assert files >= {f"checkpoints/step_{step}.pt" for step in (5, 6)}
     assert {key for key in keys(server, url) if "step_" in key} == {key for key in files if "step_" in key}
+
+
+def test_simulate_pack_and_report_know_the_job(tmp_path):
+    job = (JOB, "--", *SMALL, "--max_steps=2")
+    keep = f"--keep={tmp_path / 'nodes'}"
+    shown = run("-m", "launch", "simulate", "--nodes=2", "--platform=modelarts", keep, *job).stdout
+    assert {row.code for row in rows(shown).values()} == {0}
+    output = tmp_path / "nodes" / "node-0" / "outputs" / "train_url_0"
+    run("-m", "launch", "report", output, "--to", tmp_path / "report.html")
+    assert "train_fsdp.py" in (tmp_path / "report.html").read_text()
+    run("-m", "launch", "pack", JOB, "--to", tmp_path / "to")
+    (packed,) = [path for path in (tmp_path / "to").iterdir() if path.is_dir()]
+    run(packed / JOB, "--help", cwd=tmp_path, fresh=True)
 
 
 def test_torch_before_2_6_is_one_line(monkeypatch):

@@ -8,7 +8,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from common.checkpoint import files, shards
+from tests.conftest import CAN_FORK
 from tests.support.hostile_pickle import Hostile
+
+pytestmark = pytest.mark.skipif(not CAN_FORK, reason="sharded checkpoints need torch 2.6, too")
 
 
 @pytest.fixture
@@ -43,6 +46,12 @@ def test_a_shard_that_is_damaged_or_missing_is_refused(path):
         files.read(path)
     files.discard(path)
     assert os.listdir(os.path.dirname(path)) == []
+
+
+def test_a_failed_write_names_the_rank(tmp_path):
+    (tmp_path / "step_3.shards").touch()
+    with pytest.raises(RuntimeError, match=r"rank 0: .*File exists"):
+        shards.save(str(tmp_path / "step_3.pt"), {"model": {}})
 
 
 @pytest.mark.parametrize("function", [os.mkdir, "eval"], ids=str)
