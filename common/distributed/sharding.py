@@ -44,8 +44,8 @@ def layers(model: nn.Module, precision: str) -> Iterator[tuple[nn.Module, Any]]:
 
     policy = whole = MixedPrecisionPolicy()
     if precision == "bfloat16":
-        for layer in [each for each in model.modules() if isinstance(each, _BatchNorm)]:
-            yield layer, policy
+        for norm in [each for each in model.modules() if isinstance(each, _BatchNorm)]:
+            yield norm, policy
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
         whole = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)
     for layer in _elements(model):
