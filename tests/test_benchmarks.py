@@ -73,6 +73,15 @@ def test_a_batch_size_needs_a_gpu():
     assert "no GPU found" in run("-m", "tests.benchmarks.batch_size", code=2).stderr
 
 
+def test_memory_of_a_rank_falls_as_its_shard():
+    printed = run("-m", "tests.benchmarks.fsdp_memory", "--layers=4", "--processes=1,2").stdout
+    rows = [
+        [float(cell) for cell in row.strip("| ").split("|")] for row in re.findall(r"^\| \d.*", printed, re.M)
+    ]
+    (one, _, state, after, _), (two, _, half, after_two, peak) = rows
+    assert (one, two, half) == (1, 2, state / 2) and after_two < after - state / 4 and peak < after
+
+
 def test_exact():
     small = ("--width=2", "--batch_size=8", "--shards=4", "--rounds=1")
     printed = run("-m", "tests.benchmarks.exact", *small).stdout

@@ -72,7 +72,8 @@ class Checkpointer:
             state["criterion"] = criterion
         self._state = RunState(args, state)
         self.add(**objects)
-        self._saver = Saver(self.output.folder, args.keep, log.info)
+        sharded = getattr(args, "checkpoint_format", "full") if self._state.is_sharded else ""
+        self._saver = Saver(self.output.folder, args.keep, log.info, sharded)
         log.states = self._saver.digests
         self._mirror: Any = None
         self._writes = not output.writes_nothing(args)
@@ -184,7 +185,7 @@ class Checkpointer:
         self._note(self._guard.settle())
         if self._state.bad_in_a_row and not self._stop:
             return
-        if ranks.is_first():
+        if ranks.is_first() or self._state.is_sharded:
             if self._stop:
                 self._saver.check(wait=True)  # a write that failed is tried again
             self._saver.save_checkpoint(
@@ -223,7 +224,7 @@ class Checkpointer:
             return
         score = self.log.metrics.score(val_sums)
         self._state.note(score, self.log.metrics.best_of)
-        if not ranks.is_first():
+        if not ranks.is_first() and not self._state.is_sharded:
             return
 
         best, name = "best.pth", f"epoch_{epoch}.pth"
@@ -274,8 +275,8 @@ class Checkpointer:
             except BadInput as refused:
                 error = refused
         barrier.wait_for_all("checkpoint", "to restore a checkpoint", error)
-        state = ranks.broadcast_object(state)
-        if state and not ranks.is_first():
+        state = self._state.broadcast(state)
+        if state and (self._state.is_sharded or not ranks.is_first()):
             self._state.restore(state)
         given = self.args.weights
         if state and given:
@@ -298,7 +299,8 @@ class Checkpointer:
         if self._wanted == "never":
             return None
         load = lambda state: self._state.load(state, self.total_steps)  # noqa: E731
-        path, state = resume.choose(self._wanted, self._saver.checkpoints, load)
+        whole = not self._state.is_sharded  # otherwise each rank reads its shards
+        path, state = resume.choose(self._wanted, self._saver.checkpoints, load, whole)
         if state:
             if self._wanted == "auto":
                 self._state.run = state["run"]

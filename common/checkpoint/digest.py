@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from common.distributed import sharding
 from common.ground.exits import BadInput
 from common.ground.files import append_json_line, read_file, read_json_lines, write_atomic
 
@@ -44,11 +45,12 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def summarize(step: int, objects: dict[str, Any]) -> dict:
-    """Return a line of FILE. objects: those of a checkpoint, on the host."""
+    """Return a line of FILE. objects: those of a checkpoint. Call it on every rank if they are sharded."""
     parts, whole = {}, hashlib.blake2b(digest_size=8)
     for name, value in sorted(leaves(objects), key=lambda leaf: leaf[0]):
         digest = hashlib.blake2b(digest_size=16)
         if isinstance(value, torch.Tensor):
+            value = sharding.full(value).cpu()
             digest.update(f"{value.dtype} {list(value.shape)} ".encode())
             dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
             digest.update(dense.contiguous().reshape(-1).view(torch.uint8).numpy().data)

@@ -11,11 +11,13 @@ this checkpoint is refused.
 """
 
 import contextlib
+import glob
 import hashlib
 import io
 import json
 import os
 import pickle
+import shutil
 import sys
 import warnings
 import zipfile
@@ -24,6 +26,7 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 
+from common.checkpoint import shards
 from common.checkpoint.digest import leaves
 from common.ground.exits import BadInput
 from common.ground.files import (
@@ -82,15 +85,18 @@ def write_weights(path: str, weights: dict) -> None:
 def verify(path: str) -> dict:
     """Check every byte of a checkpoint and return its facts (facts_of). Raises Refused with the reason."""
     facts = facts_of(path)
-    try:
-        with open(path, "rb", opener=opener) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size != facts["size"]:
-                raise Refused(f"it has {size} bytes, expected {facts['size']}")
-            if sha256_file(file) != facts["sha256"]:
-                raise Refused("its content changed after it was written: the sha256 differs")
-    except OSError as error:
-        raise Refused(f"it cannot be read: {error.strerror}") from error
+    folder = shards.folder_of(path)
+    files = {os.path.join(folder, name): each for name, each in facts.get("shards", {}).items()}
+    for each, (size, sha256) in ({path: (facts["size"], facts["sha256"])} | files).items():
+        it = "it" if each == path else f"its shard {os.path.basename(each)}"
+        try:
+            with open(each, "rb", opener=opener) as file:
+                if (own := os.fstat(file.fileno()).st_size) != size:
+                    raise Refused(f"{it} has {own} bytes, expected {size}")
+                if sha256_file(file) != sha256:
+                    raise Refused(f"{it} changed after it was written: the sha256 differs")
+        except OSError as error:
+            raise Refused(f"{it} cannot be read: {error.strerror}") from error
     return facts
 
 
@@ -112,7 +118,9 @@ def parse_facts(content: bytes, name: str) -> dict:
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         facts = json.loads(content)
         del facts["seal"]
-        if _sealed(facts).encode() == content and type(facts["size"]) is int and type(facts["sha256"]) is str:
+        is_plain = all(name == os.path.basename(name) for name in facts.get("shards", {}))
+        types = type(facts["size"]), type(facts["sha256"])
+        if _sealed(facts).encode() == content and types == (int, str) and is_plain:
             return facts
     raise Refused(f"its checksum {name} is damaged")
 
@@ -162,17 +170,20 @@ def _sealed(facts: dict) -> str:
     return json.dumps(facts | {"seal": seal})
 
 
-def read(path: str) -> dict:
-    """Verify a checkpoint and return its state, on the CPU; nothing in it is executed. Raises Refused."""
+def read(path: str, whole: bool = True) -> dict:
+    """Verify a checkpoint and return its state, as load() does. Raises Refused."""
     verify(path)
-    return load(path)
+    return load(path, whole=whole)
 
 
-def load(path: str, most: int = sys.maxsize) -> dict:
+def load(path: str, most: int = sys.maxsize, whole: bool = True) -> dict:
     """Return the dictionary that torch.save wrote to a file, on the CPU; nothing in it is executed.
 
-    most: its tensors. Raises Refused, also for the formats of torch before 1.6 and for TorchScript archives:
-    torch.load of torch before 2.6 may execute these (CVE-2025-32434).
+    most: its tensors.
+    whole: read the shards of a sharded checkpoint, too. Otherwise its sharded tensors are meta tensors, and
+        "shards" is the path for shards.load().
+    Raises Refused, also for the formats of torch before 1.6 and for TorchScript archives: torch.load of torch
+    before 2.6 may execute these (CVE-2025-32434).
     """
     try:
         with open(path, "rb", opener=opener) as file:
@@ -190,6 +201,10 @@ def load(path: str, most: int = sys.maxsize) -> dict:
         if len(records) > most or unpacked > size:  # torch.save does not compress
             raise Refused(f"it has {len(records)} records and {size} bytes, and unpacks to {unpacked} bytes")
         state = _torch_load(path)
+        if isinstance(state, dict) and "shards" in state:
+            state["shards"] = path
+            if whole:
+                state["objects"] = shards.load_whole(state.pop("shards"), state["objects"])
     except Refused:
         raise
     except pickle.UnpicklingError as error:
@@ -234,14 +249,17 @@ def keep(folder: str, run: str, count: int, whole: dict[str, tuple]) -> None:
         if _run_of(path) in (run, None):
             own.append(path)
         else:
-            _discard(path)
+            discard(path)
     for path in own:
         if len(stays) < count and path not in stays and _is_whole(path, whole):
             stays.add(path)
     if len(stays) >= count:
         for path in own:
             if path not in stays:
-                _discard(path)
+                discard(path)
+    for each in glob.glob(os.path.join(glob.escape(folder), "*.shards")):  # left by a job that was killed
+        if not os.path.exists(path := f"{each.removesuffix('.shards')}.pt"):
+            discard(path)
 
 
 def _is_whole(path: str, known: dict[str, tuple]) -> bool:
@@ -254,10 +272,12 @@ def _is_whole(path: str, known: dict[str, tuple]) -> bool:
     return True
 
 
-def _discard(path: str) -> None:
+def discard(path: str) -> None:
+    """Delete a checkpoint, or what a killed job has left of it."""
     for each in (path, f"{path}.json"):
         with contextlib.suppress(OSError):
             os.unlink(each)
+    shutil.rmtree(shards.folder_of(path), ignore_errors=True)
 
 
 def _latest(folder: str) -> str:

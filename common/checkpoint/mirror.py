@@ -1,6 +1,6 @@
 """--train_url s3://...: the job writes to a folder of this node, and a thread of rank 0 uploads it.
 
-    <train_url>/checkpoints/step_400.pt step_400.pt.json latest    epoch_<n>.pth best.pth metrics.jsonl ...
+    <train_url>/checkpoints/step_400.pt step_400.pt.json step_400.shards/ latest    epoch_<n>.pth best.pth ...
     <train_url>/.bootfile-outputs.json    the list of complete files with size and sha256 (output_list.py)
 
 At any moment, every file in the list is at the URL with that sha256. Before a file is overwritten, the list
@@ -21,7 +21,7 @@ import shutil
 import threading
 
 from common.checkpoint import files as checkpoint
-from common.checkpoint import output_list
+from common.checkpoint import output_list, shards
 from common.checkpoint import restore as restoring
 from common.checkpoint.lease import Lease
 from common.checkpoint.output_list import File
@@ -37,7 +37,7 @@ from common.run.output import WEIGHTS, Output
 _EVERY = 30.0  # seconds between uploads
 _TRIES = 2  # for the last upload
 _LAST = 10.0  # seconds for the last upload if the job ends with an error
-_FOREVER = re.compile(r".*\.(pt|pth|pt\.json)")  # written by a rename and never changed in place
+_FOREVER = re.compile(r".*\.(pt|pth|pt\.json|distcp|metadata)")  # they are never changed in place
 _LATEST = f"{CHECKPOINTS}/{checkpoint.LATEST}"
 _SNAPSHOTS = ".mirror"  # in the output folder: copies of the files that are being sent
 
@@ -159,7 +159,7 @@ class Mirror:
         self.lease.check()
         # The checkpoint is chosen first, so the weights and the history reach at least to its step.
         step = self._step
-        pair = restoring.names_of(step) if self._is_whole(step) else ()
+        pair = self._find_whole(step)
         entries = os.scandir(self.folder)
         plain = sorted(each.name for each in entries if each.is_file() and not each.name.startswith("."))
         first = [*filter(WEIGHTS.fullmatch, plain), *HISTORY, *pair, *([_LATEST] if pair else [])]
@@ -184,15 +184,17 @@ class Mirror:
             self.store.delete(sorted(self._doomed))
             self._doomed.clear()
 
-    def _is_whole(self, step: int) -> bool:
-        """Return whether this node has the checkpoint of a step, and it is not damaged."""
-        name, _ = restoring.names_of(step)
+    def _find_whole(self, step: int) -> list[str]:
+        """Return the files of the checkpoint of a step, its shards first; [] if this node does not have it,
+        or if it is damaged."""
+        name, checksum = restoring.names_of(step)
         path = os.path.join(self.folder, name)
         with contextlib.suppress(checkpoint.Refused, OSError):
-            if name not in self._files or self._sent.get(name) != state_of(path):
-                checkpoint.verify(path)
-            return True
-        return False
+            is_sent = name in self._files and self._sent.get(name) == state_of(path)
+            facts = (checkpoint.facts_of if is_sent else checkpoint.verify)(path)
+            own = [os.path.join(shards.folder_of(name), each) for each in facts.get("shards", ())]
+            return [*own, name, checksum]
+        return []
 
     def _snapshot(self, name: str) -> File | None:
         """Copy a file, so that it can change while it is sent, and remove its earlier version from the files
@@ -215,9 +217,8 @@ class Mirror:
     def _retire(self, step: int) -> None:
         """Remove from the list the files that the checkpoint of `step` replaces."""
         steps = restoring.steps_of(self._files.keys() - self._doomed)
-        for old in sorted(steps | {step})[: -self.keep]:
-            self._doomed |= set(restoring.names_of(old))
-        self._doomed -= {*restoring.names_of(step), _LATEST}
+        self._doomed |= restoring.of_steps(self._files, sorted(steps | {step})[: -self.keep])
+        self._doomed -= {*restoring.of_steps(self._doomed, {step}), _LATEST}
         for path in self._doomed:
             self._files.pop(path, None)
 

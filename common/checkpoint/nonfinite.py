@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common.distributed import ranks
+from common.distributed import ranks, sharding
 from common.ground import exits
 from common.ground.exits import BadInput
 
@@ -75,7 +75,7 @@ class Guard:
         """
         groups = [group for each in self.optimizers for group in each.param_groups]
         parameters = [each for group in groups for each in group["params"] if each.grad is not None]
-        gradients = [each.grad for each in parameters]
+        gradients = [sharding.local(each.grad) for each in parameters]
         norm = torch.stack(torch._foreach_norm(gradients)).sum() if gradients else loss.new_zeros(())
         flags = [_flag(each, norm) for each in (asked, late, report)]
         loss = loss.detach().squeeze()  # a loss [1] is a scalar, too

@@ -3,10 +3,10 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from common.checkpoint import files as checkpoint
-from common.checkpoint import output_list
+from common.checkpoint import output_list, shards
 from common.checkpoint.output_list import File
 from common.ground.exits import BadInput, printable
 from common.ground.heartbeat import Heartbeat
@@ -15,14 +15,14 @@ from common.run.output import WEIGHTS
 
 CHECKPOINTS = "checkpoints"
 HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "starts.jsonl")  # the job truncates the first three
-_STEP = re.compile(rf"{CHECKPOINTS}/step_(0|[1-9][0-9]{{0,18}})\.pt(\.json)?")
+_STEP = re.compile(rf"{CHECKPOINTS}/step_(0|[1-9][0-9]{{0,18}})\.(pt|pt\.json|shards/[^/]+)")
 # reasons of a StoreError that concern one object, and not the connection to the store
 _OF_THE_OBJECT = ("damaged", "replaced", *MISSING, "412", "PreconditionFailed")
 _TRIED = 100  # newest checkpoints of a list that are tried
 
 
 def step_of(path: str) -> int | None:
-    """Return the step of a checkpoint or its checksum below a URL; None for other files."""
+    """Return the step of a checkpoint, its checksum or its shard below a URL; None for other files."""
     match = _STEP.fullmatch(path)
     return int(match[1]) if match else None
 
@@ -30,6 +30,11 @@ def step_of(path: str) -> int | None:
 def steps_of(paths: Iterable[str]) -> set[int]:
     """Return the steps of the checkpoints, and of their checksums, among paths below a URL."""
     return {step for step in map(step_of, paths) if step is not None}
+
+
+def of_steps(paths: Iterable[str], steps: Collection[int]) -> set[str]:
+    """Return the paths of the checkpoints of some steps, with their checksums and shards."""
+    return {path for path in paths if step_of(path) in steps}
 
 
 def names_of(step: int) -> tuple[str, str]:
@@ -84,7 +89,7 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
         except (checkpoint.Refused, StoreError) as error:
             if isinstance(error, StoreError) and error.reason not in _OF_THE_OBJECT:
                 raise
-            refused |= set(names_of(step))
+            refused |= of_steps(files.keys() | there, {step})
             reasons.append(f"{store.location.url(names_of(step)[0])}: {error}")
             print(f"checkpoint refused: {reasons[-1]}", flush=True)
     if reasons and not own:
@@ -116,9 +121,13 @@ def _bring(store: ObjectStore, folder: str, step: int, facts: dict) -> None:
     downloads them again."""
     name, _ = names_of(step)
     path = os.path.join(folder, name)
-    os.makedirs(os.path.dirname(path), exist_ok=True)
     heartbeat, text = Heartbeat(), f"restoring {store.location.url(name)}"
-    store.fetch(name, path, facts["size"], lambda size: heartbeat.beat(text), facts["sha256"])
+    files = {name: (facts["size"], facts["sha256"])}
+    files |= {os.path.join(shards.folder_of(name), each): of for each, of in facts.get("shards", {}).items()}
+    for each, (size, sha256) in files.items():
+        target = os.path.join(folder, each)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        store.fetch(each, target, size, lambda size: heartbeat.beat(text), sha256)
     for each in HISTORY:
         _restore_history(store, folder, each)
     for each in filter(WEIGHTS.fullmatch, os.listdir(folder)):

@@ -88,13 +88,16 @@ def wanted(args: argparse.Namespace) -> str | None:
     return "auto" if is_restart else given
 
 
-def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str, dict | None]:
+def choose(
+    wanted: str, folder: str, load: Callable[[dict], None], whole: bool = True
+) -> tuple[str, dict | None]:
     """Return (path, state) of the newest whole checkpoint of this run; ("", None) without checkpoints.
 
     wanted: "auto" for the checkpoints in `folder`, or the path of a checkpoint or of a folder of checkpoints.
     load: called with the state of a file; it restores the state, or raises checkpoint.Refused. Every refused
-    file is printed with the reason. Raises BadInput if there are checkpoints and none can be used, or if
-    `wanted` does not exist.
+    file is printed with the reason.
+    whole: as for checkpoint.load().
+    Raises BadInput if there are checkpoints and none can be used, or if `wanted` does not exist.
     """
     if wanted == "auto":
         paths = checkpoint.list_newest_first(folder)
@@ -107,7 +110,7 @@ def choose(wanted: str, folder: str, load: Callable[[dict], None]) -> tuple[str,
     refused = []
     for path in paths:
         try:
-            state = checkpoint.read(path)
+            state = checkpoint.read(path, whole)
             load(state)
             return path, state
         except BadInput as error:  # this is the right checkpoint: do not try older ones

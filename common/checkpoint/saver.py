@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.checkpoint import digest, files
+from common.checkpoint import digest, files, shards
+from common.distributed import ranks, sharding
 from common.ground.exits import BadInput
 from common.ground.files import explain_write, sweep
 
@@ -22,13 +23,17 @@ class Saver:
     folder: the output folder.
     keep: the number of newest checkpoints to keep.
     log: called with one line to print.
+    sharded: the format of checkpoints of a sharded model: "full" gathers the state on rank 0, "sharded" makes
+        each rank write its shards (shards.py); "" for another model. If it is given, call save_checkpoint()
+        and save_weights() on every rank.
     saved: called with the step of each new checkpoint, in the background.
 
     `durable` is the step of the last checkpoint that is on the disk.
     """
 
-    def __init__(self, folder: str, keep: int, log: Callable[[str], object]):
-        self.folder, self.keep, self.log = folder, keep, log
+    def __init__(self, folder: str, keep: int, log: Callable[[str], object], sharded: str = ""):
+        self.folder, self.keep, self.log, self.is_sharded = folder, keep, log, bool(sharded)
+        self.in_shards = sharded == "sharded"
         self.saved: Callable[[int], object] = lambda step: None
         self.checkpoints = os.path.join(folder, "checkpoints")
         self.step = self.durable = 0  # of the last checkpoint that was submitted; of the last on the disk
@@ -51,10 +56,11 @@ class Saver:
         is_planned: false if it is saved only because the run stops; digests() does not return it then,
         because an uninterrupted run does not have it.
         """
-        if self.step != step:
+        if self._agree(self.step != step):
             self.step = step
             write = lambda state: self._write_checkpoint(state, run, is_planned)  # noqa: E731
-            self._submit(files.name_of(step), capture, write)
+            write_shards = lambda: self._write_shards(capture(), is_planned)  # noqa: E731
+            self._submit(files.name_of(step), write_shards if self.in_shards else capture, write)
 
     def save_weights(
         self,
@@ -76,7 +82,7 @@ class Saver:
         def capture() -> dict:
             # The keys are those of a checkpoint, so both use the same host memory for the copy.
             state = {"objects": objects()}
-            if self._digested == step:
+            if not self._agree(self._digested != step):
                 state["objects"] = {} if model else {"model": state["objects"]["model"]}
             return state | ({"weights": model.state_dict()} if model else {})
 
@@ -90,7 +96,9 @@ class Saver:
             sweep(self.folder)
             write_files(tensors)
 
-        if name or self._digested != step:
+        if self.in_shards and self._agree(self._digested != step):
+            self._digest(step, objects())
+        if name or self._agree(self._digested != step):
             self._submit(name, capture, write)
 
     def digests(self) -> list[tuple[int, str]]:
@@ -136,12 +144,18 @@ class Saver:
 
         self.check(wait=True)  # the last write may change values that are part of this state
         self._name = name or digest.FILE
-        self._digest_done.clear()
         try:
-            self._write = self._pool.submit(run, self._copies.make(capture()))
-        except (RuntimeError, MemoryError, OSError) as error:  # no memory for the copy, or no thread
+            copy = self._copies.make(capture())
+            if ranks.is_first():
+                self._digest_done.clear()
+                self._write = self._pool.submit(run, copy)
+        except (RuntimeError, MemoryError, OSError, ValueError) as error:  # no memory or thread, for example
             self._digest_done.set()
             self._report(error)
+
+    def _agree(self, decision: bool) -> bool:
+        """Return rank 0's decision: only rank 0 knows which writes have failed."""
+        return ranks.broadcast_object(decision) if self.is_sharded else decision
 
     def _digest(self, step: int, objects: dict, is_planned: bool = True, is_saved: bool = False) -> None:
         """Write the digest of the state after `step` steps, before its checkpoint is on the disk: then a run
@@ -152,18 +166,31 @@ class Saver:
             self._digests.append((step, line["digest"]))
         self._digest_done.set()
         try:
-            digest.write(self.folder, line)
+            if ranks.is_first():
+                digest.write(self.folder, line)
         except OSError as error:
             self.log(f"warning: {digest.FILE} lacks step {step}: {describe(error, self.folder)}")
+
+    def _write_shards(self, state: dict[str, Any], is_planned: bool) -> dict[str, Any]:
+        """Write the shards of a state on every rank, while the training waits. Return the rest of it."""
+        objects, path = state["objects"], os.path.join(self.checkpoints, files.name_of(state["step"]))
+        self._check_finite(objects["model"])
+        self._digest(state["step"], objects, is_planned, is_saved=True)
+        if ranks.is_first():
+            files.discard(path)
+        rest, facts = shards.save(path, objects)
+        return state | {"objects": rest, "shards": facts}
 
     def _write_checkpoint(self, state: dict[str, Any], run: str, is_planned: bool) -> None:
         self._prepare(self.checkpoints, state, state["objects"]["model"])
         if not self._is_readable:  # once: a later state has the same types
             files.check_readable(state["objects"])
             self._is_readable = True
-        self._digest(state["step"], state["objects"], is_planned, is_saved=True)
+        if not self.in_shards:
+            self._digest(state["step"], state["objects"], is_planned, is_saved=True)
+        facts = {"shards": state["shards"]} if self.in_shards else {}
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
-        files.write(path, state, step=state["step"], run=run)
+        files.write(path, state, step=state["step"], run=run, **facts)
         files.write_latest(path)
         self.durable = state["step"]
         files.keep(self.checkpoints, run, self.keep, self._whole)
@@ -173,8 +200,7 @@ class Saver:
     def _prepare(self, folder: str, state: dict, tensors: dict) -> None:
         """Make the folder for a state. Raises ValueError if these tensors, the weights, are not finite, and
         OSError if the disk is full."""
-        if find_infinite(tensors) - self.infinite:
-            raise ValueError("the weights are not finite")
+        self._check_finite(tensors)
         if not os.path.isdir(folder):
             if self.durable:
                 self.log(f"warning: {folder} was deleted and is created again: older checkpoints are lost")
@@ -182,6 +208,10 @@ class Saver:
         space, size = os.statvfs(folder), size_of(state)
         if space.f_bavail * space.f_frsize < size:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {size / 1e6:.1f} MB are needed")
+
+    def _check_finite(self, tensors: dict) -> None:
+        if find_infinite(tensors) - self.infinite:
+            raise ValueError("the weights are not finite")
 
     def _report(self, error: BaseException) -> None:
         reason = f"{self._name} was not saved: {describe(error, self.folder)}"
@@ -197,15 +227,17 @@ class HostCopies:
         self._buffers: dict[tuple, torch.Tensor] = {}
 
     def make(self, state: dict) -> dict:
-        """Return a copy of nested dictionaries, lists and tuples of tensors and plain types."""
+        """Return a copy of nested dictionaries, lists and tuples of tensors and plain types. If tensors are
+        sharded, call it on every rank; only rank 0 has a copy."""
         copy = self._copied(state, ())
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()  # the copies from the device have arrived
         return copy
 
     def _copied(self, value: Any, place: tuple) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self._buffer(value, place).copy_(value, non_blocking=True)
+        if isinstance(value, torch.Tensor) and not value.is_meta:
+            whole = sharding.full(value)
+            return self._buffer(whole, place).copy_(whole, non_blocking=True) if ranks.is_first() else None
         if isinstance(value, dict):
             return {key: self._copied(each, (*place, key)) for key, each in value.items()}
         if isinstance(value, list | tuple):
@@ -227,7 +259,7 @@ def _layout(tensor: torch.Tensor) -> tuple:
 def size_of(state: Any) -> int:
     """Return the bytes of the tensors in nested dictionaries, lists and tuples."""
     if isinstance(state, torch.Tensor):
-        return state.numel() * state.element_size()
+        return 0 if state.is_meta else state.numel() * state.element_size()
     if isinstance(state, dict):
         return sum(map(size_of, state.values()))
     return sum(map(size_of, state)) if isinstance(state, list | tuple) else 0
@@ -238,7 +270,8 @@ def find_infinite(tensors: dict[str, Any]) -> set[str]:
     return {
         name
         for name, each in tensors.items()
-        if isinstance(each, torch.Tensor) and each.is_floating_point() and not torch.isfinite(each).all()
+        if isinstance(each, torch.Tensor) and each.is_floating_point() and not each.is_meta
+        if not torch.isfinite(each).all()
     }
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from common.checkpoint import digest, files
+from common.checkpoint import digest, files, shards
 from common.checkpoint.optimizer_steps import find_optimizers
 from common.checkpoint.schedules import ScheduleState, plain
 from common.console import arguments
+from common.distributed import sharding
 from common.ground.exits import BadInput
 
 # options that change the trained weights: a checkpoint of another value is refused
@@ -25,7 +26,8 @@ OPERATION = {
     "cache", "cache_mode", "workers", "data_backend", "ray_address", "init_method", "rank", "world_size",
     "local_rank", "processes_per_node", "rank_level", "timeout", "weights", "evaluate", "tracker",
     "early_stopping", "compile", "batch_size_per_gpu", "data", "fp16", "use_dali", "dali_cpu",
-    "gather_checkpoints", "grad_checkpointing", "val_image_size",
+    "gather_checkpoints", "grad_checkpointing", "val_image_size", "checkpoint_activations",
+    "checkpoint_format",
 }  # fmt: skip
 FORMAT = 2
 _COUNTS = ("bad_steps", "bad_in_a_row", "best", "best_of", "highest", "epochs_not_better")  # of a RunState
@@ -42,6 +44,7 @@ class RunState:
 
     def __init__(self, args: argparse.Namespace, objects: dict[str, Any]):
         self.args, self.objects = args, objects
+        self.is_sharded = sharding.is_sharded(objects["model"])
         self.objects |= _inner_optimizers(objects["optimizer"])
         self._later: dict | None = None  # a state whose parameter groups are not all added yet
         self.run = uuid.uuid4().hex[:16]
@@ -79,8 +82,10 @@ class RunState:
             raise BadInput(f"a checkpoint cannot be saved: {error}") from error
         optimizers = self._optimizers().values()
         modules = {name: each for name, each in objects.items() if name not in self._optimizers()}
-        held = {each.data_ptr() for _, each in digest.leaves(modules) if isinstance(each, torch.Tensor)}
-        trained = [each for own in optimizers for group in own.param_groups for each in group["params"]]
+        tensors = (each for _, each in digest.leaves(modules) if isinstance(each, torch.Tensor))
+        held = {sharding.local(each).data_ptr() for each in tensors}
+        groups = [group for own in optimizers for group in own.param_groups]
+        trained = [sharding.local(each) for group in groups for each in group["params"]]
         if lost := sum(each.numel() > 0 and each.data_ptr() not in held for each in trained):
             raise BadInput(
                 f"the optimizer trains {lost} tensors that no checkpoint holds: put them into the model, or "
@@ -88,7 +93,7 @@ class RunState:
             )
 
     def load(self, state: dict, total_steps: int) -> None:
-        """Check and restore a state that was read from a file.
+        """Check a state that was read from a file, and restore it if the model is not sharded.
 
         Raises Refused, with both values, if it belongs to another run, and BadInput if it has done more than
         total_steps. A file of another program may raise any exception; another state can be loaded then.
@@ -112,15 +117,25 @@ class RunState:
                 f"it is of step {state['step']}, and this run ends at step {total_steps}: raise --epochs or "
                 "--max_steps, or use another --output_dir"
             )
-        self.restore(state)
+        self._check_objects(state["objects"])
+        if not self.is_sharded:
+            self.restore(state)
 
-    def restore(self, state: dict) -> None:
-        """Load a state of this run into the objects.
+    def broadcast(self, state: dict | None) -> dict | None:
+        """Return rank 0's state on every rank, with the tensors of a sharded model as its shards."""
+        objects: dict[str, Any] = {
+            name: own.state_dict() for name, own in self.objects.items() if isinstance(own, torch.nn.Module)
+        }
+        for name, own in self._optimizers().items():
+            parameters = [each for group in own.param_groups for each in group["params"]]
+            objects[name] = {"state": dict(enumerate(parameters))}
+        state = sharding.broadcast(state, {"objects": objects})
+        if state and "shards" in state:
+            shards.load(state["shards"], state["objects"])
+        return state
 
-        If its optimizer has parameter groups that the loop has still to add, the state of the optimizers and
-        of the schedule is loaded before the first step (before_step).
-        """
-        saved = state["objects"]
+    def _check_objects(self, saved: dict) -> None:
+        """Raise Refused if the objects of a state cannot be loaded into those of this run."""
         optional = {"scheduler", "scaler"}  # not every job had a scaler
         criterion = self.objects.get("criterion")
         if not (isinstance(criterion, torch.nn.Module) and list(criterion.parameters())):
@@ -135,6 +150,14 @@ class RunState:
             there, here = _sizes(saved[name]), _sizes(own)
             if there[: len(here)] != here:  # the loop may add the last groups later
                 raise files.Refused(f"its {name} has groups of {there} parameters, this run's has {here}")
+
+    def restore(self, state: dict) -> None:
+        """Load a state of this run into the objects.
+
+        If its optimizer has parameter groups that the loop has still to add, the state of the optimizers and
+        of the schedule is loaded before the first step (before_step).
+        """
+        saved = state["objects"]
         self._later = state if self._find_missing_groups(state) else None
         for name, own in self.objects.items():
             is_other = name not in saved or (name == "scaler" and not saved[name])

@@ -16,7 +16,7 @@ import torch
 
 from common.checkpoint import files as checkpoint
 from common.checkpoint import pretrained
-from common.distributed import ranks
+from common.distributed import ranks, sharding
 from common.ground.exits import BadInput, printable
 from common.ground.files import opener
 from common.run import output
@@ -152,7 +152,8 @@ def fill(path: str, model: torch.nn.Module, tensors: dict[str, torch.Tensor], co
         if not (values.isfinite() if names[name] in parameters else ~values.isnan()).all():
             raise BadInput(f"weights {path}: {name} holds NaN or infinity")
     if not any(tensor.is_meta for tensor in own.values()):
-        model.load_state_dict({names[name]: tensors[name] for name in same}, strict=False)
+        loaded = sharding.shard({names[name]: tensors[name] for name in same}, own)
+        model.load_state_dict(loaded, strict=False)
     return f"{line}; the rest keeps its initial values" if other or missing else line
 
 

@@ -3,13 +3,15 @@
 A job's own metrics are also sums: class Metrics, and top(), absolute_error(), R2, ConfusionMatrix and F1.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from common.compute.losses import multi_hot
+from common.distributed import sharding
 from common.ground.exits import BadInput
 
 _EXPECTED = "expected one number, the mean over the batch (reduction='mean')"
@@ -65,7 +67,8 @@ def evaluate(
 
     model: the raw model. A DistributedDataParallel wrapper communicates in forward(), but ranks may have
         different numbers of batches.
-    batches: iterable of (inputs, targets) on the model's device; may be empty.
+    batches: iterable of (inputs, targets) on the model's device; may be empty. For a sharded model it is a
+        loader; ranks may have different numbers of batches here, too.
     criterion: called with (logits, labels), as in training; the mean over the batch.
     metrics: usually log.metrics.
     stop: called before each batch; if true, the function returns early with incomplete sums.
@@ -80,16 +83,34 @@ def evaluate(
     model.eval()
     device = next(model.parameters(), torch.empty(0)).device
     total = torch.zeros(3 + metrics.size, dtype=torch.float64, device=device)
-    for inputs, targets in batches:
-        if stop():
-            break
+    if sharding.is_sharded(model):
+        turns = _in_step(batches, stop, device)
+    else:
+        turns = itertools.takewhile(lambda _: not stop(), batches)
+    for inputs, targets in turns:
         outputs = model(inputs)
         if mirrored:
             outputs = (outputs + model(inputs.flip(3))) / 2
+        if targets is None:
+            continue
         batch = _sums(criterion(outputs, targets), outputs, targets)
         total += torch.cat([batch, *metrics.sums(outputs, targets)])
     model.train(training)
     return total
+
+
+def _in_step(batches: Any, stop: Callable[[], bool], device: torch.device) -> Iterator[tuple[Any, Any]]:
+    """Yield the batches of a loader. If other ranks have more, yield (inputs, None) for each: the forward
+    pass of a sharded model needs all ranks. All ranks end together; the host waits for each batch."""
+    own = iter(batches)
+    while True:
+        batch = next(own, None)
+        flags = torch.tensor([batch is not None, stop()], dtype=torch.int32, device=device)
+        torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX)
+        has_batch, must_stop = flags.tolist()
+        if must_stop or not has_batch:
+            return
+        yield batch or (batches.example(1), None)
 
 
 class Metrics:

@@ -1,13 +1,14 @@
 """Write a project of your own: a job, a test, and the files that a platform needs.
 
-    python -m launch new FOLDER [--text] [--ddp] [--amp] [--exact] [--copy]
+    python -m launch new FOLDER [--text] [--ddp] [--amp] [--exact] [--fsdp] [--copy]
     cd FOLDER && python -m pytest tests
     python -m launch new --receipt FOLDER       only receipt.py, for a loop of your own (guides/receipts.md)
 
     jobs/train.py       jobs/train_own.py of Bootfile: your data, model, loss and step are in its blocks.
                         --text: those of jobs/train_text.py, a language model.
                         --ddp adds the blocks for one process per GPU, --amp those for mixed precision,
-                        --exact those for the same bits on 1, 2, 4 or 8 processes (guides/exact.md)
+                        --exact those for the same bits on 1, 2, 4 or 8 processes (guides/exact.md),
+                        --fsdp those for a model that is sharded over the GPUs (guides/large_models.md)
     tests/              trains a few steps, kills, resumes, and compares samples and weights
     job.toml            for `python -m launch submit`
     requirements.txt    packages, which `pack` lists for the platform
@@ -37,6 +38,7 @@ _ONLY = re.compile(r"  # only with --(\w+)$")  # ends a line of the template
 # Beginnings of lines for the data set of train.py, which the blocks of train_own.py replace.
 _UNUSED = ("from datasets.loaders.engines.memory import ", "from datasets.memory import image_set")
 _STEP = re.compile(r"(?<=in train_loader:\n).*?(?=^            scheduler\.step)", re.MULTILINE | re.DOTALL)
+_FUSED_SGD = re.compile(r"^\n( *### .* fused SGD .*\n)(.*\n)+?\1", re.MULTILINE)  # train_text.py has AdamW
 _DOCSTRING = '''"""Train your own model on your own data.
 
     python jobs/train.py --epochs {epochs} --batch_size 32 --lr {lr}{example}
@@ -58,12 +60,15 @@ def main(arguments: list[str]) -> int:
     add("--ddp", action="store_true", help="add the blocks of jobs/train_ddp.py")
     add("--amp", action="store_true", help="add the blocks of jobs/train_amp.py")
     add("--exact", action="store_true", help="add the blocks of train_ddp.py and train_exact.py")
+    add("--fsdp", action="store_true", help="add the blocks of train_ddp.py and train_fsdp.py")
     add("--copy", action="store_true", help="copy common, datasets and launch, do not link them")
     args = parser.parse_args(arguments)
     if args.exact and args.amp:
         raise BadInput("--exact and --amp exclude each other: both replace the line of the evaluation")
     if args.text and (args.exact or args.amp):
         raise BadInput("--text excludes --exact and --amp: they replace lines of the same step")
+    if args.fsdp and (args.exact or args.amp):
+        raise BadInput("--fsdp excludes --exact, which needs DDP, and --amp: use --precision bfloat16")
     folder = Path(args.folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +77,7 @@ def main(arguments: list[str]) -> int:
         elif any(folder.iterdir()):
             raise BadInput(f"{folder} is not empty: name a new folder")
         else:
-            _write_project(folder, args, args.ddp or args.exact)
+            _write_project(folder, args, args.ddp or args.exact or args.fsdp)
     except OSError as error:
         raise BadInput(f"{error.filename or folder}: {error.strerror}") from error
     return 0
@@ -86,7 +91,7 @@ def _write_receipt(path: Path) -> None:
     print(f"wrote {path}\nnext: from receipt import Receipt; its first lines show how a loop uses it")
 
 
-def make_job(ddp: bool, amp: bool, exact: bool = False, text: bool = False) -> str:
+def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text: bool = False) -> str:
     """Return the text of a project's jobs/train.py. Raises BadInput if a job of Bootfile is missing."""
     own = "train_text.py" if text else "train_own.py"
     names = [own, *["train_ddp.py"] * ddp, *["train_amp.py"] * amp]
@@ -95,9 +100,11 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, text: bool = False) -> s
     if not text:
         variants[0] = variants[0].replace(own_step, step)  # another variant may have its own
     combined = blocks.combine(base, *variants)
-    if exact:  # its base is train_ddp.py
-        names.append("train_exact.py")
+    if exact or fsdp:  # its base is train_ddp.py
+        names.append("train_exact.py" if exact else "train_fsdp.py")
         variant = _read(f"jobs/{names[-1]}")
+        if text:
+            variant = _FUSED_SGD.sub("", variant)
         combined = blocks.combine(variants[1], combined, variant, tag="新增")
     combined = blocks.without_replaced(combined)
     if not text:
@@ -116,7 +123,7 @@ def _mark(step: str, mark: str) -> str:
 
 
 def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
-    job = make_job(ddp, args.amp, args.exact, args.text)
+    job = make_job(ddp, args.amp, args.exact, args.fsdp, args.text)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name)[:64]
     given = [option for option, is_given in (("ddp", ddp), ("text", args.text)) if is_given]
     values = {"name": name, **_RATES["train_text.py" if args.text else "train_own.py"]}

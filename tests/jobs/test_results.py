@@ -49,10 +49,12 @@ def test_generated_images_are_learned_without_the_weights_of_epochs(tmp_path):
     assert [path.name for path in (tmp_path / "checkpoints").glob("*.pt")] == ["step_39.pt"]
 
 
-@pytest.mark.parametrize("options", [("--custom_data=true", "--max_steps=20"), ("--max_steps=40",)])
+@pytest.mark.parametrize(
+    "options", [("--custom_data=true", "--max_steps=20"), ("--dataset=digits", "--max_steps=40")]
+)
 def test_a_first_run_learns_with_the_rate_of_a_long_one(options, tmp_path):
     """Without the zero weights of models.resnet18() the loss of the validation rises to 40 and more."""
-    run("jobs/train.py", "--dataset=digits", "--width=16", *options, "--output_dir", tmp_path)
+    run("jobs/train.py", *options, "--width=16", "--output_dir", tmp_path)
     evaluations = [line for line in records(tmp_path) if "val_loss" in line]
     assert max(line["val_loss"] for line in evaluations) < 2.5 and evaluations[-1]["val_acc"] > 0.25
 

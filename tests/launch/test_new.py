@@ -12,10 +12,17 @@ from tests.conftest import ROOT, environment, run
 from tests.support.packed import listed
 from tests.support.simulated import rows
 
+OPTIONS = [
+    (),
+    ("--ddp", "--amp", "--copy"),
+    ("--exact",),
+    ("--fsdp",),
+    ("--text", "--ddp"),
+    ("--text", "--fsdp"),
+]
 
-@pytest.mark.parametrize(
-    "options", [(), ("--ddp", "--amp", "--copy"), ("--exact",), ("--text", "--ddp")], ids=" ".join
-)
+
+@pytest.mark.parametrize("options", OPTIONS, ids=" ".join)
 def test_a_new_project_works_at_once(options, tmp_path):
     folder = tmp_path / "my project"
     run("-m", "launch", "new", folder, *options)
@@ -51,19 +58,20 @@ def test_a_new_project_works_at_once(options, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "ddp, amp, exact",
+    "ddp, amp, exact, fsdp",
     [
-        (False, False, False),
-        (True, False, False),
-        (False, True, False),
-        (True, True, False),
-        (True, False, True),
+        (False, False, False, False),
+        (True, False, False, False),
+        (False, True, False, False),
+        (True, True, False, False),
+        (True, False, True, False),
+        (True, False, False, True),
     ],
 )
-def test_the_blocks_are_numbered_and_the_job_explains_itself(ddp, amp, exact):
-    job = make_job(ddp, amp, exact)
+def test_the_blocks_are_numbered_and_the_job_explains_itself(ddp, amp, exact, fsdp):
+    job = make_job(ddp, amp, exact, fsdp)
     marks = re.findall(r"^ *### (\S+) \(.*\) (\d+)/(\d+), ", job, re.MULTILINE)
-    for tag, blocks in (("新增", 5 + 3 * amp + 8 * exact), ("分布式改造", 6 * ddp)):
+    for tag, blocks in (("新增", 5 + 3 * amp + 8 * exact + 3 * fsdp), ("分布式改造", 6 * ddp)):
         numbers = [(int(k), int(n)) for own, k, n in marks if own == tag]
         assert numbers == [(k, blocks) for k in range(1, blocks + 1) for _ in range(2)]
     assert not re.search(r"--(width|dataset|custom_data)|image_set|logits", job)
@@ -78,11 +86,15 @@ def test_a_language_model_for_several_processes():
     assert not re.search(r"image|--(dataset|custom_data)|# - ", job)
 
 
-@pytest.mark.parametrize("options", [("--exact", "--amp"), ("--text", "--amp"), ("--text", "--exact")])
-def test_options_that_exclude_each_other(options, tmp_path):
-    with pytest.raises(BadInput, match=options[0]):
+@pytest.mark.parametrize("options, reason", [
+    (("--exact", "--amp"), "--exact and --amp exclude each other"),
+    (("--fsdp", "--amp"), "--fsdp excludes .* --amp: use --precision bfloat16"),
+    (("--fsdp", "--exact"), "--fsdp excludes --exact"),
+    (("--text", "--amp"), "--text excludes --exact and --amp"),
+])  # fmt: skip
+def test_variants_that_exclude_each_other_are_refused(options, reason, tmp_path):
+    with pytest.raises(BadInput, match=reason):
         main([str(tmp_path / "project"), *options])
-    assert not (tmp_path / "project").exists()
 
 
 def test_a_folder_that_is_not_empty_is_refused(tmp_path):

@@ -18,7 +18,7 @@ from launch.new.blocks import MarksError, replaced_lines, without_docstring
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTED, NEW = "分布式改造 (distributed)", "新增 (new)"
-_BASES = {"train_exact": "train_ddp.py"}  # bases that the name of a variant does not tell
+_BASES = dict.fromkeys(("train_exact", "train_fsdp"), "train_ddp.py")  # the names do not tell it
 _MARK = re.compile(r"( *)### (?P<tag>.+) (?P<k>\d+)/(?P<n>\d+), \S.* ###")
 
 

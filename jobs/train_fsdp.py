@@ -1,0 +1,163 @@
+# PYTHON_ARGCOMPLETE_OK
+"""Train a ResNet-18 whose weights are sharded over all GPUs (FSDP2): train_ddp.py plus blocks marked as new.
+
+    python jobs/train_fsdp.py --dataset digits --processes_per_node 2    two processes on the CPU
+    torchrun --nproc-per-node=8 jobs/train_fsdp.py --precision bfloat16 --checkpoint_activations true
+
+Each process holds 1 / N of the weights, the gradients and the optimizer state, and gathers one layer at a
+time. It needs torch 2.6 or later. Losses and checkpoints are those of train_ddp.py, up to rounding; a restart
+may change the number of processes, or the job. When it is worth it: guides/large_models.md.
+"""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
+from common.distributed.entry import (
+    entry,  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
+)
+
+# isort: split
+import torch
+
+from common.checkpoint.checkpointer import Checkpointer, TrainingParser
+from common.compute import models
+from common.console.arguments import BATCH_SIZE_HELP, boolean, interval, positive_float, positive_int, seed
+from common.distributed import devices
+from common.run import evaluation, metrics
+from datasets.loaders.engines.memory import make_loader
+from datasets.memory import image_set
+from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
+
+
+@entry  # bad input ends the job with one line `error: ...` and exit code 2
+def main() -> None:
+    parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
+    data = parser.add_argument_group("data and model")
+    data.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
+    data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
+    data.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
+    data.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
+    output = parser.add_argument_group("output")
+    output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
+    output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
+    optimization = parser.add_argument_group("optimization")
+    optimization.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak (default: %(default)s)")
+    optimization.add_argument("--epochs", type=positive_int, default=20, help="default: %(default)s")
+    optimization.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
+    optimization.add_argument("--seed", type=seed, default=0, help="weights, order and crops (default: 0)")
+    optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
+
+    ### 新增 (new) 1/3, type of the layers, and activations that are computed twice instead of kept ###
+    from common.distributed import sharding
+
+    sharding.add_arguments(parser)
+    ### 新增 (new) 1/3, type of the layers, and activations that are computed twice instead of kept ###
+
+    ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
+    from common.distributed import launcher, process_group
+    from common.distributed.batchnorm import convert_sync_batchnorm
+
+    process_group.add_arguments(parser)
+    ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
+    args = parser.parse_args()
+
+    device = devices.select(args)
+
+    ### 分布式改造 (distributed) 2/6, one process per GPU: started by torchrun, or here; then they connect ###
+    topology = process_group.get_topology(args)
+    if topology.starts_processes:  # started once for the node: start the others, wait, exit with their code
+        sys.exit(launcher.start(topology, args.grace))
+    torch.distributed.init_process_group(**process_group.meet(args, topology))  # nccl on GPUs, else gloo
+    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    ### 分布式改造 (distributed) 2/6, one process per GPU: started by torchrun, or here; then they connect ###
+    log = metrics.Log(args)
+    torch.manual_seed(args.seed)
+
+    # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
+    train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
+    log.print_data(train_set, test_set)
+    train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
+    test_sampler = SequentialBatchSampler(len(test_set), 250)
+
+    ### 分布式改造 (distributed) 3/6, each rank reads its own shard of every global batch ###
+    train_sampler = train_sampler.shard(rank, world_size)
+    test_sampler = test_sampler.shard(rank, world_size)  # every test sample once: no padding
+    ### 分布式改造 (distributed) 3/6, each rank reads its own shard of every global batch ###
+    train_loader = make_loader(train_set, train_sampler, device, augment=True)
+    test_loader = make_loader(test_set, test_sampler, device)
+
+    model = models.resnet18(train_set.channels, train_set.classes, args.width)
+    model = model.to(device).to(memory_format=torch.channels_last)
+    forward = model  # variants wrap `forward`; `model` stays the raw module, which is saved and evaluated
+
+    ### 分布式改造 (distributed) 4/6, average the gradients, and BatchNorm over the global batch ###
+    model = convert_sync_batchnorm(model)  # torch.nn.SyncBatchNorm; it needs nccl, so over gloo our own
+
+    ### 新增 (new) 2/3, each rank holds 1 / N of the weights, gradients and optimizer state of every layer ###
+    # - device_ids = [device.index] if device.type == "cuda" else None
+    # - forward = torch.nn.parallel.DistributedDataParallel(model, device_ids=device_ids)
+    # - forward.broadcast_buffers = False  # equal on all ranks: no need to send them before every forward pass
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = model.to(memory_format=torch.contiguous_format)  # a shard is a part of the first dimension
+    if args.checkpoint_activations:
+        sharding.checkpoint_activations(model)
+    mesh = init_device_mesh(device.type, (world_size,))
+    for layer, policy in sharding.layers(model, args.precision):  # with a MixedPrecisionPolicy
+        fully_shard(layer, mesh=mesh, mp_policy=policy)  # in place; the last one is `model`
+    forward = model
+    ### 新增 (new) 2/3, each rank holds 1 / N of the weights, gradients and optimizer state of every layer ###
+    ### 分布式改造 (distributed) 4/6, average the gradients, and BatchNorm over the global batch ###
+
+    total_steps = train_sampler.total_steps
+    recipe = models.FUSED[device.type] | {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
+
+    ### 新增 (new) 3/3, torch 2.14 has no fused SGD for shards; AdamW has, and may stay fused ###
+    recipe["fused"] = False
+    ### 新增 (new) 3/3, torch 2.14 has no fused SGD for shards; AdamW has, and may stay fused ###
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, **recipe)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, args.lr, total_steps=total_steps, cycle_momentum=False
+    )
+    criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
+
+    checkpoint = Checkpointer(
+        args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
+        scheduler=scheduler, loader=train_loader,
+    )  # fmt: skip
+    step = checkpoint.resume(total_steps)  # 0, or the step of the newest checkpoint
+
+    for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
+        model.train()
+        for inputs, targets in train_loader:
+            optimizer.zero_grad()
+            logits = forward(inputs)
+            loss = criterion(logits, targets)
+            loss.backward()
+            if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
+                running += evaluation.batch_sums(loss, logits, targets)
+                optimizer.step()
+            scheduler.step()
+            step += 1
+            if checkpoint.is_due(step):  # a report (--report_every) or a save (--save_every)
+                ### 分布式改造 (distributed) 5/6, sum the figures over all ranks; rank 0 prints and writes ###
+                torch.distributed.all_reduce(running)
+                ### 分布式改造 (distributed) 5/6, sum the figures over all ranks; rank 0 prints and writes ###
+                log.step(step, running, scheduler)  # waits for the device, and sets `running` to 0
+                checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
+        val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
+
+        ### 分布式改造 (distributed) 6/6, sum the evaluation over all ranks; rank 0 writes the weights ###
+        torch.distributed.all_reduce(val_sums)
+        ### 分布式改造 (distributed) 6/6, sum the evaluation over all ranks; rank 0 writes the weights ###
+        checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
+        log.validation(step, val_sums)
+    checkpoint.finish()  # waits for the last save and upload, and prints the TIME COST table
+
+
+if __name__ == "__main__":
+    main()
