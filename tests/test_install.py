@@ -2,8 +2,10 @@
 
 import re
 
+import pytest
 from packaging.version import Version
 
+from common import __version__
 from tests.conftest import ROOT
 from tests.install import UV, read_settings
 
@@ -31,3 +33,16 @@ def test_floors_without_known_holes():
     for name, floor in (("opencv-python-headless", "4.8.1.78"), ("tqdm", "4.66.3"), ("jinja2", "3.1.6")):
         assert Version(floors[name]) >= Version(floor)
     assert re.fullmatch(r"uv==[\d.]+", UV)
+
+
+def test_pyproject_has_the_packages_of_the_lists():
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 has it")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for file, packages in (
+        ("requirements.txt", project["project"]["dependencies"]),
+        ("tests/requirements.txt", project["dependency-groups"]["dev"]),
+    ):
+        lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+        assert packages == [line for line in lines if line and not line.startswith(("#", "-r"))]
+    assert project["project"]["version"] == __version__
+    assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
