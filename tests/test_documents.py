@@ -57,7 +57,7 @@ _TESTED = {  # by other tests, which need seconds for it
     "python jobs/train_ray.py --dataset digits --distribute_mode true",  # tests/jobs/test_train_ray.py
     "python -m launch bench loaders --data_url FOLDER",  # tests/launch/test_bench.py
     "python -m launch simulate --nodes 2 --processes 2 --platform modelarts jobs/train_ddp.py "
-    "-- --dataset digits --max_steps 20",  # tests/launch/simulate/test_simulate.py
+    "-- --dataset digits --max_steps 40",  # tests/launch/simulate/test_simulate.py
 }
 COMMANDS = sorted({command for name in TEXT for command in find_commands(name)} - _TESTED)
 

@@ -1,6 +1,6 @@
 """Run a job on this machine as a platform would: with its arguments, environment, folders, nodes and faults.
 
-    python -m launch simulate --nodes 2 --processes 2 jobs/train_ddp.py -- --dataset digits --max_steps 20
+    python -m launch simulate --nodes 2 --processes 2 jobs/train_ddp.py -- --dataset digits --max_steps 40
     python -m launch simulate --nodes 2 --platform pai-dlc --fault kill:rank=1,step=5 jobs/train_ddp.py -- ...
 
 Every node has its own folders:
