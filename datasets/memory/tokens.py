@@ -100,6 +100,7 @@ def _read(path: str) -> bytes:
 def _map(path: str) -> np.ndarray:
     """Return the numbers in one of nanoGPT's files without reading it into memory."""
     try:
-        return np.memmap(path, "<u2", mode="r")
+        with open(path, "rb", opener=opener) as file:
+            return np.memmap(file, "<u2", mode="r")
     except (OSError, ValueError) as error:  # ValueError: its size is odd or 0
         raise BadInput(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error

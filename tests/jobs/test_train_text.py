@@ -77,13 +77,13 @@ def test_forms_of_data(tmp_path):
     assert test.text(inputs[:2]) == "800 900"
 
 
-@pytest.mark.parametrize("case", ["short", "fifo", "odd", "no val.bin", "no texts", "missing"])
+@pytest.mark.parametrize("case", ["short", "fifo", "fifo.bin", "odd", "no val.bin", "no texts", "missing"])
 def test_data_that_cannot_be_used(case, tmp_path):
     path, folder = tmp_path / "file.txt", str(tmp_path)
     if case == "short":
         path.write_text("A few words.")
-    elif case == "fifo":
-        os.mkfifo(path)
+    elif case.startswith("fifo"):
+        os.mkfifo(tmp_path / "train.bin" if case == "fifo.bin" else path)
     elif case in ("odd", "no val.bin"):
         (tmp_path / "train.bin").write_bytes(b"12345"[: 5 if case == "odd" else 4])
     elif case == "missing":
