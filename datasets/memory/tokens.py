@@ -57,6 +57,8 @@ def load(data_url: str | None, context: int) -> tuple[TokenWindows, TokenWindows
     set. Raises BadInput.
     """
     is_file = data_url is not None and os.path.isfile(data_url)
+    if is_file and str(data_url).endswith(".bin"):
+        raise BadInput(f"{data_url}: expected its folder, with {' and '.join(_BINS)}")
     folder = _LIBRARY if data_url is None else data_url if is_file else local_folder(data_url)
     if not is_file and any(os.path.exists(os.path.join(folder, name)) for name in _BINS):
         train, test = (_map(os.path.join(folder, name)) for name in _BINS)

@@ -77,7 +77,7 @@ def test_forms_of_data(tmp_path):
     assert test.text(inputs[:2]) == "800 900"
 
 
-@pytest.mark.parametrize("case", ["short", "fifo", "fifo.bin", "odd", "no val.bin", "no texts", "missing"])
+@pytest.mark.parametrize("case", ["short", "fifo", "fifo.bin", "odd", "no val.bin", "one bin", "no texts", "missing"])
 def test_data_that_cannot_be_used(case, tmp_path):
     path, folder = tmp_path / "file.txt", str(tmp_path)
     if case == "short":
@@ -86,6 +86,9 @@ def test_data_that_cannot_be_used(case, tmp_path):
         os.mkfifo(tmp_path / "train.bin" if case == "fifo.bin" else path)
     elif case in ("odd", "no val.bin"):
         (tmp_path / "train.bin").write_bytes(b"12345"[: 5 if case == "odd" else 4])
+    elif case == "one bin":
+        folder = str(tmp_path / "train.bin")
+        np.arange(500, dtype=np.uint16).tofile(folder)
     elif case == "missing":
         folder = str(tmp_path / "nothing")
     with pytest.raises(BadInput, match=folder):
@@ -96,6 +99,13 @@ def test_bad_options_end_before_the_first_step():
     for option in ("--heads=3", "--dropout=1", "--context=99999"):
         error = run("jobs/train_text.py", f"--data_url={TEXTS}", "--width=16", option, code=2).stderr
         assert option.partition("=")[2] in error and error.count("\n") == 1
+
+
+def test_a_run_does_not_continue_with_another_number_of_heads(tmp_path):
+    """All weights have the same shapes."""
+    command = ("jobs/train_text.py", *OPTIONS, f"--output_dir={tmp_path}")
+    run(*command, "--max_steps=3")
+    assert "--heads" in run(*command, "--max_steps=6", "--heads=4", code=2).stderr
 
 
 def test_a_token_is_predicted_from_those_before_it():
