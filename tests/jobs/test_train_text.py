@@ -127,6 +127,13 @@ def test_writing_does_not_change_the_random_numbers_of_the_training():
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
+def test_a_model_that_has_diverged_writes_something():
+    """Its logits are NaN. On a GPU an error of torch.multinomial would end every later call of the process."""
+    model = GPT(64, 16)
+    torch.nn.init.constant_(model.norm.weight, torch.nan)
+    assert generate(model, torch.zeros(1, dtype=torch.int64), 3, 16, seed=1).max() < 64
+
+
 def test_perplexity_of_batches_adds_up():
     logits, targets = torch.randn(6, 5, 9), torch.randint(9, (6, 5))
     metric = Perplexity()
