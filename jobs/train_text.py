@@ -161,8 +161,10 @@ def main() -> None:
             # -     optimizer.step()
             optimizer.zero_grad()
             loss = torch.zeros((), device=device)
-            parts = zip(inputs.chunk(args.accumulate), targets.chunk(args.accumulate), strict=True)
-            for part, following in parts:
+            parts = [*zip(inputs.chunk(args.accumulate), targets.chunk(args.accumulate), strict=True)]
+            for number, (part, following) in enumerate(parts, start=1):
+                # DDP sends the gradients after the last part only
+                forward.require_backward_grad_sync = number == len(parts)  # type: ignore[assignment]
                 logits = forward(part)
                 part_loss = criterion(logits, following) * len(part) / len(inputs)
                 part_loss.backward()

@@ -15,6 +15,7 @@ from datasets.sampling import receipt
 from launch.new.cli import make_job
 from tests.conftest import ROOT, finish, read_until, records, run, run_ranks, start_ranks
 from tests.jobs.test_resume import figures, same_weights, weights
+from tests.support.exact import changed
 
 TEXTS = ROOT / "datasets" / "memory"
 OPTIONS = (f"--data_url={TEXTS}", "--layers=1", "--heads=2", "--width=16", "--context=32", "--epochs=3",
@@ -53,6 +54,19 @@ def test_a_killed_run_continues_exactly(ranks, tmp_path):
     page = tmp_path / "report.html"
     run("-m", "launch", "report", whole, "--to", page)
     assert "Tokens per second" in page.read_text(encoding="utf-8")
+
+
+def test_accumulated_gradients_are_sent_once_a_step(tmp_path):
+    line = "    forward.broadcast_buffers = False"
+    hook = (
+        "    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook\n"
+        "    hook = lambda _, bucket: print('sent a bucket') or allreduce_hook(None, bucket)\n"
+        f"    forward.register_comm_hook(None, hook)\n{line}"
+    )
+    text = make_job(ddp=True, amp=False, text=True)
+    job = changed(text, tmp_path / "train.py", (line, hook))
+    options = (*OPTIONS, "--accumulate=4", "--max_steps=3", f"--output_dir={tmp_path / 'output'}")
+    assert run_ranks(job, *options)[0].stdout.count("sent a bucket") == 3
 
 
 def test_forms_of_data(tmp_path):
