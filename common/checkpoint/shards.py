@@ -47,12 +47,13 @@ def save(path: str, objects: dict) -> tuple[dict, dict[str, list]]:
         dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder))
     except dcp.api.CheckpointException as error:  # a BaseException, the same on every rank
         raise _first_failure(error) from None
-    files: list[Any] = [{}] * world_size
-    own = {name: _facts_of(folder, name) for name in sorted(os.listdir(folder))[ranks.rank() :: world_size]}
-    torch.distributed.all_gather_object(files, own)
-    facts = {name: each for part in files for name, each in part.items()}
-    if lost := sorted(name for name in facts if not os.path.exists(os.path.join(folder, name))):
-        raise RuntimeError(f"{folder} lacks {lost[0]}: all processes must see the same --output_dir")
+    names = sorted(os.listdir(folder))
+    own = {name: _facts_of(folder, name) for name in names[ranks.rank() :: world_size]}
+    parts: list[Any] = [None] * world_size
+    torch.distributed.all_gather_object(parts, (names, own))
+    if any(theirs != names for theirs, _ in parts):  # then every rank raises
+        raise RuntimeError(f"{folder} differs: all processes must see the same --output_dir")
+    facts = {name: each for _, part in parts for name, each in part.items()}
     return sharding.outline(objects, objects), facts
 
 

@@ -9,6 +9,7 @@ from common.checkpoint import digest
 from common.checkpoint import files as checkpoint
 from common.checkpoint.weights import read
 from common.distributed import sharding
+from common.ground import exits
 from common.ground.exits import BadInput
 from datasets.sampling import receipt
 from tests.common.checkpoint.test_mirror import keys, read_list
@@ -173,6 +174,14 @@ def test_a_shard_that_was_not_written_is_forgotten_after_a_checkpoint_that_was(t
     first, _ = run_ranks(job, *SMALL, SHARDED, f"--output_dir={output}")
     assert first.stdout.count("step_4.pt was not saved: rank 1: ") == 1
     assert {path.stem for path in output.glob("checkpoints/*.pt")} == {"step_2", "step_6"}
+
+
+def test_nodes_with_folders_of_their_own_save_nothing(tmp_path):
+    nodes = ("--nodes=2", "--platform=modelarts", f"--keep={tmp_path / 'nodes'}")
+    job = (JOB, "--", *SMALL, SHARDED, "--max_steps=2")
+    shown = run("-m", "launch", "simulate", *nodes, *job, code=None).stdout
+    assert "step_2.pt was not saved: " in shown and rows(shown)["0"].code == exits.NOT_SAVED
+    assert not [*tmp_path.rglob("step_*.pt")] and [*tmp_path.rglob("step_2.shards")]
 
 
 def test_sharded_checkpoints_at_a_url_continue_on_another_node(whole, server, tmp_path, monkeypatch):
