@@ -9,6 +9,7 @@ All ranks must see the same FOLDER. A checkpoint can be read by any number of ra
 
 import os
 import pickle
+import warnings
 from typing import Any
 
 import torch
@@ -89,7 +90,10 @@ def _first_failure(error: Any) -> RuntimeError:
 def load_whole(path: str, objects: dict) -> dict:
     """Return the objects of a checkpoint with whole tensors for its meta tensors. Only this process reads."""
     objects = _allocate(objects)
-    load(path, objects, **({"no_dist": True} if ranks.is_initialized() else {}))  # torch 2.6 has no no_dist
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        options = {"no_dist": True} if ranks.is_initialized() else {}  # torch 2.6 has no no_dist
+        load(path, objects, **options)
     return objects
 
 

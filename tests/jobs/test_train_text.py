@@ -91,7 +91,10 @@ def test_forms_of_data(tmp_path):
     assert test.text(inputs[:2]) == "800 900"
 
 
-@pytest.mark.parametrize("case", ["short", "fifo", "fifo.bin", "odd", "no val.bin", "one bin", "no texts", "missing"])
+CASES = ["short", "fifo", "fifo.bin", "odd", "no val.bin", "one bin", "no texts", "missing"]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_data_that_cannot_be_used(case, tmp_path):
     path, folder = tmp_path / "file.txt", str(tmp_path)
     if case == "short":
@@ -142,7 +145,7 @@ def test_writing_does_not_change_the_random_numbers_of_the_training():
 
 
 def test_a_model_that_has_diverged_writes_something():
-    """Its logits are NaN. On a GPU an error of torch.multinomial would end every later call of the process."""
+    """Its logits are NaN. On a GPU, no later call of the process would succeed after torch.multinomial."""
     model = GPT(64, 16)
     torch.nn.init.constant_(model.norm.weight, torch.nan)
     assert generate(model, torch.zeros(1, dtype=torch.int64), 3, 16, seed=1).max() < 64
