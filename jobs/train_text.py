@@ -3,7 +3,7 @@
 
     python jobs/train_text.py                      the sources of Python on this machine: no download
     python jobs/train_text.py --data_url FOLDER --layers 12 --heads 12 --width 768 --context 1024 \\
-        --batch_size 480 --accumulate 40 --lr 6e-4                   124 million weights, as GPT-2
+        --batch_size 480 --accumulate 40 --lr 6e-4    GPT-2: 124 million weights with its 50,257 tokens
 
 --data_url: a text, a folder of texts, or nanoGPT's train.bin and val.bin. A byte of a text is a token. After
 each evaluation the log shows a text that the model wrote. `python -m launch new FOLDER --text --ddp` adds the
@@ -43,7 +43,7 @@ def main() -> None:
     # - data.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
     from common.console.arguments import non_negative_float
 
-    help = "text, folder of texts, or of train.bin and val.bin (default: Python's own modules)"
+    help = "a text, a folder of texts, or of train.bin and val.bin (default: Python's own modules)"
     data.add_argument("--data_url", metavar="PATH|URL", help=help)
     data.add_argument("--context", type=positive_int, default=128, help="tokens of a window (default: 128)")
     data.add_argument("--layers", type=positive_int, default=4, help="blocks of the network (default: 4)")
@@ -71,7 +71,7 @@ def main() -> None:
     optimization.add_argument("--clip_grad", type=positive_float, default=1.0, metavar="NORM", help=help)
     help = "steps in which the rate rises to --lr; then it falls as a cosine (default: 100)"
     optimization.add_argument("--warmup", type=positive_int, default=100, metavar="STEPS", help=help)
-    help = "of AdamW, but not for norms and biases (default: 0.1)"
+    help = "weight decay of AdamW, without norms and biases (default: 0.1)"
     optimization.add_argument("--weight_decay", type=non_negative_float, default=0.1, help=help)
     ### 新增 (new) 2/8, defaults for AdamW; accumulation and clipping ###
     args = parser.parse_args()
@@ -161,8 +161,10 @@ def main() -> None:
             # -     optimizer.step()
             optimizer.zero_grad()
             loss = torch.zeros((), device=device)
-            parts = zip(inputs.chunk(args.accumulate), targets.chunk(args.accumulate), strict=True)
-            for part, following in parts:
+            parts = [*zip(inputs.chunk(args.accumulate), targets.chunk(args.accumulate), strict=True)]
+            for number, (part, following) in enumerate(parts, start=1):
+                # DDP sends the gradients after the last part only
+                forward.require_backward_grad_sync = number == len(parts)  # type: ignore[assignment]
                 logits = forward(part)
                 part_loss = criterion(logits, following) * len(part) / len(inputs)
                 part_loss.backward()

@@ -215,7 +215,8 @@ class Saver:
 
     def _report(self, error: BaseException) -> None:
         reason = f"{self._name} was not saved: {describe(error, self.folder)}"
-        self._failures[os.path.splitext(self._name)[1]] = reason
+        if ranks.is_first():  # only it learns later whether a write succeeds
+            self._failures[os.path.splitext(self._name)[1]] = reason
         self.step = self.durable
         self.log(f"warning: {reason}; the training continues, older checkpoints are unchanged")
 

@@ -9,6 +9,7 @@ All ranks must see the same FOLDER. A checkpoint can be read by any number of ra
 
 import os
 import pickle
+import warnings
 from typing import Any
 
 import torch
@@ -47,12 +48,13 @@ def save(path: str, objects: dict) -> tuple[dict, dict[str, list]]:
         dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder))
     except dcp.api.CheckpointException as error:  # a BaseException, the same on every rank
         raise _first_failure(error) from None
-    files: list[Any] = [{}] * world_size
-    own = {name: _facts_of(folder, name) for name in sorted(os.listdir(folder))[ranks.rank() :: world_size]}
-    torch.distributed.all_gather_object(files, own)
-    facts = {name: each for part in files for name, each in part.items()}
-    if lost := sorted(name for name in facts if not os.path.exists(os.path.join(folder, name))):
-        raise RuntimeError(f"{folder} lacks {lost[0]}: all processes must see the same --output_dir")
+    names = sorted(os.listdir(folder))
+    own = {name: _facts_of(folder, name) for name in names[ranks.rank() :: world_size]}
+    parts: list[Any] = [None] * world_size
+    torch.distributed.all_gather_object(parts, (names, own))
+    if any(theirs != names for theirs, _ in parts):  # then every rank raises
+        raise RuntimeError(f"{folder} differs: all processes must see the same --output_dir")
+    facts = {name: each for _, part in parts for name, each in part.items()}
     return sharding.outline(objects, objects), facts
 
 
@@ -88,7 +90,10 @@ def _first_failure(error: Any) -> RuntimeError:
 def load_whole(path: str, objects: dict) -> dict:
     """Return the objects of a checkpoint with whole tensors for its meta tensors. Only this process reads."""
     objects = _allocate(objects)
-    load(path, objects, **({"no_dist": True} if ranks.is_initialized() else {}))  # torch 2.6 has no no_dist
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        options = {"no_dist": True} if ranks.is_initialized() else {}  # torch 2.6 has no no_dist
+        load(path, objects, **options)
     return objects
 
 

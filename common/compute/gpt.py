@@ -108,7 +108,8 @@ def generate(model: nn.Module, start: torch.Tensor, count: int, context: int, se
     training, tokens = model.training, start
     model.eval()
     for _ in range(count):
-        probabilities = model(tokens[None, -context:])[0, -1].float().softmax(dim=0)
+        logits = model(tokens[None, -context:])[0, -1].float()
+        probabilities = logits.nan_to_num().softmax(dim=0)  # of a model that has diverged: any tokens
         tokens = torch.cat([tokens, torch.multinomial(probabilities, 1, generator=generator)])
     model.train(training)
     return tokens[len(start) :]

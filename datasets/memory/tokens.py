@@ -56,8 +56,11 @@ def load(data_url: str | None, context: int) -> tuple[TokenWindows, TokenWindows
     None: modules of Python's standard library on this machine (4.7 MB). Of texts, the last tenth is the test
     set. Raises BadInput.
     """
-    is_file = data_url is not None and os.path.isfile(data_url)
-    folder = _LIBRARY if data_url is None else data_url if is_file else local_folder(data_url)
+    path = _LIBRARY if data_url is None else data_url
+    is_file = os.path.isfile(path)
+    if is_file and path.endswith(".bin"):
+        raise BadInput(f"{path}: expected its folder, with {' and '.join(_BINS)}")
+    folder = path if is_file else local_folder(path)
     if not is_file and any(os.path.exists(os.path.join(folder, name)) for name in _BINS):
         train, test = (_map(os.path.join(folder, name)) for name in _BINS)
         largest = max(int(train.max()), int(test.max()))
@@ -82,7 +85,7 @@ def _find_texts(folder: str) -> list[str]:
     library these are the modules at the top: the folders also hold what was installed later."""
     paths = []
     for parent, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if folder != _LIBRARY)
+        folders[:] = [] if folder == _LIBRARY else sorted(folders)
         paths += [os.path.join(parent, name) for name in sorted(names) if name.endswith(_TEXTS)]
     if not paths:
         raise BadInput(f"{folder}: expected texts ({', '.join(_TEXTS)}) or {' and '.join(_BINS)}")
@@ -100,6 +103,7 @@ def _read(path: str) -> bytes:
 def _map(path: str) -> np.ndarray:
     """Return the numbers in one of nanoGPT's files without reading it into memory."""
     try:
-        return np.memmap(path, "<u2", mode="r")
+        with open(path, "rb", opener=opener) as file:
+            return np.memmap(file, "<u2", mode="r")
     except (OSError, ValueError) as error:  # ValueError: its size is odd or 0
         raise BadInput(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error

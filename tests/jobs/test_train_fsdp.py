@@ -9,6 +9,7 @@ from common.checkpoint import digest
 from common.checkpoint import files as checkpoint
 from common.checkpoint.weights import read
 from common.distributed import sharding
+from common.ground import exits
 from common.ground.exits import BadInput
 from datasets.sampling import receipt
 from tests.common.checkpoint.test_mirror import keys, read_list
@@ -151,6 +152,36 @@ def test_a_sharded_checkpoint_has_the_state_of_a_full_one_and_a_damaged_shard_is
         run_ranks(command, *SMALL, f"--resume={path}", f"--output_dir={moved}", ranks=ranks)
         assert digest.read(str(moved))[6]["parts"] == whole["state"][6]
     assert digest.summarize(6, {"model": read(str(path))})["parts"].items() <= whole["state"][6].items()
+
+
+FAILING = """
+    import torch.distributed.checkpoint as dcp
+
+    write_data = dcp.FileSystemWriter.write_data
+
+    def fail_once(self, *args):
+        if rank == 1 and "step_4." in str(self.path):
+            raise OSError(28, "No space left on device")
+        return write_data(self, *args)
+
+    dcp.FileSystemWriter.write_data = fail_once
+"""
+
+
+def test_a_shard_that_was_not_written_is_forgotten_after_a_checkpoint_that_was(tmp_path):
+    line = "    log = metrics.Log(args)\n"
+    job, output = changed("train_fsdp.py", tmp_path / "job.py", (line, line + FAILING)), tmp_path / "output"
+    first, _ = run_ranks(job, *SMALL, SHARDED, f"--output_dir={output}")
+    assert first.stdout.count("step_4.pt was not saved: rank 1: ") == 1
+    assert {path.stem for path in output.glob("checkpoints/*.pt")} == {"step_2", "step_6"}
+
+
+def test_nodes_with_folders_of_their_own_save_nothing(tmp_path):
+    nodes = ("--nodes=2", "--platform=modelarts", f"--keep={tmp_path / 'nodes'}")
+    job = (JOB, "--", *SMALL, SHARDED, "--max_steps=2")
+    shown = run("-m", "launch", "simulate", *nodes, *job, code=None).stdout
+    assert "step_2.pt was not saved: " in shown and rows(shown)["0"].code == exits.NOT_SAVED
+    assert not [*tmp_path.rglob("step_*.pt")] and [*tmp_path.rglob("step_2.shards")]
 
 
 def test_sharded_checkpoints_at_a_url_continue_on_another_node(whole, server, tmp_path, monkeypatch):

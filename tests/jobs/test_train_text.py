@@ -15,6 +15,7 @@ from datasets.sampling import receipt
 from launch.new.cli import make_job
 from tests.conftest import ROOT, finish, read_until, records, run, run_ranks, start_ranks
 from tests.jobs.test_resume import figures, same_weights, weights
+from tests.support.exact import changed
 
 TEXTS = ROOT / "datasets" / "memory"
 OPTIONS = (f"--data_url={TEXTS}", "--layers=1", "--heads=2", "--width=16", "--context=32", "--epochs=3",
@@ -55,6 +56,19 @@ def test_a_killed_run_continues_exactly(ranks, tmp_path):
     assert "Tokens per second" in page.read_text(encoding="utf-8")
 
 
+def test_accumulated_gradients_are_sent_once_a_step(tmp_path):
+    line = "    forward.broadcast_buffers = False"
+    hook = (
+        "    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook\n"
+        "    hook = lambda _, bucket: print('sent a bucket') or allreduce_hook(None, bucket)\n"
+        f"    forward.register_comm_hook(None, hook)\n{line}"
+    )
+    text = make_job(ddp=True, amp=False, text=True)
+    job = changed(text, tmp_path / "train.py", (line, hook))
+    options = (*OPTIONS, "--accumulate=4", "--max_steps=3", f"--output_dir={tmp_path / 'output'}")
+    assert run_ranks(job, *options)[0].stdout.count("sent a bucket") == 3
+
+
 def test_forms_of_data(tmp_path):
     text = ("The cat sat on the mat, and so on. " * 20).encode()
     (tmp_path / "a").mkdir()
@@ -77,15 +91,21 @@ def test_forms_of_data(tmp_path):
     assert test.text(inputs[:2]) == "800 900"
 
 
-@pytest.mark.parametrize("case", ["short", "fifo", "odd", "no val.bin", "no texts", "missing"])
+CASES = ["short", "fifo", "fifo.bin", "odd", "no val.bin", "one bin", "no texts", "missing"]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_data_that_cannot_be_used(case, tmp_path):
     path, folder = tmp_path / "file.txt", str(tmp_path)
     if case == "short":
         path.write_text("A few words.")
-    elif case == "fifo":
-        os.mkfifo(path)
+    elif case.startswith("fifo"):
+        os.mkfifo(tmp_path / "train.bin" if case == "fifo.bin" else path)
     elif case in ("odd", "no val.bin"):
         (tmp_path / "train.bin").write_bytes(b"12345"[: 5 if case == "odd" else 4])
+    elif case == "one bin":
+        folder = str(tmp_path / "train.bin")
+        np.arange(500, dtype=np.uint16).tofile(folder)
     elif case == "missing":
         folder = str(tmp_path / "nothing")
     with pytest.raises(BadInput, match=folder):
@@ -96,6 +116,13 @@ def test_bad_options_end_before_the_first_step():
     for option in ("--heads=3", "--dropout=1", "--context=99999"):
         error = run("jobs/train_text.py", f"--data_url={TEXTS}", "--width=16", option, code=2).stderr
         assert option.partition("=")[2] in error and error.count("\n") == 1
+
+
+def test_a_run_does_not_continue_with_another_number_of_heads(tmp_path):
+    """All weights have the same shapes."""
+    command = ("jobs/train_text.py", *OPTIONS, f"--output_dir={tmp_path}")
+    run(*command, "--max_steps=3")
+    assert "--heads" in run(*command, "--max_steps=6", "--heads=4", code=2).stderr
 
 
 def test_a_token_is_predicted_from_those_before_it():
@@ -115,6 +142,13 @@ def test_writing_does_not_change_the_random_numbers_of_the_training():
     first, second = (generate(model, torch.zeros(1, dtype=torch.int64), 20, 16, seed=1) for _ in range(2))
     assert torch.equal(first, second) and len(first) == 20 and model.training
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_a_model_that_has_diverged_writes_something():
+    """Its logits are NaN. On a GPU, no later call of the process would succeed after torch.multinomial."""
+    model = GPT(64, 16)
+    torch.nn.init.constant_(model.norm.weight, torch.nan)
+    assert generate(model, torch.zeros(1, dtype=torch.int64), 3, 16, seed=1).max() < 64
 
 
 def test_perplexity_of_batches_adds_up():

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -29,7 +30,9 @@ def path(tmp_path):
 
 
 def test_a_process_reads_all_tensors_and_a_rank_their_shapes(path):
-    model = files.read(path)["objects"]["model"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = files.read(path)["objects"]["model"]
     assert model["weight"].tolist() == [[0, 1], [2, 3], [4, 5]] and model["count"].item() == 7
     state = files.read(path, whole=False)
     assert state["shards"] == path and state["objects"]["model"]["weight"].is_meta
