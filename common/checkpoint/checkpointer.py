@@ -244,10 +244,14 @@ class Checkpointer:
     def stops_early(self, evaluations: int | None) -> bool:
         """Return whether the last `evaluations` were not better than the best before them; None: never.
 
-        Call it after save_weights(). The answer is the same on every rank. The checkpoint holds the count.
+        Call it after save_weights(). The answer is the same on every rank. The checkpoint holds the count. If
+        the run ends within an epoch, its last step is saved.
         """
         if evaluations is None or self._state.epochs_not_better < evaluations:
             return False
+        if not self._is_planned(step := self.loader.step):
+            self._late = True
+            self.save(step)
         self.log.info(f"stopped early: {self._state.epochs_not_better} evaluations without a better score")
         return True
 

@@ -193,6 +193,8 @@ def of_classes(classes: int, has_sets: bool, best: str | None) -> Metrics:
     """Return the metrics of a classifier: top5 (with more than 5 classes) and class_acc, or, if an image may
     have several labels, f1. best: as for Metrics, default also f1. Raises BadInput."""
     if has_sets:
+        if best not in (None, "f1", "loss"):
+            raise BadInput(f"--best_metric {best}: images have several labels, expected f1 or loss")
         return Metrics(f1=F1(classes), best=best or "f1")
     top5: dict = {"top5": top(5)} if classes > 5 else {}
     return Metrics(**top5, class_acc=ConfusionMatrix(classes), best=best)

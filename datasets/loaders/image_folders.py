@@ -146,7 +146,13 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
         index = load("val", classes=_class_names(args, folder))
         return index, index
     train_index = load("train", least=args.batch_size)
-    return train_index, train_index if args.training_only else load("val", classes=train_index.classes)
+    val_index = train_index if args.training_only else load("val", classes=train_index.classes)
+    if train_index.labels.ndim != val_index.labels.ndim:
+        one = "train" if train_index.labels.ndim == 1 else "val"
+        raise BadInput(
+            f"{folder}: images of one split have several labels, those of {one} have one: write `path label,`"
+        )
+    return train_index, val_index
 
 
 def open_loaders(

@@ -289,7 +289,7 @@ class Loader:
 
     def lead(self, step: int, part: int = 0) -> None:
         """Make this the loader of the training, at `step`: other loaders no longer seed this process. part:
-        that of its sampler."""
+        of an epoch, in steps, see BatchSampler."""
         Loader._leader, self.step = weakref.ref(self), step
         self.plan.sampler.part = part
 

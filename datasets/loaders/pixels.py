@@ -24,7 +24,7 @@ _BITS = ONE.bit_length() - 1  # bits of a factor's fraction
 
 
 class Space(NamedTuple):
-    """The effects of the largest strength. shift: pixels. bits: that posterize removes."""
+    """The effects of the largest strength. shift: pixels. bits: those that posterize removes."""
 
     enhance: float
     shear: float

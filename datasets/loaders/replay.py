@@ -96,8 +96,8 @@ def _read(loader: Any, step: int, world_size: int, draws: bool) -> Step:
     crops = [np.concatenate(column) for column in zip(*(batch.crops for batch in batches), strict=True)]
     index, epoch = loader.plan.index, (step - 1) // len(loader) + 1
     classes = getattr(index, "class_names", ())
-    is_class = bool(len(labels)) and labels.min() >= 0 and labels.max() < len(classes)
     sets = [np.flatnonzero(label) for label in labels] if labels.ndim == 2 else labels[:, None]
+    is_class = bool(classes) and all(0 <= label < len(classes) for own in sets for label in own)
     return Step(
         step=step,
         epoch=epoch,

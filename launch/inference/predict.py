@@ -128,8 +128,8 @@ def predict(
     places: the devices, which compute batches in turns, each with a copy of the network. A GPU computes while
     the images of the next batches are decoded.
     """
-    last = torch.channels_last
-    copies = [copy.deepcopy(network.model).to(each).to(memory_format=last) for each in places]
+    form = torch.channels_last
+    copies = [copy.deepcopy(network.model).to(each).to(memory_format=form) for each in places]
     stages = [ToDevice(each, network.mean, network.std) for each in places]
     antialias, is_binary = network.settings.get("antialias", True), network.settings.get("loss") == "bce"
     autocast, _ = precision.choose(places[0], network.settings.get("amp"))

@@ -87,7 +87,7 @@ def load(
         name, channels = model or str(arch), 3
         size = settings.get("image_size", 224)
     if model:
-        network = _call(model)
+        network, size = _call(model), settings.get("val_image_size", size)
         weights.fill(path, network, tensors, complete=True)
         classes = _classes(path, _count_classes(network, model, size))
         return Trained(network, name, channels, size, mean, std, share, classes, settings)
@@ -122,8 +122,8 @@ def _call(model: str) -> nn.Module:
     sys.path.insert(0, os.path.dirname(os.path.abspath(file)))  # as `python FILE` does
     try:
         return runpy.run_path(file)[function]().eval()
-    except Exception as error:  # code of the user may raise anything
-        reason = f"{type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:  # code of the user may raise anything
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise BadInput(f"--model {model}: {reason}; expected FILE.py:FUNCTION, without arguments") from error
 
 

@@ -51,6 +51,16 @@ def test_a_frozen_backbone_on_other_classes_restarts_exactly_and_ends_early(data
     assert changed == {"fc.weight", "fc.bias"}
 
 
+def test_a_run_that_ends_within_an_epoch_keeps_its_weights(data, tmp_path):
+    """No second evaluation is better than the first: the run ends after step 2 of 3."""
+    job = (*JOB, f"--data_url={data}", "--lr=1e-12", "--epochs=2", "--evaluate_every=1", "--early_stopping=1",
+           "--epoch_weights=false", f"--output_dir={tmp_path}")  # fmt: skip
+    run(*job)
+    assert [path.name for path in tmp_path.glob("checkpoints/*.pt")] == ["step_2.pt"]
+    assert "stopped early" in run(*job).stdout
+    assert [line["step"] for line in records(tmp_path) if "val_acc" in line] == [1, 2]
+
+
 def test_the_head_of_a_frozen_network_learns_and_its_statistics_stay():
     model = models.build("resnet18", 3, 32)
     models.freeze(model, "resnet18", 32)

@@ -14,9 +14,11 @@ from common.compute.losses import BinaryCrossEntropy
 from common.ground.exits import BadInput
 from common.run.evaluation import F1
 from datasets.folders import image_folder, random_folder
+from datasets.loaders import backends, replay
 from datasets.sampling import receipt
+from datasets.sampling.sampler import BatchSampler, Plan
 from launch.inference import predict
-from tests.conftest import interrupt, records, run
+from tests.conftest import interrupt, records, refused, run
 
 NAMES = ("bright", "dark", "round")
 JOB = ("jobs/imagenet.py", "--arch=shufflenet_v2_x0_5", "--image_size=32", "--warmup=0", "--print_freq=1",
@@ -68,6 +70,33 @@ def test_a_list_gives_an_image_any_number_of_labels(data, tmp_path):
             load(data, tmp_path)
     finally:
         write_lists(data)
+
+
+def test_what_such_lists_cannot_have_is_refused_before_the_first_step(data, tmp_path):
+    job = (*JOB, f"--cache_dir={tmp_path}", f"--output_dir={tmp_path / 'out'}")
+    assert "--best_metric acc" in refused(*job, f"--data_url={data}", "--loss=bce", "--best_metric=acc")
+    for split in ("train", "val"):
+        (tmp_path / split).symlink_to(data / split)
+        (tmp_path / f"{split}.txt").write_text((data / f"{split}.txt").read_text())
+    lines = (data / "train.txt").read_text().splitlines()
+    one_each = "\n".join(f"{line.split()[0]} {NAMES[place % 3]}" for place, line in enumerate(lines))
+    (tmp_path / "train.txt").write_text(one_each)
+    line = refused(*job, f"--data_url={tmp_path}", "--loss=bce")
+    assert f"{tmp_path}: " in line and "`path label,`" in line
+
+
+def test_a_list_with_one_class_shows_who_has_it(data, tmp_path):
+    """`launch data` names the labels of a step from the answer of the loader."""
+    write_lists(data, lambda names: names[:1] and ["dark"])
+    try:
+        index = load(data, tmp_path)
+    finally:
+        write_lists(data)
+    plan = Plan(index, BatchSampler(len(index), 64, 0, epochs=1), size=32)
+    with backends.build("synthetic", None, plan, torch.device("cpu")) as loader:
+        step = replay._read(loader, 1, 1, False)
+    assert step.classes == ["dark" if has else "" for has in step.labels[:, 0].tolist()]
+    assert set(step.classes) == {"dark", ""}
 
 
 @pytest.mark.parametrize("classes", [3, 64, 70])

@@ -21,10 +21,12 @@ from sklearn.datasets import load_sample_images
 
 from common.ground.exits import BadInput
 from datasets.folders import boxes, image_folder
-from datasets.loaders import backends, measure
+from datasets.loaders import backends, measure, pixels
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.image_folders import progressive_size
 from datasets.sampling.augment import center_crop, random_resized_crop
+from datasets.sampling.effects import Effects, draw_effects
+from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
@@ -150,6 +152,31 @@ def test_a_wrong_ending_changes_no_pixel(backend, tmp_path):
     half = len(found) // 2
     for one, other in zip(found[:half], found[half:], strict=True):
         assert one[0] == other[0] and torch.equal(one[1], other[1]) and torch.equal(one[2], other[2])
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "synthetic"])
+def test_every_engine_and_store_draws_the_same_operations(backend, index, packs):
+    """Each engine and each pack applies RandAugment to its own pixels, with the parameters of the receipt."""
+    effects = Effects(rand_augment="3,12", mixup=0.4)
+    plan = plan_of(index)
+    plan.seek(len(plan))
+    sums, batches = Receipt(), list(plan)
+    drawn = [draw_effects(effects, batch.ids, 7, 2, 64) for batch in batches]
+    for batch, parameters in zip(batches, drawn, strict=True):
+        sums.add(batch.ids, batch.labels, (*batch.crops, *parameters))
+    expected = sums.take()
+    for form in ("files", *pack.FORMS):
+        with backends.build(backend, packs[form], plan_of(index), CPU, 2) as loader:
+            plain, _ = epoch_of(loader, 2)
+            loader.effects = effects
+            changed, sums = epoch_of(loader, 2)
+        if backend != "synthetic":
+            assert torch.equal(sums, expected)
+        classes = len(index.classes)
+        for (images, labels), (found, targets), parameters in zip(plain, changed, drawn, strict=True):
+            whole = pixels.apply(effects, parameters, images, labels, classes, (0, 0, 0))
+            assert torch.equal(found, whole[0]) and torch.equal(targets, whole[1])
+            assert not torch.equal(found, images)
 
 
 def test_the_backend_may_change_in_the_middle_of_an_epoch(index, packs, reference):

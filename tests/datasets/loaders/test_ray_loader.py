@@ -22,6 +22,7 @@ from datasets.loaders.engines.map_style import map_style_loader
 from datasets.loaders.ray import pool
 from datasets.loaders.ray.engine import ray_map_style_loader
 from datasets.sampling.augment import random_resized_crop
+from datasets.sampling.effects import Effects
 from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
 from tests.conftest import run, wait_until
@@ -217,6 +218,7 @@ def test_the_engine_delivers_what_threads_deliver_and_names_an_unreadable_image(
     made, path = [], Path(index.path(int(next(iter(plan())).ids[0])))
     for backend in ("threads", "ray"):
         with backends.build(backend, FileStore(index), plan(), torch.device("cpu"), 2) as loader:
+            loader.effects = Effects(rand_augment="2,9")
             loader.seek(len(loader) + 1)
             made.append([(images.clone(), labels.clone()) for images, labels in loader])
             made.append(loader.receipt.take())

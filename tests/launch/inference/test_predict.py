@@ -99,6 +99,9 @@ def build():
 
 def wrong():
     return torch.nn.Identity()
+
+def leave():
+    raise SystemExit(0)
 """
 
 
@@ -116,11 +119,15 @@ def test_weights_of_a_job_of_your_own(trained, tmp_path, capsys):
         ({}, (), r"a network of 'own.py': add --model FILE.py:FUNCTION"),
         (start["settings"], (f"{model}:build2",), "KeyError: 'build2'"),
         (start["settings"], (f"{model}:wrong",), r"expected logits \[1, classes\]"),
+        (start["settings"], (f"{model}:leave",), "SystemExit: 0"),
         (start["settings"], ("--model=build",), r"--model build: .*expected FILE.py:FUNCTION"),
     ):
         (tmp_path / starts.FILE).write_text(json.dumps(start | {"settings": settings}) + "\n")
         with pytest.raises(BadInput, match=message):
             predict.main([*command, *option])
+    sizes = {"settings": {"image_size": 32, "val_image_size": 48}}
+    (tmp_path / starts.FILE).write_text(json.dumps(start | sizes) + "\n")
+    assert load(str(tmp_path), model=f"{tmp_path}/model.py:build").size == 48
     assert predict.main([*command, f"{model}:build", "--image_size=32"]) == 0
     assert ": 160 images; " in capsys.readouterr().out
     with open(tmp_path / "found.csv", newline="") as file:
