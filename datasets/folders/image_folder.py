@@ -79,6 +79,8 @@ class ImageFolderIndex:
     offsets: np.ndarray
     names: np.ndarray
 
+    unit = "images", 1  # what a log counts per second, and how many a sample has
+
     def __init__(self, folder: str):
         inode = os.stat(folder).st_ino
         with open(os.path.join(folder, "index.json"), encoding="utf-8") as file:

@@ -10,6 +10,8 @@ from datasets.sampling.sampler import Plan
 class SyntheticIndex:
     """The index of a data set without files: `count` images of 500x375 pixels."""
 
+    unit = "images", 1  # as that of ImageFolderIndex
+
     def __init__(self, count: int, split: str, classes: int = 1000):
         self.classes = tuple(map(str, range(classes)))
         self.labels = np.arange(count) % classes
