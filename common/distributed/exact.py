@@ -48,6 +48,8 @@ class Shards:
     def __init__(self, count: int, device: torch.device):
         self.count, self.world_size = count, ranks.world_size()
         if count & (count - 1) or count % self.world_size:
+            if ranks.is_initialized():  # a rank that leaves before the others are connected is their error
+                torch.distributed.barrier()
             raise BadInput(
                 f"--exact_shards {count}: expected a power of two that the {self.world_size} processes divide"
             )
