@@ -109,7 +109,7 @@ def generate(model: nn.Module, start: torch.Tensor, count: int, context: int, se
     model.eval()
     for _ in range(count):
         logits = model(tokens[None, -context:])[0, -1].float()
-        probabilities = logits.nan_to_num().softmax(dim=0)  # of a model that has diverged: any tokens
+        probabilities = logits.nan_to_num().softmax(dim=0)  # a model that has diverged gives any tokens
         tokens = torch.cat([tokens, torch.multinomial(probabilities, 1, generator=generator)])
     model.train(training)
     return tokens[len(start) :]

@@ -198,6 +198,11 @@ def checkpoint_blocks(model: Any, arch: str) -> None:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
     else:
         raise BadInput(cannot)
+    count_batches_once(model)
+
+
+def count_batches_once(model: nn.Module) -> None:
+    """Let BatchNorm's statistics count a batch once if layers are computed again in the backward pass."""
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.forward = functools.partial(_count_once, module, module.forward)  # type: ignore[method-assign]

@@ -5,7 +5,6 @@ sharded. Guide: guides/large_models.md.
 """
 
 import argparse
-import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from common.compute import models
 from common.console.arguments import boolean
 from common.distributed import ranks
 from common.ground.exits import BadInput
@@ -65,24 +65,8 @@ def checkpoint_activations(model: nn.Module) -> None:
     """Keep only the inputs of each layer; its backward pass repeats its forward pass, with the same random
     numbers. Call it before fully_shard()."""
     for layer in _elements(model):
-        layer.forward = functools.partial(
-            checkpoint,
-            layer.forward,
-            use_reentrant=False,
-            context_fn=lambda layer=layer: (contextlib.nullcontext(), _keep_buffers(layer)),
-        )
-
-
-@contextlib.contextmanager
-def _keep_buffers(layer: nn.Module) -> Iterator[None]:
-    """Restore the buffers at the end: BatchNorm's statistics count a batch once. `.data`: autograd must not
-    see it."""
-    before = [each.clone() for each in layer.buffers()]
-    try:
-        yield
-    finally:
-        for buffer, value in zip(layer.buffers(), before, strict=True):
-            buffer.data.copy_(value)
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+    models.count_batches_once(model)
 
 
 def is_sharded(model: nn.Module) -> bool:

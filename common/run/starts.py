@@ -110,7 +110,7 @@ def describe(
     with autocast:
         sample = torch.ones(1, 1, dtype=weights[0].dtype, device=weights[0].device)
         precision = str((sample @ sample).dtype).removeprefix("torch.")
-    precision = getattr(args, "precision", precision)  # of a sharded model
+    precision = getattr(args, "precision", precision)  # a sharded model has an option for it
     name = getattr(args, "arch", type(model).__name__.strip("_"))
     count = sum(each.numel() for each in weights)
     lines = [f"model {name}: {count:,} parameters, device {device.type}, precision {precision}"]

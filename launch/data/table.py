@@ -57,7 +57,7 @@ def _effects(values: dict[str, Any], other: int) -> str:
     if "operation" not in values:
         return ""
     words = []
-    for place in range(9):  # of RandAugment
+    for place in range(9):  # RandAugment's operations
         operation, strength = operation_at(values["operation"], values["strength"], place)
         words += [f"{OPERATIONS[operation]} {strength}"] if operation else []
     words += [f"{name} {values[name] / ONE:.2f}" for name in _FACTORS if values[name] != ONE]

@@ -19,7 +19,7 @@ _MOST = 2**30  # bytes of it
 _MOST_FIGURES = 40  # names in one run
 _GREATEST = 10**100
 _NO_FIGURES = {"epoch", "step", "time", "data_time", "compute_time", "val_count"}
-UNITS = ("images", "samples", "tokens")  # of the figures <unit>_per_s
+UNITS = ("images", "samples", "tokens")  # the figures are <unit>_per_s
 SPLIT = ("waiting for data", "computing", "evaluating and saving")
 
 

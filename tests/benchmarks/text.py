@@ -26,7 +26,7 @@ from common.ground.exits import BadInput
 from common.ground.files import ROOT
 from tests.benchmarks.rounds import conditions, make_parser, print_ratios, tail, take_turns
 
-_STEPS = 100  # of a report; the first one is not counted
+_STEPS = 100  # steps of a report; the first report is not counted
 
 
 @entry

@@ -76,7 +76,7 @@ def _train(arch: str, size: int, kwargs: str, checkpoints: bool) -> tuple[dict, 
     optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.01), []
     images = torch.randn(4, 3, size, size)
     for seed in range(2):
-        torch.manual_seed(seed)  # of dropout
+        torch.manual_seed(seed)  # dropout draws from it
         optimizer.zero_grad()
         keep = torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each) or each, lambda x: x)
         with keep:
