@@ -220,7 +220,7 @@ def test_a_server_that_begins_anew_meanwhile(many, lose, launch):
 def test_a_server_that_stays_away(many, lose, launch):
     server, strike = lose
     strike(again=False)
-    with pytest.raises(BadInput, match=r"cannot reach the cache: .*refused"):
+    with pytest.raises(BadInput, match="cannot reach the cache: "):
         launch("preload", server.url(), many, "--workers", "1")
 
 
