@@ -4,6 +4,7 @@ import signal
 
 import pytest
 import torch
+from PIL import Image
 
 from common.checkpoint import digest
 from common.checkpoint import files as checkpoint
@@ -206,7 +207,7 @@ def test_sharded_checkpoints_at_a_url_continue_on_another_node(whole, server, tm
     assert {key for key in keys(server, url) if "step_" in key} == {key for key in files if "step_" in key}
 
 
-def test_simulate_pack_and_report_know_the_job(tmp_path):
+def test_simulate_pack_report_predict_and_export_know_the_job(tmp_path):
     job = (JOB, "--", *SMALL, "--max_steps=2")
     keep = f"--keep={tmp_path / 'nodes'}"
     shown = run("-m", "launch", "simulate", "--nodes=2", "--platform=modelarts", keep, *job).stdout
@@ -214,6 +215,11 @@ def test_simulate_pack_and_report_know_the_job(tmp_path):
     output = tmp_path / "nodes" / "node-0" / "outputs" / "train_url_0"
     run("-m", "launch", "report", output, "--to", tmp_path / "report.html")
     assert "train_fsdp.py" in (tmp_path / "report.html").read_text()
+    image = tmp_path / "image.png"
+    Image.new("L", (32, 32), 90).save(image)
+    assert len(run("-m", "launch", "predict", output / "best.pth", image).stdout.splitlines()) == 5
+    run("-m", "launch", "export", output / "best.pth", "--to", tmp_path / "model.pt2")
+    assert (tmp_path / "model.pt2").stat().st_size
     run("-m", "launch", "pack", JOB, "--to", tmp_path / "to")
     (packed,) = [path for path in (tmp_path / "to").iterdir() if path.is_dir()]
     run(packed / JOB, "--help", cwd=tmp_path, fresh=True)
