@@ -13,6 +13,7 @@ import torch
 
 from common.checkpoint import digest, files, shards
 from common.distributed import ranks, sharding
+from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.ground.files import explain_write, sweep
 
@@ -231,14 +232,16 @@ class HostCopies:
         """Return a copy of nested dictionaries, lists and tuples of tensors and plain types. If tensors are
         sharded, call it on every rank; only rank 0 has a copy."""
         copy = self._copied(state, ())
-        if torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()  # the copies from the device have arrived
+        if hasattr(module := accelerator.in_use(), "current_stream"):
+            module.current_stream().synchronize()  # the copies from the device have arrived
         return copy
 
     def _copied(self, value: Any, place: tuple) -> Any:
         if isinstance(value, torch.Tensor) and not value.is_meta:
             whole = sharding.full(value)
-            return self._buffer(whole, place).copy_(whole, non_blocking=True) if ranks.is_first() else None
+            if not ranks.is_first():
+                return None
+            return self._buffer(whole, place).copy_(whole, accelerator.has_streams(whole.device))
         if isinstance(value, dict):
             return {key: self._copied(each, (*place, key)) for key, each in value.items()}
         if isinstance(value, list | tuple):
@@ -249,7 +252,8 @@ class HostCopies:
         """Return host memory of the tensor's shape and strides, pinned if the tensor is on a GPU."""
         kept = self._buffers.get(place)
         if kept is None or _layout(kept) != _layout(tensor):
-            kept = self._buffers[place] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            pins = accelerator.has_streams(tensor.device)
+            kept = self._buffers[place] = torch.empty_like(tensor, device="cpu", pin_memory=pins)
         return kept
 
 

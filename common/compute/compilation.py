@@ -19,13 +19,14 @@ def backward_without_trace(forward: Callable, module: torch.nn.Module, inputs: A
     passes: the number of passes.
     """
     parameter = next(module.parameters())
+    kind = parameter.device.type
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(parameter) if tensor.is_floating_point() else tensor.to(parameter.device)
 
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
-        with torch.random.fork_rng([parameter.device] if parameter.is_cuda else []):
+        with torch.random.fork_rng([parameter.device] * (kind != "cpu"), device_type=kind):
             for _ in range(passes):
                 module.zero_grad()
                 # `output` lives until after backward(), as in training: otherwise torch records the CUDA

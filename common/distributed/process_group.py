@@ -16,7 +16,7 @@ import torch
 
 from common.console.arguments import positive_float, positive_int
 from common.distributed import devices, launcher, rendezvous
-from common.ground import exits
+from common.ground import accelerator, exits
 from common.platform import network, node, platforms
 from common.platform.topology import Topology
 
@@ -68,14 +68,15 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     gpus = devices.count_gpus(args)
     if gpus and topology.source == "slurm":  # it may show each process only its own GPU
         gpus = platforms.count_in(os.environ, "SLURM_GPUS_ON_NODE") or gpus
-    backend = "nccl" if topology.processes_per_node <= gpus else "nccl or gloo" if gpus else "gloo"
+    own = accelerator.backend() if gpus else "gloo"  # nccl, for example
+    backend = own if topology.processes_per_node <= gpus else f"{own} or gloo" if gpus else "gloo"
     store = rendezvous.meet(topology, args.timeout, backend)
     if topology.world_size > 1 or gpus:  # nccl warns if its group is not destroyed
         exits.at_end("processes", lambda error: _leave_group(topology, error))
-    if backend == "nccl or gloo":  # processes share GPUs, or the launcher shows each one only its own GPU
+    if backend == f"{own} or gloo":  # processes share GPUs, or the launcher shows each one only its own GPU
         gpus = rendezvous.count_different(store, topology, devices.identify_gpu(), args.timeout)
-        backend = "nccl" if gpus == topology.world_size else "gloo"
-    if backend == "gloo":
+        backend = own if gpus == topology.world_size else "gloo"
+    if "gloo" in backend:
         _choose_interface(topology)
     options = {
         "backend": backend,
@@ -85,7 +86,7 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
         "timeout": datetime.timedelta(seconds=args.timeout),
     }
     if backend == "nccl" and torch.__version__ >= "2.3":  # it connects at once, and barrier() knows the GPU
-        options["device_id"] = torch.device("cuda", torch.cuda.current_device())
+        options["device_id"] = torch.device("cuda", accelerator.current_index())
     return options
 
 
@@ -142,10 +143,10 @@ def _destroy_group() -> None:
     """Destroy the group of nccl, within 3 s. gloo's is not destroyed: in torch 2.1 this deadlocks if a thread
     of gloo waits for the interpreter's lock."""
     if torch.distributed.get_backend() != "gloo":
-        device = torch.cuda.current_device()
+        module, device = accelerator.of(accelerator.kind()), accelerator.current_index()
 
         def destroy() -> None:
-            torch.cuda.set_device(device)  # a new thread uses GPU 0 by default
+            module.set_device(device)  # a new thread uses GPU 0 by default
             torch.distributed.destroy_process_group()
 
         ending = threading.Thread(target=destroy, daemon=True)
