@@ -193,7 +193,7 @@ def main() -> None:
         checkpoint.add(ema=ema)
         evaluated = ema.module
     # loss_sum, correct, count since a report; a row for each shard
-    running = torch.zeros(args.exact_shards or 1, 3, dtype=torch.float64, device=device)
+    running = evaluation.zero_sums(device, args.exact_shards or 1, 3)
     sums = torch.zeros_like(running)  # the figures of one step
 
     step = checkpoint.resume(total_steps)

@@ -121,10 +121,10 @@ def main() -> None:
         optimizer, args.lr, total_steps=total_steps, cycle_momentum=False
     )
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
-    running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
+    running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     ### 新增 (new) 5/10, the figures of each shard have a row of their own ###
-    running, sums = torch.zeros(2, shards.count, 3, dtype=torch.float64, device=device)  # sums: one step
+    running, sums = evaluation.zero_sums(device, 2, shards.count, 3)  # sums: one step
     ### 新增 (new) 5/10, the figures of each shard have a row of their own ###
 
     checkpoint = Checkpointer(

@@ -45,7 +45,7 @@ def open_gpu(device: torch.device) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of the same problem in many lines
         try:
-            getattr(accelerator.of(device), "set_device", bool)(device)  # MPS has one GPU
+            accelerator.set_current(device)
             torch.zeros(1, device=device).add_(1)  # a kernel: it fails if torch has no code for the GPU
         except RuntimeError as error:
             reason = next(iter(str(error).splitlines()), "no reason given")
@@ -64,7 +64,8 @@ def find_topology(args: argparse.Namespace) -> Topology:
 
 def count_gpus(args: argparse.Namespace) -> int:
     """Return the number of GPUs that the job may use on this node, without touching them. Raises BadInput."""
-    gpus = accelerator.count()
+    is_asked = args.enable_gpu or accelerator.kind() != "mps"  # MPS: not run, so only if it is asked for
+    gpus = accelerator.count() if is_asked else 0
     if args.enable_gpu and not gpus:
         raise BadInput(
             f"--enable_gpu=true, but torch {torch.__version__} sees no GPU on {socket.gethostname()}"

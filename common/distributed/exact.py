@@ -20,6 +20,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from common.distributed import ranks
+from common.ground import accelerator
 from common.ground.exits import BadInput
 
 HELP = "shards of a step, a power of two: the same bits on 1, 2, 4, ... V processes"
@@ -85,7 +86,7 @@ class Shards:
         """
         if self._collectives != _count_collectives():
             raise BadInput("--exact_shards: the model or the criterion communicates with other processes")
-        self._losses.append(loss.detach().double())
+        self._losses.append(accelerator.double(loss.detach()))
         done = len(self._losses)
         if done == 1:
             self._after = [each.clone() for each in self._buffers]

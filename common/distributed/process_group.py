@@ -143,10 +143,10 @@ def _destroy_group() -> None:
     """Destroy the group of nccl, within 3 s. gloo's is not destroyed: in torch 2.1 this deadlocks if a thread
     of gloo waits for the interpreter's lock."""
     if torch.distributed.get_backend() != "gloo":
-        module, device = accelerator.of(accelerator.kind()), accelerator.current_index()
+        device = accelerator.current_index()
 
         def destroy() -> None:
-            module.set_device(device)  # a new thread uses GPU 0 by default
+            accelerator.set_current(device)  # a new thread uses GPU 0 by default
             torch.distributed.destroy_process_group()
 
         ending = threading.Thread(target=destroy, daemon=True)

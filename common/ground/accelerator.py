@@ -47,6 +47,11 @@ def current_index() -> int:
     return getattr(of(kind()), "current_device", int)()
 
 
+def set_current(device: torch.device | int) -> None:
+    """Make an accelerator the current one of this thread. MPS has only one."""
+    getattr(of(kind()), "set_device", bool)(device)
+
+
 def in_use() -> Any:
     """Return the module of the accelerator if this process uses it, else None."""
     module = of(kind())
