@@ -146,7 +146,7 @@ def build(
         remedy = f"; the pack there is damaged ({fault}): delete it, or name another folder" if fault else ""
         raise BadInput(f"cannot write the pack {path}: {error.strerror or error}{remedy}") from error
     if room is None:
-        pack_lease.keep_if_leased(path)
+        pack_lease.keep(path)
     return PackStore(path, index)
 
 
