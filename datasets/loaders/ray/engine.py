@@ -1,4 +1,4 @@
-"""Loaders whose batches are made by actors of Ray: they get ids and boxes, and return images or items.
+"""Workers that are actors of Ray: they get ids and boxes, and return images or items.
 
 A task contains all parameters, and workers draw no other random numbers. So the cluster changes no data.
 """
@@ -8,18 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader, Dataset
 
 from common.ground.exits import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.resize import fit
-from datasets.loaders.engines.map_style import Fetcher, MapStyle, build_loader
-from datasets.loaders.engines.memory import Memory, plan_of
-from datasets.loaders.engines.workers import WorkerEngine, Workers
-from datasets.loaders.loader import Loader
+from datasets.loaders.engines.workers import Workers
 from datasets.loaders.ray.data_loader import RayDataLoader
-from datasets.memory.image_set import ImageSet
 from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.files import FileStore
 
@@ -76,38 +71,8 @@ class _Columns(ImageFolderIndex):
         return object.__new__, (_Columns,), vars(self)
 
 
-def ray_map_style_loader(
-    dataset: Any,
-    sampler: Any,
-    device: torch.device,
-    augment: bool = False,
-    *,
-    collate_fn: Callable[[list], Any] | None = None,
-    workers: int = 2,
-    address: str = "auto",
-) -> Loader:
-    """Return a map_style_loader() whose batches are read by actors of Ray.
-
-    augment: not used. workers, address: as in Pool. The dataset with its tensors is sent to the actors
-    once.
-    """
-    fetcher = Fetcher(dataset, collate_fn)
-    engine = MapStyle(RayWorkers(workers, address), fetcher)
-    return build_loader(engine, fetcher, sampler, device)
-
-
-def ray_memory_loader(
-    data: ImageSet,
-    sampler: Any,
-    device: torch.device,
-    augment: bool = False,
-    workers: int = 2,
-    address: str = "auto",
-) -> Loader:
-    """Return a make_loader() whose crops and flips are made by actors of Ray.
-
-    workers, address: as in Pool. Images that fit in memory are cropped faster in this process. This
-    loader shows the necessary change, and delivers the same data.
-    """
-    engine = WorkerEngine(RayWorkers(workers, address), Memory(data, augment))
-    return Loader(engine, plan_of(data, sampler, augment), device, data.mean, data.std)
+def __getattr__(name: str) -> Any:
+    if name in ("ray_memory_loader", "ray_map_style_loader"):
+        used = "make_loader() or map_style_loader() with workers=RayWorkers(workers, address)"
+        raise AttributeError(f"{name} was removed: use {used}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
