@@ -166,7 +166,7 @@ class Checkpointer:
         if self._waits and step < self.total_steps:
             self._late = self._is_planned(step)
             return reports
-        return self._is_save_due(step) or reports
+        return self._stop or self._is_planned(step) or reports
 
     def save(self, step: int) -> None:
         """Save if it is due, and exit if the job was asked to stop. Call it on every rank.
@@ -174,7 +174,8 @@ class Checkpointer:
         After a step that was skipped nothing is saved: the run may be diverging, and good checkpoints stay.
         If gradients are accumulated over several batches, a save waits for the optimizer step.
         """
-        if not self._is_save_due(step) or (self._waits and step < self.total_steps):
+        is_due = self._stop or self._is_planned(step)
+        if not is_due or (self._waits and step < self.total_steps):
             return
         if self._waits:
             self.log.info(
@@ -352,9 +353,6 @@ class Checkpointer:
         """Return whether --save_every counts seconds and they have passed."""
         every = self.args.save_every
         return every.unit == "s" and time.monotonic() - self._last_save >= every.number
-
-    def _is_save_due(self, step: int) -> bool:
-        return self._stop or self._is_planned(step)
 
     def _is_planned(self, step: int) -> bool:
         """Return whether --save_every asks for a save after this step."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_flatten
 
 from common.checkpoint import digest, files, shards
 from common.distributed import ranks, sharding
@@ -232,11 +233,9 @@ def _layout(tensor: torch.Tensor) -> tuple:
 
 def size_of(state: Any) -> int:
     """Return the bytes of the tensors in nested dictionaries, lists and tuples."""
-    if isinstance(state, torch.Tensor):
-        return 0 if state.is_meta else state.numel() * state.element_size()
-    if isinstance(state, dict):
-        return sum(map(size_of, state.values()))
-    return sum(map(size_of, state)) if isinstance(state, list | tuple) else 0
+    leaves, _ = tree_flatten(state)
+    tensors = (each for each in leaves if isinstance(each, torch.Tensor) and not each.is_meta)
+    return sum(each.numel() * each.element_size() for each in tensors)
 
 
 def find_infinite(tensors: dict[str, Any]) -> set[str]:
