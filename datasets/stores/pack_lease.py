@@ -36,7 +36,7 @@ def leased(path: str) -> Iterator[None]:
 
 def keep(path: str) -> None:
     """Mark a pack as kept, if it exists and its place can be written."""
-    with contextlib.suppress(OSError), open(os.path.join(path, _STAYS), "w"):
+    with contextlib.suppress(OSError), open(os.path.join(path, _STAYS), "a"):
         pass
 
 
