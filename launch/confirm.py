@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from common.ground.exits import BadInput
-from common.ground.files import open_atomic, opener
+from common.ground.files import explained, open_atomic, opener
 
 _HEAD = 4096  # bytes of a file in which the mark is searched
 
@@ -46,8 +46,5 @@ def check_replaceable(path: str, mark: re.Pattern, force: bool) -> None:
 @contextlib.contextmanager
 def open_result(path: str) -> Iterator[BinaryIO]:
     """Open the file of --to for writing, as open_atomic() does. Raises BadInput."""
-    try:
-        with open_atomic(path) as file:
-            yield file
-    except OSError as error:
-        raise BadInput(f"cannot write --to {path}: {error.strerror}") from error
+    with explained(f"cannot write --to {path}"), open_atomic(path) as file:
+        yield file

@@ -20,7 +20,7 @@ from typing import IO
 import numpy as np
 
 from common.ground.exits import BadInput, printable
-from common.ground.files import locked, make_folder_atomic
+from common.ground.files import explained, locked, make_folder_atomic
 from datasets.folders import images, shards
 from datasets.folders.listing import FILES_PER_TASK, VAL_SHARE, Listing, Log, map_files, progress, shown
 from datasets.folders.listing import look as look_into_folder
@@ -200,16 +200,12 @@ def scan_listing(listing: Listing, cache: str, log: Log, head: int | None = None
     folder = os.path.join(os.path.abspath(cache), name)
     index = _intact(folder)
     if index is None or index.stamp != stamp:
-        try:
+        with explained(f"cannot write the index of {root} to {cache}"):
             os.makedirs(cache, exist_ok=True)
             with locked(f"{folder}.lock"):
                 index = _intact(folder, log)
                 if index is None or index.stamp != stamp:
                     index = _scan(folder, listing, stamp, index, log, head)
-        except OSError as error:
-            raise BadInput(
-                f"cannot write the index of {root} to {cache}: {error.strerror or error}"
-            ) from error
     return index
 
 
