@@ -142,7 +142,7 @@ class Shared:
         ids = np.arange(len(store.index))
         if not self.server.full_until:  # a full server refuses it
             store.lease.register(offline=True)
-        store.keep(ids)
+        leases.ask(self.server, store.name, "PERSIST", ids)  # those that an active job has put would expire
         with progress(len(ids), "counting stored samples") as bar:
             return ids[store.lengths(ids, bar.update) != store.whole_lengths(ids)]
 
