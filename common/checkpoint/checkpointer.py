@@ -74,7 +74,6 @@ class Checkpointer:
         self.add(**objects)
         sharded = getattr(args, "checkpoint_format", "full") if self._state.is_sharded else ""
         self._saver = Saver(self.output.folder, args.keep, log.info, sharded)
-        log.states = self._saver.digests
         self._mirror: Any = None
         self._writes = not output.writes_nothing(args)
         self._wanted = args.resume  # "auto", "never", or the path to continue from
@@ -167,7 +166,7 @@ class Checkpointer:
         if self._waits and step < self.total_steps:
             self._late = self._is_planned(step)
             return reports
-        return self._is_save_due(step) or reports
+        return self._stop or self._is_planned(step) or reports
 
     def save(self, step: int) -> None:
         """Save if it is due, and exit if the job was asked to stop. Call it on every rank.
@@ -175,7 +174,8 @@ class Checkpointer:
         After a step that was skipped nothing is saved: the run may be diverging, and good checkpoints stay.
         If gradients are accumulated over several batches, a save waits for the optimizer step.
         """
-        if not self._is_save_due(step) or (self._waits and step < self.total_steps):
+        is_due = self._stop or self._is_planned(step)
+        if not is_due or (self._waits and step < self.total_steps):
             return
         if self._waits:
             self.log.info(
@@ -188,9 +188,7 @@ class Checkpointer:
         if ranks.is_first() or self._state.is_sharded:
             if self._stop:
                 self._saver.check(wait=True)  # a write that failed is tried again
-            self._saver.save_checkpoint(
-                step, self._state.run, lambda: self._state.capture(step), self._is_planned(step)
-            )
+            self._saver.save_checkpoint(step, self._state.run, lambda: self._state.capture(step))
         self._late = False
         self._last_save = time.monotonic()
         if self._stop:
@@ -355,9 +353,6 @@ class Checkpointer:
         """Return whether --save_every counts seconds and they have passed."""
         every = self.args.save_every
         return every.unit == "s" and time.monotonic() - self._last_save >= every.number
-
-    def _is_save_due(self, step: int) -> bool:
-        return self._stop or self._is_planned(step)
 
     def _is_planned(self, step: int) -> bool:
         """Return whether --save_every asks for a save after this step."""

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 from common.ground.exits import BadInput
-from common.ground.files import locked, make_folder_atomic
+from common.ground.files import explained, locked, make_folder_atomic
 from launch import manifests
 
 
@@ -19,7 +19,7 @@ def write(to: str, manifest: dict, contents: dict[str, str | bytes]) -> tuple[st
     disk is full.
     """
     final = os.path.join(to, manifests.make_folder_name(manifest))
-    try:
+    with explained(f"{to} cannot be written"):
         os.makedirs(to, exist_ok=True)
         with locked(to):
             if os.path.lexists(final):
@@ -28,8 +28,6 @@ def write(to: str, manifest: dict, contents: dict[str, str | bytes]) -> tuple[st
                 return final, False
             with make_folder_atomic(final) as folder:
                 _fill(folder, manifest, contents)
-    except OSError as error:
-        raise BadInput(f"{to} cannot be written: {error.strerror}") from error
     return final, True
 
 

@@ -39,6 +39,7 @@ from typing import NoReturn
 from common.console import config
 from common.console.arguments import Parser, positive_float, positive_int
 from common.ground.exits import BadInput
+from common.ground.files import explained
 from launch.bundle.code_folder import CodeFolder
 from launch.profiles import PROFILES, Folders, make_starts
 from launch.simulate import faults
@@ -110,12 +111,10 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
         raise BadInput(f"--data_url {data} is not a folder on this machine")
     keep = args.keep and os.path.abspath(args.keep)
     if keep:
-        try:
+        with explained(f"--keep {keep}"):
             os.makedirs(keep, exist_ok=True)
             if os.listdir(keep):
                 raise BadInput(f"--keep {keep} is not empty")
-        except OSError as error:
-            raise BadInput(f"--keep {keep}: {error.strerror}") from error
     follows = {
         "job_arguments": given, "job_options": options, "code": code, "faults": parsed, "keep": keep,
         "data": data and os.path.abspath(data),

@@ -33,7 +33,7 @@ def map_style_loader(
     augment: bool = False,
     *,
     collate_fn: Callable[[list], Any] | None = None,
-    workers: int = 0,
+    workers: Any = 0,
 ) -> Loader:
     """Return a loader of (inputs, targets) on the device, of any map-style Dataset.
 
@@ -42,21 +42,17 @@ def map_style_loader(
     augment: not used, because the dataset transforms its items.
     collate_fn: gets a list of items and returns (inputs, targets), nested in any way (default: torch's
         default_collate).
-    workers: processes; 0: this process loads.
+    workers: processes; 0: this process loads. Or a RayWorkers (datasets/loaders/ray/engine.py).
     Raises BadInput, for example for an IterableDataset.
 
     The receipt covers ids, targets and the seed of each item, not the inputs. The `fingerprint` of the
     dataset (any text) identifies its data; if it has none, it is computed (datasets/data_fingerprint.py).
     """
     fetcher = Fetcher(dataset, collate_fn)
-    engine = MapStyle(Workers(workers, accelerator.has_streams(device)), fetcher)
-    return build_loader(engine, fetcher, sampler, device)
-
-
-def build_loader(engine: Any, fetcher: "Fetcher", sampler: Any, device: torch.device) -> Loader:
-    """Return a Loader of an engine that delivers the fetcher's batches."""
+    if isinstance(workers, int):
+        workers = Workers(workers, accelerator.has_streams(device))
     plan = Plan(Index(fetcher), sampler, draw_seeds)
-    return Loader(engine, plan, device, to_device=MoveToDevice(device))
+    return Loader(MapStyle(workers, fetcher), plan, device, to_device=MoveToDevice(device))
 
 
 class Seeds(NamedTuple):

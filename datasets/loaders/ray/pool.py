@@ -54,9 +54,6 @@ def connect(address: str, workers: int) -> Any:
     Raises BadInput if Ray is missing or the cluster does not answer.
     """
     global _local
-    if address == "start":
-        cure = "leave it out, and Ray starts for this process, or run `ray start` on each node"
-        raise BadInput(f"--ray_address start was removed: {cure}")
     if (imported := sys.modules.get("ray")) and imported.is_initialized():
         return imported
     if address == "auto":
