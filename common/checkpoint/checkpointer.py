@@ -74,6 +74,7 @@ class Checkpointer:
         self.add(**objects)
         sharded = getattr(args, "checkpoint_format", "full") if self._state.is_sharded else ""
         self._saver = Saver(self.output.folder, args.keep, log.info, sharded)
+        log.states = self._saver.digests
         self._mirror: Any = None
         self._writes = not output.writes_nothing(args)
         self._wanted = args.resume  # "auto", "never", or the path to continue from
@@ -188,7 +189,9 @@ class Checkpointer:
         if ranks.is_first() or self._state.is_sharded:
             if self._stop:
                 self._saver.check(wait=True)  # a write that failed is tried again
-            self._saver.save_checkpoint(step, self._state.run, lambda: self._state.capture(step))
+            self._saver.save_checkpoint(
+                step, self._state.run, lambda: self._state.capture(step), self._is_planned(step)
+            )
         self._late = False
         self._last_save = time.monotonic()
         if self._stop:

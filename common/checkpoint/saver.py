@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -44,16 +45,23 @@ class Saver:
         self._name = ""  # the file of the last write
         self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
         self._digested = 0  # the step of the last state whose digest was submitted
+        self._digests: list[tuple[int, str]] = []  # (step, digest) that digests() has not returned
+        self._digest_done = threading.Event()
+        self._digest_done.set()
         self.infinite: set[str] = set()  # names of weights that may be infinite, such as a mask
         self._is_readable = False  # whether the types in a checkpoint of this start were checked
         self._whole: dict[str, tuple] = {}  # path -> identity of checkpoints that are known to be whole
 
-    def save_checkpoint(self, step: int, run: str, capture: Callable[[], dict]) -> None:
-        """Write step_<step>.pt and delete old checkpoints, unless this step was submitted before."""
+    def save_checkpoint(self, step: int, run: str, capture: Callable[[], dict], is_planned: bool) -> None:
+        """Write step_<step>.pt and delete old checkpoints, unless this step was submitted before.
+
+        is_planned: false if it is saved only because the run stops; digests() does not return it then,
+        because an uninterrupted run does not have it.
+        """
         if self._agree(self.step != step):
             self.step = step
-            write = lambda state: self._write_checkpoint(state, run)  # noqa: E731
-            write_shards = lambda: self._write_shards(capture())  # noqa: E731
+            write = lambda state: self._write_checkpoint(state, run, is_planned)  # noqa: E731
+            write_shards = lambda: self._write_shards(capture(), is_planned)  # noqa: E731
             self._submit(files.name_of(step), write_shards if self.in_shards else capture, write)
 
     def save_weights(
@@ -95,11 +103,19 @@ class Saver:
         if name or self._agree(self._digested != step):
             self._submit(name, capture, write)
 
+    def digests(self) -> list[tuple[int, str]]:
+        """Return (step, digest) of the states since the last call. Wait for a digest that is computed now."""
+        self._digest_done.wait()
+        taken, self._digests = self._digests, []
+        return taken
+
     def resume_at(self, step: int) -> None:
         """Record that the checkpoint of this step is on the disk. Delete the digests of later steps."""
         self.step = self.durable = self._digested = step
         with contextlib.suppress(OSError, BadInput):  # a digest that is missing is not an error of the run
             digest.cut(self.folder, step)
+            line = digest.read(self.folder).get(step)
+            self._digests = [(step, line["digest"])] if line and line.get("planned") else []
 
     def check(self, wait: bool = False) -> None:
         """Report a write that has ended with an error. wait: wait for the write in flight first."""
@@ -122,47 +138,58 @@ class Saver:
         return list(self._failures.values())
 
     def _submit(self, name: str, capture: Callable[[], dict], write: Callable[[dict], object]) -> None:
+        def run(state: dict) -> None:
+            try:
+                write(state)
+            finally:
+                self._digest_done.set()
+
         self.check(wait=True)  # the last write may change values that are part of this state
         self._name = name or digest.FILE
         try:
             copy = self._copies.make(capture())
             if ranks.is_first():
-                self._write = self._pool.submit(write, copy)
+                self._digest_done.clear()
+                self._write = self._pool.submit(run, copy)
         except (RuntimeError, MemoryError, OSError, ValueError) as error:  # no memory or thread, for example
+            self._digest_done.set()
             self._report(error)
 
     def _agree(self, decision: bool) -> bool:
         """Return rank 0's decision: only rank 0 knows which writes have failed."""
         return ranks.broadcast_object(decision) if self.is_sharded else decision
 
-    def _digest(self, step: int, objects: dict, is_saved: bool = False) -> None:
+    def _digest(self, step: int, objects: dict, is_planned: bool = True, is_saved: bool = False) -> None:
         """Write the digest of the state after `step` steps, before its checkpoint is on the disk: then a run
         that is resumed from the checkpoint has it."""
-        line = digest.summarize(step, objects) | {"saved": is_saved}
+        line = digest.summarize(step, objects) | {"planned": is_planned, "saved": is_saved}
         self._digested = step
+        if is_planned:
+            self._digests.append((step, line["digest"]))
+        self._digest_done.set()
         try:
             if ranks.is_first():
                 digest.write(self.folder, line)
         except OSError as error:
             self.log(f"warning: {digest.FILE} lacks step {step}: {describe(error, self.folder)}")
 
-    def _write_shards(self, state: dict[str, Any]) -> dict[str, Any]:
+    def _write_shards(self, state: dict[str, Any], is_planned: bool) -> dict[str, Any]:
         """Write the shards of a state on every rank, while the training waits. Return the rest of it."""
         objects, path = state["objects"], os.path.join(self.checkpoints, files.name_of(state["step"]))
         self._check_finite(objects["model"])
-        self._digest(state["step"], objects, is_saved=True)
+        self._digest(state["step"], objects, is_planned, is_saved=True)
         if ranks.is_first():
             files.discard(path)
         rest, facts = shards.save(path, objects)
         return state | {"objects": rest, "shards": facts}
 
-    def _write_checkpoint(self, state: dict[str, Any], run: str) -> None:
+    def _write_checkpoint(self, state: dict[str, Any], run: str, is_planned: bool) -> None:
         self._prepare(self.checkpoints, state, state["objects"]["model"])
         if not self._is_readable:  # once: a later state has the same types
             files.check_readable(state["objects"])
             self._is_readable = True
         if not self.in_shards:
-            self._digest(state["step"], state["objects"], is_saved=True)
+            self._digest(state["step"], state["objects"], is_planned, is_saved=True)
         facts = {"shards": state["shards"]} if self.in_shards else {}
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         files.write(path, state, step=state["step"], run=run, **facts)

@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -42,6 +42,8 @@ class Log:
     metrics: the metrics of an evaluation besides loss and accuracy; a job may set it.
     autocast: the context of mixed precision; a job may set it.
     optimizer, scheduler: those that checkpoints hold; a Checkpointer sets them.
+    states: returns (step, digest of the state) of checkpoints since its last call; a Checkpointer sets it.
+        They are the entry `states` of the next line in metrics.jsonl.
     run: the id of the run for --tracker; a restart keeps it.
     is_late: whether a report by time is due; the same on every rank.
     """
@@ -53,6 +55,7 @@ class Log:
         self.run = ""
         self.optimizer: Any = None
         self.scheduler: Any = None
+        self.states: Callable[[], list[tuple[int, str]]] = list
         self.is_late = self._has_asked = False
         self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = exits.STARTED  # importing torch counts as set-up
@@ -242,6 +245,9 @@ class Log:
         if self._trains and not writes_nothing(self.args):
             self._print_time_cost(loader)
         arguments.remind(self.args, self.info)
+        with self._reported():
+            if self._trackers is not None and (states := dict(self.states())):  # no evaluation at the end
+                append_json_line(self._path, {"step": max(states), "states": states})
         for name, tracker in (self._trackers or {}).items():
             with self._reported(name):
                 tracker.finish()
@@ -293,7 +299,8 @@ class Log:
         line: dict[str, Any] = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
         with self._reported():
             if self._trackers is not None:
-                append_json_line(self._path, line | {"time": round(time.time(), 3)})
+                states = {"states": states} if (states := dict(self.states())) else {}
+                append_json_line(self._path, line | states | {"time": round(time.time(), 3)})
         scalars = {name: float(figures[name]) for name in figures.keys() - {"val_count", "receipt"}}
         for name, tracker in (self._trackers or {}).items():
             with self._reported(name):

@@ -32,7 +32,7 @@ def _make(folder, processes=1, change=0.0, steps=(11, 22, 33), kept=(33,), seed=
     data.commit(33, 11, str(folder))
     for step in steps:
         objects = _objects(step, change if step == 33 else 0.0)
-        digest.write(str(folder), digest.summarize(step, objects))
+        digest.write(str(folder), digest.summarize(step, objects) | {"planned": True})
         if step in kept:
             files.write(str(folder / "checkpoints" / f"step_{step}.pt"), {"objects": objects}, step=step)
     start = {"settings": {"seed": seed}, "environment": {"world size": processes}}

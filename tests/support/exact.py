@@ -7,6 +7,7 @@ from common.checkpoint import digest, files
 from datasets.sampling import receipt
 from tests.conftest import ROOT
 
+# `states` holds the digests that were ready at the time of a report; state.jsonl holds all of them
 _OF_TIME = {
     "time",
     "images_per_s",
@@ -15,6 +16,7 @@ _OF_TIME = {
     "data_time",
     "compute_time",
     "memory_mb",
+    "states",
 }
 
 
