@@ -2,7 +2,7 @@
 # make test     set up, then run the tests
 # make quick    the tests that start no process and open no socket, for use while you edit
 # make demo     data and code to an object store, a job of two nodes, killed, restarted, and its report
-# make faults   the long fault runs
+# make faults   the long runs: random faults, and the slowest tests
 # make compat   the quick tests with the oldest versions that are supported, on Python 3.10 and 3.11
 # make zoo      known defects of other trainers in their released packages: does the receipt find them?
 # make gpu     on a machine with a GPU: is all of it right there, and how fast?
