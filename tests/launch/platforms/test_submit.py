@@ -109,15 +109,52 @@ def test_small_and_custom_jobs_are_requests_that_the_service_takes(tmp_path):
     body = job_request.make_body(config, {})
     check_job(body)
     assert body["spec"] == {"resource": {"node_count": 1, "pool_id": "pool-1"}}
-    ((command, variables),) = job_request.make_node_starts(config)
+    ((command, variables),) = job_request.make_node_starts(config, {})
     assert command == f"python /home/ma-user/modelarts/user-job-dir/bootfile-0123456789ab/{JOB}"
     assert "MASTER_PORT" not in variables
     text = SMALL.replace(':1"\n', ':1"\ncommand = "bash run.sh"\n') + "[parameters]\nname = 'a b'\n"
     config = _config(tmp_path, text)
-    assert job_request.make_node_starts(config)[0][0] == "bash run.sh '--name=a b'"
+    assert job_request.make_node_starts(config, {})[0][0] == "bash run.sh '--name=a b'"
     assert job_request.make_body(config, {})["algorithm"]["parameters"] == [{"name": "name", "value": "a b"}]
     with pytest.raises(BadInput, match=r"\[platform.slurm\] is missing"):
         _config(tmp_path, SMALL, "slurm")
+
+
+def test_volumes_hold_data_and_results(tmp_path, capsys):
+    text = _example(
+        ("[inputs]", """[volumes]
+"/mnt/runs" = "10.10.10.10:/runs/"
+"/mnt/data" = "pfs://bucket/data"
+"/mnt/code" = "obs://bucket/code/more"
+[inputs]"""),
+        ('"obs://bucket/data/cifar10"', '"/mnt/data/cifar10"\nmore = "obs://bucket/more"'),
+        ('"obs://bucket/runs"', '"/mnt/runs/1"'),
+        ("prefetch_to_local = true", "prefetch_to_local = false"),
+        ("# pool_id", "pool_id"),
+    )  # fmt: skip
+    text += "[schedule]\naffinity_type = 'cabinet'\npriority = 2\n"
+    text += "[notification]\ntopic_urn = 'urn:smn:x'\nevents = ['JobFailed']\n"
+    config = _config(tmp_path, text)
+    outputs = job_request.make_outputs(config.outputs, "run-1")
+    body = job_request.make_body(config, outputs)
+    check_job(body)
+    assert body["spec"]["volumes"] == [
+        {"nfs": {"nfs_server_path": "10.10.10.10:/runs", "local_path": "/mnt/runs", "read_only": False}},
+        {"pfs": {"pfs_path": "/bucket/data", "local_path": "/mnt/data"}},
+        {"obs": {"obs_path": "/bucket/code/more", "local_path": "/mnt/code"}},
+    ]
+    assert body["spec"]["schedule_policy"] == {
+        "priority": 2, "required_affinity": {"affinity_type": "cabinet"}
+    }  # fmt: skip
+    assert body["spec"]["notification"] == {"topic_urn": "urn:smn:x", "events": ["JobFailed"]}
+    algorithm = body["algorithm"]
+    assert algorithm["outputs"] == [] and [each["name"] for each in algorithm["inputs"]] == ["more"]
+    assert {"name": "train_url", "value": "/mnt/runs/1/run-1"} in algorithm["parameters"]
+    command, _ = job_request.make_node_starts(config, outputs)[1]
+    words = {"--data_url=/mnt/data/cifar10", "--train_url=/mnt/runs/1/run-1"}
+    assert words | {"--more=/home/ma-user/modelarts/inputs/more_0"} < {*shlex.split(command)}
+    command = [JOB, "--config", str(tmp_path / "job.toml"), "--dry_run", "--resume_from", "/mnt/runs/earlier"]
+    assert "--train_url=/mnt/runs/earlier " in _submit(capsys, *command)
 
 
 def _example(*replacements: tuple[str, str]) -> str:
@@ -156,6 +193,10 @@ CHANGES = [  # part of the example, its replacement, words of the error
     ('OMP_NUM_THREADS = "8"', "\n".join(f"A{n} = 1" for n in range(100)), "environment: "),
     ("faults = 3", "faults = 0", "[retries] faults: "),
     ("[auto_stop]", "[schedule]\npriority = 1\n[auto_stop]", "[schedule] needs a dedicated pool"),
+    ('"obs://bucket/runs"', '"/mnt/runs"', "/mnt/runs is not in a folder of [volumes]"),
+    ("[inputs]", '[volumes]\n"/mnt" = "nfs://host/x"\n[inputs]', "[volumes] /mnt: expected HOST:/PATH, pfs://"),
+    ("[inputs]", '[volumes]\nmnt = "host:/x"\n[inputs]', "[volumes] mnt: "),
+    ("[auto_stop]", '[notification]\ntopic_urn = "u"\n[auto_stop]', "needs topic_urn and events"),
     ("[platform.slurm]", "[platform.lsf]", "[platform] lsf: "),
     ('partition = "gpu"', "partition = [1]", "[platform.slurm] partition: "),
 ]
