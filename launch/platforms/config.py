@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 else:
     pydantic = import_optional("pydantic", "job.toml is checked with pydantic")
 
-_Other = Literal["pai-dlc", "sagemaker", "kubeflow", "slurm"]  # platforms for whose tools a file is written
+_Other = Literal[
+    "pai-dlc", "sagemaker", "kubeflow", "slurm", "skypilot"
+]  # platforms for whose tools a file is written
 PLATFORMS = ("modelarts", *get_args(_Other))
 UNBUFFERED = "PYTHONUNBUFFERED"  # otherwise a killed node loses its last log lines
 _PLATFORM_VARIABLES = re.compile(
@@ -163,7 +165,7 @@ class PlatformTable(_Table):
     """
 
     model_config = pydantic.ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, _Word | int]
+    __pydantic_extra__: dict[str, _Word | int | bool]
     code: _Url | None = None
     inputs: dict[_Channel, _Place] = pydantic.Field({})
     outputs: dict[_Channel, _Place] = pydantic.Field({})

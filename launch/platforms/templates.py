@@ -25,6 +25,7 @@ COMMANDS = {  # platform: (file in templates/, command that submits FILE)
     "sagemaker": ("sagemaker.json", "aws sagemaker create-training-job --cli-input-json file://FILE"),
     "kubeflow": ("kubeflow.yaml", "kubectl create -f FILE"),
     "slurm": ("slurm.sh", "sbatch FILE"),
+    "skypilot": ("skypilot.yaml", "sky jobs launch FILE"),
 }
 
 
