@@ -106,38 +106,34 @@ class Kubeflow:
 
     def __init__(self, first: int, total: int | None):
         self._first, self._total, self._began = first, total, time.monotonic()
-        self._status: dict[str, Any] = {}
+        self._next = self._began  # the earliest time of the next request
         self._metrics: dict[str, str] = {}  # the server replaces all figures at once
         self._thread: threading.Thread | None = None
-        self._sent = -_KUBEFLOW_INTERVAL
-        self._error: Exception | None = None
+        self._errors: list[Exception] = []
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
-        now = time.monotonic()
         self._metrics |= {name[:64]: f"{value:.6g}" for name, value in figures.items()}
-        if self._total:
-            left = (now - self._began) / max(1, step - self._first) * (self._total - step)
-            self._status = {"progressPercentage": 100 * step // self._total}
-            self._status["estimatedRemainingSeconds"] = max(0, round(left))
-        if now - self._sent >= _KUBEFLOW_INTERVAL and not (self._thread and self._thread.is_alive()):
-            self._sent = now
-            self._send()
-        error, self._error = self._error, None
-        if error:
-            raise error
+        now = time.monotonic()
+        if now >= self._next and not (self._thread and self._thread.is_alive()):
+            self._next = now + _KUBEFLOW_INTERVAL
+            self._send(step, (now - self._began) / max(1, step - self._first))
+        if self._errors:
+            raise self._errors.pop()
 
     def finish(self) -> None:
         if self._thread:
             self._thread.join(_KUBEFLOW_TIMEOUT)
-        self._status = {"progressPercentage": 100, "estimatedRemainingSeconds": 0}
-        self._send().join(_KUBEFLOW_TIMEOUT)
-        if self._error:
-            raise self._error
+        self._send(self._total or 0, 0.0).join(_KUBEFLOW_TIMEOUT)
+        if self._errors:
+            raise self._errors.pop()
 
-    def _send(self) -> threading.Thread:
-        metrics = [{"name": name, "value": value} for name, value in self._metrics.items()]
+    def _send(self, step: int, seconds_per_step: float) -> threading.Thread:
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        status = {**self._status, "metrics": metrics, "lastUpdatedTime": now}
+        metrics = [{"name": name, "value": value} for name, value in self._metrics.items()]
+        status: dict[str, Any] = {"metrics": metrics, "lastUpdatedTime": now}
+        if self._total:
+            status["progressPercentage"] = 100 * step // self._total
+            status["estimatedRemainingSeconds"] = round(seconds_per_step * (self._total - step))
         body = json.dumps({"trainerStatus": status}).encode()
         self._thread = threading.Thread(target=self._post, args=(body,), daemon=True)
         self._thread.start()
@@ -151,7 +147,7 @@ class Kubeflow:
             request = urllib.request.Request(os.environ[KUBEFLOW], body, headers)
             urllib.request.urlopen(request, timeout=_KUBEFLOW_TIMEOUT, context=context).close()
         except Exception as error:  # also a variable or a file that is missing
-            self._error = error
+            self._errors.append(error)
 
 
 NAMED: dict[str, Callable[..., Any]] = {  # by the values of --tracker
