@@ -50,7 +50,9 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
     retries = config.retries.model_dump(exclude_none=True, by_alias=True)
     schedule = config.schedule.model_dump(exclude_none=True)
     affinity = {name: schedule.pop(name) for name in [*schedule] if name.startswith("affinity_")}
-    parameters = config.parameters | _mounted(config.inputs) | _mounted(outputs)
+    places = config.inputs | outputs
+    mounted = {name: place for name, place in places.items() if place.startswith("/")}
+    parameters = config.parameters | mounted
     metadata = {
         "name": config.name,
         "workspace_id": config.workspace_id,
@@ -81,11 +83,6 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _mounted(places: Mapping[str, str]) -> dict[str, str]:
-    """Return the inputs or outputs that are folders of a volume: the job gets their paths as parameters."""
-    return {name: place for name, place in places.items() if place.startswith("/")}
-
-
 def _volume(folder: str, storage: str) -> dict[str, dict[str, Any]]:
     kind, _, _ = storage.partition("://")
     if kind in ("obs", "pfs"):
@@ -101,6 +98,7 @@ def _channels(kind: str, places: Mapping[str, str]) -> list[dict[str, Any]]:
             "remote": {"obs": {"obs_url": _path(places[name])}},
         }
         for name, local in _folders(kind, places).items()
+        if local != places[name]
     ]  # fmt: skip
 
 
@@ -111,9 +109,11 @@ def _path(url: str) -> str:
 
 
 def _folders(kind: str, places: Mapping[str, str]) -> dict[str, str]:
-    """Return names and folders on a node of those that the service copies. kind: inputs or outputs."""
-    names = [name for name in places if name not in _mounted(places)]
-    return {name: f"{_MOUNT}/{kind}/{name}_{index}" for index, name in enumerate(names)}
+    """Return names and folders on a node: those of volumes, or of copies. kind: inputs or outputs."""
+    return {
+        name: place if place.startswith("/") else f"{_MOUNT}/{kind}/{name}_{index}"
+        for index, (name, place) in enumerate(places.items())
+    }
 
 
 def _command(config: JobConfig) -> str:
@@ -130,7 +130,6 @@ def make_node_starts(config: JobConfig, outputs: dict[str, str]) -> list[tuple[s
     code = posixpath.join(_JOB_DIR, config.snapshot)
     folders = Folders(code, f"{_MOUNT}/inputs", f"{_MOUNT}/outputs", "/cache", f"{_MOUNT}/log")
     channels = _folders("inputs", config.inputs) | _folders("outputs", outputs)
-    channels |= _mounted(config.inputs) | _mounted(outputs)
     platform = "modelarts-custom" if custom else "modelarts"
     starts = []
     for node in range(nodes):

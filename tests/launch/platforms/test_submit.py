@@ -152,7 +152,7 @@ def test_volumes_hold_data_and_results(tmp_path, capsys):
     assert {"name": "train_url", "value": "/mnt/runs/1/run-1"} in algorithm["parameters"]
     command, _ = job_request.make_node_starts(config, outputs)[1]
     words = {"--data_url=/mnt/data/cifar10", "--train_url=/mnt/runs/1/run-1"}
-    assert words | {"--more=/home/ma-user/modelarts/inputs/more_0"} < {*shlex.split(command)}
+    assert words | {"--more=/home/ma-user/modelarts/inputs/more_1"} < {*shlex.split(command)}
     command = [JOB, "--config", str(tmp_path / "job.toml"), "--dry_run", "--resume_from", "/mnt/runs/earlier"]
     assert "--train_url=/mnt/runs/earlier " in _submit(capsys, *command)
 
