@@ -153,6 +153,7 @@ class ModelArts:
                 raise ValueError(f"the answer has no {needed}")
             return answer
         except self._errors as error:
+            refused: Any = error
             text, status = (
                 getattr(error, "error_msg", None) or str(error),
                 getattr(error, "status_code", None),
@@ -161,6 +162,6 @@ class ModelArts:
                 text = text.replace(secret, "***")
             reason = f"no usable answer from {self._host} ({type(error).__name__}: {text[:500]})"
             if status is not None:
-                request_id = error.request_id or "unknown"
-                reason = f"{error.error_code} {text[:500]} (HTTP {status}, request id {request_id})"
+                request_id = refused.request_id or "unknown"
+                reason = f"{refused.error_code} {text[:500]} (HTTP {status}, request id {request_id})"
             raise ServiceError(f"{call.replace('_', ' ')}: {reason}", status) from error
