@@ -331,6 +331,8 @@ class Log:
             self._trackers = {}
             with self._reported("TensorBoard"):
                 self._trackers["TensorBoard"] = trackers.TensorBoard(folder, self._step)
+            if trackers.KUBEFLOW in os.environ:
+                self._trackers["Kubeflow"] = trackers.Kubeflow(self._step, self._total_steps)
             if name := getattr(self.args, "tracker", None):
                 title = os.path.basename(str(self.output).rstrip("/"))
                 with self._reported(f"--tracker {name}"):

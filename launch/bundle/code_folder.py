@@ -1,7 +1,6 @@
 """Select the files that are uploaded with a script: `pack` writes them, `simulate` runs them."""
 
 import os
-import shutil
 from typing import NamedTuple
 
 from common.ground.exits import BadInput
@@ -80,10 +79,7 @@ class CodeFolder:
     def copy(self, destination: str) -> None:
         """Copy the files to a new folder."""
         os.makedirs(destination)
-        for path, source, _ in self.files:
-            target = os.path.join(destination, path)
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            shutil.copy2(source, target)
+        manifests.write_files(destination, {file.path: file.source for file in self.files})
 
     def _visit(self, folder: str, real: tuple[str, ...]) -> None:
         """Add the content of `folder` (relative, "" or with / at its end). real: the real paths of the

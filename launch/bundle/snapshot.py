@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 
 from common.ground.exits import BadInput
@@ -27,21 +26,10 @@ def write(to: str, manifest: dict, contents: dict[str, str | bytes]) -> tuple[st
                     raise BadInput(f"{final} exists, and {wrong} in it is not what was packed: delete it")
                 return final, False
             with make_folder_atomic(final) as folder:
-                _fill(folder, manifest, contents)
+                manifests.write_files(folder, contents | {manifests.NAME: manifests.to_bytes(manifest)})
+                if wrong := _find_wrong(folder, manifest):
+                    raise BadInput(f"{wrong} was changed while it was packed")
     return final, True
-
-
-def _fill(folder: str, manifest: dict, contents: dict[str, str | bytes]) -> None:
-    for path, source in (contents | {manifests.NAME: manifests.to_bytes(manifest)}).items():
-        target = os.path.join(folder, path)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        if isinstance(source, bytes):
-            with open(target, "wb") as file:
-                file.write(source)
-        else:
-            shutil.copyfile(source, target)
-    if wrong := _find_wrong(folder, manifest):
-        raise BadInput(f"{wrong} was changed while it was packed")
 
 
 def _find_wrong(folder: str, manifest: dict) -> str | None:

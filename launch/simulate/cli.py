@@ -10,9 +10,11 @@ Every node has its own folders:
     cache                                     its scratch disk (BOOTFILE_SCRATCH)
     logs                                      its log
 
-URLs among the job's arguments are not changed. The job uses the GPUs if there is one for every process, else
-the CPU. On the CPU it also gets --processes_per_node if the platform does not start every process. A script
-outside a Bootfile repository gets only the arguments that the platform passes (guides/own_script.md).
+URLs among the job's arguments are not changed. A --train_url that is a folder of this machine stands for a
+volume: all nodes write to it, and a new container finds it as it was. The job uses the GPUs if there is one
+for every process, else the CPU. On the CPU it also gets --processes_per_node if the platform does not start
+every process. A script outside a Bootfile repository gets only the arguments that the platform passes
+(guides/own_script.md).
 
 --fault may be repeated:
     kill:rank=R,step=S  term:...  stop:...    SIGKILL, SIGTERM, SIGSTOP to the process of a global rank

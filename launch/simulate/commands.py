@@ -61,7 +61,7 @@ class Commands:
         job = os.path.join(node.folders.code, args.code.job_path)
         commands = []
         for start in starts:
-            added_words = [each for each in start.arguments if not self._is_url(each.partition("=")[0])]
+            added_words = [each for each in start.arguments if not self._is_mounted(each.partition("=")[0])]
             given = self._given(node, added_words, tell_processes)
             command = [sys.executable, *start.prefix, job, *given, *added_words]
             added = dict(start.environment)
@@ -75,9 +75,11 @@ class Commands:
             commands.append((command, environment, added))
         return commands
 
-    def _is_url(self, name: str) -> bool:
-        """Return whether the user passes a URL for this option. A platform then passes no folder."""
-        return "://" in (get_option(self._args.job_options, name) or "")
+    def _is_mounted(self, name: str) -> bool:
+        """Return whether the user passes a URL for this option, or an own folder for results, as if it was
+        mounted on every node. A platform then passes no folder."""
+        given = get_option(self._args.job_options, name) or ""
+        return "://" in given or (name == "--train_url" and bool(given))
 
     def _given(self, node: Node, platforms: list[str], tell_processes: bool) -> list[str]:
         """Return the user's arguments on a node. A job of Bootfile gets missing ones: folder for results,

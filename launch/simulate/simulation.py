@@ -191,7 +191,8 @@ class Simulation:
         """Kill stopped processes if nothing else runs: they never end by themselves."""
         left = [node for node in self._nodes if node.running]
         waits = any(node.delay is not None for node in self._nodes)
-        if not self._stopped or waits or not all(node.is_stopped(self._processes) for node in left):
+        remain = [{*node.ranks(self._processes).values()} for node in left] if self._stopped else []
+        if waits or not remain or not all(ranks and ranks <= self._stopped for ranks in remain):
             self._stopped_since = None
             return
         now = time.monotonic()
