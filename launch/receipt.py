@@ -40,7 +40,8 @@ def main(arguments: list[str]) -> int:
     for path, records in runs.items():
         missing = int(records["step"][-1]) - len(records)
         lost = f", {missing} without a record" if missing else ""
-        print(f"{path}: {records['step'][-1]} steps, {records['epoch'][-1]} epochs{lost}")
+        epochs = int(records["epoch"][-1])
+        print(f"{path}: {records['step'][-1]} steps, {epochs} epoch{'s' * (epochs != 1)}{lost}")
     equal, text = compare(runs[args.run_a], runs[args.run_b])
     print(f"data {text}")
     same_state, text = compare_states(args.run_a, args.run_b)

@@ -59,9 +59,7 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         raise BadInput(f"cannot write --to {args.to}: {error.strerror}") from error
     shape = f"float32 [N, {network.channels}, {network.size}, {network.size}] -> [N, {len(network.classes)}]"
-    print(
-        f"{args.to}: {network.name}, {len(content) / 1e6:.1f} MB, {shape}, logits equal to {difference:.1g}"
-    )
+    print(f"{args.to}: {network.name}, {len(content) / 1e6:.1f} MB, {shape}, logits within {difference:.1g}")
     return 0
 
 
