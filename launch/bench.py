@@ -107,9 +107,7 @@ def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.devi
         else:
             candidates += [(backend + suffix, backend, store) for suffix, store in stores.items()]
     samples = dict[str, list[dict]]()
-    turns = tqdm(candidates * args.rounds)
-    for name, backend, store in turns:
-        turns.set_description(name)
+    for name, backend, store in tqdm(candidates * args.rounds, f"loaders, {args.rounds} rounds"):
         sample = _measure(args, backend, store, measure.Head(plan), device)
         samples.setdefault(name, []).append(sample)
     slowest = statistics.median(sample["warm"] for sample in samples["pytorch"])
