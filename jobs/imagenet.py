@@ -58,7 +58,7 @@ def parse_args() -> argparse.Namespace:
         "--arch",
         type=models.arch,
         default="resnet50",
-        help="name of torchvision, or timm:NAME (resnet50)",
+        help="network of torchvision, or timm:NAME (default: resnet50)",
     )
     help = "further arguments of the network's class, such as {drop_path_rate = 0.1} (TOML)"
     add("--model_kwargs", default=models.NO_KWARGS, metavar="TABLE", help=help)

@@ -56,7 +56,7 @@ def main() -> None:
     add("--data_source", "--data_url", dest="data_url", help="folder of pairs (default: generated ones)")
     add("--custom_data", type=arguments.boolean, default=False, help="true: generated pairs instead")
     add("--split", choices=["train", "test"], default="train", help="default: train")
-    add("--resize", type=positive_int, default=0, help="rows, aspect kept (default: none)")
+    add("--resize", type=positive_int, default=0, help="rows of a resized image, aspect kept (default: none)")
     add("--crop", type=positive_int, default=256, help="side of the squares, pixels (default: 256)")
     add = parser.add_argument_group("loading").add_argument
     add("--batch_size", type=positive_int, default=12, help="pairs over all processes (default: 12)")

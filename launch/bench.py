@@ -6,7 +6,8 @@ DIR: as for jobs/imagenet.py. Backends take turns of a few seconds: warm (files 
 (files dropped from it before). synthetic reads no files: it is the upper limit, and has no cold rate. CPU use
 is in cores. Memory is resident, with shared pages divided among the processes. The wait is predicted for a
 model (--arch), whose speed is also measured here. On a GPU loading and computing overlap; on the CPU they
-share the cores. Compare figures of one run only.
+share the cores. Compare figures of one run only. A run takes some minutes: --rounds times --seconds for each
+backend, and the starts of their workers. Exit codes: 0 done, 2 bad input.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from collections.abc import Callable
 import psutil
 import torch
 from torch.utils import benchmark
+from tqdm import tqdm
 
 from common.compute import models
 from common.console import arguments
@@ -56,6 +58,7 @@ def main(argv: list[str]) -> int:
     if args.pack:
         stores[" + pack"] = pack.build(index, pack.place(args.pack, index))
     rows = _rows(args, stores, plan, device)
+    log(f"measuring the speed of {args.arch} without data, the last part")
     ceiling = _compute_rate(args, len(index.classes), device)
     for row in rows:
         row["wait"] = _wait(row["warm"], ceiling, device)
@@ -106,11 +109,9 @@ def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.devi
         else:
             candidates += [(backend + suffix, backend, store) for suffix, store in stores.items()]
     samples = dict[str, list[dict]]()
-    for number in range(args.rounds):
-        for name, backend, store in candidates:
-            log(f"round {number + 1} of {args.rounds}: {name}")
-            sample = _measure(args, backend, store, measure.Head(plan), device)
-            samples.setdefault(name, []).append(sample)
+    for name, backend, store in tqdm(candidates * args.rounds, f"loaders, {args.rounds} rounds"):
+        sample = _measure(args, backend, store, measure.Head(plan), device)
+        samples.setdefault(name, []).append(sample)
     slowest = statistics.median(sample["warm"] for sample in samples["pytorch"])
     rows = []
     for name, rounds in samples.items():
@@ -197,7 +198,7 @@ def _wait(rate: float, compute: float, device: torch.device) -> float:
 def _print(result: dict) -> None:
     print(f"\n{result['machine']}, load average {result['load_average']:.2f}\n{result['data']}")
     print(
-        f"{'backend':<18}{'images/s':>10}{'ratio':>8}{'cold':>10}{'cores':>7}{'MB':>8}{'wait':>8}{'cold':>8}"
+        f"{'backend':<18}{'images/s':>10}{'ratio':>8}{'cold':>10}{'cores':>7}{'MB':>8}{'wait':>8}{'(cold)':>8}"
     )
     for row in result["rows"]:
         cold, wait_cold = "-", "-"

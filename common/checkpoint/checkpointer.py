@@ -8,6 +8,8 @@ step one all_reduce of four numbers makes all ranks skip, report, save and stop 
 import argparse
 import math
 import os
+import shlex
+import sys
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -397,6 +399,9 @@ class Checkpointer:
                 f"stopped as asked after step {step}; the newest checkpoint is that of step "
                 f"{self._saver.durable}"
             )
+            start = "torchrun ..." if "TORCHELASTIC_RUN_ID" in os.environ else "python"
+            folder = [] if self.args.output_dir else ["--output_dir", self.output.folder]
+            self.log.info(exits.mask(f"to continue: {start} {shlex.join([*sys.argv, *folder])}"))
             if self._mirror:  # as long as --grace permits
                 self.log.info(self._mirror.finish() or f"all results are at {self._mirror.url}")
         if ranks.world_size() > 1:

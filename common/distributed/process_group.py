@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rank", type=int, help="index of this node")
     add("--world_size", type=int, help="number of nodes")
     add("--local-rank", "--local_rank", type=int, help="set by torch.distributed.launch")
-    add("--processes_per_node", type=positive_int, help="default: the GPUs, else 1")
+    add("--processes_per_node", type=positive_int, help="processes of this node (default: the GPUs, else 1)")
     add("--rank_level", choices=["node", "process"], help="what the variable RANK counts, if it is ambiguous")
-    add("--timeout", type=positive_float, default=300, metavar="SECONDS", help="default: 300")
+    add("--timeout", type=positive_float, default=300, metavar="SECONDS", help="longest wait (default: 300)")
 
 
 def get_topology(args: argparse.Namespace) -> Topology:

@@ -117,7 +117,7 @@ def exit_code(findings: list[Finding]) -> int:
 
 def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: Topology) -> Finding:
     gpus, promised, processes = accelerator.count(), promised_gpus(env), topology.processes_per_node
-    facts = f"{gpus} GPUs, {processes} processes per node"
+    facts = f"{gpus} GPU{'s' * (gpus != 1)}, {processes} process{'es' * (processes != 1)} per node"
     if "CUDA_VISIBLE_DEVICES" in env:
         facts += f", CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']!r}"
     errors, warnings = [], []
@@ -204,9 +204,9 @@ def _versions(driver: str | None) -> Finding:
     cuda, nccl = torch.version.cuda, None
     if cuda and torch.distributed.is_nccl_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    facts = (
-        f"python {platform.python_version()}, torch {torch.__version__}, CUDA {cuda or 'none'}, "
-        f"NCCL {nccl or 'none'}, driver {driver or 'none'}"
+    known = {"python": platform.python_version(), "torch": torch.__version__, "CUDA": cuda, "NCCL": nccl}
+    facts = ", ".join(
+        f"{name} {version}" for name, version in (known | {"driver": driver}).items() if version
     )
     errors, warnings = [], []
     if torch.__version__ < "2.1":

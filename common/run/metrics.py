@@ -66,9 +66,9 @@ class Log:
         self._profiled: list[float] = []  # with --prof: the times of the two reports
         self._class_names: tuple[str, ...] = ()
         self._unit = "images", 1  # what is counted for the speed, and how many a sample has
-        self._result = "test_accuracy=nan"
+        self._result = ""  # of the last evaluation
         self._trains = False  # whether the job reports steps, and not only epochs of loading
-        self._end_lap("set-up")
+        self._end_lap("imports and set-up")
 
     def start(
         self,
@@ -86,7 +86,7 @@ class Log:
         total_steps: the optimizer steps of the whole run, if they are known.
         model: describe this model in the log, and show a progress bar on a terminal.
         """
-        self._end_lap("model")
+        self._end_lap("model and checkpoint")
         self.output.begin()
         self._loader, self._step, self._total_steps = loader, step, total_steps
         self._since, self._waited, self._evaluating = time.monotonic(), loader.waited, 0.0
@@ -201,7 +201,7 @@ class Log:
         self._evaluating += now - self._since
         self._since = now
         loss, accuracy = loss_sum / (count or math.nan), _accuracy("val_acc", correct, count)
-        self._result = f"test_accuracy={accuracy['val_acc']:.4f}" if accuracy else f"test_loss={loss:.6g}"
+        self._result = f"test_accuracy={accuracy['val_acc']:.4f} " if accuracy else f"test_loss={loss:.6g} "
         others = {f"val_{name}": value for name, value in self.metrics.values(val_sums).items()}
         figures = {"val_loss": loss, **accuracy, **others, "val_count": int(count)}
         if getattr(self.args, "evaluate", False):
@@ -219,7 +219,7 @@ class Log:
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Show the time of the block as a separate row of the TIME COST table."""
-        self._end_lap("model")
+        self._end_lap("model and checkpoint")
         yield
         self._end_lap(name)
 
@@ -281,7 +281,7 @@ class Log:
         for name, seconds in rows:
             print(f"{name:<26}{seconds:>10.2f}{seconds / total:>9.1%}")
         print(
-            f"\n{self._result} training_seconds={self._laps['training']:.1f} receipt={loader.receipt}",
+            f"\n{self._result}training_seconds={self._laps['training']:.1f} receipt={loader.receipt}",
             flush=True,
         )
 

@@ -75,7 +75,7 @@ def _show_steps(run: Run, steps: list[int], args: argparse.Namespace, options: l
         picture, count = drawn
         sheet.save(picture, args.to)
         total = sum(len(step.pixels) for step in answered)
-        print("", printable(f"{args.to}: {count} of {total} images"), sep="\n")
+        print("", printable(f"{args.to}: {count} of {total} image{'s' * (total != 1)}"), sep="\n")
     return 0
 
 

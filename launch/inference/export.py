@@ -57,9 +57,7 @@ def main(arguments: list[str]) -> int:
     with confirm.open_result(args.to) as file:
         file.write(content)
     shape = f"float32 [N, {network.channels}, {network.size}, {network.size}] -> [N, {len(network.classes)}]"
-    print(
-        f"{args.to}: {network.name}, {len(content) / 1e6:.1f} MB, {shape}, logits equal to {difference:.1g}"
-    )
+    print(f"{args.to}: {network.name}, {len(content) / 1e6:.1f} MB, {shape}, logits within {difference:.1g}")
     return 0
 
 

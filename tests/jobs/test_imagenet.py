@@ -204,7 +204,7 @@ def test_a_restart_takes_the_backend_of_the_last_start_which_else_is_the_fastest
     history.write_text(history.read_text().replace('"threads"', '"dali-gpu"'))
     shown = run(*options).stdout
     assert "warning: the run used --data_backend dali-gpu" in shown
-    said = re.search(r"data_backend auto: (\S+) of (.*) images/s\n", shown)
+    said = re.search(r"data_backend auto: (\S+); measured: (.*) images/s\n", shown)
     rates = {name: int(rate) for name, rate in (each.split() for each in said[2].split(", "))}
     assert set(rates) == set(HERE) and rates[said[1]] == max(rates.values())
 

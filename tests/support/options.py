@@ -6,7 +6,7 @@ A table is between `<!-- options: WHAT -->` and `<!-- end of options -->`. WHAT 
 
     jobs/train.py                              all options of a job
     jobs/train_ddp.py without jobs/train.py    those that the second does not have, or describes differently
-    launch                                     a row for each verb of `python -m launch`
+    launch                                     each verb of `python -m launch`
 """
 
 import argparse
@@ -27,6 +27,8 @@ PARTS = {
     "bench": ("loaders",),
 }
 TABLE = re.compile(r"(<!-- options: (.+?) -->\n).*?(<!-- end of options -->)", re.DOTALL)
+
+_DEFAULT = re.compile(r"[ (;]*default: [^()]*\)?$")
 
 Row = tuple[str, str, str]  # group, option with its value, help
 
@@ -49,31 +51,29 @@ def rewrite(text: str, parsers: dict[str, Any]) -> str:
 
 
 def render(what: str, parsers: dict[str, Any]) -> str:
-    """Return the table of WHAT, as Markdown."""
+    """Return the table of verbs, or the list of options of WHAT, as Markdown."""
     if what == "launch":
-        lines = ["| verb | what it does | arguments |", "|---|---|---|"]
+        lines = ["| verb | what it does |", "|---|---|"]
         for name in (name for name in parsers if not name.endswith(".py") and name != "verbs"):
-            options = " ".join(f"`{_cell(option)}`" for _, option, _ in parsers[name])
-            lines.append(f"| `{name}` | {_cell(parsers['verbs'].get(name, ''))} | {options} |")
+            lines.append(f"| `{name}` | {_escape(parsers['verbs'].get(name, ''))} |")
         return "\n".join(lines) + "\n"
     job, _, base = what.partition(" without ")
     known = {tuple(row[1:]) for row in parsers.get(base, ())}
-    lines, last = ["| option | meaning |", "|---|---|"], ""
+    before = {(option, _DEFAULT.sub("", help)) for option, help in known}
+    lines, last = [], ""
     for group, option, help in parsers[job]:
         if (option, help) in known:
             continue
         if group != last:
-            lines.append(f"| *{group}* | |")
-        lines.append(f"| `{_cell(option)}` | {_text(help)} |")
+            lines += ["", f"*{group}*", ""][not lines :]
+        if (option, _DEFAULT.sub("", help)) in before:  # only the default differs
+            help = _DEFAULT.search(help)[0].strip(" ();")
+        lines.append(f"- `{option}`: {_escape(help)}")
         last = group
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _text(help: str) -> str:
+def _escape(help: str) -> str:
     return re.sub(r"([*<|])", r"\\\1", help)
 
 
