@@ -25,7 +25,7 @@ import shlex
 from common.console.arguments import Parser
 from common.ground.exits import BadInput
 from common.ground.files import ROOT
-from common.object_store import store as object_store
+from common.object_store import location as object_store
 from launch import confirm, records
 from launch.platforms import request, templates
 from launch.platforms.config import PLATFORMS, JobConfig, load

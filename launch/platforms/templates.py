@@ -13,7 +13,7 @@ import shlex
 from typing import Any
 
 from common.ground.exits import BadInput, import_optional
-from common.object_store import store as object_store
+from common.object_store import location as object_store
 from launch.platforms.config import JobConfig
 from launch.platforms.request import make_outputs
 
