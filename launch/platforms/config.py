@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from common.console.config import read
 from common.ground.exits import BadInput, import_optional
-from common.object_store import store as object_store
+from common.ground.files import is_url
+from common.object_store import location as object_store
 from common.platform import platforms
 from launch import secret_scan
 
@@ -39,7 +40,7 @@ def _to_text(value: Any) -> str:
 
 
 def _check_url(url: str) -> str:
-    if not object_store.is_url(url):
+    if not is_url(url):
         raise ValueError("expected obs://bucket/prefix or s3://bucket/prefix")
     object_store.parse(url)
     return url.rstrip("/")

@@ -27,7 +27,7 @@ class RayWorkers(Workers):
 
     def __init__(self, workers: int, address: str = "auto", cpus: float = 1.0):
         super().__init__(workers, pinned=False)
-        self._place = {"head_address": address, "cpus_per_worker": cpus}
+        self._place: dict[str, Any] = {"head_address": address, "cpus_per_worker": cpus}
 
     def load(self, plan: Plan, function: Callable[[Batch, int], Any]) -> Iterator[tuple[Batch, Any]]:
         try:
