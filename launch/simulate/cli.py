@@ -118,11 +118,9 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
                 raise BadInput(f"--keep {keep} is not empty")
         except OSError as error:
             raise BadInput(f"--keep {keep}: {error.strerror}") from error
-    follows = {
-        "job_arguments": given, "job_options": options, "code": code, "faults": parsed, "keep": keep,
-        "data": data and os.path.abspath(data),
-    }  # fmt: skip
-    return argparse.Namespace(**vars(args) | follows)
+    args.job_arguments, args.job_options, args.code, args.faults = given, options, code, parsed
+    args.keep, args.data = keep, data and os.path.abspath(data)
+    return args
 
 
 def _read_config(arguments: list[str]) -> list[str]:
