@@ -16,6 +16,8 @@ from common.distributed import ranks, sharding
 from common.ground.exits import BadInput
 from common.ground.files import explain_write, sweep
 
+_ALIGNED, _PADDING = 64, 2**20  # bytes: of a tensor in pinned memory, and for all alignment
+
 
 class Saver:
     """Writes checkpoints and weights to the output folder of a run, on rank 0.
@@ -226,10 +228,14 @@ class HostCopies:
 
     def __init__(self) -> None:
         self._buffers: dict[tuple, torch.Tensor] = {}
+        # The rest of a block of pinned memory. The driver takes about a millisecond for a block, so the
+        # tensors of a state share one.
+        self._block, self._size = np.empty(0, np.uint8), 0
 
     def make(self, state: dict) -> dict:
         """Return a copy of nested dictionaries, lists and tuples of tensors and plain types. If tensors are
         sharded, call it on every rank; only rank 0 has a copy."""
+        self._size = size_of(state) + _PADDING
         copy = self._copied(state, ())
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()  # the copies from the device have arrived
@@ -248,9 +254,20 @@ class HostCopies:
     def _buffer(self, tensor: torch.Tensor, place: tuple) -> torch.Tensor:
         """Return host memory of the tensor's shape and strides, pinned if the tensor is on a GPU."""
         kept = self._buffers.get(place)
+        if kept is None and tensor.is_cuda and tensor.numel():
+            kept = self._buffers[place] = self._pinned(tensor)
         if kept is None or _layout(kept) != _layout(tensor):
             kept = self._buffers[place] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         return kept
+
+    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a part of the block as a storage of its own: torch.save() writes whole storages."""
+        size = -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+        if len(self._block) < size:
+            self._block = torch.empty(max(size, self._size), dtype=torch.uint8, pin_memory=True).numpy()
+        flat = torch.frombuffer(self._block, dtype=tensor.dtype, count=tensor.numel())
+        self._block = self._block[size:]
+        return flat.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
 
 
 def _layout(tensor: torch.Tensor) -> tuple:

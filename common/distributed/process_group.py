@@ -75,8 +75,7 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     if backend == "nccl or gloo":  # processes share GPUs, or the launcher shows each one only its own GPU
         gpus = rendezvous.count_different(store, topology, devices.identify_gpu(), args.timeout)
         backend = "nccl" if gpus == topology.world_size else "gloo"
-    if backend == "gloo":
-        _choose_interface(topology)
+    _choose_interface(topology, backend)
     options = {
         "backend": backend,
         "store": store,
@@ -104,11 +103,13 @@ def join(args: argparse.Namespace) -> tuple[torch.device, int, int]:
     return device, topology.rank, topology.world_size
 
 
-def _choose_interface(topology: Topology) -> None:
-    """Make gloo use the interface that reaches the master. By default gloo resolves the name of the host,
-    which may give 127.0.1.1. An interface that the platform has set is not changed.
+def _choose_interface(topology: Topology, backend: str) -> None:
+    """Make gloo, or nccl between nodes, use the interface that reaches the master. By default gloo resolves
+    the name of the host, which may give 127.0.1.1, and nccl takes the first interface, perhaps that of a
+    container or a VPN. An interface that the platform has set is not changed.
     """
-    if topology.world_size == 1 or "GLOO_SOCKET_IFNAME" in os.environ:
+    variable = f"{backend.upper()}_SOCKET_IFNAME"
+    if (topology.nodes if backend == "nccl" else topology.world_size) == 1 or variable in os.environ:
         return
     host = "127.0.0.1" if topology.nodes == 1 or not topology.master_host else topology.master_host
     with contextlib.suppress(OSError):
@@ -117,7 +118,9 @@ def _choose_interface(topology: Topology) -> None:
             # The /etc/hosts of the master maps its name to loopback: use the interface to other nodes.
             name, _ = network.interface_to(network.OUTSIDE, 1)
         if name:
-            os.environ["GLOO_SOCKET_IFNAME"] = name
+            os.environ[variable] = f"={name}" if backend == "nccl" else name  # "=": not a prefix
+            if backend == "nccl" and platforms.has_local_rank_0():
+                exits.print_line(f"{variable}={os.environ[variable]}: also for gradients, without InfiniBand")
 
 
 def _leave_group(topology: Topology, error: BaseException | None) -> None:

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from common.compute.compilation import backward_without_trace, compile_module
+from common.distributed.compilation import backward_without_trace, compile_module
 from common.distributed.gradients import settle_buckets
 
 
@@ -68,6 +68,6 @@ def test_settling_the_buckets_compiles_nothing(monkeypatch):
 def test_what_cannot_be_compiled_stays_as_it_is():
     model, said = _Model(fails=True), []
     before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    assert compile_module(model, torch.ones(2, 2, 3, 3), said.append) is model
+    assert compile_module(model, [torch.ones(2, 2, 3, 3)], said.append) is model
     assert len(said) == 1 and said[0].startswith("not compiled: ")
     _same(model, before, random)
