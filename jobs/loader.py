@@ -29,7 +29,7 @@ from common.checkpoint import resume
 from common.console import arguments
 from common.console.arguments import positive_int
 from common.distributed import barrier, process_group, ranks
-from common.ground import exits
+from common.ground import accelerator, exits
 from common.run import metrics
 from common.run.job import JobParser
 from datasets.folders import paired_images, random_pairs
@@ -95,8 +95,7 @@ def main() -> None:
             start = time.perf_counter()
             for images, _ in loader:
                 blurry, sharp = images.tensor_split(2)
-                if device.type == "cuda":
-                    torch.cuda.synchronize()  # for the clock only: what was sent has arrived
+                accelerator.synchronize(device)  # for the clock only: what was sent has arrived
                 waited = time.perf_counter() - start
                 step += 1
                 delivered += len(blurry)

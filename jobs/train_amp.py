@@ -65,12 +65,11 @@ def main() -> None:
     forward = model  # variants wrap `forward`; `model` stays the raw module, which is saved and evaluated
 
     ### 新增 (new) 1/6, bfloat16 has the range of float32; gradients in float16 need a scaler ###
-    amp_dtype = torch.bfloat16
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        amp_dtype = torch.float16
+    from common.compute import precision
+
+    amp_dtype = precision.half_type(device)  # float16 on a GPU before Ampere
     log.autocast = autocast = torch.autocast(device.type, dtype=amp_dtype)  # the log names the precision
-    amp = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp  # before torch 2.3
-    scaler = amp.GradScaler(enabled=amp_dtype == torch.float16)  # disabled, it does nothing
+    scaler = precision.grad_scaler(device, amp_dtype == torch.float16)  # or it does nothing
     ### 新增 (new) 1/6, bfloat16 has the range of float32; gradients in float16 need a scaler ###
 
     total_steps = train_sampler.total_steps

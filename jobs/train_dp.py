@@ -66,7 +66,7 @@ def main() -> None:
     forward = model  # variants wrap `forward`; `model` stays the raw module, which is saved and evaluated
 
     ### 新增 (new) 1/1, each forward splits the batch over the GPUs; `model` stays the raw module ###
-    if device.type == "cuda":
+    if device.type != "cpu":
         forward = torch.nn.DataParallel(model)
     ### 新增 (new) 1/1, each forward splits the batch over the GPUs; `model` stays the raw module ###
 

@@ -26,6 +26,7 @@ from torch.utils import benchmark
 
 from common.compute import models
 from common.console import arguments
+from common.ground import accelerator
 from common.ground.exits import BadInput
 from datasets.folders import image_folder, shards
 from datasets.loaders import backends, measure
@@ -35,7 +36,7 @@ from datasets.stores import pack
 from datasets.stores.files import FileStore
 from datasets.stores.store import Store
 
-_STEPS = {"cpu": 4, "cuda": 50}  # steps of the model that are timed
+_CPU_STEPS, _STEPS = 4, 50  # steps of the model that are timed
 
 
 def main(argv: list[str]) -> int:
@@ -47,7 +48,8 @@ def main(argv: list[str]) -> int:
     if name != "loaders":
         raise BadInput(f"unknown benchmark {name!r}: expected loaders")
     args = _parse_args(rest)
-    device = torch.device("cuda" if torch.cuda.is_available() and args.enable_gpu is not False else "cpu")
+    on_gpu = accelerator.count() and args.enable_gpu is not False
+    device = torch.device(accelerator.kind() if on_gpu else "cpu")
     index = image_folder.load(args.data_url, "train", args.cache_dir, args.max_bad_images, log=log)
     plan = Plan(index, BatchSampler(len(index), args.batch_size, 0), random_resized_crop, args.image_size)
     stores: dict[str, Store] = {"": FileStore(index)}
@@ -170,13 +172,14 @@ def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) 
 
     def step() -> None:
         optimizer.zero_grad()
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "cpu"):
             loss = torch.nn.functional.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
 
     timer = benchmark.Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
-    return args.batch_size / timer.timeit(_STEPS[device.type]).mean  # after warm-up, with synchronisation
+    steps = _CPU_STEPS if device.type == "cpu" else _STEPS
+    return args.batch_size / timer.timeit(steps).mean  # after warm-up, with synchronisation
 
 
 def log(line: str) -> None:
@@ -186,7 +189,7 @@ def log(line: str) -> None:
 
 def _wait(rate: float, compute: float, device: torch.device) -> float:
     """Return the share of the time that the model would wait for data."""
-    if device.type == "cuda":
+    if device.type != "cpu":
         return max(0.0, 1 - rate / compute)
     return compute / (rate + compute)
 

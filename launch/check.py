@@ -11,10 +11,9 @@ network, 15 versions and packages.
 import os
 import time
 
-import torch
-
 from common.console.arguments import Parser, boolean
 from common.distributed import process_group
+from common.ground import accelerator
 from common.ground.exits import printable
 from common.ground.files import ROOT
 from common.platform import node
@@ -34,7 +33,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     args, ignored = parser.parse_known_args(arguments)
-    gpus = 0 if args.enable_gpu is False else torch.cuda.device_count()
+    gpus = 0 if args.enable_gpu is False else accelerator.count()
 
     start = time.monotonic()
     topology = resolve(args, os.environ, gpus)

@@ -13,6 +13,7 @@ import torch
 
 from common.checkpoint import digest, files, shards
 from common.distributed import ranks, sharding
+from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.ground.files import explain_write, sweep
 
@@ -228,8 +229,7 @@ class HostCopies:
 
     def __init__(self) -> None:
         self._buffers: dict[tuple, torch.Tensor] = {}
-        # The rest of a block of pinned memory. The driver takes about a millisecond for a block, so the
-        # tensors of a state share one.
+        # the rest of a pinned block, which tensors share because the driver takes milliseconds for each
         self._block, self._size = np.empty(0, np.uint8), 0
 
     def make(self, state: dict) -> dict:
@@ -237,14 +237,16 @@ class HostCopies:
         sharded, call it on every rank; only rank 0 has a copy."""
         self._size = size_of(state) + _PADDING
         copy = self._copied(state, ())
-        if torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()  # the copies from the device have arrived
+        if hasattr(module := accelerator.in_use(), "current_stream"):
+            module.current_stream().synchronize()  # the copies from the device have arrived
         return copy
 
     def _copied(self, value: Any, place: tuple) -> Any:
         if isinstance(value, torch.Tensor) and not value.is_meta:
             whole = sharding.full(value)
-            return self._buffer(whole, place).copy_(whole, non_blocking=True) if ranks.is_first() else None
+            if not ranks.is_first():
+                return None
+            return self._buffer(whole, place).copy_(whole, accelerator.has_streams(whole.device))
         if isinstance(value, dict):
             return {key: self._copied(each, (*place, key)) for key, each in value.items()}
         if isinstance(value, list | tuple):
@@ -254,10 +256,11 @@ class HostCopies:
     def _buffer(self, tensor: torch.Tensor, place: tuple) -> torch.Tensor:
         """Return host memory of the tensor's shape and strides, pinned if the tensor is on a GPU."""
         kept = self._buffers.get(place)
-        if kept is None and tensor.is_cuda and tensor.numel():
+        if kept is None and tensor.numel() and accelerator.has_streams(tensor.device):
             kept = self._buffers[place] = self._pinned(tensor)
         if kept is None or _layout(kept) != _layout(tensor):
-            kept = self._buffers[place] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            pins = accelerator.has_streams(tensor.device)
+            kept = self._buffers[place] = torch.empty_like(tensor, device="cpu", pin_memory=pins)
         return kept
 
     def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -25,13 +25,14 @@ def backward_without_trace(forward: Callable, module: torch.nn.Module, inputs: A
     passes: the number of passes.
     """
     parameter = next(module.parameters())
+    kind = parameter.device.type
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(parameter) if tensor.is_floating_point() else tensor.to(parameter.device)
 
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
-        with torch.random.fork_rng([parameter.device] if parameter.is_cuda else []):
+        with torch.random.fork_rng([parameter.device] * (kind != "cpu"), device_type=kind):
             for _ in range(passes):
                 module.zero_grad()
                 # `output` lives until after backward(), as in training: otherwise torch records the CUDA
@@ -94,8 +95,8 @@ def compile_module(
 
 
 def _configure(shapes: int) -> None:
-    """Let torch compile a function for as many shapes, and keep ATen's gradient of max pooling: Inductor's
-    float32 scatter in another layout makes a step of ResNet-50 3 to 5 % longer (estimated)."""
+    """Let torch compile a function for as many shapes, and not decompose the gradient of max pooling into a
+    float32 scatter in another layout: a step of ResNet-50 would be 3 to 5 % longer (estimated)."""
     config = importlib.import_module("torch._dynamo.config")
     config.cache_size_limit = max(config.cache_size_limit, shapes + 1)
     table = getattr(importlib.import_module("torch._inductor.decomposition"), "decompositions", {})

@@ -61,7 +61,7 @@ class Shards:
         self._after: list[torch.Tensor] = []  # and after the first shard
         self._collectives = 0
         torch.set_num_threads(1)  # the sums inside an operator depend on the number of threads
-        if device.type == "cuda":
+        if device.type != "cpu":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first call of cuBLAS
             torch.use_deterministic_algorithms(True)
 
@@ -148,7 +148,9 @@ class Shards:
             self._sum_over_ranks(flat)
             self._collectives += _count_collectives() - before
         flat.div_(self.count)  # a power of two: exact
-        future = torch.futures.Future[torch.Tensor](devices=[flat.device] if flat.is_cuda else None)
+        future = torch.futures.Future[torch.Tensor](
+            devices=[flat.device] if flat.device.type != "cpu" else None
+        )
         future.set_result(flat)
         return future
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 
 import torch
 
+from common.ground import accelerator
 from common.ground.exits import BadInput, print_line
 from common.platform import network
 from common.platform.topology import Topology, is_distributed, promised_gpus
@@ -112,7 +113,7 @@ def exit_code(findings: list[Finding]) -> int:
 
 
 def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: Topology) -> Finding:
-    gpus, promised, processes = torch.cuda.device_count(), promised_gpus(env), topology.processes_per_node
+    gpus, promised, processes = accelerator.count(), promised_gpus(env), topology.processes_per_node
     facts = f"{gpus} GPUs, {processes} processes per node"
     if "CUDA_VISIBLE_DEVICES" in env:
         facts += f", CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']!r}"

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from common.console import arguments
 from common.distributed import ranks
-from common.ground import exits
+from common.ground import accelerator, exits
 from common.ground.exits import BadInput, MissingPackage, printable
 from common.ground.files import append_json_line, opener, write_atomic
 from common.run import starts, trackers
@@ -157,8 +157,7 @@ class Log:
                 "Checkpointer: a restart will not be exact. Build it before resume(), for all epochs"
             )
         if getattr(self.args, "prof", None):
-            if running.is_cuda:
-                torch.cuda.synchronize()  # for the clock only: the steps between wait for nothing
+            accelerator.synchronize(running.device)  # for the clock only: the steps between wait for nothing
             self._profiled.append(time.monotonic())
             return
         self._trains = True
@@ -415,7 +414,7 @@ def _short(value: float | str) -> str:
 def peak_memory() -> float:
     """Return the peak memory of this process so far, in MB: allocated by torch on its GPU, or resident on the
     host."""
-    if torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated() / 1e6
+    if hasattr(module := accelerator.in_use(), "max_memory_allocated"):
+        return module.max_memory_allocated() / 1e6
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kilobytes / (1e6 if sys.platform == "darwin" else 1e3)  # macOS counts bytes

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.platform.platforms import available_cores, count_in
 from datasets.loaders.engines.dali import Dali, missing
@@ -35,7 +36,7 @@ def reasons(device: torch.device) -> dict[str, str | None]:
         "pytorch": None,
         "threads": None,
         "dali": dali,
-        "dali-gpu": dali or (None if device.type == "cuda" else "it needs a GPU"),
+        "dali-gpu": dali or (None if device.type == "cuda" else "it needs a GPU of NVIDIA"),
         "synthetic": None,
     }
 
@@ -86,7 +87,7 @@ def engine(
     antialias: false: no antialiasing (faster); BICUBIC: bicubic interpolation (datasets/folders/resize.py).
     """
     backend, workers = resolve(backend, device), workers or cores()
-    backend, pinned = CACHED.get(backend, backend), device.type == "cuda"
+    backend, pinned = CACHED.get(backend, backend), accelerator.has_streams(device)
     if backend == "synthetic":
         return Synthetic(device)
     if backend == "dali-gpu":

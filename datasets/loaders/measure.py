@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from common.distributed import ranks
+from common.ground import accelerator
 from common.ground.exits import BadInput, MissingPackage
 from common.run.metrics import Log
 from datasets.loaders import backends
@@ -64,8 +65,7 @@ def rate(loader: Iterable[tuple[torch.Tensor, torch.Tensor]], seconds: float) ->
     """Return the images/s of a loader alone, measured for `seconds` or the whole epoch."""
     count, begin = 0, time.perf_counter()
     for step, (images, _) in enumerate(loader):
-        if images.is_cuda:
-            torch.cuda.synchronize()
+        accelerator.synchronize(images.device)
         if step < _WARM_UP:
             begin = time.perf_counter()
             continue

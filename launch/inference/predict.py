@@ -34,6 +34,7 @@ import torch
 from common.compute import precision
 from common.console.arguments import FLAG, Parser, boolean, positive_int
 from common.distributed import devices
+from common.ground import accelerator
 from common.ground.exits import BadInput, printable
 from common.ground.files import open_atomic, opener
 from datasets.files import local_folder
@@ -64,7 +65,7 @@ def main(arguments: list[str]) -> int:
     args.to = args.to or "predictions.csv"
     if not is_image:
         confirm.check_replaceable(args.to, re.compile("^path,error,class_1,"), args.force)
-    places = [torch.device("cuda", gpu) for gpu in range(devices.count_gpus(args))]
+    places = [torch.device(accelerator.kind(), gpu) for gpu in range(devices.count_gpus(args))]
     for place in places:
         devices.open_gpu(place)
     network = trained.load(args.weights, args.arch, args.image_size, args.model)

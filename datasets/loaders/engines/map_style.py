@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
+from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.run.metrics import check_map_style, class_names_of
 from datasets.data_fingerprint import fingerprint, hash_rows, hash_value
@@ -48,7 +49,7 @@ def map_style_loader(
     dataset (any text) identifies its data; if it has none, it is computed (datasets/data_fingerprint.py).
     """
     fetcher = Fetcher(dataset, collate_fn)
-    engine = MapStyle(Workers(workers, device.type == "cuda"), fetcher)
+    engine = MapStyle(Workers(workers, accelerator.has_streams(device)), fetcher)
     return build_loader(engine, fetcher, sampler, device)
 
 
@@ -197,14 +198,15 @@ class MoveToDevice(Stage):
         """Start moving (inputs, targets) to the device."""
         if self._stream is None:
             return Copy(self._move(data[0]), self._move(data[1]))
-        with torch.cuda.stream(self._stream):
+        with accelerator.of(self.device).stream(self._stream):
             inputs, targets = self._move(data[0]), self._move(data[1])
-            ready = torch.cuda.Event()
+            ready = accelerator.new_event(self.device)
             ready.record()
         return Copy(inputs, targets, ready)
 
     def _move(self, data: Any) -> Any:
-        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), data)
+        move = lambda tensor: tensor.to(self.device, non_blocking=bool(self._stream))  # noqa: E731
+        return tree_map_only(torch.Tensor, move, data)
 
 
 def _table_of(dataset: Any) -> tuple[TensorDataset | None, np.ndarray | None]:
