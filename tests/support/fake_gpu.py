@@ -382,8 +382,8 @@ def _fake_group(monkeypatch, module):
 def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0), world_size=1):
     """Run main() of a job for some steps on a GPU without kernels. Return the Recorder.
 
-    world_size: 2 adds a rank that does not exist. A step ends when backward() begins. Data sets and models are made on the CPU. The job writes nothing and
-    has no process group.
+    A step ends when backward() begins. Data sets and models are made on the CPU. The job writes nothing.
+    world_size: 2 adds a rank that does not exist; with 1 there is no process group.
     """
     path = os.path.join(ROOT, "jobs", job)
     spec = importlib.util.spec_from_file_location(f"fake_{job[:-3]}", path)

@@ -21,7 +21,8 @@ FAKE = textwrap.dedent(f"""
     from common.distributed import devices, process_group
     did = []
     devices.open_gpu = lambda device: did.append(str(device))
-    process_group.meet = lambda args, topology: did.append(f"{{topology.rank}} {{topology.world_size}}") or {{}}
+    place = lambda topology: did.append(f"{{topology.rank}} {{topology.world_size}}")
+    process_group.meet = lambda args, topology: place(topology) or {{}}
 
     def connect():
         did.append(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])
@@ -46,7 +47,8 @@ def test_every_process_of_a_node_opens_its_gpu_before_it_connects(job, node, pro
     run(
         "-c", FAKE, f"jobs/{job}", f"--output_dir={tmp_path}", "--world_size=2",
         f"--rank={node}", f"--init_method=tcp://127.0.0.1:{free_port()}", "--batch_size=64",
-        *([f"--processes_per_node={processes}"] if processes > GPUS else []), "--not_an_argument", found, env=env,
+        *([f"--processes_per_node={processes}"] if processes > GPUS else []),
+        "--not_an_argument", found, env=env,
     )  # fmt: skip
     threads = max(1, available_cores() // processes)
     assert sorted(found.read_text().splitlines()) == sorted(
