@@ -36,10 +36,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.checkpoint import weights
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
-from common.compute import averaging, compilation, losses, models, optimizers, precision
+from common.compute import averaging, losses, models, optimizers, precision
 from common.console import arguments
 from common.console.arguments import FLAG, boolean, positive_int
-from common.distributed import exact, gradients, process_group, ranks
+from common.distributed import compilation, exact, gradients, process_group, ranks
 from common.ground.exits import BadInput
 from common.run import evaluation, metrics
 from datasets.loaders import aliases, image_folders, measure
@@ -164,16 +164,16 @@ def main() -> None:
     autocast, scaler = precision.choose(device, args.amp)
     log.autocast = autocast  # its first lines name the precision
     forward = model
-    if (device.type != "cpu" if args.compile is None else args.compile) and not args.evaluate:
-        with log.timed("compilation"), autocast:
-            example = train_loader.example(micro_batch)
-            forward = compilation.compile_module(model, example, log.info, graphs=False)
     if world_size > 1 or shards:
         device_ids = [device.index] if device.type != "cpu" else None
         # No static_graph: no_sync(), which --accumulate needs, breaks with it (pytorch/pytorch#143580).
         forward = DistributedDataParallel(forward, device_ids=device_ids, gradient_as_bucket_view=True)
         forward.broadcast_buffers = False  # rank 0's are sent before an evaluation
         gradients.compress_gradients(forward, args.gradient_compression)
+    if (device.type == "cuda" if args.compile is None else args.compile) and not args.evaluate:
+        with log.timed("compilation"), autocast:
+            images = [train_loader.example(micro_batch, size) for size in train_loader.plan.sizes]
+            forward = compilation.compile_module(forward, images, log.info)
     if shards:
         shards.attach(forward)
     no_sync = forward.no_sync if isinstance(forward, DistributedDataParallel) else contextlib.nullcontext

@@ -18,6 +18,8 @@ from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.ground.files import explain_write, sweep
 
+_ALIGNED, _PADDING = 64, 2**20  # bytes: of a tensor in pinned memory, and for all alignment
+
 
 class Saver:
     """Writes checkpoints and weights to the output folder of a run, on rank 0.
@@ -228,10 +230,13 @@ class HostCopies:
 
     def __init__(self) -> None:
         self._buffers: dict[tuple, torch.Tensor] = {}
+        # the rest of a pinned block, which tensors share because the driver takes milliseconds for each
+        self._block, self._size = np.empty(0, np.uint8), 0
 
     def make(self, state: dict) -> dict:
         """Return a copy of nested dictionaries, lists and tuples of tensors and plain types. If tensors are
         sharded, call it on every rank; only rank 0 has a copy."""
+        self._size = size_of(state) + _PADDING
         copy = self._copied(state, ())
         if hasattr(module := accelerator.in_use(), "current_stream"):
             module.current_stream().synchronize()  # the copies from the device have arrived
@@ -252,10 +257,21 @@ class HostCopies:
     def _buffer(self, tensor: torch.Tensor, place: tuple) -> torch.Tensor:
         """Return host memory of the tensor's shape and strides, pinned if the tensor is on a GPU."""
         kept = self._buffers.get(place)
+        if kept is None and tensor.numel() and accelerator.has_streams(tensor.device):
+            kept = self._buffers[place] = self._pinned(tensor)
         if kept is None or _layout(kept) != _layout(tensor):
             pins = accelerator.has_streams(tensor.device)
             kept = self._buffers[place] = torch.empty_like(tensor, device="cpu", pin_memory=pins)
         return kept
+
+    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a part of the block as a storage of its own: torch.save() writes whole storages."""
+        size = -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+        if len(self._block) < size:
+            self._block = torch.empty(max(size, self._size), dtype=torch.uint8, pin_memory=True).numpy()
+        flat = torch.frombuffer(self._block, dtype=tensor.dtype, count=tensor.numel())
+        self._block = self._block[size:]
+        return flat.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
 
 
 def _layout(tensor: torch.Tensor) -> tuple:

@@ -76,8 +76,7 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     if backend == f"{own} or gloo":  # processes share GPUs, or the launcher shows each one only its own GPU
         gpus = rendezvous.count_different(store, topology, devices.identify_gpu(), args.timeout)
         backend = own if gpus == topology.world_size else "gloo"
-    if "gloo" in backend:
-        _choose_interface(topology)
+    _choose_interface(topology, backend)
     options = {
         "backend": backend,
         "store": store,
@@ -105,20 +104,26 @@ def join(args: argparse.Namespace) -> tuple[torch.device, int, int]:
     return device, topology.rank, topology.world_size
 
 
-def _choose_interface(topology: Topology) -> None:
-    """Make gloo use the interface that reaches the master. By default gloo resolves the name of the host,
-    which may give 127.0.1.1. An interface that the platform has set is not changed.
+def _choose_interface(topology: Topology, backend: str) -> None:
+    """Make gloo, and nccl between nodes, use the interface that reaches the master. By default gloo resolves
+    the name of the host, which may give 127.0.1.1, and nccl takes the first interface, perhaps that of a
+    container or a VPN. An interface that the platform has set is not changed.
     """
-    if topology.world_size == 1 or "GLOO_SOCKET_IFNAME" in os.environ:
-        return
+    variables = {"GLOO_SOCKET_IFNAME": topology.world_size > 1 and "gloo" in backend}
+    variables |= {"NCCL_SOCKET_IFNAME": topology.nodes > 1 and "nccl" in backend}
+    unset = [name for name, is_used in variables.items() if is_used and name not in os.environ]
     host = "127.0.0.1" if topology.nodes == 1 or not topology.master_host else topology.master_host
-    with contextlib.suppress(OSError):
-        name, own = network.interface_to(host, topology.master_port or 1)
-        if own.startswith("127.") and topology.nodes > 1 and not network.is_loopback(host):
-            # The /etc/hosts of the master maps its name to loopback: use the interface to other nodes.
-            name, _ = network.interface_to(network.OUTSIDE, 1)
-        if name:
-            os.environ["GLOO_SOCKET_IFNAME"] = name
+    for variable in unset:
+        with contextlib.suppress(OSError):
+            name, own = network.interface_to(host, topology.master_port or 1)
+            if own.startswith("127.") and topology.nodes > 1 and not network.is_loopback(host):
+                # The /etc/hosts of the master maps its name to loopback: use the interface to other nodes.
+                name, _ = network.interface_to(network.OUTSIDE, 1)
+            if name and variable.startswith("NCCL"):
+                os.environ[variable] = f"={name}"  # without "=" it is a prefix
+                exits.print_line(f"{variable}={os.environ[variable]}: also for gradients, without InfiniBand")
+            elif name:
+                os.environ[variable] = name
 
 
 def _leave_group(topology: Topology, error: BaseException | None) -> None:

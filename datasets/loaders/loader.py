@@ -330,11 +330,12 @@ class Loader:
         """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
         self.receipt.commit(step, len(self), folder, self.to_device.device)
 
-    def example(self, count: int) -> Any:
-        """Return the inputs of `count` samples as a step gets them. Images are zeros: no data are read."""
+    def example(self, count: int, size: int | None = None) -> Any:
+        """Return the inputs of `count` samples as a step gets them. Images are zeros: no data are read. Their
+        side is `size` pixels (default: that of this epoch)."""
         if example := getattr(self.engine, "example", None):
             return example(count)
-        size = self.plan.size
+        size = size or self.plan.size
         channels, height, width = getattr(self.plan.index, "image_shape", (3, size, size))
         images = torch.zeros(count, height, width, channels, device=self.to_device.device)
         return images.permute(0, 3, 1, 2)  # channels_last
