@@ -12,7 +12,7 @@ nbformat = pytest.importorskip("nbformat", reason="nbformat is not installed")
 def test_it_is_stored_without_output_and_not_uploaded():
     cells = nbformat.read(NOTEBOOK, as_version=4).cells
     assert not [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")]
-    assert "jobs/quickstart.ipynb" not in [file.path for file in CodeFolder("jobs/train.py").files]
+    assert "jobs/quickstart.ipynb" not in CodeFolder("jobs/train.py").files
 
 
 def test_it_trains_kills_resumes_and_compares(monkeypatch, tmp_path):
