@@ -19,7 +19,7 @@ def test_it_is_stored_with_outputs_and_not_uploaded():
     assert len(printed) == len(code) - 1, "only the first cell prints nothing"
     assert all(line in "".join(printed) for line in PROOF)
     assert not re.search(r"/(home|tmp|root|work|usr|opt|var)/", "".join(printed))
-    assert "jobs/quickstart.ipynb" not in [file.path for file in CodeFolder("jobs/train.py").files]
+    assert "jobs/quickstart.ipynb" not in CodeFolder("jobs/train.py").files
 
 
 def test_it_trains_kills_resumes_and_compares(monkeypatch, tmp_path):

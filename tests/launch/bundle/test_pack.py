@@ -99,11 +99,11 @@ def test_a_snapshot_that_was_changed_is_not_called_unchanged(mine, tmp_path):
 def test_what_a_job_needs_is_kept(repository):
     open(os.path.join(os.fsencode(repository), b"common/bad\xff.log"), "w").close()
     code = CodeFolder(str(repository / "jobs/job.py"))
-    assert [file.path for file in code.files] == [
+    assert [*code.files] == [
         "common/__init__.py", "common/a.py", "common/distributed/entry.py", "datasets/__init__.py",
         "jobs/job.py", "jobs/other.py", "jobs/settings.json",
     ]  # fmt: skip
-    skipped = {item.path: item.rule for item in code.skipped}
+    skipped = code.skipped
     assert skipped["common/__pycache__/"] == "__pycache__/" and skipped["common/tests/"] == "tests/"
     assert skipped["common/README.md"] == skipped["jobs/options.md"] == "*.md"
     assert {"README.md", "tests/", "output_dir/", ".env", "common/bad\udcff.log"} <= {*skipped}
@@ -154,7 +154,7 @@ def test_the_rules_are_gits(tmp_path):
         git = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
         expected = {path for path in git if not path.startswith(".")}
         if "job.py" in expected:
-            assert {file.path for file in CodeFolder(str(folder / "job.py")).files} == expected, lines
+            assert {*CodeFolder(str(folder / "job.py")).files} == expected, lines
         else:
             with pytest.raises(BadInput, match="is not uploaded"):
                 CodeFolder(str(folder / "job.py"))
