@@ -169,7 +169,7 @@ def main() -> None:
             example = train_loader.example(micro_batch)
             forward = compilation.compile_module(model, example, log.info, graphs=False)
     if world_size > 1 or shards:
-        device_ids = [device.index] if device.type != "cpu" else None
+        device_ids = [device.index] if device.type == "cuda" else None
         # No static_graph: no_sync(), which --accumulate needs, breaks with it (pytorch/pytorch#143580).
         forward = DistributedDataParallel(forward, device_ids=device_ids, gradient_as_bucket_view=True)
         forward.broadcast_buffers = False  # rank 0's are sent before an evaluation
