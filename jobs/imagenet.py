@@ -165,15 +165,15 @@ def main() -> None:
     log.autocast = autocast  # its first lines name the precision
     forward = model
     if world_size > 1 or shards:
-        device_ids = [device.index] if device.type != "cpu" else None
+        device_ids = [device.index] if device.type == "cuda" else None
         # No static_graph: no_sync(), which --accumulate needs, breaks with it (pytorch/pytorch#143580).
         forward = DistributedDataParallel(forward, device_ids=device_ids, gradient_as_bucket_view=True)
         forward.broadcast_buffers = False  # rank 0's are sent before an evaluation
         gradients.compress_gradients(forward, args.gradient_compression)
     if (device.type == "cuda" if args.compile is None else args.compile) and not args.evaluate:
         with log.timed("compilation"), autocast:
-            images = [train_loader.example(micro_batch, size) for size in train_loader.plan.sizes]
-            forward = compilation.compile_module(forward, images, log.info)
+            examples = [train_loader.example(micro_batch, size) for size in train_loader.plan.sizes]
+            forward = compilation.compile_module(forward, examples, log.info)
     if shards:
         shards.attach(forward)
     no_sync = forward.no_sync if isinstance(forward, DistributedDataParallel) else contextlib.nullcontext

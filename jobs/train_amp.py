@@ -69,7 +69,7 @@ def main() -> None:
 
     amp_dtype = precision.half_type(device)  # float16 on a GPU before Ampere
     log.autocast = autocast = torch.autocast(device.type, dtype=amp_dtype)  # the log names the precision
-    scaler = precision.grad_scaler(device, amp_dtype == torch.float16)  # or it does nothing
+    scaler = precision.GradScaler(enabled=amp_dtype == torch.float16)  # disabled, it does nothing
     ### 新增 (new) 1/6, bfloat16 has the range of float32; gradients in float16 need a scaler ###
 
     total_steps = train_sampler.total_steps

@@ -149,9 +149,8 @@ class Shards:
             self._sum_over_ranks(flat)
             self._collectives += _count_collectives() - before
         flat.div_(self.count)  # a power of two: exact
-        future = torch.futures.Future[torch.Tensor](
-            devices=[flat.device] if flat.device.type != "cpu" else None
-        )
+        devices: Any = [flat.device] if flat.device.type != "cpu" else None
+        future = torch.futures.Future[torch.Tensor](devices=devices)
         future.set_result(flat)
         return future
 

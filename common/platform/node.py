@@ -208,6 +208,7 @@ def _versions(driver: str | None) -> Finding:
     facts = ", ".join(
         f"{name} {version}" for name, version in (known | {"driver": driver}).items() if version
     )
+    facts += _ascend()
     errors, warnings = [], []
     if torch.__version__ < "2.1":
         errors.append("torch 2.1 or later is needed")
@@ -266,6 +267,16 @@ def _driver() -> str | None:
         return None
     match = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", text)
     return match[0] if match else None
+
+
+def _ascend(root: str = "/usr/local/Ascend") -> str:
+    """Return the versions of the driver of Ascend NPUs and of CANN, as they are installed: ", CANN 8.0"."""
+    toolkit, facts = "ascend-toolkit/latest/*-linux/ascend_toolkit_install.info", ""
+    for name, pattern in {"NPU driver": "driver/version.info", "CANN": toolkit}.items():
+        for path in sorted(Path(root).glob(pattern))[:1]:
+            match = re.search(r"(?im)^version=(\S+)", path.read_text(encoding="utf-8", errors="replace"))
+            facts += f", {name} {match[1]}" if match else ""
+    return facts
 
 
 def _writable(path: str) -> bool:

@@ -77,7 +77,10 @@ def main(argv: list[str]) -> int:
             f"platform={args.platform} nodes={args.nodes} processes={args.processes} "
             f"device={commands.device} folders={folder}{kept}"
         )
-        return simulation.run(nodes, commands, network)
+        code = simulation.run(nodes, commands, network)
+        for node in nodes if args.keep else []:
+            log(f"node {node.label}: outputs={node.output} log={node.log}")
+        return code
 
 
 def _parse_args(argv: list[str]) -> argparse.Namespace:

@@ -149,7 +149,7 @@ class Simulation:
         targets = [node for node in targets if node.running]
         if not targets:
             return
-        self._note(fault, f"SIGKILL to node {', '.join(node.label for node in targets)}", targets[0].pids[0])
+        self._note(fault, f"SIGKILL to nodes {', '.join(node.label for node in targets)}", targets[0].pids[0])
         for node in targets:
             node.kill()
         for node in targets:
@@ -241,8 +241,6 @@ class Simulation:
             if not node.runs:
                 print(f"{node.label:<16}{'-':>9}{'-':>10}  not started")
         print(flush=True)
-        for node in self._nodes:
-            log(f"node {node.label}: outputs={node.output} log={node.log}")
         failed = any(run.error for node in self._nodes for run in node.runs)
         if failed and not self._commands.code.is_repository:
             log("guides/own_script.md lists the errors of scripts on platforms, and what to change")

@@ -32,7 +32,7 @@ def _new(host):
 
 def _put(tensor, host):
     """Give a tensor of the device the memory, shape and strides of a CPU tensor."""
-    if host.dtype == torch.float64:
+    if host.dtype == torch.float64 and NAME == "toy":
         raise TypeError(f"{NAME} has no float64")
     memory = host.untyped_storage()
     storage = torch._C._construct_storage_from_data_pointer(memory.data_ptr(), _DEVICE, memory.nbytes())
@@ -105,7 +105,7 @@ def _copy_(target, source, non_blocking=False):
 
 def _in_half(op, *args):
     """Compute an operation under autocast."""
-    with torch.autocast(NAME, enabled=False):
+    with torch.autocast(_DEVICE.type, enabled=False):
         return op(*tree_map_only(torch.Tensor, torch.Tensor.bfloat16, args))
 
 
@@ -128,20 +128,18 @@ class _Group(dist.ProcessGroup):
     broadcast = functools.partialmethod(_send, "broadcast")
     barrier = functools.partialmethod(_send, "barrier")
 
-    @property
-    def pg_name(self):
-        return "toyccl"
-
-    @property
-    def group_name(self):
-        return "toyccl"
+    pg_name = group_name = "default"
 
 
-def register(uuid):
-    """Make this the accelerator of the process. uuid: of the one device that it sees."""
+def register(uuid, name="toy", backend="toyccl"):
+    """Make this the accelerator of the process. uuid: of the one device that it sees. name: of its type; all
+    but "toy" have float64. backend: of its groups of processes."""
+    global NAME
+    NAME = name
     module = SimpleNamespace(
         is_initialized=lambda: True, is_available=lambda: True, _is_in_bad_fork=lambda: False,
-        device_count=lambda: 1, current_device=lambda: 0, manual_seed_all=lambda seed: None,
+        device_count=lambda: 1, current_device=lambda: 0, set_device=lambda device: None,
+        manual_seed_all=lambda seed: None, manual_seed=lambda seed: None,
         get_device_properties=lambda index: SimpleNamespace(uuid=uuid),
         synchronize=lambda: None, get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
     )  # fmt: skip
@@ -151,19 +149,19 @@ def register(uuid):
         "view": lambda tensor, size: aten.view.default._op_dk(_CPU, tensor, size),
     }  # fmt: skip
     ours = torch.library.Library("aten", "IMPL")
-    for name, kernel in special.items():
-        ours.impl(name, kernel, "PrivateUse1")
+    for each, kernel in special.items():
+        ours.impl(each, kernel, "PrivateUse1")
     # A structured operation has a kernel for all devices, which needs more of a device than a fallback.
     key = "CompositeExplicitAutogradNonFunctional"
     names = torch._C._dispatch_get_registrations_for_dispatch_key(key)
-    names = [name.removeprefix("aten::") for name in names]
+    names = [each.removeprefix("aten::") for each in names]
     others = ("arange", "arange.start", "arange.start_step", "convolution", "convolution_backward")
-    for name in {*names, *others} - special.keys():
-        if "::" in name:
+    for each in {*names, *others} - special.keys():
+        if "::" in each:
             continue
-        packet, _, overload = name.partition(".")
+        packet, _, overload = each.partition(".")
         op = getattr(getattr(aten, packet), overload or "default")
-        ours.impl(name, lambda *args, op=op, **kwargs: _compute(op, *args, **kwargs), "PrivateUse1")
+        ours.impl(each, lambda *args, op=op, **kwargs: _compute(op, *args, **kwargs), "PrivateUse1")
     rest = torch.library.Library("_", "IMPL")
     rest.fallback(_compute, "PrivateUse1")
     rest.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
@@ -171,4 +169,4 @@ def register(uuid):
         ours.impl(op, functools.partial(_in_half, op), "AutocastPrivateUse1")
     _libraries.extend([ours, rest])
     create = lambda store, rank, size, timeout: _Group(store, rank, size, timeout)  # noqa: E731
-    dist.Backend.register_backend("toyccl", create, devices=[NAME])
+    dist.Backend.register_backend(backend, create, devices=[NAME])
