@@ -165,7 +165,7 @@ def main() -> None:
     log.autocast = autocast  # its first lines name the precision
     forward = model
     if world_size > 1 or shards:
-        device_ids = [device.index] if device.type != "cpu" else None
+        device_ids = [device.index] if device.type == "cuda" else None
         # No static_graph: no_sync(), which --accumulate needs, breaks with it (pytorch/pytorch#143580).
         forward = DistributedDataParallel(forward, device_ids=device_ids, gradient_as_bucket_view=True)
         forward.broadcast_buffers = False  # rank 0's are sent before an evaluation
@@ -193,7 +193,7 @@ def main() -> None:
         checkpoint.add(ema=ema)
         evaluated = ema.module
     # loss_sum, correct, count since a report; a row for each shard
-    running = torch.zeros(args.exact_shards or 1, 3, dtype=torch.float64, device=device)
+    running = evaluation.zero_sums(device, args.exact_shards or 1, 3)
     sums = torch.zeros_like(running)  # the figures of one step
 
     step = checkpoint.resume(total_steps)

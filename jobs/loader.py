@@ -95,7 +95,7 @@ def main() -> None:
             start = time.perf_counter()
             for images, _ in loader:
                 blurry, sharp = images.tensor_split(2)
-                accelerator.synchronize(device)  # for the clock only: what was sent has arrived
+                accelerator.of(device).synchronize()  # for the clock only: what was sent has arrived
                 waited = time.perf_counter() - start
                 step += 1
                 delivered += len(blurry)

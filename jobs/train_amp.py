@@ -69,7 +69,7 @@ def main() -> None:
 
     amp_dtype = precision.half_type(device)  # float16 on a GPU before Ampere
     log.autocast = autocast = torch.autocast(device.type, dtype=amp_dtype)  # the log names the precision
-    scaler = precision.grad_scaler(device, amp_dtype == torch.float16)  # or it does nothing
+    scaler = precision.GradScaler(enabled=amp_dtype == torch.float16)  # disabled, it does nothing
     ### 新增 (new) 1/6, bfloat16 has the range of float32; gradients in float16 need a scaler ###
 
     total_steps = train_sampler.total_steps
@@ -79,7 +79,7 @@ def main() -> None:
         optimizer, args.lr, total_steps=total_steps, cycle_momentum=False
     )
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
-    running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
+    running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
         args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,

@@ -118,7 +118,7 @@ def main() -> None:
     ### 新增 (new) 7/10, smoother targets for a short training: gain not measured ###
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.2 if args.short_recipe else 0.1)
     ### 新增 (new) 7/10, smoother targets for a short training: gain not measured ###
-    running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
+    running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
         args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,

@@ -26,6 +26,7 @@ from torch.utils import benchmark
 
 from common.compute import models
 from common.console import arguments
+from common.distributed import devices
 from common.ground import accelerator
 from common.ground.exits import BadInput
 from datasets.folders import image_folder, shards
@@ -48,8 +49,7 @@ def main(argv: list[str]) -> int:
     if name != "loaders":
         raise BadInput(f"unknown benchmark {name!r}: expected loaders")
     args = _parse_args(rest)
-    on_gpu = accelerator.count() and args.enable_gpu is not False
-    device = torch.device(accelerator.kind() if on_gpu else "cpu")
+    device = torch.device(accelerator.kind() if devices.count_gpus(args) else "cpu")
     index = image_folder.load(args.data_url, "train", args.cache_dir, args.max_bad_images, log=log)
     plan = Plan(index, BatchSampler(len(index), args.batch_size, 0), random_resized_crop, args.image_size)
     stores: dict[str, Store] = {"": FileStore(index)}

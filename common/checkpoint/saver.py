@@ -237,16 +237,15 @@ class HostCopies:
         sharded, call it on every rank; only rank 0 has a copy."""
         self._size = size_of(state) + _PADDING
         copy = self._copied(state, ())
-        if hasattr(module := accelerator.in_use(), "current_stream"):
-            module.current_stream().synchronize()  # the copies from the device have arrived
+        if module := accelerator.in_use():
+            stream = module.current_stream() if hasattr(module, "current_stream") else module
+            stream.synchronize()  # the copies from the device have arrived
         return copy
 
     def _copied(self, value: Any, place: tuple) -> Any:
         if isinstance(value, torch.Tensor) and not value.is_meta:
             whole = sharding.full(value)
-            if not ranks.is_first():
-                return None
-            return self._buffer(whole, place).copy_(whole, accelerator.has_streams(whole.device))
+            return self._buffer(whole, place).copy_(whole, non_blocking=True) if ranks.is_first() else None
         if isinstance(value, dict):
             return {key: self._copied(each, (*place, key)) for key, each in value.items()}
         if isinstance(value, list | tuple):

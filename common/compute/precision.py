@@ -10,6 +10,8 @@ import torch
 
 from common.ground import accelerator
 
+GradScaler = (torch.amp if hasattr(torch.amp, "GradScaler") else accelerator.of("cuda").amp).GradScaler
+
 
 def choose(device: torch.device, wanted: bool | None) -> tuple[torch.autocast, Any]:
     """Return (autocast context, gradient scaler) for a device; both do nothing without mixed precision.
@@ -19,17 +21,10 @@ def choose(device: torch.device, wanted: bool | None) -> tuple[torch.autocast, A
     """
     enabled, dtype = device.type != "cpu" if wanted is None else wanted, half_type(device)
     autocast = torch.autocast(device.type, dtype=dtype, enabled=enabled)
-    return autocast, grad_scaler(device, enabled and dtype == torch.float16)
+    return autocast, GradScaler(enabled=enabled and dtype == torch.float16)
 
 
 def half_type(device: torch.device) -> torch.dtype:
     """Return bfloat16, or float16 if the device has no units for bfloat16."""
     is_old = device.type == "cuda" and accelerator.of(device).get_device_capability(device) < (8, 0)
     return torch.float16 if is_old else torch.bfloat16
-
-
-def grad_scaler(device: torch.device, enabled: bool) -> Any:
-    """Return a gradient scaler for a device. torch before 2.3 has it for CUDA only."""
-    if hasattr(torch.amp, "GradScaler"):
-        return torch.amp.GradScaler(device.type, enabled=enabled)
-    return accelerator.of("cuda").amp.GradScaler(enabled=enabled)

@@ -45,7 +45,8 @@ def open_gpu(device: torch.device) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of the same problem in many lines
         try:
-            getattr(accelerator.of(device), "set_device", bool)(device)  # MPS has one GPU
+            if hasattr(module := accelerator.of(device), "set_device"):  # MPS has one GPU
+                module.set_device(device)
             torch.zeros(1, device=device).add_(1)  # a kernel: it fails if torch has no code for the GPU
         except RuntimeError as error:
             reason = next(iter(str(error).splitlines()), "no reason given")
@@ -65,6 +66,8 @@ def find_topology(args: argparse.Namespace) -> Topology:
 def count_gpus(args: argparse.Namespace) -> int:
     """Return the number of GPUs that the job may use on this node, without touching them. Raises BadInput."""
     gpus = accelerator.count()
+    if accelerator.kind() == "mps" and (is_distributed(args) or not args.enable_gpu):
+        gpus = 0  # gloo cannot send its tensors; it was not run, so only if it is asked for
     if args.enable_gpu and not gpus:
         raise BadInput(
             f"--enable_gpu=true, but torch {torch.__version__} sees no GPU on {socket.gethostname()}"
@@ -75,9 +78,9 @@ def count_gpus(args: argparse.Namespace) -> int:
 def identify_gpu() -> str:
     """Return a name of the current GPU: its UUID, or, before torch 2.4, the host and its entry in
     CUDA_VISIBLE_DEVICES. Processes with the same name may share a GPU."""
-    index, module = accelerator.current_index(), accelerator.of(accelerator.kind())
-    properties = module.get_device_properties(index) if hasattr(module, "get_device_properties") else None
-    uuid = getattr(properties, "uuid", None)
+    module = accelerator.of(accelerator.kind())
+    index = module.current_device()
+    uuid = getattr(module.get_device_properties(index), "uuid", None)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     place = visible[index] if index < len(visible) and visible[index] else str(index)
     return str(uuid or f"{socket.gethostname()} {place.strip()}")

@@ -85,7 +85,7 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
         "timeout": datetime.timedelta(seconds=args.timeout),
     }
     if backend == "nccl" and torch.__version__ >= "2.3":  # it connects at once, and barrier() knows the GPU
-        options["device_id"] = torch.device("cuda", accelerator.current_index())
+        options["device_id"] = torch.device("cuda", accelerator.of("cuda").current_device())
     return options
 
 
@@ -148,7 +148,8 @@ def _destroy_group() -> None:
     """Destroy the group of nccl, within 3 s. gloo's is not destroyed: in torch 2.1 this deadlocks if a thread
     of gloo waits for the interpreter's lock."""
     if torch.distributed.get_backend() != "gloo":
-        module, device = accelerator.of(accelerator.kind()), accelerator.current_index()
+        module = accelerator.of(accelerator.kind())
+        device = module.current_device()
 
         def destroy() -> None:
             module.set_device(device)  # a new thread uses GPU 0 by default

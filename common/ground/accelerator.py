@@ -1,8 +1,7 @@
 """The accelerator of this machine, whatever its vendor: one place knows its type and what it lacks.
 
-torch.cuda, torch.npu and torch.xpu have the same functions under the same names, so of(device) is enough for
-most callers. torch.mps and other devices lack some of them, such as streams. torch.accelerator has them for
-every vendor, but only since torch 2.6.
+torch.cuda, torch.npu and torch.xpu have the same functions, so most callers need only of(device). torch.mps
+has no streams. torch.accelerator exists only since torch 2.6.
 """
 
 import functools
@@ -42,11 +41,6 @@ def count() -> int:
     return of(kind()).device_count()
 
 
-def current_index() -> int:
-    """Return the index of this process's current accelerator."""
-    return getattr(of(kind()), "current_device", int)()
-
-
 def in_use() -> Any:
     """Return the module of the accelerator if this process uses it, else None."""
     module = of(kind())
@@ -54,21 +48,13 @@ def in_use() -> Any:
     return module if is_used else None
 
 
-def synchronize(device: torch.device) -> None:
-    """Wait for the work on a device."""
-    if device.type != "cpu":
-        of(device).synchronize()
-
-
 def has_streams(device: torch.device) -> bool:
-    """Return whether work and copies of a device can be asynchronous: it has streams and events, and reads
-    pinned memory of the host. The CPU and MPS do not."""
+    """Return whether a device has streams and events, and reads pinned memory. The CPU and MPS do not."""
     return device.type != "cpu" and hasattr(of(device), "Stream")
 
 
 def new_event(device: torch.device) -> Any:
-    """Return a new event of a device with streams. A host thread that waits for it sleeps if the device can
-    wake it, so others can use its core."""
+    """Return a new event. A host thread that waits for it sleeps if the device can wake it."""
     return of(device).Event(**{"blocking": True} if device.type in ("cuda", "npu") else {})
 
 

@@ -23,6 +23,7 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -203,7 +204,7 @@ def _versions(driver: str | None) -> Finding:
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
     facts = (
         f"python {platform.python_version()}, torch {torch.__version__}, CUDA {cuda or 'none'}, "
-        f"NCCL {nccl or 'none'}, driver {driver or 'none'}"
+        f"NCCL {nccl or 'none'}, driver {driver or 'none'}{_ascend()}"
     )
     errors, warnings = [], []
     if torch.__version__ < "2.1":
@@ -241,6 +242,16 @@ def _driver() -> str | None:
         return None
     match = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", text)
     return match[0] if match else None
+
+
+def _ascend(root: str = "/usr/local/Ascend") -> str:
+    """Return the versions of the driver of Ascend NPUs and of CANN, as they are installed: ", CANN 8.0"."""
+    toolkit, facts = "ascend-toolkit/latest/*-linux/ascend_toolkit_install.info", ""
+    for name, pattern in {"NPU driver": "driver/version.info", "CANN": toolkit}.items():
+        for path in sorted(Path(root).glob(pattern))[:1]:
+            match = re.search(r"(?im)^version=(\S+)", path.read_text(encoding="utf-8", errors="replace"))
+            facts += f", {name} {match[1]}" if match else ""
+    return facts
 
 
 def _writable(path: str) -> bool:

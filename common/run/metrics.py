@@ -157,7 +157,9 @@ class Log:
                 "Checkpointer: a restart will not be exact. Build it before resume(), for all epochs"
             )
         if getattr(self.args, "prof", None):
-            accelerator.synchronize(running.device)  # for the clock only: the steps between wait for nothing
+            accelerator.of(
+                running.device
+            ).synchronize()  # for the clock only: the steps between wait for nothing
             self._profiled.append(time.monotonic())
             return
         self._trains = True

@@ -65,7 +65,7 @@ def rate(loader: Iterable[tuple[torch.Tensor, torch.Tensor]], seconds: float) ->
     """Return the images/s of a loader alone, measured for `seconds` or the whole epoch."""
     count, begin = 0, time.perf_counter()
     for step, (images, _) in enumerate(loader):
-        accelerator.synchronize(images.device)
+        accelerator.of(images.device).synchronize()
         if step < _WARM_UP:
             begin = time.perf_counter()
             continue

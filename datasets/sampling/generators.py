@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from common.ground import accelerator
-
 BATCH, EPOCH_START, EPOCH_END = range(3)  # the moments that have numbers of their own
 _MT19937 = 625 * 4  # bytes of the state of NumPy's global generator: 624 words and a position
 _DEPTH = 6  # attributes of attributes that are searched
@@ -55,9 +53,9 @@ def seed_all(seed: int, device: torch.device | None = None) -> None:
     np.random.seed(seed & 0xFFFFFFFF)
     if device is None or device.type == "cpu":
         return
-    module = accelerator.of(device)
+    module = getattr(torch, device.type)
     if not hasattr(module, "default_generators"):
-        module.manual_seed_all(seed) if hasattr(module, "manual_seed_all") else module.manual_seed(seed)
+        module.manual_seed(seed)
         return
     first = module.current_device() if device.index is None else device.index
     for index, generator in enumerate(module.default_generators):

@@ -2,11 +2,11 @@
 
     python -m launch pack jobs/train_ddp.py --to packed    packed/train_ddp-<12 hex digits>/
 
-`pack` keeps common/, datasets/, jobs/, and a pip-requirements.txt. This list omits torch, torchvision,
-torchaudio, triton and nvidia-*, which the platform's image has. For a script outside a Bootfile repository
-`pack` keeps the script's folder. It skips hidden files, caches, tests, weights, folders of data and results,
-and files that .jobignore names (in the code folder, in gitignore's syntax; `!pattern` includes again).
-Skipped files are listed with their rule.
+`pack` keeps common/, datasets/, jobs/, and a pip-requirements.txt. This list omits torch, torch_npu,
+torchvision, torchaudio, triton and nvidia-*, which the platform's image has. For a script outside a Bootfile
+repository `pack` keeps the script's folder. It skips hidden files, caches, tests, weights, folders of data
+and results, and files that .jobignore names (in the code folder, in gitignore's syntax; `!pattern` includes
+again). Skipped files are listed with their rule.
 
 The digits are those of a digest of the content; manifest.json lists the files with sizes and SHA-256. The
 same content has the same name, and packing it again changes nothing. If a text looks like a key, a token or a

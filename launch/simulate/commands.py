@@ -11,7 +11,7 @@ import sys
 from common.ground.exits import BadInput
 from common.object_store.paths import SCRATCH
 from common.platform.platforms import available_cores
-from launch.profiles import make_starts
+from launch.profiles import make_rank_table, make_starts
 from launch.simulate.network import Network
 from launch.simulate.nodes import INPUT, Node
 
@@ -22,7 +22,7 @@ _NAMES = {  # variables of the user's environment that must not reach a node
 }  # fmt: skip
 _PREFIXES = (
     "MASTER_", "MA_", "VC_", "VK_", "PET_", "SLURM_", "SRUN_", "SM_", "MLP_", "SKYPILOT_", "DSTACK_",
-    "AZUREML_", "TORCHELASTIC_", "OMPI_", "PMI_", "BOOTFILE_",
+    "AZUREML_", "TORCHELASTIC_", "OMPI_", "PMI_", "BOOTFILE_", "RANK_", "ASCEND_DEVICE_",
 )  # fmt: skip
 
 
@@ -65,6 +65,9 @@ class Commands:
             given = self._given(node, added_words, tell_processes)
             command = [sys.executable, *start.prefix, job, *given, *added_words]
             added = dict(start.environment)
+            if table := added.get("RANK_TABLE_FILE"):
+                with open(table, "w", encoding="utf-8") as file:
+                    file.write(make_rank_table(self._hosts, processes))
             if "MA_SCHEDULE_CNT" in added:
                 counts = {"MA_SCHEDULE_CNT": node.scheduled, "MA_PROC_START_CNT": node.started + 1}
                 added |= {name: str(count) for name, count in counts.items()}

@@ -176,7 +176,7 @@ def test_the_dependency_list(tmp_path):
         "redis[hiredis]>=5; python_version < '4'\nTorch[opt] >= 2 ; python_version > '3'\n"
         "torch==2.1+cu118 \\\n  --hash=sha256:aa\nnvidia_cublas_cu12\n"
         "torch @ https://host/torch-2.1.whl\n-e .\n./a.whl\n-c pins.txt\ntorchaudio\nnvidia.dali==1\n"
-        "--extra-index-url https://host/simple\ntorchmetrics\nnumpy>=1.26\n",
+        "torch_npu\n--extra-index-url https://host/simple\ntorchmetrics\nnumpy>=1.26\n",
     })  # fmt: skip
     path = str(tmp_path / "requirements.txt")
     text, left_out = requirements.adapt(path, keep_torch=False)
@@ -186,6 +186,7 @@ def test_the_dependency_list(tmp_path):
     ]  # fmt: skip
     assert left_out == [
         "torch", "torch", "nvidia-cublas-cu12", "torch", "-e", "./a.whl", "-c", "torchaudio", "nvidia-dali",
+        "torch-npu",
     ]  # fmt: skip
     assert "torch==2.1+cu118" in requirements.adapt(path, keep_torch=True)[0]
 
