@@ -91,7 +91,7 @@ def engine(
     if backend == "synthetic":
         return Synthetic(device)
     if backend == "dali-gpu":
-        memory = torch.cuda.get_device_properties(device).total_memory
+        memory = accelerator.of(device).get_device_properties(device).total_memory
         most = _MORE_THREADS if memory >= _MUCH_MEMORY else _MIXED_THREADS
         return Dali(store, min(workers, most), device, antialias)
     if backend == "dali":
