@@ -172,8 +172,8 @@ def main() -> None:
         gradients.compress_gradients(forward, args.gradient_compression)
     if (device.type == "cuda" if args.compile is None else args.compile) and not args.evaluate:
         with log.timed("compilation"), autocast:
-            images = [train_loader.example(micro_batch, size) for size in train_loader.plan.sizes]
-            forward = compilation.compile_module(forward, images, log.info)
+            examples = [train_loader.example(micro_batch, size) for size in train_loader.plan.sizes]
+            forward = compilation.compile_module(forward, examples, log.info)
     if shards:
         shards.attach(forward)
     no_sync = forward.no_sync if isinstance(forward, DistributedDataParallel) else contextlib.nullcontext

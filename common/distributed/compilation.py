@@ -97,7 +97,7 @@ def compile_module(
 def _configure(shapes: int) -> None:
     """Let torch compile a function for as many shapes, and not decompose the gradient of max pooling into a
     float32 scatter in another layout: a step of ResNet-50 would be 3 to 5 % longer (estimated)."""
-    config = importlib.import_module("torch._dynamo.config")
+    config: Any = importlib.import_module("torch._dynamo.config")
     config.cache_size_limit = max(config.cache_size_limit, shapes + 1)
     table = getattr(importlib.import_module("torch._inductor.decomposition"), "decompositions", {})
     table.pop(torch.ops.aten.max_pool2d_with_indices_backward.default, None)
