@@ -39,7 +39,7 @@ def test_a_batch_that_is_held_is_never_written_to():
     weight = torch.ones(3, 1, 1, requires_grad=True)
     kept = []
     for value in range(40):
-        batch, _ = to_device(_images(value), None)
+        batch, _ = to_device(_images(value), torch.zeros(1))
         expected = batch.clone()
         views = batch, batch[1:, :, 2:], batch.permute(0, 2, 3, 1), batch.numpy()
         holders = *views, (batch * weight).grad_fn
@@ -57,7 +57,7 @@ def test_memory_is_used_again_once_it_is_free():
     to_device = ToDevice(torch.device("cpu"), MEAN, STD)
     places = set()
     for value in range(20):
-        batch, _ = to_device(_images(value), None)
+        batch, _ = to_device(_images(value), torch.zeros(1))
         places.add(batch.data_ptr())
     assert len(places) <= 2
 
