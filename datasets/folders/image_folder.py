@@ -152,7 +152,7 @@ def load(
 ) -> ImageFolderIndex:
     """Return the index of a split, from `cache` if no file has changed since.
 
-    root: folder or URL; or a pattern of tar files that ends in .tar (shards.find()).
+    root: folder or URL; or a pattern of tar files that ends in .tar (shards.find()), or a folder of them.
     split: "train" or "val".
     cache: folder of the index. Of several processes one scans and the others wait.
     max_bad: maximum share of bad images, which are skipped.
@@ -176,6 +176,8 @@ def look(
     root: str, split: str, cache: str, classes: Sequence[str] | None, log: Log, val_share: float = VAL_SHARE
 ) -> Listing:
     """Return the images of a split of a folder, or of tar files. Arguments: those of load()."""
+    if os.path.isdir(root) and shards.is_folder(root):
+        root = os.path.join(root, "*.tar")
     if root.endswith(".tar") and not os.path.isdir(root):
         return shards.look(root, split, cache, classes, log, val_share)
     return look_into_folder(root, split, classes, log, val_share)

@@ -5,7 +5,7 @@
 
 Every node has its own folders:
     user-job-dir/<name of the repository>     the files that `pack` keeps; the job is started here
-    inputs/data_url_0                         a link to the --data_url of the job's arguments
+    inputs/data_url_0                         a link to the --data_url of the job's arguments, or its folder
     outputs/train_url_0                       passed as --train_url unless the job's arguments name another
     cache                                     its scratch disk (BOOTFILE_SCRATCH)
     logs                                      its log
@@ -42,6 +42,7 @@ from common.console import config
 from common.console.arguments import Parser, positive_float, positive_int
 from common.ground.exits import BadInput
 from common.ground.files import explained
+from datasets.folders import shards
 from launch.bundle.code_folder import CodeFolder
 from launch.profiles import PROFILES, Folders, make_starts
 from launch.simulate import faults
@@ -109,11 +110,14 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     cuts = [fault.text for fault in parsed if fault.kind == "cut"]
     if cuts and not args.network_namespaces:
         raise BadInput(f"--fault {cuts[0]} needs --network-namespaces: otherwise the nodes share one network")
-    data = get_option(options, "--data_url")
+    data, below = get_option(options, "--data_url"), []
     if data and "://" in data:  # the job itself fetches it
         data = None
     if data is not None and not os.path.isdir(data):
-        raise BadInput(f"--data_url {data} is not a folder on this machine")
+        if not os.path.isfile(data) and not set(data) & set("*?[{"):
+            raise BadInput(f"--data_url {data} is not a folder on this machine")
+        shards.find(data)  # a file, or a pattern that matches some: their folder is the input
+        data, *below = shards.split_pattern(data)
     keep = args.keep and os.path.abspath(args.keep)
     if keep:
         with explained(f"--keep {keep}"):
@@ -122,7 +126,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
                 raise BadInput(f"--keep {keep} is not empty")
     follows = {
         "job_arguments": given, "job_options": options, "code": code, "faults": parsed, "keep": keep,
-        "data": data and os.path.abspath(data),
+        "data": data and os.path.abspath(data), "below": below,
     }  # fmt: skip
     return argparse.Namespace(**vars(args) | follows)
 

@@ -91,7 +91,7 @@ class Commands:
         if args.data is not None:
             given = [
                 *_split(given, "--data_url")[1],
-                f"--data_url={os.path.join(node.folders.inputs, INPUT)}",
+                f"--data_url={os.path.join(node.folders.inputs, INPUT, *args.below)}",
             ]
         if not args.code.is_repository:  # it may not accept them
             return given
