@@ -103,7 +103,7 @@ def _event(name, start, end, **more):
 
 
 def test_waits_and_kernels_of_a_gpu_are_counted(monkeypatch):
-    """Torch's notice of the debug mode is no wait, a region is no kernel, and no kernel is an error."""
+    """Torch's notice of the debug mode is not a wait. A region is not a kernel. No kernels: an error."""
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5e9)
     seen = watch.Watch(1, 3, 5)
     seen.step, seen.is_gpu, seen.seconds = 5, True, 100e-6

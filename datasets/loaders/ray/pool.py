@@ -180,7 +180,7 @@ class Pool:
         self._finalizer()
 
     def _room(self, workers: int) -> int:
-        """Return how many of so many actors the CPUs of the cluster allow."""
+        """Return how many of these actors the CPUs of the cluster allow."""
         if not self._cpus:
             return workers
         return min(workers, int(self._ray.cluster_resources().get("CPU", 0.0) / self._cpus))
