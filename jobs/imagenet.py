@@ -165,7 +165,7 @@ def main() -> None:
     log.autocast = autocast  # its first lines name the precision
     forward = model
     if world_size > 1 or shards:
-        device_ids = [device.index] if device.type == "cuda" else None
+        device_ids = [device.index] if device.type != "cpu" else None
         # No static_graph: no_sync(), which --accumulate needs, breaks with it (pytorch/pytorch#143580).
         forward = DistributedDataParallel(forward, device_ids=device_ids, gradient_as_bucket_view=True)
         forward.broadcast_buffers = False  # rank 0's are sent before an evaluation

@@ -105,7 +105,7 @@ def main() -> None:
 
     ### 分布式改造 (distributed) 4/6, average the gradients, and BatchNorm over the global batch ###
     model = convert_sync_batchnorm(model)  # torch.nn.SyncBatchNorm; it needs nccl, so over gloo our own
-    device_ids = [device.index] if device.type == "cuda" else None
+    device_ids = [device.index] if device.type != "cpu" else None
     forward = torch.nn.parallel.DistributedDataParallel(model, device_ids=device_ids)
     forward.broadcast_buffers = False  # equal on all ranks: no need to send them before every forward pass
     ### 分布式改造 (distributed) 4/6, average the gradients, and BatchNorm over the global batch ###
