@@ -36,7 +36,7 @@ def reasons(device: torch.device) -> dict[str, str | None]:
         "pytorch": None,
         "threads": None,
         "dali": dali,
-        "dali-gpu": dali or (None if device.type == "cuda" else "it needs a GPU of NVIDIA"),
+        "dali-gpu": dali or (None if device.type == "cuda" else "it needs a GPU"),
         "synthetic": None,
     }
 
