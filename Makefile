@@ -2,7 +2,7 @@
 # make test     set up, then run the tests
 # make quick    the tests that start no process and open no socket, for use while you edit
 # make demo     data and code to an object store, a job of two nodes, killed, restarted, and its report
-# make faults   the long fault runs
+# make faults   the long runs: random faults, and the slowest tests
 # make compat   the quick tests with the oldest versions that are supported, on Python 3.10 and 3.11
 # make zoo      known defects of other trainers in their released packages: does the receipt find them?
 # make gpu     on a machine with a GPU: is all of it right there, and how fast?
@@ -46,8 +46,9 @@ zoo: $(ZOO)/installed
 	@$(ZOO)/bin/python -m tests.zoo $(CASES)
 
 # On a machine with a GPU: correctness first, then the figures, in 8 minutes. DATA=FOLDER holds CIFAR-10.
-gpu: setup
-	@$(RUN) -m tests.gpu $(if $(DATA),--data_url $(DATA))
+# It installs nothing, so it needs no network: with the packages of another Python, make gpu PYTHON=python3.
+gpu:
+	@$(or $(PYTHON),$(RUN)) -m tests.gpu $(if $(DATA),--data_url $(DATA))
 
 # The other benchmarks of a GPU. DATA=FOLDER holds Fashion-MNIST.
 benchmark-gpu: setup

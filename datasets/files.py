@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from common.ground.exits import BadInput
-from common.ground.files import ROOT, is_url, locked, open_atomic
+from common.ground.files import ROOT, explained, is_url, locked, open_atomic
 
 _TIMEOUT = 20  # seconds without a byte
 _BLOCK = 1 << 20
@@ -45,11 +45,8 @@ def local_folder(data_url: str | None) -> str:
 
 def read_checked(path: str, md5: str) -> bytes:
     """Return a file's bytes, unpacked if its name ends in .gz. md5: of the packed file. Raises BadInput."""
-    try:
-        with open(path, "rb") as file:
-            content = file.read()
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+    with explained(f"cannot read {path}"), open(path, "rb") as file:
+        content = file.read()
     actual = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if actual != md5:
         raise BadInput(

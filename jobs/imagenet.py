@@ -36,10 +36,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from common.checkpoint import weights
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
-from common.compute import averaging, compilation, losses, models, optimizers, precision
+from common.compute import averaging, losses, models, optimizers, precision
 from common.console import arguments
 from common.console.arguments import FLAG, boolean, positive_int
-from common.distributed import exact, gradients, process_group, ranks
+from common.distributed import compilation, exact, gradients, process_group, ranks
 from common.ground.exits import BadInput
 from common.run import evaluation, metrics
 from datasets.loaders import aliases, image_folders, measure
@@ -58,7 +58,7 @@ def parse_args() -> argparse.Namespace:
         "--arch",
         type=models.arch,
         default="resnet50",
-        help="name of torchvision, or timm:NAME (resnet50)",
+        help="network of torchvision, or timm:NAME (default: resnet50)",
     )
     help = "further arguments of the network's class, such as {drop_path_rate = 0.1} (TOML)"
     add("--model_kwargs", default=models.NO_KWARGS, metavar="TABLE", help=help)
@@ -164,16 +164,16 @@ def main() -> None:
     autocast, scaler = precision.choose(device, args.amp)
     log.autocast = autocast  # its first lines name the precision
     forward = model
-    if (device.type == "cuda" if args.compile is None else args.compile) and not args.evaluate:
-        with log.timed("compilation"), autocast:
-            example = train_loader.example(micro_batch)
-            forward = compilation.compile_module(model, example, log.info, graphs=False)
     if world_size > 1 or shards:
-        device_ids = [device.index] if device.type == "cuda" else None
+        device_ids = [device.index] if device.type != "cpu" else None
         # No static_graph: no_sync(), which --accumulate needs, breaks with it (pytorch/pytorch#143580).
         forward = DistributedDataParallel(forward, device_ids=device_ids, gradient_as_bucket_view=True)
         forward.broadcast_buffers = False  # rank 0's are sent before an evaluation
         gradients.compress_gradients(forward, args.gradient_compression)
+    if (device.type == "cuda" if args.compile is None else args.compile) and not args.evaluate:
+        with log.timed("compilation"), autocast:
+            examples = [train_loader.example(micro_batch, size) for size in train_loader.plan.sizes]
+            forward = compilation.compile_module(forward, examples, log.info)
     if shards:
         shards.attach(forward)
     no_sync = forward.no_sync if isinstance(forward, DistributedDataParallel) else contextlib.nullcontext
@@ -193,7 +193,7 @@ def main() -> None:
         checkpoint.add(ema=ema)
         evaluated = ema.module
     # loss_sum, correct, count since a report; a row for each shard
-    running = torch.zeros(args.exact_shards or 1, 3, dtype=torch.float64, device=device)
+    running = evaluation.zero_sums(device, args.exact_shards or 1, 3)
     sums = torch.zeros_like(running)  # the figures of one step
 
     step = checkpoint.resume(total_steps)

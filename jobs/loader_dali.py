@@ -29,7 +29,7 @@ from common.checkpoint import resume
 from common.console import arguments
 from common.console.arguments import positive_int
 from common.distributed import barrier, process_group, ranks
-from common.ground import exits
+from common.ground import accelerator, exits
 from common.run import metrics
 from common.run.job import JobParser
 from datasets.folders import paired_images, random_pairs
@@ -56,7 +56,7 @@ def main() -> None:
     add("--data_source", "--data_url", dest="data_url", help="folder of pairs (default: generated ones)")
     add("--custom_data", type=arguments.boolean, default=False, help="true: generated pairs instead")
     add("--split", choices=["train", "test"], default="train", help="default: train")
-    add("--resize", type=positive_int, default=0, help="rows, aspect kept (default: none)")
+    add("--resize", type=positive_int, default=0, help="rows of a resized image, aspect kept (default: none)")
     add("--crop", type=positive_int, default=256, help="side of the squares, pixels (default: 256)")
     add = parser.add_argument_group("loading").add_argument
     add("--batch_size", type=positive_int, default=12, help="pairs over all processes (default: 12)")
@@ -105,8 +105,7 @@ def main() -> None:
             start = time.perf_counter()
             for images, _ in loader:
                 blurry, sharp = images.tensor_split(2)
-                if device.type == "cuda":
-                    torch.cuda.synchronize()  # for the clock only: what was sent has arrived
+                accelerator.of(device).synchronize()  # for the clock only: what was sent has arrived
                 waited = time.perf_counter() - start
                 step += 1
                 delivered += len(blurry)

@@ -65,12 +65,11 @@ def main() -> None:
     forward = model  # variants wrap `forward`; `model` stays the raw module, which is saved and evaluated
 
     ### 新增 (new) 1/6, bfloat16 has the range of float32; gradients in float16 need a scaler ###
-    amp_dtype = torch.bfloat16
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        amp_dtype = torch.float16
+    from common.compute import precision
+
+    amp_dtype = precision.half_type(device)  # float16 on a GPU before Ampere
     log.autocast = autocast = torch.autocast(device.type, dtype=amp_dtype)  # the log names the precision
-    amp = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp  # before torch 2.3
-    scaler = amp.GradScaler(enabled=amp_dtype == torch.float16)  # disabled, it does nothing
+    scaler = precision.GradScaler(enabled=amp_dtype == torch.float16)  # disabled, it does nothing
     ### 新增 (new) 1/6, bfloat16 has the range of float32; gradients in float16 need a scaler ###
 
     total_steps = train_sampler.total_steps
@@ -80,7 +79,7 @@ def main() -> None:
         optimizer, args.lr, total_steps=total_steps, cycle_momentum=False
     )
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
-    running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
+    running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
         args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,

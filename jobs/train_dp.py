@@ -66,7 +66,7 @@ def main() -> None:
     forward = model  # variants wrap `forward`; `model` stays the raw module, which is saved and evaluated
 
     ### 新增 (new) 1/1, each forward splits the batch over the GPUs; `model` stays the raw module ###
-    if device.type == "cuda":
+    if device.type != "cpu":
         forward = torch.nn.DataParallel(model)
     ### 新增 (new) 1/1, each forward splits the batch over the GPUs; `model` stays the raw module ###
 
@@ -77,7 +77,7 @@ def main() -> None:
         optimizer, args.lr, total_steps=total_steps, cycle_momentum=False
     )
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
-    running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
+    running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
         args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,

@@ -96,7 +96,7 @@ def main() -> None:
     model = convert_sync_batchnorm(model)  # torch.nn.SyncBatchNorm; it needs nccl, so over gloo our own
 
     ### 新增 (new) 2/3, each rank holds 1 / N of the weights, gradients and optimizer state of every layer ###
-    # - device_ids = [device.index] if device.type == "cuda" else None
+    # - device_ids = [device.index] if device.type != "cpu" else None
     # - forward = torch.nn.parallel.DistributedDataParallel(model, device_ids=device_ids)
     # - forward.broadcast_buffers = False  # equal on all ranks: no need to send them before every forward pass
     from torch.distributed.device_mesh import init_device_mesh
@@ -123,7 +123,7 @@ def main() -> None:
         optimizer, args.lr, total_steps=total_steps, cycle_momentum=False
     )
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
-    running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
+    running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
         args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,

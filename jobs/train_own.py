@@ -106,7 +106,7 @@ def main() -> None:
     mae, r2 = evaluation.absolute_error, evaluation.R2()  # reported as val_mae and val_r2
     log.metrics = evaluation.Metrics(mae=mae, r2=r2, best="mae", lowest=True)
     ### 新增 (new) 4/5, your loss: a mean over the batch; your metrics, and the one that chooses best.pth ###
-    running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
+    running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
         args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,

@@ -74,9 +74,8 @@ def main() -> None:
 
     ### 新增 (new) 2/2, the same batches, made by actors; Ray replaces an actor that is lost ###
     if args.distribute_mode:
-        train_loader = ray_engine.ray_memory_loader(
-            train_set, train_sampler, device, augment=True, workers=args.workers, address=args.ray_address
-        )
+        actors = ray_engine.RayWorkers(args.workers, args.ray_address)
+        train_loader = make_loader(train_set, train_sampler, device, augment=True, workers=actors)
         exits.at_success("loaders", train_loader.close)
     ### 新增 (new) 2/2, the same batches, made by actors; Ray replaces an actor that is lost ###
 
@@ -91,7 +90,7 @@ def main() -> None:
         optimizer, args.lr, total_steps=total_steps, cycle_momentum=False
     )
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
-    running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
+    running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
         args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,

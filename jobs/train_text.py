@@ -140,7 +140,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_peak)
     log.metrics = evaluation.Metrics(perplexity=evaluation.Perplexity(), best="loss")
     ### 新增 (new) 6/8, AdamW, a warm-up and a cosine; cross entropy of the next token ###
-    running = torch.zeros(3, dtype=torch.float64, device=device)  # loss_sum, correct, count since a report
+    running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
         args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,

@@ -6,7 +6,8 @@ DIR: as for jobs/imagenet.py. Backends take turns of a few seconds: warm (files 
 (files dropped from it before). synthetic reads no files: it is the upper limit, and has no cold rate. CPU use
 is in cores. Memory is resident, with shared pages divided among the processes. The wait is predicted for a
 model (--arch), whose speed is also measured here. On a GPU loading and computing overlap; on the CPU they
-share the cores. Compare figures of one run only.
+share the cores. Compare figures of one run only. A run takes some minutes: --rounds times --seconds for each
+backend, and the starts of their workers. Exit codes: 0 done, 2 bad input.
 """
 
 import argparse
@@ -23,9 +24,12 @@ from collections.abc import Callable
 import psutil
 import torch
 from torch.utils import benchmark
+from tqdm import tqdm
 
 from common.compute import models
 from common.console import arguments
+from common.distributed import devices
+from common.ground import accelerator
 from common.ground.exits import BadInput
 from datasets.folders import image_folder, shards
 from datasets.loaders import backends, measure
@@ -35,7 +39,7 @@ from datasets.stores import pack
 from datasets.stores.files import FileStore
 from datasets.stores.store import Store
 
-_STEPS = {"cpu": 4, "cuda": 50}  # steps of the model that are timed
+_CPU_STEPS, _STEPS = 4, 50  # steps of the model that are timed
 
 
 def main(argv: list[str]) -> int:
@@ -47,13 +51,14 @@ def main(argv: list[str]) -> int:
     if name != "loaders":
         raise BadInput(f"unknown benchmark {name!r}: expected loaders")
     args = _parse_args(rest)
-    device = torch.device("cuda" if torch.cuda.is_available() and args.enable_gpu is not False else "cpu")
+    device = torch.device(accelerator.kind() if devices.count_gpus(args) else "cpu")
     index = image_folder.load(args.data_url, "train", args.cache_dir, args.max_bad_images, log=log)
     plan = Plan(index, BatchSampler(len(index), args.batch_size, 0), random_resized_crop, args.image_size)
     stores: dict[str, Store] = {"": FileStore(index)}
     if args.pack:
         stores[" + pack"] = pack.build(index, pack.place(args.pack, index))
     rows = _rows(args, stores, plan, device)
+    log(f"measuring the speed of {args.arch} without data, the last part")
     ceiling = _compute_rate(args, len(index.classes), device)
     for row in rows:
         row["wait"] = _wait(row["warm"], ceiling, device)
@@ -104,11 +109,9 @@ def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.devi
         else:
             candidates += [(backend + suffix, backend, store) for suffix, store in stores.items()]
     samples = dict[str, list[dict]]()
-    for number in range(args.rounds):
-        for name, backend, store in candidates:
-            log(f"round {number + 1} of {args.rounds}: {name}")
-            sample = _measure(args, backend, store, measure.Head(plan), device)
-            samples.setdefault(name, []).append(sample)
+    for name, backend, store in tqdm(candidates * args.rounds, f"loaders, {args.rounds} rounds"):
+        sample = _measure(args, backend, store, measure.Head(plan), device)
+        samples.setdefault(name, []).append(sample)
     slowest = statistics.median(sample["warm"] for sample in samples["pytorch"])
     rows = []
     for name, rounds in samples.items():
@@ -170,13 +173,14 @@ def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) 
 
     def step() -> None:
         optimizer.zero_grad()
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "cpu"):
             loss = torch.nn.functional.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
 
     timer = benchmark.Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
-    return args.batch_size / timer.timeit(_STEPS[device.type]).mean  # after warm-up, with synchronisation
+    steps = _CPU_STEPS if device.type == "cpu" else _STEPS
+    return args.batch_size / timer.timeit(steps).mean  # after warm-up, with synchronisation
 
 
 def log(line: str) -> None:
@@ -186,7 +190,7 @@ def log(line: str) -> None:
 
 def _wait(rate: float, compute: float, device: torch.device) -> float:
     """Return the share of the time that the model would wait for data."""
-    if device.type == "cuda":
+    if device.type != "cpu":
         return max(0.0, 1 - rate / compute)
     return compute / (rate + compute)
 
@@ -194,7 +198,7 @@ def _wait(rate: float, compute: float, device: torch.device) -> float:
 def _print(result: dict) -> None:
     print(f"\n{result['machine']}, load average {result['load_average']:.2f}\n{result['data']}")
     print(
-        f"{'backend':<18}{'images/s':>10}{'ratio':>8}{'cold':>10}{'cores':>7}{'MB':>8}{'wait':>8}{'cold':>8}"
+        f"{'backend':<18}{'images/s':>10}{'ratio':>8}{'cold':>10}{'cores':>7}{'MB':>8}{'wait':>8}{'(cold)':>8}"
     )
     for row in result["rows"]:
         cold, wait_cold = "-", "-"

@@ -2,24 +2,35 @@
 
     python -m launch check
     python -m launch check --init_method tcp://HOST:PORT --rank 1 --world_size 2 --output_dir FOLDER
+    python -m launch check --nodes --init_method tcp://HOST:PORT --rank 1 --world_size 2
 
-Pass the job's arguments: the check lists and ignores the ones that it does not know. The exit code is that
-of the first error: 0 no error, 2 bad arguments, 10 accelerators, 11 shared memory, 12 disks, 13 limits, 14
-network, 15 versions and packages.
+Pass the job's arguments: the check lists and ignores the ones that it does not know. With --nodes, started on
+every node as the job would be, the processes also connect and measure one all_reduce of 100 MB. Its bus
+bandwidth is 2 (n - 1) / n x bytes / seconds for n processes, as in NCCL's tests, so it compares with the rate
+of a link.
+
+The exit code is that of the first error: 0 no error, 2 bad arguments, 4 or 5 the processes did not connect or
+lost contact, 10 accelerators, 11 shared memory, 12 disks, 13 limits, 14 network, 15 versions and packages.
 """
 
+import argparse
 import os
 import time
 
 import torch
 
 from common.console.arguments import Parser, boolean
-from common.distributed import process_group
-from common.ground.exits import printable
+from common.distributed import devices, launcher, process_group
+from common.ground import accelerator, exits
+from common.ground.exits import BadInput, printable
 from common.ground.files import ROOT
 from common.platform import node
-from common.platform.topology import resolve
+from common.platform.platforms import STARTED_BY
+from common.platform.topology import Topology, resolve
 from common.run.output import folder_of
+
+_FLOATS = 25_000_000  # of one all_reduce: 100 MB
+_GRACE = 5.0  # seconds from a signal to the end of the processes
 
 
 def main(arguments: list[str]) -> int:
@@ -33,15 +44,46 @@ def main(arguments: list[str]) -> int:
         help="folder for results (default: output_dir/ next to jobs/)",
     )
     parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    parser.add_argument("--nodes", action="store_true", help="measure the network between the processes")
     args, ignored = parser.parse_known_args(arguments)
-    gpus = 0 if args.enable_gpu is False else torch.cuda.device_count()
+    gpus = 0 if args.enable_gpu is False else accelerator.count()
 
     start = time.monotonic()
-    topology = resolve(args, os.environ, gpus)
-    findings = node.inspect(args, os.environ, topology, folder_of)
-    code = node.exit_code(findings)
-    if ignored:
-        print(f"ignored arguments: {' '.join(ignored)}")
-    print(*map(printable, map(str, [topology, *findings])), sep="\n")
-    print(f"check verdict={node.worst(findings)} exit_code={code} seconds={time.monotonic() - start:.2f}")
-    return code
+    args.topology = topology = resolve(args, os.environ, gpus)
+    if args.nodes and topology.world_size < 2:
+        raise BadInput(f"--nodes needs 2 processes or more, and {topology} is one: pass the job's arguments")
+    code = 0
+    if STARTED_BY not in os.environ:  # the parent has printed the findings of the node
+        findings = node.inspect(args, os.environ, topology, folder_of)
+        code = node.exit_code(findings)
+        if ignored:
+            print(f"ignored arguments: {' '.join(ignored)}")
+        print(*map(printable, map(str, [topology, *findings])), sep="\n")
+        seconds = time.monotonic() - start
+        print(f"check verdict={node.worst(findings)} exit_code={code} seconds={seconds:.2f}", flush=True)
+    return code or (_measure(args, topology) if args.nodes else 0)
+
+
+def _measure(args: argparse.Namespace, topology: Topology) -> int:
+    """Connect all processes of the job, print the speed of an all_reduce on rank 0, and return the exit
+    code."""
+    device = devices.select(args)
+    if topology.starts_processes:
+        return launcher.start(topology, _GRACE)
+    torch.distributed.init_process_group(**process_group.meet(args, topology))
+    values = torch.ones(_FLOATS, device=device)
+    for _ in range(2):  # the first one connects the processes
+        torch.distributed.barrier()
+        began = time.perf_counter()
+        torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX)
+        values[0].item()  # waits for the device
+        seconds = time.perf_counter() - began
+    if topology.rank == 0:
+        ranks, size = topology.world_size, values.numel() * values.element_size()
+        bus = 2 * (ranks - 1) / ranks * size / seconds / 1e9
+        backend = torch.distributed.get_backend()
+        print(
+            f"all_reduce bytes={size} ranks={ranks} backend={backend} {seconds=:.4g} bus_gb_per_s={bus:.4g}"
+        )
+    exits.end(None)  # it leaves the group, and ends the process
+    return 0

@@ -4,9 +4,11 @@ import contextlib
 import os
 import re
 import sys
+from collections.abc import Iterator
+from typing import BinaryIO
 
 from common.ground.exits import BadInput
-from common.ground.files import opener
+from common.ground.files import explained, open_atomic, opener
 
 _HEAD = 4096  # bytes of a file in which the mark is searched
 
@@ -39,3 +41,10 @@ def check_replaceable(path: str, mark: re.Pattern, force: bool) -> None:
         if mark.search(file.read(_HEAD).decode(errors="replace")):
             return
     raise BadInput(f"--to {path} exists and was not made by this command: name another file, or add --force")
+
+
+@contextlib.contextmanager
+def open_result(path: str) -> Iterator[BinaryIO]:
+    """Open the file of --to for writing, as open_atomic() does. Raises BadInput."""
+    with explained(f"cannot write --to {path}"), open_atomic(path) as file:
+        yield file

@@ -11,7 +11,8 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from common.checkpoint import output_list
@@ -71,6 +72,18 @@ def _digest(files: list[dict]) -> str:
 def make_folder_name(manifest: dict) -> str:
     """Return the name of a snapshot's folder."""
     return f"{manifest['name']}-{manifest['digest'][:12]}"
+
+
+def write_files(folder: str, contents: Mapping[str, str | bytes]) -> None:
+    """Write files into a folder. contents: path in it, with / -> file to copy, or the content itself."""
+    for path, source in contents.items():
+        target = os.path.join(folder, path)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if isinstance(source, bytes):
+            with open(target, "wb") as file:
+                file.write(source)
+        else:
+            shutil.copy2(source, target)
 
 
 def to_bytes(manifest: dict) -> bytes:

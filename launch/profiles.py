@@ -79,6 +79,11 @@ _MODELARTS = {
     "VC_WORKER_NUM": "{nodes}", "VC_WORKER_HOSTS": "{hosts}", "VC_TASK_INDEX": "{node}",
     "PYTHONPATH": "{code_parent}", "PYTHONUNBUFFERED": "1", "MA_SCHEDULE_CNT": "1", "MA_PROC_START_CNT": "1",
 }  # fmt: skip
+_RANK_TABLE = {
+    "RANK_TABLE_FILE": "{folders.logs}/jobstart_hccl.json", "RANK_ID": "{rank}", "RANK_SIZE": "{world_size}",
+    "ASCEND_DEVICE_ID": "{local_rank}", "MASTER_PORT": "{port}",
+}  # fmt: skip
+_TORCHRUN = ("-m", "torch.distributed.run", *_LAUNCHER)
 # torch's own names, but RANK and WORLD_SIZE count nodes; NPROC_PER_NODE is the number of GPUs.
 _PAI_DLC = _Profile(_MASTER | {"RANK": "{node}", "WORLD_SIZE": "{nodes}", "NPROC_PER_NODE": "{gpus}"})
 
@@ -92,6 +97,12 @@ PROFILES: dict[str, _Profile] = {
     ),
     # A custom image: the user's command picks the port.
     "modelarts-custom": _Profile(_MODELARTS | {"MASTER_PORT": "{port}"}, _CHANNELS),
+    # Ascend-Powered-Engine starts the boot file once per NPU, with a table of all NPUs in a file; with
+    # MA_RUN_METHOD=torchrun it starts torchrun once per node. Users set MASTER_PORT.
+    "modelarts-npu": _Profile(_MODELARTS | _RANK_TABLE, _CHANNELS, each_rank=True),
+    "modelarts-npu-torchrun": _Profile(
+        _MODELARTS | {"MA_RUN_METHOD": "torchrun"}, _CHANNELS, prefix=_TORCHRUN
+    ),
     "pai-dlc": _PAI_DLC,
     # The variables hold a JSON list of host names and the node's own name, but no rank and no port.
     "sagemaker": _Profile({
@@ -144,11 +155,22 @@ PROFILES: dict[str, _Profile] = {
     }),
     "baidu": _PAI_DLC,
     # The launcher starts the node's processes and sets all variables that they need.
-    "torchrun": _Profile(prefix=("-m", "torch.distributed.run", *_LAUNCHER)),
+    "torchrun": _Profile(prefix=_TORCHRUN),
     # torchrun's predecessor, deprecated but still shipped. It also passes --local-rank as first argument.
     "launch": _Profile(prefix=("-m", "torch.distributed.launch", *_LAUNCHER)),
     "plain": _Profile(),
 }  # fmt: skip
+
+
+def make_rank_table(host_names: list[str], processes: int) -> str:
+    """Return the text of RANK_TABLE_FILE, in version 1.0 of CANN's form, without the NPUs' addresses."""
+    servers = []
+    for node, host in enumerate(host_names):
+        devices = [
+            {"device_id": str(each), "rank_id": str(node * processes + each)} for each in range(processes)
+        ]
+        servers.append({"server_id": host, "device": devices})
+    return json.dumps({"status": "completed", "version": "1.0", "server_list": servers})
 
 
 def make_starts(

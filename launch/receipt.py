@@ -38,9 +38,9 @@ def main(arguments: list[str]) -> int:
     if None not in seeds and seeds[0] != seeds[1]:
         raise BadInput(f"the runs have the seeds {seeds[0]} and {seeds[1]}: their samples differ by design")
     for path, records in runs.items():
-        missing = int(records["step"][-1]) - len(records)
-        lost = f", {missing} without a record" if missing else ""
-        print(f"{path}: {records['step'][-1]} steps, {records['epoch'][-1]} epochs{lost}")
+        steps, epochs = int(records["step"][-1]), int(records["epoch"][-1])
+        lost = f", {steps - len(records)} without a record" if steps > len(records) else ""
+        print(f"{path}: {steps} steps, {epochs} epoch{'s' * (epochs != 1)}{lost}")
     equal, text = compare(runs[args.run_a], runs[args.run_b])
     print(f"data {text}")
     same_state, text = compare_states(args.run_a, args.run_b)

@@ -13,7 +13,7 @@ import os
 from typing import TYPE_CHECKING, Any, Literal
 
 from common.ground.exits import BadInput, import_optional
-from common.ground.files import ROOT, write_atomic
+from common.ground.files import ROOT, explained, write_atomic
 
 if TYPE_CHECKING:
     import pydantic
@@ -35,20 +35,16 @@ class _Record(pydantic.BaseModel):
 
 def write(path: str, record: dict[str, Any]) -> None:
     """Write a record that only its owner may read, and the folders above it. Raises BadInput."""
-    try:
+    with explained(f"{path} cannot be written"):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         write_atomic(path, json.dumps({"format": 1} | record, indent=2) + "\n", mode=0o600)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be written: {error.strerror}") from error
 
 
 def read(path: str) -> dict[str, Any]:
     """Read and check a record. Raises BadInput."""
     try:
-        with open(path, "rb") as file:
+        with explained(path), open(path, "rb") as file:
             return _Record.model_validate_json(file.read()).model_dump()
-    except OSError as error:
-        raise BadInput(f"{path}: {error.strerror}") from error
     except pydantic.ValidationError as error:
         wrong = error.errors(include_url=False)[0]
         reason = f"{'.'.join(map(str, wrong['loc']))} {wrong['msg']}"

@@ -7,7 +7,7 @@ and parameters in clear text to every user who can view the job.
 import os
 import re
 
-from common.ground.exits import BadInput
+from common.ground.files import explained
 
 _FORMATS = {  # formats that only such keys have
     "a private key": r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d",
@@ -51,11 +51,8 @@ def scan(path: str, source: str | bytes) -> list[str]:
     if _CREDENTIAL_FILE.fullmatch(os.path.basename(path).lower()):
         return [f"{path} (a file that holds credentials, by its name)"]
     if isinstance(source, str):
-        try:
-            with open(source, "rb") as file:
-                source = file.read(_READ)
-        except OSError as error:
-            raise BadInput(f"{path} cannot be read: {error.strerror}") from error
+        with explained(f"{path} cannot be read"), open(source, "rb") as file:
+            source = file.read(_READ)
     if b"\0" in source[:8192]:
         return []
     lines = enumerate(source.decode("utf-8", errors="replace").split("\n"), 1)

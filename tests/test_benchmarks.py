@@ -73,6 +73,7 @@ def test_a_batch_size_needs_a_gpu():
     assert "no GPU found" in run("-m", "tests.benchmarks.batch_size", code=2).stderr
 
 
+@pytest.mark.faults
 def test_memory_of_a_rank_falls_as_its_shard():
     printed = run("-m", "tests.benchmarks.fsdp_memory", "--layers=4", "--processes=1,2").stdout
     rows = [

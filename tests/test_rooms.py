@@ -146,6 +146,16 @@ def test_a_job_of_one_process_imports_only_what_it_uses(tmp_path):
     assert "datasets.arrow_dataset" not in imported, "Hugging Face's package"
 
 
+CUDA_ONLY = {  # they use NVIDIA's libraries, or are the one module that knows the accelerator
+    "common.ground.accelerator", "common.platform.node", "datasets.compat.alias.dali",
+    "datasets.compat.dali_dataset",
+}  # fmt: skip
+
+
+def test_one_module_knows_the_accelerator():
+    assert {name for name, text in SOURCES.items() if "torch.cuda" in text} == CUDA_ONLY
+
+
 SMALL = {  # made-up modules and their texts
     "common.files": "import os\n",
     "common.a.__init__": "",

@@ -20,7 +20,7 @@ def test_case_is_complete(case):
     program = FOLDER / case.command.split()[0]
     assert len(program.read_text().splitlines()) <= 60
     assert case.package in PINS
-    row = next(line for line in GUIDE.splitlines() if line.startswith(f"| `{case.name}` |"))
+    row = next(line for line in GUIDE.splitlines() if line.startswith(f"- `{case.name}` "))
     assert case.package.replace("==", " ") in row
     if case.thread:
         repository, number = re.fullmatch(r"([\w.-]+/[\w.-]+)#(\d+)", case.thread).groups()

@@ -8,6 +8,8 @@ step one all_reduce of four numbers makes all ranks skip, report, save and stop 
 import argparse
 import math
 import os
+import shlex
+import sys
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -167,7 +169,7 @@ class Checkpointer:
         if self._waits and step < self.total_steps:
             self._late = self._is_planned(step)
             return reports
-        return self._is_save_due(step) or reports
+        return self._stop or self._is_planned(step) or reports
 
     def save(self, step: int) -> None:
         """Save if it is due, and exit if the job was asked to stop. Call it on every rank.
@@ -175,7 +177,8 @@ class Checkpointer:
         After a step that was skipped nothing is saved: the run may be diverging, and good checkpoints stay.
         If gradients are accumulated over several batches, a save waits for the optimizer step.
         """
-        if not self._is_save_due(step) or (self._waits and step < self.total_steps):
+        is_due = self._stop or self._is_planned(step)
+        if not is_due or (self._waits and step < self.total_steps):
             return
         if self._waits:
             self.log.info(
@@ -356,9 +359,6 @@ class Checkpointer:
         every = self.args.save_every
         return every.unit == "s" and time.monotonic() - self._last_save >= every.number
 
-    def _is_save_due(self, step: int) -> bool:
-        return self._stop or self._is_planned(step)
-
     def _is_planned(self, step: int) -> bool:
         """Return whether --save_every asks for a save after this step."""
         if not self._writes:
@@ -399,6 +399,9 @@ class Checkpointer:
                 f"stopped as asked after step {step}; the newest checkpoint is that of step "
                 f"{self._saver.durable}"
             )
+            start = "torchrun ..." if "TORCHELASTIC_RUN_ID" in os.environ else "python"
+            folder = [] if self.args.output_dir else ["--output_dir", self.output.folder]
+            self.log.info(exits.mask(f"to continue: {start} {shlex.join([*sys.argv, *folder])}"))
             if self._mirror:  # as long as --grace permits
                 self.log.info(self._mirror.finish() or f"all results are at {self._mirror.url}")
         if ranks.world_size() > 1:

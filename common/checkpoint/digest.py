@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from common.distributed import sharding
-from common.ground.exits import BadInput
-from common.ground.files import append_json_line, read_file, read_json_lines, write_atomic
+from common.ground.files import append_json_line, explained, read_file, read_json_lines, write_atomic
 
 FILE = "state.jsonl"  # in a run's output folder
 _MOST = 2**30  # bytes of FILE
@@ -70,10 +69,8 @@ def read(folder: str, whole: bool = False) -> dict[int, dict]:
     """Return the lines of FILE by step, the last one of each step; {} without the file. whole: raise BadInput
     if lines are damaged. Raises BadInput."""
     path = os.path.join(folder, FILE)
-    try:
+    with explained(f"{path} cannot be read"):
         lines = read_json_lines(path, _MOST, whole)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
     by_step = {
         line["step"]: line | {"digest": str(line["digest"])}
         for line in lines

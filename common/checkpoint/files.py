@@ -28,8 +28,8 @@ import torch
 
 from common.checkpoint import shards
 from common.checkpoint.digest import leaves
-from common.ground.exits import BadInput
 from common.ground.files import (
+    explained,
     open_atomic,
     opener,
     read_file,
@@ -222,10 +222,8 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True) -> dict:
 def list_newest_first(folder: str) -> list[str]:
     """Return the paths of the checkpoints in a folder, in the order in which to try them: first those of the
     run of `latest`, then those of other runs; within each, the highest step first."""
-    try:
+    with explained(f"checkpoints in {folder} cannot be listed"):
         names = checkpoint_names(folder)
-    except OSError as error:
-        raise BadInput(f"checkpoints in {folder} cannot be listed: {error.strerror}") from error
     paths = [os.path.join(folder, name) for name in reversed(names)]
     current = _run_of(os.path.join(folder, _latest(folder)))
     return sorted(paths, key=lambda path: _run_of(path) != current)

@@ -1,8 +1,8 @@
 """A lease that lets only one job at a time write to a URL: a small object there, which its job renews.
 
 A job that finds the lease of another job watches for 25 s whether it changes. If it does not change, its job
-was killed, and the lease is taken over. A lease older than an hour is taken over at once. A job that was
-paused cannot take it back: a job replaces only the version that it has read (If-Match).
+was killed, and the lease is taken over. A job that was paused cannot take it back: a job replaces only the
+version that it has read (If-Match).
 """
 
 import contextlib
@@ -19,7 +19,6 @@ from common.object_store.store import ObjectStore
 
 KEY = ".bootfile-lease.json"
 RENEW, WATCH = 10.0, 25.0  # seconds
-_OLD = 3600.0  # seconds: the clocks of two nodes are assumed to differ by less
 
 
 class Lease:
@@ -57,9 +56,6 @@ class Lease:
         self.store.delete([KEY])
 
     def _watch(self, other: dict) -> None:
-        when = other.get("time")
-        if isinstance(when, int | float) and time.time() - when > _OLD:
-            return
         print_line(
             f"{self.url} was last written to by another job, on {other.get('host')}: checking for "
             f"{WATCH:.0f} s whether it still runs"

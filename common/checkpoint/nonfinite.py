@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from common.distributed import ranks, sharding
-from common.ground import exits
+from common.ground import accelerator, exits
 from common.ground.exits import BadInput
 
 
@@ -118,9 +118,9 @@ class Guard:
             self._keep(signs[0] > 0)
         self._good = self._kept
         before, arrived = self.settle(), None
-        if self.ahead and signs.is_cuda:
+        if self.ahead and accelerator.has_streams(signs.device):
+            arrived = accelerator.new_event(signs.device)
             signs = signs.to("cpu", non_blocking=True)
-            arrived = torch.cuda.Event(blocking=True)  # the host sleeps, so the loader can use its core
             arrived.record()
         self._outstanding = signs, arrived, checks
         return before if self.ahead else self.settle()

@@ -10,11 +10,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_flatten
 
 from common.checkpoint import digest, files, shards
 from common.distributed import ranks, sharding
+from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.ground.files import explain_write, sweep
+
+_ALIGNED, _PADDING = 64, 2**20  # bytes: of a tensor in pinned memory, and for all alignment
 
 
 class Saver:
@@ -226,13 +230,17 @@ class HostCopies:
 
     def __init__(self) -> None:
         self._buffers: dict[tuple, torch.Tensor] = {}
+        # the rest of a pinned block, which tensors share because the driver takes milliseconds for each
+        self._block, self._size = np.empty(0, np.uint8), 0
 
     def make(self, state: dict) -> dict:
         """Return a copy of nested dictionaries, lists and tuples of tensors and plain types. If tensors are
         sharded, call it on every rank; only rank 0 has a copy."""
+        self._size = size_of(state) + _PADDING
         copy = self._copied(state, ())
-        if torch.cuda.is_initialized():
-            torch.cuda.current_stream().synchronize()  # the copies from the device have arrived
+        if module := accelerator.in_use():
+            stream = module.current_stream() if hasattr(module, "current_stream") else module
+            stream.synchronize()  # the copies from the device have arrived
         return copy
 
     def _copied(self, value: Any, place: tuple) -> Any:
@@ -248,9 +256,21 @@ class HostCopies:
     def _buffer(self, tensor: torch.Tensor, place: tuple) -> torch.Tensor:
         """Return host memory of the tensor's shape and strides, pinned if the tensor is on a GPU."""
         kept = self._buffers.get(place)
+        if kept is None and tensor.numel() and accelerator.has_streams(tensor.device):
+            kept = self._buffers[place] = self._pinned(tensor)
         if kept is None or _layout(kept) != _layout(tensor):
-            kept = self._buffers[place] = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+            pins = accelerator.has_streams(tensor.device)
+            kept = self._buffers[place] = torch.empty_like(tensor, device="cpu", pin_memory=pins)
         return kept
+
+    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a part of the block as a storage of its own: torch.save() writes whole storages."""
+        size = -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+        if len(self._block) < size:
+            self._block = torch.empty(max(size, self._size), dtype=torch.uint8, pin_memory=True).numpy()
+        flat = torch.frombuffer(self._block, dtype=tensor.dtype, count=tensor.numel())
+        self._block = self._block[size:]
+        return flat.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
 
 
 def _layout(tensor: torch.Tensor) -> tuple:
@@ -259,11 +279,9 @@ def _layout(tensor: torch.Tensor) -> tuple:
 
 def size_of(state: Any) -> int:
     """Return the bytes of the tensors in nested dictionaries, lists and tuples."""
-    if isinstance(state, torch.Tensor):
-        return 0 if state.is_meta else state.numel() * state.element_size()
-    if isinstance(state, dict):
-        return sum(map(size_of, state.values()))
-    return sum(map(size_of, state)) if isinstance(state, list | tuple) else 0
+    leaves, _ = tree_flatten(state)
+    tensors = (each for each in leaves if isinstance(each, torch.Tensor) and not each.is_meta)
+    return sum(each.numel() * each.element_size() for each in tensors)
 
 
 def find_infinite(tensors: dict[str, Any]) -> set[str]:

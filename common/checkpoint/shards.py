@@ -13,6 +13,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from common.checkpoint import digest
 from common.distributed import ranks, sharding
@@ -89,19 +90,13 @@ def _first_failure(error: Any) -> RuntimeError:
 
 def load_whole(path: str, objects: dict) -> dict:
     """Return the objects of a checkpoint with whole tensors for its meta tensors. Only this process reads."""
-    objects = _allocate(objects)
+    allocate = lambda each: torch.empty_like(each, device="cpu") if each.is_meta else each  # noqa: E731
+    objects = tree_map_only(torch.Tensor, allocate, objects)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         options = {"no_dist": True} if ranks.is_initialized() else {}  # torch 2.6 has no no_dist
         load(path, objects, **options)
     return objects
-
-
-def _allocate(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _allocate(each) for name, each in value.items()}
-    is_meta = isinstance(value, torch.Tensor) and value.is_meta
-    return torch.empty_like(value, device="cpu") if is_meta else value
 
 
 class _Unpickler(pickle.Unpickler):

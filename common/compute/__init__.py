@@ -1,1 +1,1 @@
-"""Networks, optimizers, precision and compilation."""
+"""Networks, optimizers and precision."""

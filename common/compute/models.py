@@ -1,6 +1,7 @@
 """Networks: the ResNet-18 of the small jobs, and torchvision's and timm's classifiers by name."""
 
 import argparse
+import collections
 import functools
 import inspect
 import re
@@ -16,12 +17,10 @@ from common.console import config
 from common.console.arguments import positive_int
 from common.ground.exits import BadInput, import_optional
 
-# torch.optim.SGD(..., **FUSED[device.type]): on a GPU one kernel updates all weights, and the host does not
+# torch.optim.SGD(..., **FUSED[device.type]): on CUDA one kernel updates all weights, and the host does not
 # wait for the device to check whether a step is finite. SGD has it since torch 2.3.
-FUSED: dict[str, dict[str, Any]] = {
-    "cpu": {},
-    "cuda": {"fused": True} if torch.__version__ >= "2.3" else {},
-}
+FUSED = collections.defaultdict[str, dict[str, Any]](dict)
+FUSED["cuda"] = {"fused": True} if torch.__version__ >= "2.3" else {}
 WIDTH_HELP = "channels of the first stage: 8 for a quick test (default: 64)"
 NO_KWARGS = "{}"
 TIMM = "timm:"  # the name of a network of timm begins with this

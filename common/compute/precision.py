@@ -8,6 +8,10 @@ from typing import Any
 
 import torch
 
+from common.ground import accelerator
+
+GradScaler = (torch.amp if hasattr(torch.amp, "GradScaler") else accelerator.of("cuda").amp).GradScaler
+
 
 def choose(device: torch.device, wanted: bool | None) -> tuple[torch.autocast, Any]:
     """Return (autocast context, gradient scaler) for a device; both do nothing without mixed precision.
@@ -15,10 +19,12 @@ def choose(device: torch.device, wanted: bool | None) -> tuple[torch.autocast, A
     The type is bfloat16, or float16 on GPUs that do not compute in bfloat16 (before compute capability 8.0).
     wanted: None means True on a GPU and False on a CPU.
     """
-    enabled = device.type == "cuda" if wanted is None else wanted
-    half = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
-    scalers = torch.amp if hasattr(torch.amp, "GradScaler") else torch.cuda.amp  # before torch 2.3
-    dtype = torch.float16 if half else torch.bfloat16
-    return torch.autocast(device.type, dtype=dtype, enabled=enabled), scalers.GradScaler(
-        enabled=enabled and half
-    )
+    enabled, dtype = device.type != "cpu" if wanted is None else wanted, half_type(device)
+    autocast = torch.autocast(device.type, dtype=dtype, enabled=enabled)
+    return autocast, GradScaler(enabled=enabled and dtype == torch.float16)
+
+
+def half_type(device: torch.device) -> torch.dtype:
+    """Return bfloat16, or float16 if the device has no units for bfloat16."""
+    is_old = device.type == "cuda" and accelerator.of(device).get_device_capability(device) < (8, 0)
+    return torch.float16 if is_old else torch.bfloat16

@@ -14,11 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 from common.ground.exits import SECRET, BadInput, mask
 from common.platform.platforms import parse_number
 
-BATCH_SIZE_HELP = (
-    "samples of one optimizer step over all processes, so a run is the same on any number of nodes; when you "
-    "multiply it by k, multiply --lr by k too, up to about 8 (linear scaling, arXiv:1706.02677; default: "
-    "%(default)s)"
-)
+BATCH_SIZE_HELP = "samples of a step over all processes; scale --lr with it (default: %(default)s)"
 
 _MOST = 1e9  # the largest number of an option: larger ones overflow clocks, counters or floats
 _UNKNOWN = "--?"  # replaces an unknown option while argparse parses the others

@@ -10,15 +10,17 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from common.ground import accelerator
 from common.ground.exits import BadInput
 
+_VENDORS = ("nccl", "hccl", "xccl")  # their devices have the kernels of torch.nn.SyncBatchNorm
 _KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
     """Synchronise BatchNorm of every dimension over the ranks, in place, and return the model.
 
-    With nccl the layers become torch.nn.SyncBatchNorm, with gloo they become GlooSyncBatchNorm. Their names,
+    With nccl, hccl and xccl the layers become torch.nn.SyncBatchNorm, else GlooSyncBatchNorm. Their names,
     parameters and buffers do not change. In every step every rank must have a sample. Raises BadInput if a
     layer is of another class derived from BatchNorm, because its forward() cannot be replaced.
     """
@@ -31,8 +33,9 @@ def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
                 f"a layer {type(layer).__name__} cannot be synchronised over the processes: expected one of "
                 f"{', '.join(kind.__name__ for kind in _KINDS)}"
             )
+    is_vendors = torch.distributed.get_backend() in _VENDORS
     for layer in layers:  # torch's own conversion makes new layers, but not for the second name of a layer
-        layer.__class__ = nn.SyncBatchNorm if torch.distributed.get_backend() == "nccl" else GlooSyncBatchNorm
+        layer.__class__ = nn.SyncBatchNorm if is_vendors else GlooSyncBatchNorm
         layer.process_group = None  # type: ignore[assignment]  # None stands for all ranks, as in SyncBatchNorm
     return model
 
@@ -83,7 +86,7 @@ class _Normalize(torch.autograd.Function):
         rows = features.movedim(1, -1).reshape(-1, features.shape[1]).to(weight.dtype)
         mean = rows.sum(0) / len(rows)
         square = (rows - mean).square_().sum(0)
-        mean, square = mean.double(), square.double()
+        mean, square = accelerator.double(mean), accelerator.double(square)
         count = mean.new_full((1,), len(rows))
         sums = torch.cat([count * mean, square + count * mean.square(), count])
         torch.distributed.all_reduce(sums)
@@ -94,7 +97,7 @@ class _Normalize(torch.autograd.Function):
             )
         mean, square = sums[:-1].div(count).chunk(2)
         variance = square - mean.square()
-        count, mean, variance = (each.to(weight.dtype) for each in (count, mean, variance))
+        count, mean, variance = (each.to(weight) for each in (count, mean, variance))
         ctx.save_for_backward(features, weight, mean, variance, count)
         ctx.eps = eps
         output = torch.nn.functional.batch_norm(features, mean, variance, weight, bias, eps=eps)
@@ -107,15 +110,16 @@ class _Normalize(torch.autograd.Function):
         fixed, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             gradient, features, weight, mean, variance, None, None, False, ctx.eps, (True, True, True)
         )
-        sums = torch.cat([of_bias, of_weight]).double()
+        sums = accelerator.double(torch.cat([of_bias, of_weight]))
         torch.distributed.all_reduce(sums)
-        first, second = sums.div(count).chunk(2)
+        first, second = sums.div(count.to(sums)).chunk(2)
         # Add the gradient through the batch statistics; per channel it is affine in the features.
-        mean, scale = mean.double(), (variance.double() + ctx.eps).rsqrt()
-        slope = weight.double() * scale.square() * second
-        level = weight.double() * scale * first - slope * mean
+        factor, mean, variance = (accelerator.double(each) for each in (weight, mean, variance))
+        scale = (variance + ctx.eps).rsqrt()
+        slope = factor * scale.square() * second
+        level = factor * scale * first - slope * mean
         # In the weights' precision: in that of the features, the gradients of a channel would not sum to 0.
         shape = [1, -1, *[1] * (features.dim() - 2)]
-        level, slope = (each.to(weight.dtype).view(shape) for each in (level, slope))
+        level, slope = (each.to(weight).view(shape) for each in (level, slope))
         of_features = fixed.sub_(torch.addcmul(level, features, slope))
         return of_features, of_weight, of_bias, None

@@ -7,6 +7,7 @@ import warnings
 
 import torch
 
+from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.platform.topology import Topology, is_distributed, promised_gpus, resolve
 
@@ -32,7 +33,7 @@ def select(args: argparse.Namespace) -> torch.device:
         raise BadInput(f"the platform promised {promised} GPUs, torch {torch.__version__} sees {gpus}")
     if not gpus:
         return torch.device("cpu")
-    device = torch.device("cuda", (topology.local_rank or 0) % gpus)
+    device = torch.device(accelerator.kind(), (topology.local_rank or 0) % gpus)
     if not topology.starts_processes:
         open_gpu(device)
     return device
@@ -44,7 +45,8 @@ def open_gpu(device: torch.device) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of the same problem in many lines
         try:
-            torch.cuda.set_device(device)
+            if hasattr(module := accelerator.of(device), "set_device"):  # MPS has one GPU
+                module.set_device(device)
             torch.zeros(1, device=device).add_(1)  # a kernel: it fails if torch has no code for the GPU
         except RuntimeError as error:
             reason = next(iter(str(error).splitlines()), "no reason given")
@@ -63,7 +65,9 @@ def find_topology(args: argparse.Namespace) -> Topology:
 
 def count_gpus(args: argparse.Namespace) -> int:
     """Return the number of GPUs that the job may use on this node, without touching them. Raises BadInput."""
-    gpus = torch.cuda.device_count()
+    gpus = accelerator.count()
+    if accelerator.kind() == "mps" and (is_distributed(args) or not args.enable_gpu):
+        gpus = 0  # gloo cannot send its tensors; it was not run, so only if it is asked for
     if args.enable_gpu and not gpus:
         raise BadInput(
             f"--enable_gpu=true, but torch {torch.__version__} sees no GPU on {socket.gethostname()}"
@@ -74,8 +78,9 @@ def count_gpus(args: argparse.Namespace) -> int:
 def identify_gpu() -> str:
     """Return a name of the current GPU: its UUID, or, before torch 2.4, the host and its entry in
     CUDA_VISIBLE_DEVICES. Processes with the same name may share a GPU."""
-    index = torch.cuda.current_device()
-    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    module = accelerator.of(accelerator.kind())
+    index = module.current_device()
+    uuid = getattr(module.get_device_properties(index), "uuid", None)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     place = visible[index] if index < len(visible) and visible[index] else str(index)
     return str(uuid or f"{socket.gethostname()} {place.strip()}")

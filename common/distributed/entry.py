@@ -5,6 +5,7 @@ traceback of torch's files.
 """
 
 import functools
+import importlib.util
 import os
 import signal
 import sys
@@ -69,6 +70,9 @@ sys.excepthook = _report
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a shell's background job
     signal.signal(signal.SIGINT, _end)
 
+
+if importlib.util.find_spec("torch_npu"):
+    os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # accelerator.py names its errors
 
 # Threads of OpenMP wait for each other at the end of every operation. By default libgomp (in PyTorch's wheels
 # for Linux) first spins for milliseconds. If other processes use the cores, a spinning thread can block the

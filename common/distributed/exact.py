@@ -20,6 +20,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from common.distributed import ranks
+from common.ground import accelerator
 from common.ground.exits import BadInput
 
 HELP = "shards of a step, a power of two: the same bits on 1, 2, 4, ... V processes"
@@ -61,7 +62,7 @@ class Shards:
         self._after: list[torch.Tensor] = []  # and after the first shard
         self._collectives = 0
         torch.set_num_threads(1)  # the sums inside an operator depend on the number of threads
-        if device.type == "cuda":
+        if device.type != "cpu":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first call of cuBLAS
             torch.use_deterministic_algorithms(True)
 
@@ -85,7 +86,7 @@ class Shards:
         """
         if self._collectives != _count_collectives():
             raise BadInput("--exact_shards: the model or the criterion communicates with other processes")
-        self._losses.append(loss.detach().double())
+        self._losses.append(accelerator.double(loss.detach()))
         done = len(self._losses)
         if done == 1:
             self._after = [each.clone() for each in self._buffers]
@@ -148,7 +149,8 @@ class Shards:
             self._sum_over_ranks(flat)
             self._collectives += _count_collectives() - before
         flat.div_(self.count)  # a power of two: exact
-        future = torch.futures.Future[torch.Tensor](devices=[flat.device] if flat.is_cuda else None)
+        devices: Any = [flat.device] if flat.device.type != "cpu" else None
+        future = torch.futures.Future[torch.Tensor](devices=devices)
         future.set_result(flat)
         return future
 

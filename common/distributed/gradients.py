@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from common.compute.compilation import backward_without_trace
+from common.distributed.compilation import backward_without_trace
 
 
 def compress_gradients(forward: torch.nn.parallel.DistributedDataParallel, kind: str) -> None:
@@ -35,5 +35,9 @@ def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: A
         return
     # torch 2.6 and later can run a compiled model without compiling it for this batch.
     set_stance = getattr(torch.compiler, "set_stance", None)
-    with set_stance("force_eager") if set_stance else contextlib.nullcontext():
+    # cudnn.benchmark would try all algorithms for this batch.
+    with (
+        set_stance("force_eager") if set_stance else contextlib.nullcontext(),
+        torch.backends.cudnn.flags(enabled=True, benchmark=False),
+    ):
         backward_without_trace(forward, forward, inputs, 2 if forward.static_graph else 1)

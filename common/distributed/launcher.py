@@ -51,7 +51,8 @@ def start(topology: Topology, grace: float) -> int:
         ERROR_PIPE: str(send_errors),
         STARTED_BY: str(os.getpid()),
     }
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // count)))
+    for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):  # threads, and processes that compile
+        environment.setdefault(name, str(max(1, available_cores() // count)))
     children: list[subprocess.Popen] = []
     asked: list[tuple[int, float]] = []  # received signals and their times
 

@@ -16,7 +16,7 @@ import torch
 
 from common.console.arguments import positive_float, positive_int
 from common.distributed import devices, launcher, rendezvous
-from common.ground import exits
+from common.ground import accelerator, exits
 from common.platform import network, node, platforms
 from common.platform.topology import Topology
 
@@ -36,9 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rank", type=int, help="index of this node")
     add("--world_size", type=int, help="number of nodes")
     add("--local-rank", "--local_rank", type=int, help="set by torch.distributed.launch")
-    add("--processes_per_node", type=positive_int, help="default: the GPUs, else 1")
+    add("--processes_per_node", type=positive_int, help="processes of this node (default: the GPUs, else 1)")
     add("--rank_level", choices=["node", "process"], help="what the variable RANK counts, if it is ambiguous")
-    add("--timeout", type=positive_float, default=300, metavar="SECONDS", help="default: 300")
+    add("--timeout", type=positive_float, default=300, metavar="SECONDS", help="longest wait (default: 300)")
 
 
 def get_topology(args: argparse.Namespace) -> Topology:
@@ -68,15 +68,15 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     gpus = devices.count_gpus(args)
     if gpus and topology.source == "slurm":  # it may show each process only its own GPU
         gpus = platforms.count_in(os.environ, "SLURM_GPUS_ON_NODE") or gpus
-    backend = "nccl" if topology.processes_per_node <= gpus else "nccl or gloo" if gpus else "gloo"
+    own = accelerator.backend() if gpus else "gloo"  # nccl, for example
+    backend = own if topology.processes_per_node <= gpus else f"{own} or gloo" if gpus else "gloo"
     store = rendezvous.meet(topology, args.timeout, backend)
     if topology.world_size > 1 or gpus:  # nccl warns if its group is not destroyed
         exits.at_end("processes", lambda error: _leave_group(topology, error))
-    if backend == "nccl or gloo":  # processes share GPUs, or the launcher shows each one only its own GPU
+    if backend == f"{own} or gloo":  # processes share GPUs, or the launcher shows each one only its own GPU
         gpus = rendezvous.count_different(store, topology, devices.identify_gpu(), args.timeout)
-        backend = "nccl" if gpus == topology.world_size else "gloo"
-    if backend == "gloo":
-        _choose_interface(topology)
+        backend = own if gpus == topology.world_size else "gloo"
+    _choose_interface(topology, backend)
     options = {
         "backend": backend,
         "store": store,
@@ -85,7 +85,7 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
         "timeout": datetime.timedelta(seconds=args.timeout),
     }
     if backend == "nccl" and torch.__version__ >= "2.3":  # it connects at once, and barrier() knows the GPU
-        options["device_id"] = torch.device("cuda", torch.cuda.current_device())
+        options["device_id"] = torch.device("cuda", accelerator.of("cuda").current_device())
     return options
 
 
@@ -104,20 +104,26 @@ def join(args: argparse.Namespace) -> tuple[torch.device, int, int]:
     return device, topology.rank, topology.world_size
 
 
-def _choose_interface(topology: Topology) -> None:
-    """Make gloo use the interface that reaches the master. By default gloo resolves the name of the host,
-    which may give 127.0.1.1. An interface that the platform has set is not changed.
+def _choose_interface(topology: Topology, backend: str) -> None:
+    """Make gloo, and nccl between nodes, use the interface that reaches the master. By default gloo resolves
+    the name of the host, which may give 127.0.1.1, and nccl takes the first interface, perhaps that of a
+    container or a VPN. An interface that the platform has set is not changed.
     """
-    if topology.world_size == 1 or "GLOO_SOCKET_IFNAME" in os.environ:
-        return
+    variables = {"GLOO_SOCKET_IFNAME": topology.world_size > 1 and "gloo" in backend}
+    variables |= {"NCCL_SOCKET_IFNAME": topology.nodes > 1 and "nccl" in backend}
+    unset = [name for name, is_used in variables.items() if is_used and name not in os.environ]
     host = "127.0.0.1" if topology.nodes == 1 or not topology.master_host else topology.master_host
-    with contextlib.suppress(OSError):
-        name, own = network.interface_to(host, topology.master_port or 1)
-        if own.startswith("127.") and topology.nodes > 1 and not network.is_loopback(host):
-            # The /etc/hosts of the master maps its name to loopback: use the interface to other nodes.
-            name, _ = network.interface_to(network.OUTSIDE, 1)
-        if name:
-            os.environ["GLOO_SOCKET_IFNAME"] = name
+    for variable in unset:
+        with contextlib.suppress(OSError):
+            name, own = network.interface_to(host, topology.master_port or 1)
+            if own.startswith("127.") and topology.nodes > 1 and not network.is_loopback(host):
+                # The /etc/hosts of the master maps its name to loopback: use the interface to other nodes.
+                name, _ = network.interface_to(network.OUTSIDE, 1)
+            if name and variable.startswith("NCCL"):
+                os.environ[variable] = f"={name}"  # without "=" it is a prefix
+                exits.print_line(f"{variable}={os.environ[variable]}: also for gradients, without InfiniBand")
+            elif name:
+                os.environ[variable] = name
 
 
 def _leave_group(topology: Topology, error: BaseException | None) -> None:
@@ -142,10 +148,11 @@ def _destroy_group() -> None:
     """Destroy the group of nccl, within 3 s. gloo's is not destroyed: in torch 2.1 this deadlocks if a thread
     of gloo waits for the interpreter's lock."""
     if torch.distributed.get_backend() != "gloo":
-        device = torch.cuda.current_device()
+        module = accelerator.of(accelerator.kind())
+        device = module.current_device()
 
         def destroy() -> None:
-            torch.cuda.set_device(device)  # a new thread uses GPU 0 by default
+            module.set_device(device)  # a new thread uses GPU 0 by default
             torch.distributed.destroy_process_group()
 
         ending = threading.Thread(target=destroy, daemon=True)

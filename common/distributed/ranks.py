@@ -60,11 +60,17 @@ def call_on_first(function: Callable[[], T]) -> T:
     return cast(T, value)
 
 
-def assert_equal_across_ranks(name: str, value: object) -> None:
-    """Raise BadInput, with both values, if a rank has another value than rank 0."""
+def gather_objects(value: T) -> list[T]:
+    """Return the values of all ranks on every rank."""
     values = [value] * world_size()
     if len(values) > 1:
         torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def assert_equal_across_ranks(name: str, value: object) -> None:
+    """Raise BadInput, with both values, if a rank has another value than rank 0."""
+    values = gather_objects(value)
     for other_rank, other in enumerate(values):
         if other != values[0]:
             raise BadInput(f"{name}: rank 0 has {values[0]}, rank {other_rank} has {other}")

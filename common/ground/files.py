@@ -187,6 +187,16 @@ def explain_write(error: Exception, path: str) -> str:
     return reason
 
 
+@contextlib.contextmanager
+def explained(failure: str) -> Iterator[None]:
+    """Raise BadInput for an OSError of the block: "cannot read FILE: Permission denied". failure: the text
+    before the reason."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(f"{failure}: {error.strerror or error}") from error
+
+
 def sha256_file(file: str | BinaryIO) -> str:
     """Return the sha256 of a file, 64 hex digits. file: a path, or an open file, which is read from its
     position. Raises OSError.

@@ -25,11 +25,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from common.ground.exits import BadInput, import_optional, printable
-from common.ground.files import has_digest, is_url, open_atomic, sha256_file, state_of
+from common.ground.files import has_digest, open_atomic, sha256_file, state_of
 from common.object_store.errors import MISSING, Damaged, StoreError, explain, of_the_disk
 from common.object_store.location import check_encrypted, find_endpoint, parse
-
-__all__ = ["MISSING", "Object", "ObjectStore", "StoreError", "is_url", "parse"]
 
 T = TypeVar("T")
 _SHA256 = "sha256"  # the name of the metadata entry

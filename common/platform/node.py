@@ -14,6 +14,7 @@ GLOO_* variables are only shown, under `presets`.
 """
 
 import argparse
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -23,9 +24,11 @@ import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
+from common.ground import accelerator
 from common.ground.exits import BadInput, print_line
 from common.platform import network
 from common.platform.topology import Topology, is_distributed, promised_gpus
@@ -34,6 +37,7 @@ _SHM = 1e9  # bytes that platforms guarantee; DataLoader workers pass their batc
 _NO_ROOM = 0.3e9  # bytes: two checkpoints of 134 MB, because the old one is kept while the new one is written
 _LITTLE_ROOM = 5e9  # bytes
 _NEEDED = ("numpy", "tqdm")  # imported by every job
+_PORTS = "sys/class/infiniband"
 _CODES = {
     "accelerators": 10, "shm": 11, "outputs": 12, "scratch": 12, "limits": 13, "master": 14, "interface": 14,
     "versions": 15, "packages": 15,
@@ -67,7 +71,7 @@ def judge(name: str, facts: str, errors: list[str], warnings: list[str]) -> Find
 def inspect(
     args: argparse.Namespace, env: Mapping[str, str], topology: Topology, probe: Callable[[str], str]
 ) -> list[Finding]:
-    """Check every subject once, in the order of the table, then `presets`, within seconds.
+    """Check every subject once, in the order of the table, then `infiniband` and `presets`, within seconds.
 
     args: output_dir (a path) and enable_gpu (None: a GPU is used if there is one). CUDA is not initialised,
     and nothing is left on the disk. probe: returns the folder of output_dir, or raises BadInput.
@@ -75,7 +79,7 @@ def inspect(
     findings = [_accelerators(args, env, topology), *_resources(args.output_dir, probe, env, topology)]
     way, interface = network.check(env, topology)
     findings += [judge("master", *way), judge("interface", *interface)]
-    return [*findings, _versions(_driver()), _packages(), _presets(env)]
+    return [*findings, _versions(_driver()), _packages(), infiniband(topology), _presets(env)]
 
 
 def print_findings(args: argparse.Namespace, topology: Topology) -> None:
@@ -112,8 +116,8 @@ def exit_code(findings: list[Finding]) -> int:
 
 
 def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: Topology) -> Finding:
-    gpus, promised, processes = torch.cuda.device_count(), promised_gpus(env), topology.processes_per_node
-    facts = f"{gpus} GPUs, {processes} processes per node"
+    gpus, promised, processes = accelerator.count(), promised_gpus(env), topology.processes_per_node
+    facts = f"{gpus} GPU{'s' * (gpus != 1)}, {processes} process{'es' * (processes != 1)} per node"
     if "CUDA_VISIBLE_DEVICES" in env:
         facts += f", CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']!r}"
     errors, warnings = [], []
@@ -190,8 +194,8 @@ def _limits(topology: Topology) -> Finding:
         if soft[name] != unlimited and soft[name] < 1024:
             few = f"low limit of {name.replace('_', ' ')}: set ulimit {option} 1024 or more"
             (errors if soft[name] < 128 else warnings).append(few)
-    infiniband = "/sys/class/infiniband"
-    if topology.nodes > 1 and soft["locked_memory"] != unlimited and os.path.isdir(infiniband):
+    has_infiniband = os.path.isdir(f"/{_PORTS}")
+    if topology.nodes > 1 and soft["locked_memory"] != unlimited and has_infiniband:
         warnings.append("NCCL over InfiniBand registers memory: set ulimit -l unlimited")
     return judge("limits", " ".join(shown), errors, warnings)
 
@@ -200,10 +204,11 @@ def _versions(driver: str | None) -> Finding:
     cuda, nccl = torch.version.cuda, None
     if cuda and torch.distributed.is_nccl_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    facts = (
-        f"python {platform.python_version()}, torch {torch.__version__}, CUDA {cuda or 'none'}, "
-        f"NCCL {nccl or 'none'}, driver {driver or 'none'}"
+    known = {"python": platform.python_version(), "torch": torch.__version__, "CUDA": cuda, "NCCL": nccl}
+    facts = ", ".join(
+        f"{name} {version}" for name, version in (known | {"driver": driver}).items() if version
     )
+    facts += _ascend()
     errors, warnings = [], []
     if torch.__version__ < "2.1":
         errors.append("torch 2.1 or later is needed")
@@ -226,6 +231,28 @@ def _packages() -> Finding:
     return judge("packages", ", ".join(facts), errors, [])
 
 
+def infiniband(topology: Topology, root: str = "/") -> Finding:
+    """Return the finding `infiniband`: its ports with state, link layer and rate, and whether the driver's
+    module for peer memory is loaded (NCCL reads GPU memory over the network with it, or with DMA-BUF).
+
+    root: the folder that has sys and proc. A warning if the job has several nodes and no port is active.
+    """
+    ports = []
+    for port in sorted(Path(root, _PORTS).glob("*/ports/*")):
+        facts = [f"{port.parts[-3]}/{port.name}"]
+        for name in ("state", "link_layer", "rate"):  # "4: ACTIVE", "InfiniBand", "400 Gb/sec (4X NDR)"
+            with contextlib.suppress(OSError):
+                facts.append((port / name).read_text().rpartition(": ")[2].strip())
+        ports.append(" ".join(facts))
+    modules = ""
+    with contextlib.suppress(OSError):
+        modules = Path(root, "proc/modules").read_text()
+    peer = "nvidia_peermem" if re.search(r"^nvidia_peermem ", modules, re.MULTILINE) else "none"
+    idle = topology.nodes > 1 and ports and not any(" ACTIVE" in each for each in ports)
+    warnings = ["no port is active: NCCL uses TCP"] * bool(idle)
+    return judge("infiniband", f"{', '.join(ports) or 'no ports'}; peer memory {peer}", [], warnings)
+
+
 def _presets(env: Mapping[str, str]) -> Finding:
     named = sorted(name for name in env if name.startswith(("NCCL_", "GLOO_")))
     return judge("presets", " ".join(f"{name}={env[name]}" for name in named) or "none", [], [])
@@ -240,6 +267,16 @@ def _driver() -> str | None:
         return None
     match = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", text)
     return match[0] if match else None
+
+
+def _ascend(root: str = "/usr/local/Ascend") -> str:
+    """Return the versions of the driver of Ascend NPUs and of CANN, as they are installed: ", CANN 8.0"."""
+    toolkit, facts = "ascend-toolkit/latest/*-linux/ascend_toolkit_install.info", ""
+    for name, pattern in {"NPU driver": "driver/version.info", "CANN": toolkit}.items():
+        for path in sorted(Path(root).glob(pattern))[:1]:
+            match = re.search(r"(?im)^version=(\S+)", path.read_text(encoding="utf-8", errors="replace"))
+            facts += f", {name} {match[1]}" if match else ""
+    return facts
 
 
 def _writable(path: str) -> bool:

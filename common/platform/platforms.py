@@ -92,7 +92,8 @@ def is_first_on_node() -> bool:
 
 def has_local_rank_0() -> bool:
     """Return whether this process prints for its node."""
-    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
+    name = _first(os.environ, "LOCAL_RANK", "SLURM_LOCALID", "ASCEND_DEVICE_ID")
+    return not name or os.environ[name] == "0"
 
 
 def parse_number(text: str, kind: Callable[[str], Any] = int) -> Any:
@@ -205,6 +206,28 @@ def _sagemaker(env: Mapping[str, str]) -> Claim | None:
     return Claim("sagemaker", "node", hosts.index(own), len(hosts), said_rank, said, *find_master(env, hosts))
 
 
+def _rank_table(env: Mapping[str, str]) -> Claim | None:
+    """Return the claim of an Ascend node, where the platform starts one process per NPU. The table is that of
+    HCCL, version 1.0, in JSON."""
+    if not env.keys() >= {"RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE"}:
+        return None
+    said = f"RANK_TABLE_FILE={env['RANK_TABLE_FILE']}"
+    try:
+        table = json.loads(Path(env["RANK_TABLE_FILE"]).read_text(encoding="utf-8"))
+        servers = table["server_list"]
+        counts = [len(server["device"]) for server in servers]
+        first = str(servers[0]["server_id"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise BadInput(f"{said} is not a rank table with servers and their devices: {error!r}") from error
+    (said_rank, rank), (said_size, size), count = _said(env, "RANK_ID"), _said(env, "RANK_SIZE"), counts[0]
+    if {*counts} != {count} or size != sum(counts):
+        raise BadInput(f"{said_size} does not fit {said}: expected the same number of NPUs on every server")
+    first = env.get("VC_WORKER_HOSTS", "").split(",")[0] or first  # the containers' names, on ModelArts
+    address = find_master(env, [] if env.get("MASTER_ADDR") else [first])
+    said, place = f"{said} ({len(servers)} servers)", divmod(rank, count)
+    return Claim("rank-table", "process", place[0], len(servers), said_rank, said, *address, count, place[1])
+
+
 def _slurm(env: Mapping[str, str]) -> Claim | None:
     """Return the claim of Slurm. srun starts one process per task. A job step may have fewer nodes than the
     job, so the STEP variables are preferred.
@@ -276,6 +299,7 @@ def _volcano(env: Mapping[str, str]) -> Claim | None:
 
 
 _PLATFORMS = (
+    _rank_table,  # on ModelArts, so before it
     # A custom image, which gets no arguments. ModelArts runs on Volcano and shares the VC_ names with it.
     _Platform(
         "modelarts-environment", ("MA_NUM_HOSTS", "MA_JOB_DIR VC_WORKER_HOSTS"),

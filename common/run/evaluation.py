@@ -9,17 +9,24 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from common.compute.losses import multi_hot
 from common.distributed import sharding
+from common.ground import accelerator
 from common.ground.exits import BadInput
 
 _EXPECTED = "expected one number, the mean over the batch (reduction='mean')"
 
 
+def zero_sums(device: torch.device, *shape: int) -> torch.Tensor:
+    """Return zeros, float64, to which sums of a device are added: on the CPU if the device has no float64."""
+    return torch.zeros(shape, dtype=torch.float64, device=accelerator.home_of_sums(device))
+
+
 def batch_sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
-    """Return [loss_sum, correct, count] of one batch, float64 [3] on the device of the loss, without
-    synchronising. They are zeros if the loss is not finite.
+    """Return [loss_sum, correct, count] of one batch, float64 [3] as zero_sums() of the loss's device,
+    without synchronising. They are zeros if the loss is not finite.
 
     loss: mean over the batch (scalar). `correct` is NaN, and stays NaN in every sum, unless the job is a
     classification: logits [N, classes], at least two classes, labels int64 [N]. `count` is the number of
@@ -28,19 +35,20 @@ def batch_sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
     sums = _sums(loss, logits, labels)
     nothing = torch.zeros_like(sums)
     nothing[1] = sums[1] * 0  # NaN stays NaN: the job has no accuracy
-    return torch.where(torch.isfinite(loss.detach()), sums, nothing)
+    return torch.where(torch.isfinite(loss.detach()).to(sums.device), sums, nothing)
 
 
 def _sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
     if loss.ndim:
         raise BadInput(f"the criterion returned a tensor of shape {list(loss.shape)}: {_EXPECTED}")
-    count = torch.full((), count_samples(labels), dtype=torch.float64, device=loss.device)
+    loss_value = accelerator.double(loss.detach())
+    count = torch.full_like(loss_value, count_samples(labels))
     correct = torch.full_like(count, torch.nan)
     if isinstance(logits, torch.Tensor) and isinstance(labels, torch.Tensor):
         has_classes = logits.ndim == 2 and logits.shape[1] > 1
         if has_classes and labels.ndim == 1 and labels.dtype == torch.int64:
             correct = (logits.argmax(dim=1) == labels).sum()
-    return torch.stack([loss.detach().double() * count, correct.double(), count])
+    return torch.stack([loss_value * count, accelerator.double(correct), count])
 
 
 def count_samples(targets: Any) -> int:
@@ -63,7 +71,7 @@ def evaluate(
     mirrored: bool = False,
 ) -> torch.Tensor:
     """Return the sums of batch_sums() over all batches, then those of the metrics: float64 [3 + metrics.size]
-    on the model's device. The mode of the model (training or evaluation) is restored.
+    as zero_sums() of the model's device. The mode of the model (training or evaluation) is restored.
 
     model: the raw model. A DistributedDataParallel wrapper communicates in forward(), but ranks may have
         different numbers of batches.
@@ -82,7 +90,7 @@ def evaluate(
     training = model.training
     model.eval()
     device = next(model.parameters(), torch.empty(0)).device
-    total = torch.zeros(3 + metrics.size, dtype=torch.float64, device=device)
+    total = zero_sums(device, 3 + metrics.size)
     if sharding.is_sharded(model):
         turns = _in_step(batches, stop, device)
     else:
@@ -94,6 +102,8 @@ def evaluate(
         if targets is None:
             continue
         batch = _sums(criterion(outputs, targets), outputs, targets)
+        if not accelerator.has_float64(device):  # the metrics are computed where their sums are
+            outputs, targets = tree_map_only(torch.Tensor, torch.Tensor.cpu, (outputs, targets))
         total += torch.cat([batch, *metrics.sums(outputs, targets)])
     model.train(training)
     return total

@@ -72,7 +72,7 @@ class JobParser(Parser):
         """Return the settings that differ from their defaults, as name=value, without credentials."""
         given = settings(parsed).items()
         words = [f"{name}={value}" for name, value in given if str(value) != str(self.get_default(name))]
-        return " ".join(words) or "defaults"
+        return " ".join(words) or "(all defaults)"
 
     def _let_pass(self, unknown: list[str], everything: bool) -> list[str]:
         """Return the unknown options if all of them may be ignored, otherwise raise BadInput.

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from common.console import arguments
 from common.distributed import ranks
-from common.ground import exits
+from common.ground import accelerator, exits
 from common.ground.exits import BadInput, MissingPackage, printable
 from common.ground.files import append_json_line, opener, write_atomic
 from common.run import starts, trackers
@@ -66,9 +66,9 @@ class Log:
         self._profiled: list[float] = []  # with --prof: the times of the two reports
         self._class_names: tuple[str, ...] = ()
         self._unit = "images", 1  # what is counted for the speed, and how many a sample has
-        self._result = "test_accuracy=nan"
+        self._result = ""  # of the last evaluation
         self._trains = False  # whether the job reports steps, and not only epochs of loading
-        self._end_lap("set-up")
+        self._end_lap("imports and set-up")
 
     def start(
         self,
@@ -86,7 +86,7 @@ class Log:
         total_steps: the optimizer steps of the whole run, if they are known.
         model: describe this model in the log, and show a progress bar on a terminal.
         """
-        self._end_lap("model")
+        self._end_lap("model and checkpoint")
         self.output.begin()
         self._loader, self._step, self._total_steps = loader, step, total_steps
         self._since, self._waited, self._evaluating = time.monotonic(), loader.waited, 0.0
@@ -157,8 +157,9 @@ class Log:
                 "Checkpointer: a restart will not be exact. Build it before resume(), for all epochs"
             )
         if getattr(self.args, "prof", None):
-            if running.is_cuda:
-                torch.cuda.synchronize()  # for the clock only: the steps between wait for nothing
+            accelerator.of(
+                running.device
+            ).synchronize()  # for the clock only: the steps between wait for nothing
             self._profiled.append(time.monotonic())
             return
         self._trains = True
@@ -202,7 +203,7 @@ class Log:
         self._evaluating += now - self._since
         self._since = now
         loss, accuracy = loss_sum / (count or math.nan), _accuracy("val_acc", correct, count)
-        self._result = f"test_accuracy={accuracy['val_acc']:.4f}" if accuracy else f"test_loss={loss:.6g}"
+        self._result = f"test_accuracy={accuracy['val_acc']:.4f} " if accuracy else f"test_loss={loss:.6g} "
         others = {f"val_{name}": value for name, value in self.metrics.values(val_sums).items()}
         figures = {"val_loss": loss, **accuracy, **others, "val_count": int(count)}
         if getattr(self.args, "evaluate", False):
@@ -220,7 +221,7 @@ class Log:
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
         """Show the time of the block as a separate row of the TIME COST table."""
-        self._end_lap("model")
+        self._end_lap("model and checkpoint")
         yield
         self._end_lap(name)
 
@@ -282,7 +283,7 @@ class Log:
         for name, seconds in rows:
             print(f"{name:<26}{seconds:>10.2f}{seconds / total:>9.1%}")
         print(
-            f"\n{self._result} training_seconds={self._laps['training']:.1f} receipt={loader.receipt}",
+            f"\n{self._result}training_seconds={self._laps['training']:.1f} receipt={loader.receipt}",
             flush=True,
         )
 
@@ -332,6 +333,8 @@ class Log:
             self._trackers = {}
             with self._reported("TensorBoard"):
                 self._trackers["TensorBoard"] = trackers.TensorBoard(folder, self._step)
+            if trackers.KUBEFLOW in os.environ:
+                self._trackers["Kubeflow"] = trackers.Kubeflow(self._step, self._total_steps)
             if name := getattr(self.args, "tracker", None):
                 title = os.path.basename(str(self.output).rstrip("/"))
                 with self._reported(f"--tracker {name}"):
@@ -415,7 +418,7 @@ def _short(value: float | str) -> str:
 def peak_memory() -> float:
     """Return the peak memory of this process so far, in MB: allocated by torch on its GPU, or resident on the
     host."""
-    if torch.cuda.is_initialized():
-        return torch.cuda.max_memory_allocated() / 1e6
+    if hasattr(module := accelerator.in_use(), "max_memory_allocated"):
+        return module.max_memory_allocated() / 1e6
     kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return kilobytes / (1e6 if sys.platform == "darwin" else 1e3)  # macOS counts bytes

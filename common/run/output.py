@@ -23,7 +23,7 @@ import time
 
 from common.ground import exits
 from common.ground.exits import BadInput, print_line
-from common.ground.files import ROOT, is_at, is_url, opener
+from common.ground.files import ROOT, explained, is_at, is_url, opener
 from common.platform.platforms import STARTED_BY
 
 PARENT = os.path.join(ROOT, "output_dir")
@@ -70,11 +70,9 @@ class Output:
         path, made = os.path.join(self.folder, LOCK), _missing(self.folder)
         deadline = time.monotonic() + _BUSY
         while True:
-            try:
+            with explained(f"output_dir {self.folder} cannot be written"):
                 os.makedirs(self.folder, exist_ok=True)
                 file = open(path, "a", opener=opener)  # noqa: SIM115
-            except OSError as error:
-                raise BadInput(f"output_dir {self.folder} cannot be written: {error.strerror}") from error
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if is_at(file.fileno(), path):
@@ -197,15 +195,13 @@ def make_default() -> str:
     job = os.path.splitext(os.path.basename(sys.argv[0]))[0].strip("-") or "job"
     name = f"{job}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     made = _missing(parent)
-    try:
+    with explained(f"output_dir {parent} cannot be written"):
         os.makedirs(parent, exist_ok=True)
         for number in itertools.count(1):
             path = os.path.join(parent, name if number == 1 else f"{name}-{number}")
             with contextlib.suppress(FileExistsError):  # another job was started in the same second
                 os.mkdir(path)
                 break
-    except OSError as error:
-        raise BadInput(f"output_dir {parent} cannot be written: {error.strerror}") from error
     made.append(path)
     exits.at_end("folder", lambda error: _remove_empty(made))
     atexit.register(_remove_empty, made)
@@ -219,7 +215,8 @@ def results(folder: str) -> list[str]:
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     paths = [f"{CHECKPOINTS}/{name}" for name in checkpoints(folder)]
     paths += [name for name in names if WEIGHTS.fullmatch(name)]
-    reports = [name for name in names if _REPORTS.fullmatch(name) and not _is_empty(folder, name)]
+    reports = [name for name in names if _REPORTS.fullmatch(name)]
+    reports = [name for name in reports if os.path.getsize(os.path.join(folder, name))]
     # If there is only a receipt, the job was killed during its first report and has no results.
     return paths + ([] if reports == ["receipt.bin"] else reports)
 
@@ -243,12 +240,6 @@ def epochs(folder: str) -> list[float]:
         matches = [match for match in map(WEIGHTS.fullmatch, os.listdir(folder)) if match]
         return [int(match[1]) for match in matches if match[1]] or [math.inf for _ in matches]
     return []
-
-
-def _is_empty(folder: str, name: str) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return not os.path.getsize(os.path.join(folder, name))
-    return True
 
 
 def _missing(folder: str) -> list[str]:

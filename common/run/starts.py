@@ -31,6 +31,7 @@ import torch
 from common import __version__
 from common.console import arguments
 from common.distributed import ranks
+from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.ground.files import append_json_line, parse_json_lines, read_json_lines
 from common.platform.platforms import available_cores, count_in
@@ -119,7 +120,7 @@ def describe(
         local = batch // world_size
         processes, hint = "1 process", ""
         if world_size > 1:
-            owns_gpu = torch.distributed.get_backend() == "nccl"  # gloo: on the CPU, or several share a GPU
+            owns_gpu = torch.distributed.get_backend() != "gloo"  # gloo: on the CPU, or several share a GPU
             processes = f"{world_size} {'GPUs' if owns_gpu else 'processes'}"
             if not getattr(args, "batch_size_per_gpu", None):
                 hint = f" (--batch_size_per_gpu {batch}: {batch} each)"
@@ -127,7 +128,7 @@ def describe(
         lines += [
             f"global batch {batch} = {processes} x {local}{hint}; {steps_per_epoch:,} steps an epoch{in_all}"
         ]
-        if device.type == "cuda" and local < _SMALL_BATCH:
+        if device.type != "cpu" and local < _SMALL_BATCH:
             lines += [
                 f"warning: {local} samples per GPU and step: most GPUs are faster from {_SMALL_BATCH} on; "
                 "raise --batch_size, and --lr with it"
@@ -148,7 +149,7 @@ def environment() -> dict[str, str | int]:
     """Return versions, device and nodes of this process. CUDA is queried only if the job uses it."""
     world_size = ranks.world_size()
     per_node = count_in(os.environ, "LOCAL_WORLD_SIZE") or 1  # set by a launcher of processes
-    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    module = accelerator.in_use()
     facts = {
         "job": job(),
         "bootfile": __version__,
@@ -156,14 +157,14 @@ def environment() -> dict[str, str | int]:
         "torch": str(torch.__version__),
         "numpy": numpy.__version__,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "device": torch.cuda.get_device_name() if on_gpu else _processor(),
+        "device": getattr(module, "get_device_name", accelerator.kind)() if module else _processor(),
         "cores": available_cores(),
         "nodes": max(1, world_size // per_node),
         "processes per node": min(per_node, world_size),
         "world size": world_size,
         "backend": torch.distributed.get_backend() if ranks.is_initialized() else "none",
     }
-    if on_gpu:
+    if module and accelerator.kind() == "cuda":
         facts |= {"CUDA": torch.version.cuda or "none", "cuDNN": torch.backends.cudnn.version() or "none"}
     return facts
 

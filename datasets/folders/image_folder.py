@@ -20,7 +20,7 @@ from typing import IO
 import numpy as np
 
 from common.ground.exits import BadInput, printable
-from common.ground.files import locked, make_folder_atomic
+from common.ground.files import explained, locked, make_folder_atomic
 from datasets.folders import images, shards
 from datasets.folders.listing import FILES_PER_TASK, VAL_SHARE, Listing, Log, map_files, progress, shown
 from datasets.folders.listing import look as look_into_folder
@@ -28,7 +28,6 @@ from datasets.folders.listing import look as look_into_folder
 SCANS = ("whole", "headers")
 HEAD = 16384  # bytes that the scan of headers reads of a JPEG. If its header is longer, the file is read
 _HEADERS = "-scan-headers"  # the end of the fingerprint of such an index
-_CHUNK = 1 << 20  # bytes
 _FORMAT = 2  # increase it if the columns or the results of images.inspect() change
 _COLUMNS = {  # name -> type: a memory-mapped file each, with one row per image
     "labels": "<i8", "widths": "<i4", "heights": "<i4", "plain": "|b1", "bytes": "<i8", "crc32": "<u4",
@@ -153,7 +152,7 @@ def load(
 ) -> ImageFolderIndex:
     """Return the index of a split, from `cache` if no file has changed since.
 
-    root: folder or URL; or a pattern of tar files that ends in .tar (shards.find()).
+    root: folder or URL; or a pattern of tar files that ends in .tar (shards.find()), or a folder of them.
     split: "train" or "val".
     cache: folder of the index. Of several processes one scans and the others wait.
     max_bad: maximum share of bad images, which are skipped.
@@ -177,6 +176,8 @@ def look(
     root: str, split: str, cache: str, classes: Sequence[str] | None, log: Log, val_share: float = VAL_SHARE
 ) -> Listing:
     """Return the images of a split of a folder, or of tar files. Arguments: those of load()."""
+    if os.path.isdir(root) and shards.is_folder(root):
+        root = os.path.join(root, "*.tar")
     if root.endswith(".tar") and not os.path.isdir(root):
         return shards.look(root, split, cache, classes, log, val_share)
     return look_into_folder(root, split, classes, log, val_share)
@@ -201,16 +202,12 @@ def scan_listing(listing: Listing, cache: str, log: Log, head: int | None = None
     folder = os.path.join(os.path.abspath(cache), name)
     index = _intact(folder)
     if index is None or index.stamp != stamp:
-        try:
+        with explained(f"cannot write the index of {root} to {cache}"):
             os.makedirs(cache, exist_ok=True)
             with locked(f"{folder}.lock"):
                 index = _intact(folder, log)
                 if index is None or index.stamp != stamp:
                     index = _scan(folder, listing, stamp, index, log, head)
-        except OSError as error:
-            raise BadInput(
-                f"cannot write the index of {root} to {cache}: {error.strerror or error}"
-            ) from error
     return index
 
 
@@ -258,7 +255,8 @@ def _inspect(path: str, size: int, head: int | None) -> tuple[int, images.Header
             return zlib.crc32(content), header
     content = _read_file(path, size, None)
     if len(content) != size:
-        raise BadInput(f"{size} bytes when it was listed, {len(content)} when read")
+        now = len(content) if len(content) < size else "more"
+        raise BadInput(f"{size} bytes when it was listed, {now} when read")
     return zlib.crc32(memoryview(content)[:head]), images.inspect(content)
 
 
@@ -312,19 +310,7 @@ def _read_file(path: str, size: int, head: int | None) -> bytes:
     """Return all bytes of a file, or at most the first `head`. size: when it was listed."""
     if member := shards.split_path(path):
         return shards.read_member(*member, min(size, head or size))
-    file = os.open(path, os.O_RDONLY)  # open() and read() take nearly twice the CPU time for a small file
-    try:
-        if head:
-            if hasattr(os, "posix_fadvise"):  # Linux: without it four times as many bytes come from the disk
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
-            return os.read(file, head)
-        content = os.read(file, size + 1)
-        if len(content) != size:  # a network file system may return less at a time; or the file was changed
-            while more := os.read(file, _CHUNK):
-                content += more
-        return content
-    finally:
-        os.close(file)
+    return shards.read_bytes(path, 0, head or size + 1, is_alone=bool(head))
 
 
 def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, log: Log) -> np.ndarray:

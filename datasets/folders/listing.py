@@ -27,6 +27,7 @@ import numpy as np
 from tqdm import tqdm
 
 from common.ground.exits import BadInput
+from common.ground.files import explained
 from datasets import files
 from datasets.folders import images
 
@@ -186,11 +187,11 @@ def _by_class(base: str, classes: Sequence[str] | None, log: Log) -> tuple[list[
 
 def _read_list(source: str) -> tuple[list[str], list[str]]:
     """Return (paths, labels as text) of a list. Raises BadInput."""
-    try:
-        with open(source, encoding="utf-8-sig", errors="surrogateescape") as file:
-            lines = [line.strip() for line in file]
-    except OSError as error:
-        raise BadInput(f"cannot read {source}: {error.strerror}") from error
+    with (
+        explained(f"cannot read {source}"),
+        open(source, encoding="utf-8-sig", errors="surrogateescape") as file,
+    ):
+        lines = [line.strip() for line in file]
     labels: dict[str, str] = {}
     for number, line in enumerate(lines, 1):
         if not line:

@@ -31,8 +31,8 @@ def find(patterns: str | Iterable[str]) -> list[str]:
     """
     paths: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        fixed, wild = re.fullmatch(r"((?:[^*?\[{]*/)?)(.*)", pattern).groups()  # type: ignore[union-attr]
-        folder, names = files.local_folder(fixed or "."), [wild]
+        fixed, wild = split_pattern(pattern)
+        folder, names = files.local_folder(fixed), [wild]
         if span := re.search(r"\{(\d+)\.\.(\d+)\}", wild):
             numbers = range(int(span[1]), int(span[2]) + 1)
             names = [wild.replace(span[0], str(number).zfill(len(span[1]))) for number in numbers]
@@ -46,6 +46,19 @@ def find(patterns: str | Iterable[str]) -> list[str]:
     if not paths:
         raise BadInput(f"shards {patterns!r}: expected at least one pattern")
     return sorted(paths)
+
+
+def is_folder(path: str) -> bool:
+    """Return whether a folder holds tar files and no folders: a platform passes a folder, not a pattern."""
+    with os.scandir(path) as entries:
+        kinds = {"folder" if each.is_dir() else os.path.splitext(each.name)[1] for each in entries}
+    return ".tar" in kinds and "folder" not in kinds
+
+
+def split_pattern(pattern: str) -> tuple[str, str]:
+    """Return (folder, rest): the folder or URL before the first wildcard, and the pattern below it."""
+    fixed, wild = re.fullmatch(r"((?:[^*?\[{]*/)?)(.*)", pattern).groups()  # type: ignore[union-attr]
+    return fixed or ".", wild
 
 
 def load_index(paths: list[str], scan: Callable[[str], list[Row]], cache: str | None) -> np.ndarray:
@@ -121,15 +134,26 @@ def split_name(name: str) -> tuple[str, str]:
 
 def read_member(path: str, offset: int, size: int) -> bytes:
     """Return `size` bytes of a file from `offset`. Raises OSError, and BadInput if it has fewer."""
-    file, content = os.open(path, os.O_RDONLY), b""
-    try:
-        while len(content) < size and (more := os.pread(file, size - len(content), offset + len(content))):
-            content += more
-    finally:
-        os.close(file)
+    content = read_bytes(path, offset, size)
     if len(content) < size:
         raise BadInput(f"{path} is cut: it has {len(content)} of {size} bytes at byte {offset}")
     return content
+
+
+def read_bytes(path: str, offset: int, size: int, is_alone: bool = False) -> bytes:
+    """Return up to `size` bytes of a file from `offset`. is_alone: the bytes after them are not needed, too.
+    Raises OSError."""
+    # Python's open() and read() take nearly twice the CPU time for a small file
+    file, content = os.open(path, os.O_RDONLY), b""
+    try:
+        if is_alone and hasattr(os, "posix_fadvise"):  # otherwise Linux reads four times as many bytes
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
+        # a network file system may return less at a time
+        while len(content) < size and (more := os.pread(file, size - len(content), offset + len(content))):
+            content += more
+        return content
+    finally:
+        os.close(file)
 
 
 def split_path(path: str) -> tuple[str, int] | None:

@@ -5,11 +5,10 @@ import os
 import sys
 from typing import Any
 
-import torch
-
 from common.checkpoint import pretrained
 from common.compute import models
 from common.console.arguments import FLAG, Parser
+from common.ground import accelerator
 from common.ground.exits import BadInput
 from datasets.loaders.backends import SPELLINGS
 
@@ -63,7 +62,8 @@ def merge(args: argparse.Namespace) -> dict[str, Any]:
     if dali_cpu and use_dali is False:
         raise BadInput("--dali_cpu contradicts --use_dali false")
     if use_dali or dali_cpu:
-        on_gpu = not dali_cpu and args.enable_gpu is not False and torch.cuda.device_count() > 0
+        has_nvidia = accelerator.of("cuda").device_count() > 0
+        on_gpu = not dali_cpu and args.enable_gpu is not False and has_nvidia
         backend = SPELLINGS.get(args.data_backend, args.data_backend)
         if backend not in (("auto", "dali") if dali_cpu else ("auto", "dali", "dali-gpu", "dali-kspeed")):
             option = "--dali_cpu" if dali_cpu else "--use_dali"

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.platform.platforms import available_cores, count_in
 from datasets.loaders.engines.dali import Dali, missing
@@ -23,7 +24,9 @@ from datasets.sampling.sampler import Plan
 CACHED = {"kspeed": "threads", "dali-kspeed": "dali"}  # backend with a cache of samples -> its engine
 BACKENDS = ("pytorch", "threads", "dali", "dali-gpu", "synthetic", *CACHED, "ray")
 SPELLINGS = {"syntetic": "synthetic", "torchvision": "pytorch", "dali-cpu": "dali"}
-_MIXED_THREADS = 4  # of dali-gpu: each needs 350 MB for buffers, and the GPU does the work
+# Threads of dali-gpu, each with buffers of 350 MB. nvJPEG decodes the Huffman code of images of less than a
+# million pixels on the host, so a GPU with much memory (bytes) gets more threads.
+_MIXED_THREADS, _MORE_THREADS, _MUCH_MEMORY = 4, 12, 40e9
 
 
 def reasons(device: torch.device) -> dict[str, str | None]:
@@ -84,11 +87,13 @@ def engine(
     antialias: false: no antialiasing (faster); BICUBIC: bicubic interpolation (datasets/folders/resize.py).
     """
     backend, workers = resolve(backend, device), workers or cores()
-    backend, pinned = CACHED.get(backend, backend), device.type == "cuda"
+    backend, pinned = CACHED.get(backend, backend), accelerator.has_streams(device)
     if backend == "synthetic":
         return Synthetic(device)
     if backend == "dali-gpu":
-        return Dali(store, min(workers, _MIXED_THREADS), device, antialias)
+        memory = accelerator.of(device).get_device_properties(device).total_memory
+        most = _MORE_THREADS if memory >= _MUCH_MEMORY else _MIXED_THREADS
+        return Dali(store, min(workers, most), device, antialias)
     if backend == "dali":
         return Dali(store, workers, None, antialias)
     if backend == "ray":

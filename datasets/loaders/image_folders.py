@@ -201,8 +201,8 @@ def open_loaders(
             rates: dict[str, float] = {}
             if ranks.is_first():
                 rates = measure.rates(train_store, train_plan, device, args.workers, antialias=antialias)
-            backend = ranks.broadcast_object(max(rates, key=lambda name: rates[name], default=""))
-            log.info(f"data_backend auto: {backend} of {measure.text(rates)}")
+            backend = ranks.broadcast_object(measure.choose(rates))
+            log.info(f"data_backend auto: {backend}; measured: {measure.text(rates)}")
     how = {"workers": args.workers, "antialias": antialias, "mean": mean, "std": std}
     train_loader = backends.build(backend, train_store, train_plan, device, **how)
     val_loader = backends.build(backend, val_store, val_plan, device, **how)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
 
+from common.ground import accelerator
 from common.ground.exits import BadInput
 from datasets.loaders import pixels, replay
 from datasets.sampling import generators
@@ -48,11 +49,12 @@ _OURS = _references([np.empty(0)])[0]  # count for an array that only the list r
 
 
 class Copy(NamedTuple):
-    """A batch that is on its way to the device: tensors, or nested tensors. ready: None on the CPU."""
+    """A batch that is on its way to the device: tensors, or nested tensors. ready: an event; None without
+    streams."""
 
     images: Any
     labels: Any
-    ready: torch.cuda.Event | None = None
+    ready: Any = None
 
 
 class Stage:
@@ -60,12 +62,12 @@ class Stage:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = accelerator.of(device).Stream(device) if accelerator.has_streams(device) else None
 
     def end(self, copy: Copy) -> tuple[Any, Any]:
         """Return (images, labels) for use on the caller's stream."""
         if copy.ready:
-            current = torch.cuda.current_stream(self.device)
+            current = accelerator.of(self.device).current_stream(self.device)
             current.wait_event(copy.ready)
             # their memory is not reused while the caller's stream reads them
             tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), copy[:2])
@@ -95,7 +97,7 @@ class ToDevice(Stage):
         # these copies block the host, because another stream reads them: that of the batches
         shift, scale = 255 * torch.tensor(mean), 1 / (255 * torch.tensor(std))
         self._shift, self._scale = (each.to(device, self.dtype).view(1, -1, 1, 1) for each in (shift, scale))
-        self._copied: torch.cuda.Event | None = None
+        self._copied: Any = None  # an event
         self._results: list[np.ndarray] = []
         self._numpy = torch.empty(0, dtype=self.dtype).numpy().dtype
 
@@ -113,21 +115,24 @@ class ToDevice(Stage):
         change: applied on the device before the images are normalised.
         """
         if self._stream is None:
+            images, labels = self._move(images), self._move(labels)
             if change:
                 images, labels = change(images, labels)
-            return Copy(self._on_host(images), labels)
-        if images.is_cuda:  # from an engine on the GPU
-            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+            is_host = self.device.type == "cpu"
+            return Copy(self._on_host(images) if is_host else self._normalised(images), labels)
+        device = accelerator.of(self.device)
+        if images.device.type != "cpu":  # from an engine on the GPU
+            self._stream.wait_stream(device.current_stream(self.device))
             images.record_stream(self._stream)  # torch does not reuse its memory while the stream reads it
-        with torch.cuda.stream(self._stream):
-            on_host, self._copied = not images.is_cuda, torch.cuda.Event(blocking=True)
+        with device.stream(self._stream):
+            on_host, self._copied = images.device.type == "cpu", accelerator.new_event(self.device)
             images, labels = self._move(images), self._move(labels)
             if on_host:
                 self._copied.record()
             if change:
                 images, labels = change(images, labels)
             images = self._normalised(images)
-            ready = torch.cuda.Event(blocking=True)  # a waiting host thread sleeps
+            ready = accelerator.new_event(self.device)
             ready.record()
             if not on_host:  # an engine's own memory is read until here
                 self._copied = ready
@@ -143,9 +148,9 @@ class ToDevice(Stage):
             self._copied = None
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.is_cuda and not tensor.is_pinned():
+        if self._stream and tensor.device.type == "cpu" and not tensor.is_pinned():
             tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=True)
+        return tensor.to(self.device, non_blocking=bool(self._stream))
 
     def _normalised(self, images: torch.Tensor) -> torch.Tensor:
         images = torch.sub(images, self._shift).mul_(self._scale)  # reads uint8: two kernels
@@ -220,7 +225,7 @@ class Loader:
         self.effects: Any = None
         self.backend = ""  # the name of the engine, set by backends.build()
         self.transform: pixels.Change | None = None
-        self._ahead = 1 if device.type == "cuda" else 0  # on the CPU a batch ahead would only use memory
+        self._ahead = 1 if device.type != "cpu" else 0  # on the CPU a batch ahead would only use memory
 
     def seek(self, step: int) -> None:
         """Set the position: the next batch is that of global step `step`, counted from 0."""
@@ -325,11 +330,12 @@ class Loader:
         """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
         self.receipt.commit(step, len(self), folder, self.to_device.device)
 
-    def example(self, count: int) -> Any:
-        """Return the inputs of `count` samples as a step gets them. Images are zeros: no data are read."""
+    def example(self, count: int, size: int | None = None) -> Any:
+        """Return the inputs of `count` samples as a step gets them. Images are zeros: no data are read. Their
+        side is `size` pixels (default: that of this epoch)."""
         if example := getattr(self.engine, "example", None):
             return example(count)
-        size = self.plan.size
+        size = size or self.plan.size
         channels, height, width = getattr(self.plan.index, "image_shape", (3, size, size))
         images = torch.zeros(count, height, width, channels, device=self.to_device.device)
         return images.permute(0, 3, 1, 2)  # channels_last

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from common.compute.losses import multi_hot
+from common.ground import accelerator
 from datasets.sampling import effects as drawing
 from datasets.sampling.effects import MIXUP, ONE, OPERATIONS, STRONGEST, Drawn, Effects, draw_effects
 from datasets.sampling.generators import seed_all
@@ -75,7 +76,7 @@ def apply(
     or bool [n, classes]; float [n, classes] if images are mixed. mean: of pixels / 255, the colour of erased
     boxes.
     """
-    if not images.is_cuda and len(images) > _IMAGES_PER_CHUNK:  # few images fit into the CPU's cache
+    if images.device.type == "cpu" and len(images) > _IMAGES_PER_CHUNK:  # few images fit into the CPU's cache
         parts = []
         for first in range(0, len(images), _IMAGES_PER_CHUNK):
             last = first + _IMAGES_PER_CHUNK
@@ -104,7 +105,8 @@ def apply(
 
 def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a tensor from the host to the device. The host does not wait for a GPU."""
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+    pins = accelerator.has_streams(device)
+    return tensor.pin_memory().to(device, non_blocking=True) if pins else tensor.to(device)
 
 
 def _mix(

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from common.ground.exits import BadInput
-from common.ground.files import opener
+from common.ground.files import explained, opener
 from datasets.files import local_folder
 
 _BINS = "train.bin", "val.bin"
@@ -93,11 +93,8 @@ def _find_texts(folder: str) -> list[str]:
 
 
 def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb", opener=opener) as file:
-            return file.read()
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+    with explained(f"cannot read {path}"), open(path, "rb", opener=opener) as file:
+        return file.read()
 
 
 def _map(path: str) -> np.ndarray:

@@ -53,11 +53,12 @@ def seed_all(seed: int, device: torch.device | None = None) -> None:
     np.random.seed(seed & 0xFFFFFFFF)
     if device is None or device.type == "cpu":
         return
-    if device.type != "cuda":
-        getattr(torch, device.type).manual_seed(seed)
+    module = getattr(torch, device.type)
+    if not hasattr(module, "default_generators"):
+        module.manual_seed(seed)
         return
-    first = torch.cuda.current_device() if device.index is None else device.index
-    for index, generator in enumerate(torch.cuda.default_generators):
+    first = module.current_device() if device.index is None else device.index
+    for index, generator in enumerate(module.default_generators):
         generator.manual_seed((seed + index - first) % 2**64)
 
 

@@ -409,6 +409,12 @@ class Plan:
         """Return the side of the images of this epoch, pixels."""
         return self._size(self.sampler.epoch) if callable(self._size) else self._size
 
+    @property
+    def sizes(self) -> list[int]:
+        """Return the sides of the images of all epochs of a training with total_steps, pixels."""
+        size, epochs = self._size, -(-self.sampler.total_steps // len(self))
+        return sorted({size(epoch) for epoch in range(1, epochs + 1)}) if callable(size) else [size]
+
     def seek(self, step: int) -> None:
         """Set the position: the next batch is that of global step `step`, counted from 0."""
         self.sampler.seek(step)

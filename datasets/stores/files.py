@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from common.ground.exits import BadInput
+from common.ground.files import explained
 from datasets.folders import shards
 from datasets.stores.store import Store
 
@@ -23,14 +24,12 @@ class FileStore(Store):
     def content(self, id: int) -> bytes:
         """Return the bytes of a file. Raises BadInput, also if the file was changed since it was scanned."""
         path = self.index.path(id)
-        try:
+        with explained(f"cannot read {path}"):
             if member := shards.split_path(path):
                 content = shards.read_member(*member, int(self.index.bytes[id]))
             else:
                 with open(path, "rb", buffering=0) as file:
                     content = file.read()
-        except OSError as error:
-            raise BadInput(f"cannot read {path}: {error.strerror}") from error
         if len(content) != self.index.bytes[id]:
             raise BadInput(
                 f"{path} has {len(content)} bytes, but had {self.index.bytes[id]} when it was scanned"

@@ -35,35 +35,17 @@ def leased(path: str) -> Iterator[None]:
 
 
 def keep(path: str) -> None:
-    """Mark a pack as kept, if it exists. Raises OSError."""
-    with contextlib.suppress(FileNotFoundError), open(os.path.join(path, _STAYS), "w"):
+    """Mark a pack as kept, if it exists and its place can be written."""
+    with contextlib.suppress(OSError), open(os.path.join(path, _STAYS), "a"):
         pass
 
 
-def keep_if_leased(path: str) -> None:
-    """Mark a pack that a job made for itself as kept: a user has named it."""
-    if os.path.exists(f"{path}.lease"):
-        with contextlib.suppress(OSError):  # a place that cannot be written has no leases
-            keep(path)
-
-
 def sweep(folder: str) -> None:
-    """Delete the packs in a folder whose last user was killed, and lock files without a pack."""
+    """Delete the packs in a folder whose last user was killed."""
     for name in os.listdir(folder):
         path, ending = os.path.splitext(os.path.join(folder, name))
         if ending == ".lease":
             _delete_unused(path)
-        elif ending == ".lock" and not os.path.exists(path):
-            forget(path)
-
-
-def forget(path: str) -> None:
-    """Delete the lock files of a deleted pack, except those that another process has locked."""
-    for file in (f"{path}.lock", f"{path}.lease"):
-        if os.path.exists(file):
-            with _try_lock(file) as is_locked:
-                if is_locked:
-                    os.unlink(file)
 
 
 def _delete_unused(path: str) -> None:

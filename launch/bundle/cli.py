@@ -2,11 +2,11 @@
 
     python -m launch pack jobs/train_ddp.py --to packed    packed/train_ddp-<12 hex digits>/
 
-`pack` keeps common/, datasets/, jobs/, and a pip-requirements.txt. This list omits torch, torchvision,
-torchaudio, triton and nvidia-*, which the platform's image has. For a script outside a Bootfile repository
-`pack` keeps the script's folder. It skips hidden files, caches, tests, weights, folders of data and results,
-and files that .jobignore names (in the code folder, in gitignore's syntax; `!pattern` includes again).
-Skipped files are listed with their rule.
+`pack` keeps common/, datasets/, jobs/, and a pip-requirements.txt. This list omits torch, torch_npu,
+torchvision, torchaudio, triton and nvidia-*, which the platform's image has. For a script outside a Bootfile
+repository `pack` keeps the script's folder. It skips hidden files, caches, tests, weights, folders of data
+and results, and files that .jobignore names (in the code folder, in gitignore's syntax; `!pattern` includes
+again). Skipped files are listed with their rule.
 
 The digits are those of a digest of the content; manifest.json lists the files with sizes and SHA-256. The
 same content has the same name, and packing it again changes nothing. If a text looks like a key, a token or a
@@ -26,7 +26,7 @@ from common.console.arguments import Parser
 from common.ground.exits import BadInput
 from launch import manifests, secret_scan
 from launch.bundle import requirements, snapshot
-from launch.bundle.code_folder import REQUIREMENTS, CodeFolder, Skipped
+from launch.bundle.code_folder import REQUIREMENTS, CodeFolder
 from launch.explain import human_size
 
 _SHOWN = 5  # findings in an error, skipped files of one rule
@@ -70,7 +70,7 @@ def pack(
     code = CodeFolder(job, to, code_dir)
     if os.path.realpath(to) == os.path.realpath(code.root):
         raise BadInput(f"--to {to} is the folder that is packed: name another one, in it or elsewhere")
-    contents: dict[str, str | bytes] = {file.path: file.source for file in code.files}
+    contents: dict[str, str | bytes] = {**code.files}
     packed, left_out = [*contents], []
     if listed := next((each for each in REQUIREMENTS if os.path.isfile(os.path.join(code.root, each))), None):
         text, left_out = requirements.adapt(os.path.join(code.root, listed), keep_torch)
@@ -101,13 +101,13 @@ def _refuse_secrets(contents: dict[str, str | bytes], allowed: Sequence[str]) ->
         )
 
 
-def _print_files(manifest: dict, skipped: list[Skipped]) -> None:
+def _print_files(manifest: dict, skipped: dict[str, str]) -> None:
     """Print one line for each kept file or folder at the top, and for each rule that skips files."""
     kept, rules = defaultdict(list), defaultdict(list)
     for file in manifest["files"]:
         top, slash, _ = file["path"].partition("/")
         kept[file["path"] if file["path"] == manifest["job"] else top + slash].append(file["size"])
-    for path, rule in skipped:
+    for path, rule in skipped.items():
         rules[rule].append(path)
     for name, sizes in kept.items():
         print(f"kept     {name} files={len(sizes)} size={human_size(sum(sizes))}")

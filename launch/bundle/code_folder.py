@@ -1,8 +1,6 @@
 """Select the files that are uploaded with a script: `pack` writes them, `simulate` runs them."""
 
 import os
-import shutil
-from typing import NamedTuple
 
 from common.ground.exits import BadInput
 from common.object_store.paths import check_keys
@@ -13,21 +11,6 @@ _PARTS = ("common", "datasets", "jobs")  # of a Bootfile repository
 _LINKED = ("common", "datasets")  # may be links to those of another Bootfile repository
 _DOCUMENTS = ("*.md", "*.ipynb")  # of a Bootfile repository
 REQUIREMENTS = ("pip-requirements.txt", "requirements.txt")  # dependency lists; the first that exists counts
-
-
-class File(NamedTuple):
-    """A file to upload. path: in the code folder, with /. source: links resolved. size: bytes."""
-
-    path: str
-    source: str
-    size: int
-
-
-class Skipped(NamedTuple):
-    """A skipped file, or a folder (with / at its end), and the rule."""
-
-    path: str
-    rule: str
 
 
 class CodeFolder:
@@ -41,7 +24,8 @@ class CodeFolder:
     name: the last component of the folder's path
     job_path: path of the script in it, with /
     is_repository: whether it is a Bootfile repository
-    files, skipped: sorted by path
+    files: path in the folder, with / -> the file to upload, links resolved
+    skipped: path of a file, or of a folder with / at its end -> the rule
 
     Raises BadInput for a link out of the folder, a special file, an invalid name, or an exceeded limit.
     """
@@ -63,27 +47,23 @@ class CodeFolder:
         self.job_path = os.path.relpath(job, self.root)
         self._without = without and os.path.realpath(without)
         self._rules = ignore.Rules(self.root, _DOCUMENTS if self._parts else ())
-        self.files: list[File] = []
-        self.skipped: list[Skipped] = []
+        self.files: dict[str, str] = {}
+        self.skipped: dict[str, str] = {}
         try:
             self._visit("", (os.path.realpath(self.root),))
         except OSError as error:
             raise BadInput(f"{error.filename} cannot be read: {error.strerror}") from error
-        self.files.sort()
-        self.skipped.sort()
-        for path, rule in self.skipped:
+        self.files, self.skipped = dict(sorted(self.files.items())), dict(sorted(self.skipped.items()))
+        for path, rule in self.skipped.items():
             if f"{self.job_path}/".startswith(f"{path.rstrip('/')}/"):
                 raise BadInput(f"{self.job_path} is not uploaded (rule: {rule}): name another boot file")
-        check_keys((file.path for file in self.files), self.root)
-        limits.check([(file.path, file.size) for file in self.files])
+        check_keys(self.files, self.root)
+        limits.check(self.files)
 
     def copy(self, destination: str) -> None:
         """Copy the files to a new folder."""
         os.makedirs(destination)
-        for path, source, _ in self.files:
-            target = os.path.join(destination, path)
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            shutil.copy2(source, target)
+        manifests.write_files(destination, self.files)
 
     def _visit(self, folder: str, real: tuple[str, ...]) -> None:
         """Add the content of `folder` (relative, "" or with / at its end). real: the real paths of the
@@ -91,13 +71,13 @@ class CodeFolder:
         for entry in os.scandir(os.path.join(self.root, folder)):
             path, is_folder = folder + entry.name, entry.is_dir()
             if rule := self._find_rule(path, is_folder, entry.path):
-                self.skipped.append(Skipped(path + "/" * is_folder, rule))
+                self.skipped[path + "/" * is_folder] = rule
                 continue
             source = self._resolve(path, entry, real) if entry.is_symlink() else entry.path
             if is_folder:
                 self._visit(f"{path}/", (*real, os.path.realpath(source)))
             elif entry.is_file():
-                self.files.append(File(path, source, entry.stat().st_size))
+                self.files[path] = source
             else:
                 raise BadInput(f"{path} is not a regular file and cannot be uploaded")
 

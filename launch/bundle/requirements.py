@@ -6,7 +6,7 @@ import re
 from common.ground.exits import BadInput
 
 # The platform's image has these, for its driver and GPUs. torchaudio needs one version of torch.
-_OF_THE_IMAGE = re.compile(r"torch|torchvision|torchaudio|triton|nvidia-.+")
+_OF_THE_IMAGE = re.compile(r"torch|torch-npu|torchvision|torchaudio|triton|nvidia-.+")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _OF_THIS_MACHINE = re.compile(
     r"(?:-e|--editable|-c|--constraint)\b|(?:-f|--find-links)[ =](?!\s*https?:)|\.{0,2}/|file:"
@@ -16,9 +16,9 @@ _OF_THIS_MACHINE = re.compile(
 def adapt(path: str, keep_torch: bool) -> tuple[str, list[str]]:
     """Return (text, omitted names) of the list to install, from the one at `path`.
 
-    torch, torchvision, torchaudio, triton and nvidia-* would replace those of the image, and are omitted
-    unless keep_torch is set. Lines about files of this machine are also omitted. Environment markers stay.
-    Raises BadInput.
+    torch, torch_npu, torchvision, torchaudio, triton and nvidia-* would replace those of the image, and are
+    omitted unless keep_torch is set. Lines about files of this machine are also omitted. Environment markers
+    stay. Raises BadInput.
     """
     kept, left_out = [], []
     for line in _read_lines(path):

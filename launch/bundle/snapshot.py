@@ -2,11 +2,10 @@
 
 import contextlib
 import os
-import shutil
 import subprocess
 
 from common.ground.exits import BadInput
-from common.ground.files import locked, make_folder_atomic
+from common.ground.files import explained, locked, make_folder_atomic
 from launch import manifests
 
 
@@ -19,7 +18,7 @@ def write(to: str, manifest: dict, contents: dict[str, str | bytes]) -> tuple[st
     disk is full.
     """
     final = os.path.join(to, manifests.make_folder_name(manifest))
-    try:
+    with explained(f"{to} cannot be written"):
         os.makedirs(to, exist_ok=True)
         with locked(to):
             if os.path.lexists(final):
@@ -27,23 +26,10 @@ def write(to: str, manifest: dict, contents: dict[str, str | bytes]) -> tuple[st
                     raise BadInput(f"{final} exists, and {wrong} in it is not what was packed: delete it")
                 return final, False
             with make_folder_atomic(final) as folder:
-                _fill(folder, manifest, contents)
-    except OSError as error:
-        raise BadInput(f"{to} cannot be written: {error.strerror}") from error
+                manifests.write_files(folder, contents | {manifests.NAME: manifests.to_bytes(manifest)})
+                if wrong := _find_wrong(folder, manifest):
+                    raise BadInput(f"{wrong} was changed while it was packed")
     return final, True
-
-
-def _fill(folder: str, manifest: dict, contents: dict[str, str | bytes]) -> None:
-    for path, source in (contents | {manifests.NAME: manifests.to_bytes(manifest)}).items():
-        target = os.path.join(folder, path)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        if isinstance(source, bytes):
-            with open(target, "wb") as file:
-                file.write(source)
-        else:
-            shutil.copyfile(source, target)
-    if wrong := _find_wrong(folder, manifest):
-        raise BadInput(f"{wrong} was changed while it was packed")
 
 
 def _find_wrong(folder: str, manifest: dict) -> str | None:

@@ -29,7 +29,7 @@ from common.ground.exits import BadInput
 from common.platform.platforms import available_cores
 from datasets.folders import image_folder, listing
 from datasets.stores import forms
-from datasets.stores.shared import address
+from datasets.stores.shared import address, leases
 from datasets.stores.shared.connection import Unavailable
 from launch.cache import check as checks
 from launch.cache import server
@@ -76,14 +76,14 @@ def check(place: Packs | Shared, args: argparse.Namespace) -> int:
 
 
 def ls(place: Shared, args: argparse.Namespace) -> int:
-    print(*filter(None, (server.describe(place.sets()), place.describe_room())), sep="\n")
+    print(place.describe())
     return 0
 
 
 def rm(place: Shared, args: argparse.Namespace) -> int:
     if args.all == bool(args.dataset):
         raise BadInput("rm: name a data set, as ls shows it, or pass --all")
-    stored = place.sets(counted=False)
+    stored = leases.held(place.server)
     unwanted = stored if args.all else [server.choose(stored, args.dataset)]
     for each in unwanted:
         if each.users and not args.force:

@@ -38,7 +38,7 @@ class Packs:
             absent = DAMAGED
             self._log(f"{index.split}: the pack is damaged: {wrong}; `preload` rebuilds the damaged parts")
         elif meta.get("whole"):
-            store = pack.PackStore(path, index)
+            store = pack.PackStore(path, index, form)
         else:
             self._log(f"{index.split}: no finished pack at {path}")
 

@@ -8,7 +8,6 @@ samples when it is started again. SET is atomic, so the length of a value shows 
 import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
 
 import numpy as np
 from tqdm import tqdm
@@ -20,6 +19,7 @@ from datasets.stores import forms
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address, leases
 from datasets.stores.shared.connection import Server
+from datasets.stores.shared.leases import Held
 from datasets.stores.shared.redis_store import RedisStore
 from launch.cache.check import DAMAGED, MISSING, Read
 from launch.explain import align
@@ -27,35 +27,7 @@ from launch.explain import align
 _PART = 32  # samples that a thread makes and sends at a time
 
 
-class DataSet(NamedTuple):
-    """A data set in a form.
-
-    name: the argument of rm
-    samples: number of samples in the data set
-    there: number of stored samples; None if they were not counted
-    bytes: size of the stored samples
-    mode: "active" or "offline"
-    users: the processes that use it, each in words
-    counts: hits, misses, bad, errors and put since the data set was created
-    """
-
-    name: str
-    title: str
-    form: str
-    samples: int
-    there: int | None
-    bytes: int | None
-    mode: str
-    users: list[str]
-    counts: dict[str, int]
-
-    @property
-    def hit_rate(self) -> float | None:
-        asked = sum(self.counts.get(name, 0) for name in ("hits", "misses", "bad", "errors"))
-        return self.counts.get("hits", 0) / asked if asked else None
-
-
-def choose(sets: list[DataSet], text: str) -> DataSet:
+def choose(sets: list[Held], text: str) -> Held:
     """Return the data set whose name begins with `text`. Raises BadInput if none or several do."""
     found = [each for each in sets if each.name == text] or [
         each for each in sets if text and each.name.startswith(text)
@@ -64,18 +36,6 @@ def choose(sets: list[DataSet], text: str) -> DataSet:
         shown = ", ".join(each.name for each in found or sets) or "nothing"
         raise BadInput(f"{text!r} matches {len(found)} data sets; stored: {shown}")
     return found[0]
-
-
-def describe(sets: list[DataSet]) -> str:
-    """Return a table with one line for each data set, and a line for each user."""
-    rows = [("name", "data set", "form", "samples", "GB", "mode", "hits", "users")]
-    for each in sets:
-        there = f"{each.there}/{each.samples}"
-        size = f"{(each.bytes or 0) / 1e9:.3f}"
-        hits = "-" if each.hit_rate is None else f"{each.hit_rate:.1%}"
-        rows.append((each.name, each.title, each.form, there, size, each.mode, hits, str(len(each.users))))
-    users = [f"{each.name} is used by {user}" for each in sets for user in each.users]
-    return "\n".join([*align(rows), *users])
 
 
 class Shared:
@@ -137,27 +97,27 @@ class Shared:
         finally:
             store.close()
 
-    def sets(self, counted: bool = True) -> list[DataSet]:
-        """Return the data sets. counted: count the stored samples."""
-        described = []
+    def describe(self) -> str:
+        """Return a table with one line for each data set, a line for each user, and one about the memory."""
+        rows = [("name", "data set", "form", "samples", "GB", "mode", "hits", "users")]
+        users = []
         for each in leases.held(self.server):
-            label = each.name.partition(":")[2]
-            there = size = None
-            if counted:
-                with progress(each.samples, f"counting {each.name}") as bar:
-                    ids = np.arange(each.samples)
-                    lengths = leases.ask(self.server, each.name, "STRLEN", ids, bar.update)
-                there, size = int((lengths > 0).sum()), int(lengths.clip(0).sum())
-            users = [f"{who} (lease ends in {left:.0f} s)" for who, left in each.leases]
-            known = (each.name, each.title, label, each.samples, there, size, each.mode)
-            described.append(DataSet(*known, users, each.counts))
-        return described
+            with progress(each.samples, f"counting {each.name}") as bar:
+                ids = np.arange(each.samples)
+                lengths = leases.ask(self.server, each.name, "STRLEN", ids, bar.update)
+            there, size = f"{(lengths > 0).sum()}/{each.samples}", f"{lengths.clip(0).sum() / 1e9:.3f}"
+            asked = sum(each.counts.get(name, 0) for name in ("hits", "misses", "bad", "errors"))
+            hits = f"{each.counts.get('hits', 0) / asked:.1%}" if asked else "-"
+            form, count = each.name.partition(":")[2], str(len(each.leases))
+            rows.append((each.name, each.title, form, there, size, each.mode, hits, count))
+            users += [f"{each.name} is used by {user}" for user in each.users]
+        return "\n".join(filter(None, [*align(rows), *users, self._describe_room()]))
 
-    def remove(self, each: DataSet) -> None:
+    def remove(self, each: Held) -> None:
         with progress(each.samples, f"removing {each.name}") as bar:
             leases.remove(self.server, each.name, bar.update)
 
-    def describe_room(self) -> str:
+    def _describe_room(self) -> str:
         """Return a line about the memory of the server (of a Cluster: one node); "" if it is unknown."""
         known = self.server.memory()
         limit, policy = known.get("maxmemory") or None, known.get("maxmemory_policy", "")
@@ -182,7 +142,7 @@ class Shared:
         ids = np.arange(len(store.index))
         if not self.server.full_until:  # a full server refuses it
             store.lease.register(offline=True)
-        store.keep(ids)
+        leases.ask(self.server, store.name, "PERSIST", ids)  # those that an active job has put would expire
         with progress(len(ids), "counting stored samples") as bar:
             return ids[store.lengths(ids, bar.update) != store.whole_lengths(ids)]
 

@@ -8,8 +8,9 @@
     python -m launch data RUN --step 1 -- --data_url DIR   with another option of the job than the run's
 
 RUN is the output folder of a job. Its own job (--job, default: the file of this name in jobs/) reads the
-steps again with the run's options, on the CPU, and writes nothing into RUN. --sample needs neither the job
-nor the data: it inverts the permutation of each epoch. Every answer is compared with the digests in the
+steps again with the run's options, on the CPU and from the files, and writes nothing into RUN. So pixels may
+differ a little if the run read a pack, a cache or images that a GPU had decoded. --sample needs neither the
+job nor the data: it inverts the permutation of each epoch. Every answer is compared with the digests in the
 receipt.
 
 Exit codes: 0; 2 bad input, or the data changed: the receipt has another digest.
@@ -74,9 +75,7 @@ def _show_steps(run: Run, steps: list[int], args: argparse.Namespace, options: l
         picture, count = drawn
         sheet.save(picture, args.to)
         total = sum(len(step.pixels) for step in answered)
-        print("", printable(f"{args.to}: {count} of {total} images"), sep="\n")
-        if difference := job.describe_pixels(run, steps, options):
-            print(f"note: {difference}")
+        print("", printable(f"{args.to}: {count} of {total} image{'s' * (total != 1)}"), sep="\n")
     return 0
 
 

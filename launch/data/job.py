@@ -91,17 +91,3 @@ def _settings(run: Run, start: dict, folder: str, cache_dir: str | None) -> dict
             name = os.path.basename(index.folder)
             shutil.copytree(index.folder, os.path.join(folder, "index", name))
     return settings
-
-
-def describe_pixels(run: Run, steps: list[int], options: list[str]) -> str:
-    """Return why the pixels of steps may differ from those that the model got; "" if they are equal."""
-    starts = [run.start_of(step) for step in steps]
-    backends = [str(start.get("data backend") or "") for start in starts]
-    stored = any(start["settings"].get("pack") or start["settings"].get("cache") for start in starts)
-    if (stored or CACHED.keys() & set(backends)) and get_option(options, "--pack", "--cache") is None:
-        return "the run read a pack or a cache, which may hold smaller images; these are read from the files"
-    if "dali-gpu" in backends:
-        return "the run decoded its images on a GPU, which rounds pixels differently"
-    if len(set(backends)) > 1:
-        return f"{' and '.join(dict.fromkeys(backends))} read these steps, and they round pixels differently"
-    return ""

@@ -7,8 +7,8 @@ import numpy as np
 from PIL import Image, ImageDraw, PngImagePlugin
 
 from common.ground.exits import BadInput
-from common.ground.files import open_atomic
 from datasets.loaders.replay import Step
+from launch import confirm
 from launch.data import table
 
 MARK = re.compile("made by bootfile launch data")  # in the first bytes of a sheet
@@ -70,8 +70,5 @@ def save(sheet: Image.Image, path: str) -> None:
     """Write a sheet as PNG, atomically. Raises BadInput."""
     mark = PngImagePlugin.PngInfo()
     mark.add_text("Software", MARK.pattern)
-    try:
-        with open_atomic(path) as file:
-            sheet.save(file, "PNG", pnginfo=mark)
-    except OSError as error:
-        raise BadInput(f"cannot write --to {path}: {error.strerror}") from error
+    with confirm.open_result(path) as file:
+        sheet.save(file, "PNG", pnginfo=mark)

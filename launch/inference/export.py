@@ -19,7 +19,7 @@ import torch
 
 from common.console.arguments import FLAG, Parser
 from common.ground.exits import BadInput, import_optional
-from common.ground.files import write_atomic
+from launch import confirm
 from launch.inference import trained
 from launch.inference.trained import Trained
 
@@ -54,14 +54,10 @@ def main(arguments: list[str]) -> int:
     if not difference <= TOLERANCE:
         share = f"{difference:.2g} of the largest, expected at most {TOLERANCE:g}"
         raise BadInput(f"{args.to} is not written: its logits differ from the network's by {share}")
-    try:
-        write_atomic(args.to, content)
-    except OSError as error:
-        raise BadInput(f"cannot write --to {args.to}: {error.strerror}") from error
+    with confirm.open_result(args.to) as file:
+        file.write(content)
     shape = f"float32 [N, {network.channels}, {network.size}, {network.size}] -> [N, {len(network.classes)}]"
-    print(
-        f"{args.to}: {network.name}, {len(content) / 1e6:.1f} MB, {shape}, logits equal to {difference:.1g}"
-    )
+    print(f"{args.to}: {network.name}, {len(content) / 1e6:.1f} MB, {shape}, logits within {difference:.1g}")
     return 0
 
 

@@ -34,8 +34,9 @@ import torch
 from common.compute import precision
 from common.console.arguments import FLAG, Parser, boolean, positive_int
 from common.distributed import devices
+from common.ground import accelerator
 from common.ground.exits import BadInput, printable
-from common.ground.files import open_atomic, opener
+from common.ground.files import opener
 from datasets.files import local_folder
 from datasets.folders import images, listing
 from datasets.folders.resize import fit
@@ -64,7 +65,7 @@ def main(arguments: list[str]) -> int:
     args.to = args.to or "predictions.csv"
     if not is_image:
         confirm.check_replaceable(args.to, re.compile("^path,error,class_1,"), args.force)
-    places = [torch.device("cuda", gpu) for gpu in range(devices.count_gpus(args))]
+    places = [torch.device(accelerator.kind(), gpu) for gpu in range(devices.count_gpus(args))]
     for place in places:
         devices.open_gpu(place)
     network = trained.load(args.weights, args.arch, args.image_size, args.model)
@@ -80,23 +81,20 @@ def main(arguments: list[str]) -> int:
         return 0
     header = [f"{each}_{rank + 1}" for rank in range(top) for each in ("class", "probability")]
     unreadable = 0
-    try:
-        with open_atomic(args.to) as file, listing.progress(len(paths), "predicting") as bar:
-            text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
-            rows = csv.writer(text)
-            rows.writerow(["path", "error", *header])
-            for path, reason, probabilities in predictions:
-                cells = [""] * len(header)
-                if not reason:
-                    values, labels = (each.tolist() for each in probabilities.topk(top))
-                    cells[::2] = [network.classes[label] for label in labels]
-                    cells[1::2] = [f"{value:.6f}" for value in values]
-                rows.writerow([path, printable(reason), *cells])
-                unreadable += bool(reason)
-                bar.update()
-            text.detach()
-    except OSError as error:
-        raise BadInput(f"cannot write --to {args.to}: {error.strerror}") from error
+    with confirm.open_result(args.to) as file, listing.progress(len(paths), "predicting") as bar:
+        text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
+        rows = csv.writer(text)
+        rows.writerow(["path", "error", *header])
+        for path, reason, probabilities in predictions:
+            cells = [""] * len(header)
+            if not reason:
+                values, labels = (each.tolist() for each in probabilities.topk(top))
+                cells[::2] = [network.classes[label] for label in labels]
+                cells[1::2] = [f"{value:.6f}" for value in values]
+            rows.writerow([path, printable(reason), *cells])
+            unreadable += bool(reason)
+            bar.update()
+        text.detach()
     bad = f", {unreadable} of them unreadable" * bool(unreadable)
     print(f"{args.to}: {len(paths)} images{bad}; {network.name}, {len(network.classes)} classes")
     return 0

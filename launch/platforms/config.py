@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from common.console.config import read
 from common.ground.exits import BadInput, import_optional
-from common.object_store import store as object_store
+from common.ground.files import is_url
+from common.object_store import location as object_store
 from common.platform import platforms
 from launch import secret_scan
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 else:
     pydantic = import_optional("pydantic", "job.toml is checked with pydantic")
 
-_Other = Literal["pai-dlc", "sagemaker", "kubeflow", "slurm"]  # platforms for whose tools a file is written
+_Other = Literal[
+    "pai-dlc", "sagemaker", "kubeflow", "slurm", "skypilot"
+]  # platforms for whose tools a file is written
 PLATFORMS = ("modelarts", *get_args(_Other))
 UNBUFFERED = "PYTHONUNBUFFERED"  # otherwise a killed node loses its last log lines
 _PLATFORM_VARIABLES = re.compile(
@@ -37,7 +40,7 @@ def _to_text(value: Any) -> str:
 
 
 def _check_url(url: str) -> str:
-    if not object_store.is_url(url):
+    if not is_url(url):
         raise ValueError("expected obs://bucket/prefix or s3://bucket/prefix")
     object_store.parse(url)
     return url.rstrip("/")
@@ -45,6 +48,14 @@ def _check_url(url: str) -> str:
 
 def _check_place(place: str) -> str:
     return place.rstrip("/") if place.startswith("/") else _check_url(place)
+
+
+def _check_storage(storage: str) -> str:
+    if storage.startswith(("pfs://", "obs://")):
+        _check_url(re.sub("^pfs:", "obs:", storage))
+    elif not re.fullmatch(r"[^/\s:]+:/(?!/)\S*", storage):
+        raise ValueError("expected HOST:/PATH, pfs://bucket/path or obs://bucket/path")
+    return storage.rstrip("/")
 
 
 def _check_job(job: str) -> str:
@@ -69,6 +80,8 @@ _Name = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 _Word = Annotated[str, pydantic.Field(pattern=r"^[!-~]{1,256}$")]
 _Url = Annotated[str, pydantic.AfterValidator(_check_url)]
 _Place = Annotated[str, pydantic.AfterValidator(_check_place)]
+_Folder = Annotated[str, pydantic.Field(pattern=r"^(/[A-Za-z0-9._-]+)+$")]
+_Storage = Annotated[str, pydantic.AfterValidator(_check_storage)]
 _Count = Annotated[int, pydantic.Field(ge=1, le=128)]
 _Channel = Annotated[_Name, pydantic.AfterValidator(_check_argument)]
 _Argument = Annotated[
@@ -79,6 +92,11 @@ _Variable = Annotated[
 ]
 _Text = Annotated[str, pydantic.BeforeValidator(_to_text)]
 _VariableText = Annotated[_Text, pydantic.Field(pattern=r"^[^$]{0,4096}$")]  # the platform expands nothing
+
+
+_Event = Literal[
+    "JobStarted", "JobCompleted", "JobFailed", "JobTerminated", "JobRestarted", "JobHanged", "JobPreempted"
+]
 
 
 class _Table(pydantic.BaseModel):
@@ -115,6 +133,7 @@ class Retries(_Table):
         default=None, serialization_alias="fault-tolerance/job-unconditional-retry"
     )
     hang: bool | None = pydantic.Field(default=None, serialization_alias="fault-tolerance/hang-retry")
+    hccl_op: bool | None = pydantic.Field(default=None, serialization_alias="fault-tolerance/hccl_op_retry")
 
 
 class AutoStop(_Table):
@@ -124,10 +143,19 @@ class AutoStop(_Table):
 
 
 class Schedule(_Table):
-    """The order of jobs in a dedicated pool."""
+    """The order of jobs in a dedicated pool, and which of its nodes a job gets (SDK: RequiredAffinity)."""
 
     priority: int | None = pydantic.Field(default=None, ge=1, le=3)
     preemptible: bool | None = None
+    affinity_type: Literal["cabinet", "hyperinstance", "networkTopology"] | None = None
+    affinity_group_size: int | None = pydantic.Field(default=None, ge=1)
+
+
+class Notification(_Table):
+    """Messages about a job, to a topic of the vendor's Simple Message Notification."""
+
+    topic_urn: _Word | None = None
+    events: list[_Event] | None = pydantic.Field(default=None, min_length=1)
 
 
 class PlatformTable(_Table):
@@ -138,7 +166,7 @@ class PlatformTable(_Table):
     """
 
     model_config = pydantic.ConfigDict(extra="allow")
-    __pydantic_extra__: dict[str, _Word | int]
+    __pydantic_extra__: dict[str, _Word | int | bool]
     code: _Url | None = None
     inputs: dict[_Channel, _Place] = pydantic.Field({})
     outputs: dict[_Channel, _Place] = pydantic.Field({})
@@ -163,13 +191,15 @@ class JobConfig(_Table):
     prefetch_to_local: bool = True
     image: Image = Image()
     resources: Resources = Resources()
-    inputs: dict[_Channel, _Url] = pydantic.Field({})
-    outputs: dict[_Channel, _Url] = pydantic.Field({})
+    volumes: dict[_Folder, _Storage] = pydantic.Field({})
+    inputs: dict[_Channel, _Place] = pydantic.Field({})
+    outputs: dict[_Channel, _Place] = pydantic.Field({})
     parameters: dict[_Argument, _Text] = pydantic.Field({})
     environment: dict[_Variable, _VariableText] = pydantic.Field({UNBUFFERED: "1"}, max_length=99)
     retries: Retries = Retries()
     auto_stop: AutoStop = AutoStop()
     schedule: Schedule = Schedule()
+    notification: Notification = Notification()
     platform: dict[_Other, PlatformTable] = pydantic.Field({})
 
     @pydantic.field_validator("parameters", "environment", mode="before")
@@ -235,6 +265,11 @@ def _check_modelarts(config: JobConfig) -> None:
         raise BadInput("[resources] has neither flavor_id nor pool_id")
     if config.schedule.model_fields_set and not resources.pool_id:
         raise BadInput("[schedule] needs a dedicated pool: [resources] has no pool_id")
+    if len(config.notification.model_fields_set) == 1:
+        raise BadInput("[notification] needs topic_urn and events")
+    for place in (*config.inputs.values(), *config.outputs.values()):
+        if place.startswith("/") and not any(f"{place}/".startswith(f"{each}/") for each in config.volumes):
+            raise BadInput(f"{place} is not in a folder of [volumes], and the nodes lose all others")
 
 
 def _explain(error: Any) -> str:

@@ -8,13 +8,14 @@ whether jobs accept it. job.toml can leave it out.
 
 import datetime
 import posixpath
+import re
 import secrets
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from common.ground.exits import BadInput
-from common.object_store import store as object_store
+from common.object_store import location as object_store
 from launch.platforms.config import JobConfig
 from launch.profiles import MODELARTS_JOB, Folders, make_starts
 
@@ -34,6 +35,8 @@ def make_outputs(outputs: Mapping[str, str], run: str, resume_from: str | None =
     jobs must not share an output. Raises BadInput."""
     if resume_from is None:
         return {name: f"{place.rstrip('/')}/{run}" for name, place in outputs.items()}
+    if not resume_from.startswith("/"):
+        object_store.parse(resume_from)
     if list(outputs) != ["train_url"]:
         given = ", ".join(outputs) or "none"
         raise BadInput(f"--resume_from needs one output, train_url: [outputs] has {given}")
@@ -45,6 +48,11 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
     code, image, hours = _path(config.code or ""), config.image, config.auto_stop.hours
     prefetch = {"prefetch_to_local": True} if config.prefetch_to_local else {}
     retries = config.retries.model_dump(exclude_none=True, by_alias=True)
+    schedule = config.schedule.model_dump(exclude_none=True)
+    affinity = {name: schedule.pop(name) for name in [*schedule] if name.startswith("affinity_")}
+    places = config.inputs | outputs
+    mounted = {name: place for name, place in places.items() if place.startswith("/")}
+    parameters = config.parameters | mounted
     metadata = {
         "name": config.name,
         "workspace_id": config.workspace_id,
@@ -53,7 +61,9 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
     }
     spec = {
         "resource": config.resources.model_dump(exclude_none=True, exclude={"gpus_per_node"}),
-        "schedule_policy": config.schedule.model_dump(exclude_none=True),
+        "volumes": [_volume(folder, storage) for folder, storage in config.volumes.items()],
+        "schedule_policy": schedule | ({"required_affinity": affinity} if affinity else {}),
+        "notification": config.notification.model_dump(exclude_none=True),
         "log_export_path": config.log_url and {"obs_url": f"obs:/{_path(config.log_url)}"},  # only here a URL
         "auto_stop": hours and {"time_unit": "HOURS", "duration": hours},
     }
@@ -64,7 +74,7 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
             "code_dir": code,
             **({"command": _command(config)} if image.image_url else {"boot_file": code + config.job}),
             "engine": image.model_dump(exclude_none=True, exclude={"command"}),
-            "parameters": [{"name": name, "value": value} for name, value in config.parameters.items()],
+            "parameters": [{"name": name, "value": value} for name, value in parameters.items()],
             "inputs": _channels("inputs", config.inputs),
             "outputs": [channel | prefetch for channel in _channels("outputs", outputs)],
             "environments": config.environment,
@@ -73,13 +83,22 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _channels(kind: str, urls: Mapping[str, str]) -> list[dict[str, Any]]:
+def _volume(folder: str, storage: str) -> dict[str, dict[str, Any]]:
+    kind, _, _ = storage.partition("://")
+    if kind in ("obs", "pfs"):
+        path = _path(re.sub("^pfs:", "obs:", storage)).rstrip("/")
+        return {kind: {f"{kind}_path": path, "local_path": folder}}
+    return {"nfs": {"nfs_server_path": storage, "local_path": folder, "read_only": False}}
+
+
+def _channels(kind: str, places: Mapping[str, str]) -> list[dict[str, Any]]:
     return [
         {
             "name": name, "local_dir": local, "access_method": "parameter",
-            "remote": {"obs": {"obs_url": _path(urls[name])}},
+            "remote": {"obs": {"obs_url": _path(places[name])}},
         }
-        for name, local in _folders(kind, urls).items()
+        for name, local in _folders(kind, places).items()
+        if local != places[name]
     ]  # fmt: skip
 
 
@@ -89,9 +108,12 @@ def _path(url: str) -> str:
     return "/".join(["", place.bucket, *filter(None, [place.prefix]), ""])
 
 
-def _folders(kind: str, names: Iterable[str]) -> dict[str, str]:
-    """Return names and folders on a node. kind: inputs or outputs."""
-    return {name: f"{_MOUNT}/{kind}/{name}_{index}" for index, name in enumerate(names)}
+def _folders(kind: str, places: Mapping[str, str]) -> dict[str, str]:
+    """Return names and folders on a node: those of volumes, or of copies. kind: inputs or outputs."""
+    return {
+        name: place if place.startswith("/") else f"{_MOUNT}/{kind}/{name}_{index}"
+        for index, (name, place) in enumerate(places.items())
+    }
 
 
 def _command(config: JobConfig) -> str:
@@ -100,14 +122,14 @@ def _command(config: JobConfig) -> str:
     return config.image.command or f"python {shlex.quote(boot_file)}"
 
 
-def make_node_starts(config: JobConfig) -> list[tuple[str, dict[str, str]]]:
+def make_node_starts(config: JobConfig, outputs: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
     """Return (command line, additional variables) of every node, from launch/profiles.py and job.toml."""
     custom = bool(config.image.image_url)
     nodes, gpus = config.resources.node_count, config.resources.gpus_per_node
     hosts = [f"{MODELARTS_JOB}-worker-{node}.{MODELARTS_JOB}" for node in range(nodes)]
     code = posixpath.join(_JOB_DIR, config.snapshot)
     folders = Folders(code, f"{_MOUNT}/inputs", f"{_MOUNT}/outputs", "/cache", f"{_MOUNT}/log")
-    channels = _folders("inputs", config.inputs) | _folders("outputs", config.outputs)
+    channels = _folders("inputs", config.inputs) | _folders("outputs", outputs)
     platform = "modelarts-custom" if custom else "modelarts"
     starts = []
     for node in range(nodes):

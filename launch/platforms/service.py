@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import urllib.parse
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from common.ground.exits import BadInput, import_optional
 from common.object_store.location import is_clear_text
@@ -153,15 +153,15 @@ class ModelArts:
                 raise ValueError(f"the answer has no {needed}")
             return answer
         except self._errors as error:
-            self._fail(call.replace("_", " "), error)
-
-    def _fail(self, what: str, error: Any) -> NoReturn:
-        text = getattr(error, "error_msg", None) or str(error)
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        text, status = text[:500], getattr(error, "status_code", None)
-        if status is None:
-            reason = f"no usable answer from {self._host} ({type(error).__name__}: {text})"
-        else:
-            reason = f"{error.error_code} {text} (HTTP {status}, request id {error.request_id or 'unknown'})"
-        raise ServiceError(f"{what}: {reason}", status) from error
+            refused: Any = error
+            text, status = (
+                getattr(error, "error_msg", None) or str(error),
+                getattr(error, "status_code", None),
+            )
+            for secret in self._secrets:
+                text = text.replace(secret, "***")
+            reason = f"no usable answer from {self._host} ({type(error).__name__}: {text[:500]})"
+            if status is not None:
+                request_id = refused.request_id or "unknown"
+                reason = f"{refused.error_code} {text[:500]} (HTTP {status}, request id {request_id})"
+            raise ServiceError(f"{call.replace('_', ' ')}: {reason}", status) from error

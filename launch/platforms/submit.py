@@ -25,7 +25,6 @@ import shlex
 from common.console.arguments import Parser
 from common.ground.exits import BadInput
 from common.ground.files import ROOT
-from common.object_store import store as object_store
 from launch import confirm, records
 from launch.platforms import request, templates
 from launch.platforms.config import PLATFORMS, JobConfig, load
@@ -47,17 +46,15 @@ def main(arguments: list[str]) -> int:
             raise BadInput(f"{args.platform} has its own tool: --dry_run prints the file, then {command}")
         print(templates.render(args.platform, config, run, args.resume_from), end="")
         return 0
-    if args.resume_from:
-        object_store.parse(args.resume_from)
     outputs = request.make_outputs(config.outputs, run, args.resume_from)
-    if args.resume_from and not config.prefetch_to_local:
+    if args.resume_from and not args.resume_from.startswith("/") and not config.prefetch_to_local:
         raise BadInput("--resume_from needs prefetch_to_local = true: the job would find an empty folder")
     body = request.make_body(config, outputs)
     print(json.dumps(body, indent=2, ensure_ascii=False))
     if not args.dry_run:
         return _send(args, config, run, outputs, body)
     print(f"\n({MODELARTS_JOB} stands for the name that the service makes from the job's id)")
-    for node, (command, variables) in enumerate(request.make_node_starts(config)):
+    for node, (command, variables) in enumerate(request.make_node_starts(config, outputs)):
         print(f"\nnode {node}: {command}")
         for name, value in variables.items():
             print(f"  {name}={value if value.startswith('<') else shlex.quote(value)}")

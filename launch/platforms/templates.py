@@ -13,7 +13,6 @@ import shlex
 from typing import Any
 
 from common.ground.exits import BadInput, import_optional
-from common.object_store import store as object_store
 from launch.platforms.config import JobConfig
 from launch.platforms.request import make_outputs
 
@@ -26,6 +25,7 @@ COMMANDS = {  # platform: (file in templates/, command that submits FILE)
     "sagemaker": ("sagemaker.json", "aws sagemaker create-training-job --cli-input-json file://FILE"),
     "kubeflow": ("kubeflow.yaml", "kubectl create -f FILE"),
     "slurm": ("slurm.sh", "sbatch FILE"),
+    "skypilot": ("skypilot.yaml", "sky jobs launch FILE"),
 }
 
 
@@ -38,8 +38,6 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
     Raises BadInput for a missing or an unknown key.
     """
     table = config.platform[platform]  # type: ignore[index]
-    if resume_from and not resume_from.startswith("/"):
-        object_store.parse(resume_from)
     inputs = config.inputs | table.inputs
     outputs = make_outputs(config.outputs | table.outputs, run, resume_from)
     values: dict[str, Any] = {

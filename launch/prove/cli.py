@@ -30,6 +30,7 @@ import time
 from common.console.arguments import Parser, positive_int
 from common.distributed import preemption
 from common.ground.exits import BadInput
+from common.ground.files import explained
 from launch import confirm
 from launch.explain import DIFFERS, UNVERIFIED
 from launch.prove import evidence, page, trial
@@ -66,10 +67,8 @@ def main(arguments: list[str]) -> int:
     preemption.unwind_within(_UNWIND)
     with contextlib.ExitStack() as stack:
         folder = args.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="bootfile-prove-"))
-        try:
+        with explained(f"--keep {folder}"):
             os.makedirs(folder, exist_ok=True)
-        except OSError as error:
-            raise BadInput(f"--keep {folder}: {error.strerror}") from error
         if os.listdir(folder):
             raise BadInput(f"--keep {folder} is not empty")
         words = (args.job, arguments[split + 1 :], os.path.abspath(folder), args.kills, args.seed)

@@ -148,7 +148,8 @@ class OwnJob(Job):
             generated = is_engine and get_option(self.options, "--custom_data") == "true"
             if self.same_bits and case.option == "--processes_per_node":
                 own = self._add(case.option, 1)
-                cases += [_on_processes(number) for number in self.same_bits if number != own]
+                others = [str(number) for number in self.same_bits if number != own]
+                cases += [Case(f"{each} processes", True, False, case.option, each, each) for each in others]
             elif case.option in self._known and not generated:
                 cases.append(case)
             else:
@@ -306,10 +307,6 @@ class OtherJob(Job):
         if names:
             print(f"      the largest tensor of {', '.join(names)} is changed by 1.6 %")
         return bool(names)
-
-
-def _on_processes(number: int) -> Case:
-    return Case(f"{number} processes", option="--processes_per_node", value=str(number), other=str(number))
 
 
 def _has_trained(before: set[tuple], after: set[tuple]) -> bool:

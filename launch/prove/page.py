@@ -4,10 +4,8 @@ import shlex
 import time
 from typing import NamedTuple
 
-from common.ground.exits import BadInput
-from common.ground.files import write_atomic
 from common.run import starts
-from launch import page
+from launch import confirm, page
 from launch.prove.evidence import PARTS, Line
 from launch.prove.jobs import REFERENCE, Case, Job
 
@@ -53,7 +51,5 @@ def write(path: str, job: Job, rows: list[Row], verdict: str) -> None:
         made=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         facts=facts,
     )
-    try:
-        write_atomic(path, text.encode("utf-8", "replace"))
-    except OSError as error:
-        raise BadInput(f"cannot write --to {path}: {error.strerror}") from error
+    with confirm.open_result(path) as file:
+        file.write(text.encode("utf-8", "replace"))

@@ -14,7 +14,6 @@ import time
 
 from common.console.arguments import Parser
 from common.ground.exits import BadInput
-from common.ground.files import write_atomic
 from launch import confirm, page
 from launch.explain import format_time
 from launch.report import charts, tables
@@ -41,10 +40,8 @@ def main(arguments: list[str]) -> int:
     confirm.check_replaceable(args.to, re.compile(re.escape(_POLICY)), args.force)
     runs = [report_runs.read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
     content = render_page(runs, args.title).encode("utf-8", "replace")  # a folder's name may not be UTF-8
-    try:
-        write_atomic(args.to, content)
-    except OSError as error:
-        raise BadInput(f"cannot write --to {args.to}: {error.strerror}") from error
+    with confirm.open_result(args.to) as file:
+        file.write(content)
     for run in runs:
         for note in run.notes:
             print(f"{run.path}: {note}")

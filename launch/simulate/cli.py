@@ -5,14 +5,16 @@
 
 Every node has its own folders:
     user-job-dir/<name of the repository>     the files that `pack` keeps; the job is started here
-    inputs/data_url_0                         a link to the --data_url of the job's arguments
+    inputs/data_url_0                         a link to the --data_url of the job's arguments, or its folder
     outputs/train_url_0                       passed as --train_url unless the job's arguments name another
     cache                                     its scratch disk (BOOTFILE_SCRATCH)
     logs                                      its log
 
-URLs among the job's arguments are not changed. The job uses the GPUs if there is one for every process, else
-the CPU. On the CPU it also gets --processes_per_node if the platform does not start every process. A script
-outside a Bootfile repository gets only the arguments that the platform passes (guides/own_script.md).
+URLs among the job's arguments are not changed. A --train_url that is a folder of this machine stands for a
+volume: all nodes write to it, and a new container finds it as it was. The job uses the GPUs if there is one
+for every process, else the CPU. On the CPU it also gets --processes_per_node if the platform does not start
+every process. A script outside a Bootfile repository gets only the arguments that the platform passes
+(guides/own_script.md).
 
 --fault may be repeated:
     kill:rank=R,step=S  term:...  stop:...    SIGKILL, SIGTERM, SIGSTOP to the process of a global rank
@@ -39,6 +41,8 @@ from typing import NoReturn
 from common.console import config
 from common.console.arguments import Parser, positive_float, positive_int
 from common.ground.exits import BadInput
+from common.ground.files import explained
+from datasets.folders import shards
 from launch.bundle.code_folder import CodeFolder
 from launch.profiles import PROFILES, Folders, make_starts
 from launch.simulate import faults
@@ -74,7 +78,10 @@ def main(argv: list[str]) -> int:
             f"platform={args.platform} nodes={args.nodes} processes={args.processes} "
             f"device={commands.device} folders={folder}{kept}"
         )
-        return simulation.run(nodes, commands, network)
+        code = simulation.run(nodes, commands, network)
+        for node in nodes if args.keep else []:
+            log(f"node {node.label}: outputs={node.output} log={node.log}")
+        return code
 
 
 def _parse_args(argv: list[str]) -> argparse.Namespace:
@@ -103,22 +110,23 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     cuts = [fault.text for fault in parsed if fault.kind == "cut"]
     if cuts and not args.network_namespaces:
         raise BadInput(f"--fault {cuts[0]} needs --network-namespaces: otherwise the nodes share one network")
-    data = get_option(options, "--data_url")
+    data, below = get_option(options, "--data_url"), []
     if data and "://" in data:  # the job itself fetches it
         data = None
     if data is not None and not os.path.isdir(data):
-        raise BadInput(f"--data_url {data} is not a folder on this machine")
+        if not os.path.isfile(data) and not set(data) & set("*?[{"):
+            raise BadInput(f"--data_url {data} is not a folder on this machine")
+        shards.find(data)  # a file, or a pattern that matches some: their folder is the input
+        data, *below = shards.split_pattern(data)
     keep = args.keep and os.path.abspath(args.keep)
     if keep:
-        try:
+        with explained(f"--keep {keep}"):
             os.makedirs(keep, exist_ok=True)
             if os.listdir(keep):
                 raise BadInput(f"--keep {keep} is not empty")
-        except OSError as error:
-            raise BadInput(f"--keep {keep}: {error.strerror}") from error
     follows = {
         "job_arguments": given, "job_options": options, "code": code, "faults": parsed, "keep": keep,
-        "data": data and os.path.abspath(data),
+        "data": data and os.path.abspath(data), "below": below,
     }  # fmt: skip
     return argparse.Namespace(**vars(args) | follows)
 

@@ -11,7 +11,7 @@ import sys
 from common.ground.exits import BadInput
 from common.object_store.paths import SCRATCH
 from common.platform.platforms import available_cores
-from launch.profiles import make_starts
+from launch.profiles import make_rank_table, make_starts
 from launch.simulate.network import Network
 from launch.simulate.nodes import INPUT, Node
 
@@ -22,7 +22,7 @@ _NAMES = {  # variables of the user's environment that must not reach a node
 }  # fmt: skip
 _PREFIXES = (
     "MASTER_", "MA_", "VC_", "VK_", "PET_", "SLURM_", "SRUN_", "SM_", "MLP_", "SKYPILOT_", "DSTACK_",
-    "AZUREML_", "TORCHELASTIC_", "OMPI_", "PMI_", "BOOTFILE_",
+    "AZUREML_", "TORCHELASTIC_", "OMPI_", "PMI_", "BOOTFILE_", "RANK_", "ASCEND_DEVICE_",
 )  # fmt: skip
 
 
@@ -61,10 +61,13 @@ class Commands:
         job = os.path.join(node.folders.code, args.code.job_path)
         commands = []
         for start in starts:
-            added_words = [each for each in start.arguments if not self._is_url(each.partition("=")[0])]
+            added_words = [each for each in start.arguments if not self._is_mounted(each.partition("=")[0])]
             given = self._given(node, added_words, tell_processes)
             command = [sys.executable, *start.prefix, job, *given, *added_words]
             added = dict(start.environment)
+            if table := added.get("RANK_TABLE_FILE"):
+                with open(table, "w", encoding="utf-8") as file:
+                    file.write(make_rank_table(self._hosts, processes))
             if "MA_SCHEDULE_CNT" in added:
                 counts = {"MA_SCHEDULE_CNT": node.scheduled, "MA_PROC_START_CNT": node.started + 1}
                 added |= {name: str(count) for name, count in counts.items()}
@@ -75,9 +78,11 @@ class Commands:
             commands.append((command, environment, added))
         return commands
 
-    def _is_url(self, name: str) -> bool:
-        """Return whether the user passes a URL for this option. A platform then passes no folder."""
-        return "://" in (get_option(self._args.job_options, name) or "")
+    def _is_mounted(self, name: str) -> bool:
+        """Return whether the user passes a URL for this option, or an own folder for results, as if it was
+        mounted on every node. A platform then passes no folder."""
+        given = get_option(self._args.job_options, name) or ""
+        return "://" in given or (name == "--train_url" and bool(given))
 
     def _given(self, node: Node, platforms: list[str], tell_processes: bool) -> list[str]:
         """Return the user's arguments on a node. A job of Bootfile gets missing ones: folder for results,
@@ -86,7 +91,7 @@ class Commands:
         if args.data is not None:
             given = [
                 *_split(given, "--data_url")[1],
-                f"--data_url={os.path.join(node.folders.inputs, INPUT)}",
+                f"--data_url={os.path.join(node.folders.inputs, INPUT, *args.below)}",
             ]
         if not args.code.is_repository:  # it may not accept them
             return given

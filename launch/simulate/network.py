@@ -32,16 +32,15 @@ class Network:
         _remove_leftovers()
         try:
             self._switch = self._namespace("switch")
-            _ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
-            _ip("-n", self._switch, "link", "set", "br0", "up")
+            _ip(f"-n {self._switch} link add br0 type bridge")
+            _ip(f"-n {self._switch} link set br0 up")
             for node, address in enumerate(self.addresses):
                 own = self._namespace(str(node))
-                port = ("link", "add", f"port{node}", "type", "veth", "peer", "name", "eth0", "netns", own)
-                _ip("-n", self._switch, *port)
-                _ip("-n", self._switch, "link", "set", f"port{node}", "master", "br0", "up")
-                _ip("-n", own, "address", "add", f"{address}/24", "dev", "eth0")
-                _ip("-n", own, "link", "set", "lo", "up")
-                _ip("-n", own, "link", "set", "eth0", "up")
+                _ip(f"-n {self._switch} link add port{node} type veth peer name eth0 netns {own}")
+                _ip(f"-n {self._switch} link set port{node} master br0 up")
+                _ip(f"-n {own} address add {address}/24 dev eth0")
+                _ip(f"-n {own} link set lo up")
+                _ip(f"-n {own} link set eth0 up")
         except BaseException:
             self.__exit__()
             raise
@@ -49,7 +48,7 @@ class Network:
 
     def __exit__(self, *_: object) -> None:
         for name in self._made:
-            _remove(name)
+            _run(f"ip netns delete {name}")
         self._made.clear()
 
     def command(self, node: int, command: list[str]) -> list[str]:
@@ -64,33 +63,29 @@ class Network:
 
     def link(self, node: int, up: bool) -> None:
         """Set the node's link up or down at the switch: the node keeps its address."""
-        _ip("-n", self._switch, "link", "set", f"port{node}", "up" if up else "down")
+        _ip(f"-n {self._switch} link set port{node} {'up' if up else 'down'}")
 
     def _namespace(self, part: str) -> str:
         name = _NAME.format(pid=os.getpid(), part=part)
-        _ip("netns", "add", name)
+        _ip(f"netns add {name}")
         self._made.append(name)
         return name
 
 
-def _ip(*arguments: str) -> None:
-    result = _run("ip", *arguments)
+def _ip(arguments: str) -> None:
+    result = _run(f"ip {arguments}")
     if result.returncode:
-        raise BadInput(f"--network-namespaces: `ip {' '.join(arguments)}`: {result.stderr.strip()}")
-
-
-def _remove(name: str) -> None:
-    _run("ip", "netns", "delete", name)
+        raise BadInput(f"--network-namespaces: `ip {arguments}`: {result.stderr.strip()}")
 
 
 def _remove_leftovers() -> None:
     """Remove the namespaces of simulations that were killed."""
-    listing = _run("ip", "netns", "list").stdout
+    listing = _run("ip netns list").stdout
     for name, pid in re.findall(r"^(" + _NAME.format(pid=r"(\d+)", part=r"\w+") + ")", listing, re.MULTILINE):
         if not os.path.exists(f"/proc/{pid}"):
-            _remove(name)
+            _run(f"ip netns delete {name}")
 
 
-def _run(*command: str) -> subprocess.CompletedProcess:
+def _run(command: str) -> subprocess.CompletedProcess:
     # In a session of its own: Ctrl-C must not reach `ip` during the clean-up.
-    return subprocess.run(command, capture_output=True, text=True, start_new_session=True)
+    return subprocess.run(command.split(), capture_output=True, text=True, start_new_session=True)

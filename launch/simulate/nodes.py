@@ -184,13 +184,6 @@ class Node:
             return {self.index * processes + local: task.pid for local, task in living}
         return {rank: pid for pid, rank in told.items() if told.get(parents[pid]) != rank}
 
-    def is_stopped(self, processes: int) -> bool:
-        """Return whether every remaining rank of this node is stopped (SIGSTOP)."""
-        ranks, living = self.ranks(processes), self._processes()
-        return bool(ranks) and all(
-            pid in living and living[pid]["status"] == psutil.STATUS_STOPPED for pid in ranks.values()
-        )
-
     @property
     def _mark(self) -> str:
         return f"{os.getpid()}.{self.slot}"

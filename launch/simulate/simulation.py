@@ -149,7 +149,7 @@ class Simulation:
         targets = [node for node in targets if node.running]
         if not targets:
             return
-        self._note(fault, f"SIGKILL to node {', '.join(node.label for node in targets)}", targets[0].pids[0])
+        self._note(fault, f"SIGKILL to nodes {', '.join(node.label for node in targets)}", targets[0].pids[0])
         for node in targets:
             node.kill()
         for node in targets:
@@ -191,7 +191,8 @@ class Simulation:
         """Kill stopped processes if nothing else runs: they never end by themselves."""
         left = [node for node in self._nodes if node.running]
         waits = any(node.delay is not None for node in self._nodes)
-        if not self._stopped or waits or not all(node.is_stopped(self._processes) for node in left):
+        remain = [{*node.ranks(self._processes).values()} for node in left] if self._stopped else []
+        if waits or not remain or not all(ranks and ranks <= self._stopped for ranks in remain):
             self._stopped_since = None
             return
         now = time.monotonic()
@@ -240,8 +241,6 @@ class Simulation:
             if not node.runs:
                 print(f"{node.label:<16}{'-':>9}{'-':>10}  not started")
         print(flush=True)
-        for node in self._nodes:
-            log(f"node {node.label}: outputs={node.output} log={node.log}")
         failed = any(run.error for node in self._nodes for run in node.runs)
         if failed and not self._commands.code.is_repository:
             log("guides/own_script.md lists the errors of scripts on platforms, and what to change")

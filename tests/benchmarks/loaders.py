@@ -299,7 +299,7 @@ class Ours(Row):
         index = image_folder.load(source, "train", cache)
         path = os.path.join(self.folder, f"{form}.pack")
         store = pack.build(index, path, form) if form else FileStore(index)
-        self.reads = sum(store.meta["sizes"]) / len(index) if form else None
+        self.reads = sum(pack.described(store.path)["sizes"]) / len(index) if form else None
         plan = Plan(index, BatchSampler(len(index), BATCH, 0), random_resized_crop, SIDE)
         self.loader = backends.build(backend, store, plan, torch.device("cpu"), workers)
         self.epoch, self.uint8 = 0, uint8

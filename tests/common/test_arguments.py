@@ -156,7 +156,7 @@ def test_a_file_of_options_comes_after_the_command_line(config, parse, capsys):
     shown = f"settings batch_size=4 lr=2.0 title=s3://host/x prof=7 amp=True config={words[1]}\n"
     assert capsys.readouterr().out == shown
     parse("--amp", "false")
-    assert capsys.readouterr().out == "settings defaults\n"
+    assert capsys.readouterr().out == "settings (all defaults)\n"
     words = config('{"epochs": 3, "amp": true, "title": "a \\" b"}')
     assert parse(*words) == {"epochs": 3, "amp": True, "title": 'a " b', "config": words[1]}
 

@@ -8,7 +8,7 @@ import pytest
 from common.ground.exits import BadInput
 from common.platform.platforms import STARTED_BY, first_host
 from common.platform.topology import Topology, promised_gpus, resolve
-from launch.profiles import PROFILES, Folders, make_starts
+from launch.profiles import PROFILES, Folders, make_rank_table, make_starts
 from tests.conftest import ROOT, environment, run
 
 
@@ -167,8 +167,11 @@ NODE_SOURCES = {  # platforms that start one process per node: the source that t
     "kubeflow": "kubeflow", "kubeflow-v2": "kubeflow-v2", "volcano": "volcano", "volcengine": "volcengine",
     "skypilot": "skypilot", "dstack": "dstack", "plain": "plain",
 }  # fmt: skip
-PROMISE = {*NODE_SOURCES} - {"kubeflow", "kubeflow-v2", "volcano", "plain"}  # they tell the number of GPUs
-RANK_SOURCES = {"azureml": "azureml", "slurm": "slurm"}  # they start one process per rank
+SILENT = {"kubeflow", "kubeflow-v2", "volcano", "plain"}
+PROMISE = {"modelarts-npu", *NODE_SOURCES} - SILENT  # they tell the number of GPUs
+RANK_SOURCES = {  # they start one process per rank
+    "azureml": "azureml", "slurm": "slurm", "modelarts-npu": "rank-table",
+}  # fmt: skip
 SOURCES = NODE_SOURCES | RANK_SOURCES
 LAYOUTS = [(1, 4), (2, 2), (4, 1)]
 HOSTS = {"shared": ["127.0.0.1"] * 4, "own": [f"10.77.0.{number}" for number in range(1, 5)]}
@@ -180,8 +183,10 @@ FOLDERS = Folders(
 @pytest.mark.parametrize("addresses", HOSTS)
 @pytest.mark.parametrize("nodes, processes", LAYOUTS)
 @pytest.mark.parametrize("name", SOURCES)
-def test_profiles(name, nodes, processes, addresses):
+def test_profiles(name, nodes, processes, addresses, tmp_path):
     hosts, source = HOSTS[addresses][:nodes], SOURCES[name]
+    folders = FOLDERS._replace(logs=str(tmp_path))
+    (tmp_path / "jobstart_hccl.json").write_text(make_rank_table(hosts, processes))
     if name == "plain" and nodes > 1:
         with pytest.raises(BadInput, match=f"cannot start {nodes} nodes"):
             make_starts(name, 0, nodes, processes, hosts, 4321, FOLDERS)
@@ -192,7 +197,7 @@ def test_profiles(name, nodes, processes, addresses):
         source, port = "modelarts-environment", 29500
     ranks = []
     for node in range(nodes):
-        starts = make_starts(name, node, nodes, processes, hosts, 4321, FOLDERS, gpus=2)
+        starts = make_starts(name, node, nodes, processes, hosts, 4321, folders, gpus=2)
         assert len(starts) == (processes if level == "process" else 1)
         for local_rank, start in enumerate(starts):
             topology = _resolve(start.environment, processes, **_parsed(start.arguments))
@@ -213,7 +218,61 @@ def _parsed(words):
 
 
 def test_all_profiles_are_tested():
-    assert set(PROFILES) == {*SOURCES, "torchrun", "launch"}
+    assert set(PROFILES) == {*SOURCES, "torchrun", "launch", "modelarts-npu-torchrun"}
+
+
+# The example of "Preparing the Ranktable Resource Configuration File", template 1, hiascend.com
+RANK_TABLE = """
+{"status": "completed", "version": "1.0", "server_count": "2", "server_list": [
+    {"server_id": "node_0", "device": [
+        {"device_id": "0", "device_ip": "192.168.1.8", "rank_id": "0"},
+        {"device_id": "1", "device_ip": "192.168.1.9", "rank_id": "1"}]},
+    {"server_id": "node_1", "device": [
+        {"device_id": "0", "device_ip": "192.168.2.8", "rank_id": "2"},
+        {"device_id": "1", "device_ip": "192.168.2.9", "rank_id": "3"}]}]}
+"""
+NPU = _words("RANK_ID=3 RANK_SIZE=4 ASCEND_DEVICE_ID=1")
+
+
+def test_a_rank_table_of_ascend_places_each_process(tmp_path):
+    table = tmp_path / "jobstart_hccl.json"
+    table.write_text(RANK_TABLE)
+    env = NPU | {"RANK_TABLE_FILE": str(table)}
+    assert _resolve(env, 5) == Topology(1, 2, 2, 1, "node_0", 29500, "process", "rank-table")
+    assert _resolve(MODELARTS | env, 5).master_host == FIRST_WORKER
+    named = _words("MASTER_ADDR=h MASTER_PORT=1234")
+    assert _resolve(MODELARTS | env | named, 5) == Topology(1, 2, 2, 1, "h", 1234, "process", "rank-table")
+    run_method = MODELARTS | TORCHRUN | {"MA_RUN_METHOD": "torchrun", "RANK_TABLE_FILE": str(table)}
+    assert _resolve(run_method, 5) == Topology(1, 2, 4, 1, "h", 1234, "process", "torchrun")
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        ("4", None),
+        ("4", "{"),
+        ("4", "[]"),
+        ("4", '{"server_list": []}'),
+        ("4", '{"server_list": [{"server_id": "a"}]}'),
+        ("8", RANK_TABLE),
+        ("x", RANK_TABLE),
+    ],
+)
+def test_rank_tables_that_are_refused(size, text, tmp_path):
+    table = tmp_path / "jobstart_hccl.json"
+    if text is not None:
+        table.write_text(text)
+    env = NPU | {"RANK_TABLE_FILE": str(table), "RANK_SIZE": size}
+    with pytest.raises(BadInput, match=r"jobstart_hccl\.json|RANK_SIZE=x") as refusal:
+        _resolve(env)
+    assert "\n" not in str(refusal.value)
+
+
+def test_torchrun_on_npus_as_modelarts_starts_it():
+    (start,) = make_starts("modelarts-npu-torchrun", 1, 2, 8, ["a", "b"], 6666, FOLDERS, gpus=8)
+    assert start.prefix[:2] == ["-m", "torch.distributed.run"]
+    assert {"--nnodes=2", "--nproc-per-node=8", "--node-rank=1", "--master-addr=a"} <= {*start.prefix}
+    assert start.environment["MA_RUN_METHOD"] == "torchrun" and start.environment["MA_NUM_GPUS"] == "8"
 
 
 def test_what_modelarts_injects():

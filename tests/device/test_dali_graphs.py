@@ -18,15 +18,20 @@ STORES = [
 ]
 
 
-def _graph(monkeypatch, kind, store):
+def _graph(monkeypatch, kind, store, index=0):
     """Return (outputs, the specifications of all operators) of the graph for a GPU."""
     outputs = []
     monkeypatch.setattr(dali.Pipeline, "set_outputs", lambda _, *found: outputs.extend(found))
     monkeypatch.setattr(dali.Pipeline, "build", lambda _: None)
     engine = object.__new__(kind)  # no threads
-    engine.store, engine.device, engine.antialias, engine.workers = store, torch.device("cuda", 0), True, 2
+    engine.store, engine.device, engine.antialias, engine.workers = (
+        store,
+        torch.device("cuda", index),
+        True,
+        2,
+    )
     engine._pipeline = None
-    engine._built(types.SimpleNamespace(size=96, largest=64))
+    assert engine._built(types.SimpleNamespace(size=96, largest=64)).device_id == index
     found, todo = {}, [*outputs]
     while todo:
         operator = todo.pop().source
@@ -38,7 +43,7 @@ def _graph(monkeypatch, kind, store):
 
 @pytest.mark.parametrize("kind, store", STORES)
 def test_images_come_out_on_the_gpu_and_chroma_is_interpolated(kind, store, monkeypatch):
-    outputs, specs = _graph(monkeypatch, kind, store)
+    outputs, specs = _graph(monkeypatch, kind, store, index=1)
     assert [each.device for each in outputs] == ["gpu", "cpu"]
     decoders = [spec for spec in specs if "_module: nvidia.dali.fn.decoders" in spec]
     assert len(decoders) == (getattr(store, "form", "encoded") == "encoded")

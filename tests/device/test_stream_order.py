@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 
+from common.checkpoint.saver import HostCopies
 from datasets.loaders.engines.map_style import MoveToDevice
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.engines.threads import Threads
@@ -15,7 +16,7 @@ from datasets.loaders.loader import Loader, ToDevice
 from datasets.sampling.sampler import BatchSampler, Plan
 from tests.support import fake_gpu
 
-pytestmark = pytest.mark.skipif(torch.__version__ < "2.14", reason="the stand-ins are for torch 2.14")
+pytestmark = pytest.mark.skipif(torch.__version__ < "2.11", reason="the stand-ins are for torch 2.11")
 SIZE, BATCHES = 8, 9
 
 
@@ -138,3 +139,31 @@ def test_an_order_that_is_missing_is_found(fault, engine, monkeypatch):
     with fake_gpu.fake_gpu(monkeypatch) as recorder:
         races = _train(recorder, engine)
     assert races and all(found[engine] in each for each in races)
+
+
+def test_the_next_batch_is_copied_while_one_is_used(monkeypatch):
+    with fake_gpu.fake_gpu(monkeypatch) as recorder:
+        index, begun = SyntheticIndex(BATCHES * 16, "train", 10), []
+        loader = Loader(
+            _Ring(recorder), Plan(index, BatchSampler(len(index), 16, 0), None, SIZE), fake_gpu.DEVICE
+        )
+        begin = loader.to_device.begin
+        loader.to_device.begin = lambda *batch: begun.append(len(recorder.launches)) or begin(*batch)
+        loader.seek(0)
+        next(iter(loader))
+        assert len(begun) == 2
+        first = [func.overloadpacket.__name__ for func in recorder.launches[begun[0] : begun[1]]]
+        assert first == ["_to_copy", "_to_copy", "sub", "mul_"]  # the images are read once as uint8
+
+
+def test_a_save_waits_for_its_copies_in_one_pinned_block(monkeypatch):
+    with fake_gpu.fake_gpu(monkeypatch) as recorder:
+        weights = [torch.zeros(9, 3, 3, 3, device="cuda"), torch.zeros((), dtype=torch.int64, device="cuda")]
+        copies = HostCopies()
+        for _ in range(2):
+            weights[0].add_(1)
+            state = copies.make({"model": {"a": weights[0], "b": [weights[1]]}})
+            recorder.read_on_host(state["model"]["a"])
+            recorder.read_on_host(state["model"]["b"][0])
+        assert not recorder.races and len(recorder.blocks) == 1
+        assert {text.partition(":")[0] for _, text in recorder.waits} == {"synchronize() of a stream"}

@@ -1,11 +1,15 @@
 """The real job ends or resumes as documented when nodes fail on a platform."""
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from tests.conftest import QUICK
+from tests.conftest import LONGEST, QUICK, ROOT, environment
 from tests.support.simulated import fired, rows, simulate
 
 pytestmark = pytest.mark.faults
@@ -13,6 +17,16 @@ pytestmark = pytest.mark.faults
 TIMEOUT = 15  # seconds, of the process group
 ENDLESS = ("jobs/train_ddp.py", "--", *QUICK, "--batch_size=32", f"--timeout={TIMEOUT}", "--epochs=10000")
 JOB = (*ENDLESS, "--max_steps=40")  # fewer than the 44 of an epoch; a fault after step 2 is in time
+
+
+VOLUMES = {  # file system: commands before the first start, and before the second
+    "tmpfs": ("mount -t tmpfs none volume;", ""),
+    "overlay": (  # earlier results are in a layer that is only read
+        "",
+        "mv volume/run lower; mount -t tmpfs none upper; mkdir upper/new upper/work;"
+        "mount -t overlay -o lowerdir=lower,upperdir=upper/new,workdir=upper/work none volume;",
+    ),
+}
 
 
 def weights(folder, node="node-0") -> dict[str, torch.Tensor]:
@@ -89,6 +103,31 @@ def test_a_job_that_is_started_again(fault, two, tmp_path):
     assert {node for node in table if node.endswith("run 2")} == {"0 run 2", "1 run 2"}
     node = "node-0.2" if fault.startswith("reschedule") else "node-0"
     assert_same(kept, two, node)
+
+
+@pytest.mark.parametrize(("first", "second"), VOLUMES.values(), ids=VOLUMES)
+def test_results_in_a_mounted_volume(first, second, two, tmp_path):
+    """Two nodes write to one volume. New containers continue the killed job, and it ends like an
+    uninterrupted one."""
+    root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    for name in ("volume", "lower", "upper"):
+        (tmp_path / name).mkdir()
+    command = ["unshare", *root, "--mount", "bash", "-euc"]
+    if subprocess.run([*command, f"cd {tmp_path}; mkdir volume/run; {first} {second}"]).returncode:
+        pytest.skip("this user may not mount these file systems in a namespace")
+    volume = tmp_path / "volume"
+    words = ["--nodes=2", "--limit=200", *JOB, "--save_every=1step", f"--train_url={volume}/run"]
+    job = shlex.join([sys.executable, "-m", "launch", "simulate", "--fault=restart:node=1,step=3", *words])
+    killed = job.replace("restart:node=1", "kill:rank=0")
+    script = f"""cd {tmp_path}; {first} cd {ROOT}; {killed} && exit 9
+        cd {tmp_path}; {second} cd {ROOT}; echo SECOND; {job}; cp {volume}/run/epoch_1.pth {tmp_path}"""
+    result = subprocess.run(
+        [*command, script], env=environment(), capture_output=True, text=True, timeout=LONGEST
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"resumed from .*/volume/run/.*, step [1-9]", result.stdout.partition("SECOND")[2])
+    ours, theirs = torch.load(tmp_path / "epoch_1.pth", weights_only=True), weights(two)
+    assert not [name for name in theirs if not torch.equal(ours[name], theirs[name])]
 
 
 def test_a_killed_rank_under_torchrun_ends_all():

@@ -6,7 +6,7 @@
 The first stages test correctness: GPU tests, compiled against plain, SIGTERM and resume. The others measure
 where the host waits, and figures with their targets. It takes at most 8 minutes, 4 more for CIFAR-10 to 94 %
 (needs --data_url), and 2 more for several GPUs. If a stage fails, its row has the reason, and the rest
-continues. gpu.json, gpu.md (a table) and logs/ are in --output_dir.
+continues. gpu.json, gpu.md (a table), traces/ (with the longest kernels) and logs.tar.gz are in --output_dir.
 
 Exit code: 0; 1 if a stage of correctness failed; 2 without a GPU.
 """
@@ -26,11 +26,13 @@ import torch
 from common.console import arguments
 from common.ground.exits import BadInput
 from common.ground.files import ROOT
+from common.platform.platforms import available_cores
 from tests.gpu import checks, figures, report
 from tests.gpu.lab import Setting, Stage, run_stages
 
 _MINUTES, _MINUTES_OF_ACCURACY, _MINUTES_OF_SEVERAL = 8.0, 4.0, 2.0
 _MEMORY = "/dev/shm"  # outputs are written there, so that the disk does not affect the figures
+_NEEDED, _NEEDED_SMALL = 8e9, 0.3e9  # bytes: a pack of 3.4 GB, data sets, checkpoints, compiled code
 _FAILED = 1
 
 
@@ -47,9 +49,10 @@ def main() -> None:
     logs = os.path.join(args.output_dir, "logs")
     os.makedirs(logs, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    parent = _MEMORY if os.access(_MEMORY, os.W_OK) else None
-    scratch = tempfile.mkdtemp(prefix="bootfile-gpu-", dir=parent)
-    machine = report.describe(is_small)
+    scratch = tempfile.mkdtemp(
+        prefix="bootfile-gpu-", dir=find_scratch(_NEEDED_SMALL if is_small else _NEEDED)
+    )
+    machine = report.describe(is_small) | {"states": {} if is_small else {"begin": report.gpu_state()}}
 
     shown: list[str] = []
 
@@ -59,15 +62,28 @@ def main() -> None:
             line = f"{result['stage']}: {result['failed'] or 'done'} ({result['seconds']:.0f} s)"
             print(line, file=sys.stderr, flush=True)
             shown.append(result["stage"])
+            if not is_small:
+                machine["states"][result["stage"]] = report.gpu_state()
 
     try:
-        setting = Setting(is_small, args.data_url, scratch, logs, _environment(scratch, is_small), gpus)
+        gpu = "none" if is_small else report.gpu_name()
+        setting = Setting(is_small, args.data_url, scratch, logs, _environment(scratch, is_small), gpus, gpu)
         results = run_stages(stages, setting, minutes, show)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        shutil.make_archive(logs, "gztar", logs)  # one file
     print(report.format_table(machine, results))
     if any(result["is_check"] and result["failed"] for result in results):
         sys.exit(_FAILED)
+
+
+def find_scratch(needed: float) -> str:
+    """Return a folder with so many bytes for the outputs of the jobs. Raises BadInput."""
+    folders = [_MEMORY, tempfile.gettempdir()]
+    for folder in folders:
+        if os.access(folder, os.W_OK) and shutil.disk_usage(folder).free >= needed:
+            return folder
+    raise BadInput(f"{' and '.join(folders)} have less than {needed / 1e9:g} GB: set TMPDIR")
 
 
 def _parse_args() -> argparse.Namespace:
@@ -110,7 +126,9 @@ def _choose(args: argparse.Namespace, gpus: int) -> tuple[list[Stage], float]:
 
 def _environment(scratch: str, is_small: bool) -> dict[str, str]:
     """Return the environment of all commands, with one compiler cache."""
-    env = os.environ | {"PYTHONUNBUFFERED": "1", "TMPDIR": scratch}
+    # tests/conftest.py would compile with one process
+    threads = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, available_cores() // 4)))
+    env = os.environ | {"PYTHONUNBUFFERED": "1", "TMPDIR": scratch, "TORCHINDUCTOR_COMPILE_THREADS": threads}
     env |= {
         name: os.path.join(scratch, name.lower()) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     }

@@ -16,6 +16,8 @@ _QUIET = ("--resume", "never", "--save_every", _FOREVER, "--epoch_weights", "fal
 _COPIES = 24  # of 640 JPEG files: 60 batches of 256
 _TARGET = 0.94  # test accuracy on CIFAR-10
 _RATE = re.compile(r"prof: ([\d.]+) images/s")
+_AIMS = {"H200": 4300, "H100": 3400}  # images/s of ResNet-50, estimated from the memory's bandwidth
+_FLOPS = 3 * 2 * 4.09e9  # of a training step of ResNet-50, for an image of 224 pixels
 
 
 def compile_ahead(run: Run) -> None:
@@ -41,10 +43,15 @@ def watch_jobs(run: Run) -> None:
     commands["imagenet.py"] += ["--report_every", _FOREVER]
     for name, job in commands.items():
         output = run.folder(name)
+        traces = os.path.join(os.path.dirname(run.setting.logs), "traces")
+        os.makedirs(traces, exist_ok=True)
+        trace = os.path.join(traces, f"{name[:-3]}.json.gz")
         text = run.call(
-            name, "-m", "tests.gpu.watch", steps, *job, "--max_steps", most, "--output_dir", output
+            name, "-m", "tests.gpu.watch", steps, trace, *job, "--max_steps", most, "--output_dir", output
         )
-        found = json.loads(next(line for line in reversed(text.splitlines()) if line.startswith("{")))
+        found = _last_json(text)
+        Path(traces, f"{name[:-3]}-kernels.json").write_text(json.dumps(found, indent=1))
+        run.note(f"{name}: memory", found["memory_gb"], "GB")
         run.note(f"{name}: waits of the host in a step", found["waits_per_step"], "", 0, at_most=True)
         for place, count in found["places"].items():
             run.note(f"{name}: waits at {place}", count, "")
@@ -83,18 +90,47 @@ def _aim(name: str, aim: float) -> float | None:
     return aim if name == "train_fast.py" else None
 
 
+def measure_limits(run: Run) -> None:
+    """Measure the bandwidth and the matrix rate of this GPU, which limit all other figures."""
+    for name, value in _probe(run, "limits").items():
+        run.note(name.rpartition(" ")[0], value, name.rpartition(" ")[2])
+
+
 def measure_resnet50(run: Run) -> None:
-    """Measure images/s of ResNet-50 in bfloat16: synthetic images, eager and compiled, and a pack."""
-    job, rates = [*_resnet50(run), "--prof", "2" if run.is_small else "50"], {}
-    for name, compile in {"eager": "false", "compiled": _compile(run)}.items():
-        rates[name] = _prof(run, name, *job, "--compile", compile)
-        run.note(f"synthetic, {name}", rates[name], "images/s", 4500 if name == "compiled" else None)
+    """Measure images/s of ResNet-50 in bfloat16, in turns with a plain loop, and from a pack."""
+    job = [*_resnet50(run), "--prof", "2" if run.is_small else "50", "--compile", _compile(run)]
+    ours, plain = [], []
+    for turn in range(1 if run.is_small else 2):
+        ours.append(_prof(run, f"ours-{turn}", *job))
+        plain.append(_probe(run, f"plain-{turn}", "plain")["images/s"])
+    rate = statistics.median(ours)
+    aim = next((aim for name, aim in _AIMS.items() if name in run.setting.gpu), None)
+    run.note("synthetic, compiled", rate, "images/s", aim)
+    run.note("synthetic, of a plain loop of torchvision", rate / statistics.median(plain), "x", 0.97)
+    run.note("synthetic, operations", rate * _FLOPS / 1e12, "TFLOP/s")
     copies = 1 if run.is_small else _COPIES
     data = ["--data_url", generated.image_folder(_cache(run), copies), "--cache_dir", _cache(run)]
-    data += ["--pack", run.folder("pack"), "--data_backend", "threads", "--compile", _compile(run)]
-    rate = _prof(run, "pack", *job, *data)
-    run.note("from a pack, compiled", rate, "images/s")
-    run.note("from a pack, of synthetic", rate / rates["compiled"], "x", 0.97)
+    rate_of_pack = _prof(run, "pack", *job, *data, "--pack", run.folder("pack"), "--data_backend", "threads")
+    run.note("from a pack, compiled", rate_of_pack, "images/s")
+    run.note("from a pack, of synthetic", rate_of_pack / rate, "x", 0.97)
+
+
+def measure_loaders(run: Run) -> None:
+    """Measure images/s of the backends that are installed, with JPEG files."""
+    folder = generated.image_folder(_cache(run), 1)
+    text = run.call("loaders", *_resnet50(run), "--data_backend", "auto", "--data_url", folder, "--prof", "1")
+    rates = re.search(r"data_backend auto: \S+ of (.*) images/s", text)
+    for name, rate in re.findall(r"([\w-]+) (\d+)", rates[1] if rates else ""):
+        run.note(f"backend {name}", float(rate), "images/s")
+
+
+def _probe(run: Run, label: str, *arguments: str, launcher: tuple[str, ...] = ()) -> dict[str, float]:
+    device = "cpu" if run.is_small else "cuda"
+    return _last_json(run.call(label, *launcher, "-m", "tests.gpu.probe", device, *arguments))
+
+
+def _last_json(text: str) -> dict:
+    return json.loads(next(line for line in reversed(text.splitlines()) if line.startswith("{")))
 
 
 def _prof(run: Run, label: str, *job: str) -> float:
@@ -169,6 +205,8 @@ def measure_several(run: Run) -> None:
         rates.append(_prof(run, f"scaling-{count}", *job))
     run.note(f"ResNet-50 on {several}", rates[1], "images/s")
     run.note("weak scaling, of ideal", rates[1] / rates[0] / several, "x")
+    launcher = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(several)
+    run.note("all_reduce of 100 MB", *_probe(run, "all_reduce", launcher=launcher).values(), "GB/s")
 
 
 def _cache(run: Run) -> str:
@@ -203,13 +241,15 @@ def _resnet50(run: Run, processes: int = 1) -> list[str]:
     return [*job, "--arch", "resnet50", "--batch_size", str(256 * processes)]
 
 
-STAGES = [
-    Stage("compile ahead", 150, compile_ahead, is_beside=True),
-    Stage("waits", 110, watch_jobs),
-    Stage("ResNet-18", 160, measure_resnet18),
-    Stage("ResNet-50", 130, measure_resnet50),
-    Stage("resident", 30, measure_resident),
-    Stage("checkpoint", 30, measure_checkpoint),
+STAGES = [  # with those of checks.py they take at most 8 minutes: tests/test_gpu_check.py adds them up
+    Stage("compile ahead", 140, compile_ahead, is_beside=True),
+    Stage("limits", 15, measure_limits),
+    Stage("ResNet-50", 110, measure_resnet50),
+    Stage("ResNet-18", 70, measure_resnet18),
+    Stage("waits", 65, watch_jobs),
+    Stage("loaders", 35, measure_loaders),
+    Stage("resident", 20, measure_resident),
+    Stage("checkpoint", 20, measure_checkpoint),
 ]
 SEVERAL = Stage("several GPUs", 120, measure_several, is_check=True)
 ACCURACY = Stage("CIFAR-10", 260, measure_accuracy)

@@ -49,6 +49,7 @@ class Setting(NamedTuple):
     logs: folder for logs
     env: environment of all commands
     gpus: number of GPUs
+    gpu: name of the first one
     """
 
     is_small: bool
@@ -57,6 +58,7 @@ class Setting(NamedTuple):
     logs: str
     env: dict[str, str]
     gpus: int
+    gpu: str = "none"
 
 
 class Run:
@@ -151,6 +153,12 @@ class Run:
     def _read(self, process: subprocess.Popen) -> str:
         with open(self._logs[process], encoding="utf-8", errors="replace") as file:
             return file.read()
+
+
+def longest(stages: list[Stage]) -> float:
+    """Return the seconds of stages that all take their limits; neighbours that run together count once."""
+    groups = itertools.groupby(stages, key=lambda stage: stage.is_beside)
+    return sum((max if beside else sum)(each.seconds for each in group) for beside, group in groups)
 
 
 def run_stages(

@@ -28,6 +28,17 @@ def describe(is_small: bool) -> dict:
     }
 
 
+def gpu_state() -> str:
+    """Return clocks (MHz), power (W), temperature (C), throttle reasons and used memory (MiB) of the GPUs."""
+    names = "clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_throttle_reasons.active,memory.used"
+    return _first_line(["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader,nounits"])
+
+
+def gpu_name() -> str:
+    """Return the name of the first GPU."""
+    return _first_line(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+
+
 def _first_line(command: list[str]) -> str:
     try:
         printed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout

@@ -1,10 +1,10 @@
 """Run a job, count where its host waits for the GPU, and measure how busy the GPU is.
 
-python -m tests.gpu.watch FIRST,MIDDLE,LAST jobs/train.py --max_steps 70 ...
+python -m tests.gpu.watch FIRST,MIDDLE,LAST TRACE.json.gz jobs/train.py --max_steps 70 ...
 
 Steps FIRST to MIDDLE: every blocking call by source line (torch.cuda.set_sync_debug_mode). Steps MIDDLE to
-LAST: the share of the time in which a kernel or a copy runs. The last line is JSON. On a CPU no call blocks,
-and the operators of the CPU are used instead of kernels.
+LAST: the share of the time in which a kernel or a copy runs, the longest kernels, and a trace for Perfetto.
+The last line is JSON. On a CPU no call blocks, and its operators are used instead of kernels.
 """
 
 import collections
@@ -19,6 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from common.checkpoint.checkpointer import Checkpointer
 from common.ground.files import ROOT
+
+_LONGEST = 15  # kernels
 
 
 class Watch:
@@ -57,23 +59,36 @@ class Watch:
         places = collections.Counter(
             f"{each.filename.replace(str(ROOT) + '/', '')}:{each.lineno}"
             for each in seen
-            if "synchroniz" in str(each.message)
+            if "called a synchronizing" in str(each.message)  # not torch's notice about this mode
         )
-        spans = sorted(
-            (event.time_range.start, event.time_range.end)
+        kernels = [
+            event
             for event in self.profile.events()
             if str(event.device_type).endswith("CUDA" if self.is_gpu else "CPU")
-        )
+            and not getattr(event, "is_user_annotation", False)  # a region such as Optimizer.step, with gaps
+        ]
+        if not kernels:
+            sys.exit("the profiler saw no kernel: this machine does not permit CUPTI")
+        spans = sorted((event.time_range.start, event.time_range.end) for event in kernels)
         busy = reached = 0.0  # microseconds
         for start, end in spans:
             busy += max(0.0, end - max(start, reached))
             reached = max(reached, end)
+        calls, micros = collections.Counter[str](), collections.Counter[str]()
+        for event in kernels:
+            calls[event.name] += 1
+            micros[event.name] += event.time_range.end - event.time_range.start
         steps = self.last - self.middle
         return {
             "waits_per_step": places.total() / (self.middle - self.first),
             "places": dict(places.most_common(12)),
             "ms_per_step": 1000 * self.seconds / steps, "kernels_per_step": len(spans) / steps,
             "busy": busy / 1e6 / self.seconds,
+            "memory_gb": torch.cuda.max_memory_allocated() / 1e9 if self.is_gpu else 0.0,
+            "longest": [
+                {"kernel": name, "calls_per_step": calls[name] / steps, "share": each / micros.total()}
+                for name, each in micros.most_common(_LONGEST)
+            ],
         }  # fmt: skip
 
 
@@ -86,11 +101,13 @@ def main() -> None:
         return is_finite(self, loss)
 
     Checkpointer.accepts = counted
-    sys.argv = sys.argv[2:]
+    trace, sys.argv = sys.argv[2], sys.argv[3:]
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         runpy.run_path(sys.argv[0], run_name="__main__")
-    print(json.dumps(watch.summary(seen)))
+    summary = watch.summary(seen)
+    watch.profile.export_chrome_trace(trace)
+    print(json.dumps(summary))
 
 
 if __name__ == "__main__":

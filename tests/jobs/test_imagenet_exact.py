@@ -29,7 +29,10 @@ def trained(output, processes, *options) -> dict:
     return facts(output / str(processes))
 
 
-@pytest.mark.parametrize("engine", [*list(ENGINES)[:3], pytest.param("ray", marks=pytest.mark.faults)])
+@pytest.mark.parametrize(
+    "engine",
+    [pytest.param(each, marks=[pytest.mark.faults] * (each != "threads")) for each in ENGINES],
+)
 def test_bits_are_equal(engine, cache, tmp_path):
     """With augmentation, mixup, a clipped norm, micro-batches and an average of the weights."""
     backend = (f"--pack={tmp_path / 'pack'}",) if engine == "pack" else (f"--data_backend={engine}",)

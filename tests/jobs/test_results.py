@@ -91,7 +91,8 @@ def test_files_lines_and_table(tmp_path):
     ]
     assert len(scalars.Scalars("val_acc")) == 2
     assert records(output)[3]["epoch"] == 2
-    for row in ("set-up", "data loading", "model", "training", "- waiting for data", "- computing", "total"):
+    rows = ("imports and set-up", "data loading", "model and checkpoint", "training", "- computing", "total")
+    for row in (*rows, "- waiting for data"):
         assert f"\n{row} " in result.stdout
     seconds = {
         row: float(result.stdout.split(f"\n{row} ")[1].split()[0]) for row in ("training", "- computing")

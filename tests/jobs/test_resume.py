@@ -93,6 +93,9 @@ def test_sigterm_costs_no_step(whole, tmp_path):
     said = r"stopped as asked after step (\d+); the newest checkpoint is that of step \1\n"
     last = int(re.search(said, output)[1])
     assert "SIGTERM: stopping at the next step, within 25 s" in output and 6 <= last < 15
+    command = re.search(r"^to continue: python (.*)$", output, re.MULTILINE)[1].split()
+    assert command[0].endswith("train_ddp.py") and command.count(f"--output_dir={tmp_path}") == 1
+    assert "--output_dir" not in command, "it is not given twice"
 
     resumed = run_ranks(*DDP, f"--output_dir={tmp_path}")[0].stdout
     assert f"step_{last}.pt: epoch {-(-last // 5)}, step {last} of 15\n" in resumed

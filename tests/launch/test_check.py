@@ -24,7 +24,7 @@ from tests.conftest import ROOT, environment, finish, free_port, run, start
 
 NAMES = [
     "accelerators", "shm", "outputs", "scratch", "limits", "master", "interface", "versions", "packages",
-    "presets",
+    "infiniband", "presets",
 ]  # fmt: skip
 NO_HOST = "bootfile-no-such-host.invalid"  # RFC 2606: never resolves
 
@@ -160,6 +160,17 @@ def test_the_master_seen_from_both_nodes(rank, listening, verdict, text):
     assert found["interface"][1].startswith("lo with 127.0.0.1; 2 nodes, but 127.0.0.1")
 
 
+def test_versions_of_ascend(tmp_path):
+    assert node._ascend(str(tmp_path)) == ""
+    toolkit = tmp_path / "ascend-toolkit" / "latest" / "aarch64-linux"
+    for folder in (tmp_path / "driver", toolkit):
+        folder.mkdir(parents=True)
+    (tmp_path / "driver" / "version.info").write_text("Version=24.1.rc2\nascendhal_version=7.35.19\n")
+    install = "package_name=Ascend-cann-toolkit\nversion=8.0.RC2\ninnerversion=V100R001C18\n"
+    (toolkit / "ascend_toolkit_install.info").write_text(install)
+    assert node._ascend(str(tmp_path)) == ", NPU driver 24.1.rc2, CANN 8.0.RC2"
+
+
 def test_masters_of_other_layouts():
     found = _inspect(init_method="tcp://198.51.100.7:6666", rank=0, world_size=2)  # RFC 5737: not in use
     assert (
@@ -215,6 +226,47 @@ def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
         re.match(r"check name=scratch verdict=warning .*/gone is not a writable folder", line)
         for line in more
     )
+
+
+def test_infiniband_ports_and_peer_memory(tmp_path):
+    """The files are those of a node with two ports; the kernel's own cannot be made."""
+    one, two = resolve(_args(), {}), resolve(_args(init_method="h:1", rank=0, world_size=2), {})
+    assert node.infiniband(one, str(tmp_path)).text == "no ports; peer memory none"
+    for device, state, layer, rate in (
+        ("mlx5_0", "4: ACTIVE", "InfiniBand", "400 Gb/sec (4X NDR)"),
+        ("mlx5_1", "1: DOWN", "Ethernet", "100 Gb/sec (4X EDR)"),
+    ):
+        port = tmp_path / "sys" / "class" / "infiniband" / device / "ports" / "1"
+        port.mkdir(parents=True)
+        for name, text in {"state": state, "link_layer": layer, "rate": rate}.items():
+            (port / name).write_text(f"{text}\n")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "modules").write_text("nvidia 1 2 nvidia_peermem, Live 0x0\n")
+    found = node.infiniband(two, str(tmp_path))
+    assert found.verdict == "ok" and found.text == (
+        "mlx5_0/1 ACTIVE InfiniBand 400 Gb/sec (4X NDR), mlx5_1/1 DOWN Ethernet 100 Gb/sec (4X EDR); "
+        "peer memory none"
+    )
+    (tmp_path / "proc" / "modules").write_text("nvidia_peermem 16384 0 - Live 0x0\n")
+    (tmp_path / "sys/class/infiniband/mlx5_0/ports/1/state").write_text("2: INIT\n")
+    found = node.infiniband(two, str(tmp_path))
+    assert found.verdict == "warning" and "peer memory nvidia_peermem" in found.text
+    assert node.infiniband(one, str(tmp_path)).verdict == "ok", "one node needs no port"
+
+
+def test_nodes_measure_an_all_reduce(tmp_path):
+    """Two nodes of two processes, each started as the platform starts a job."""
+    common = ["--output_dir", tmp_path, "--enable_gpu=false", "--processes_per_node=2", "--world_size=2"]
+    address = f"--init_method=tcp://127.0.0.1:{free_port()}"
+    words = ["-m", "launch", "check", "--nodes", address, *common]
+    nodes = [start(*words, f"--rank={rank}") for rank in range(2)]
+    outputs = [finish(each, 0).stdout for each in nodes]
+    pattern = r"^all_reduce bytes=100000000 ranks=4 backend=gloo seconds=(\S+) bus_gb_per_s=(\S+)$"
+    ((seconds, bus),) = re.findall(pattern, "".join(outputs), re.MULTILINE)
+    assert float(bus) == pytest.approx(1.5 * 0.1 / float(seconds), rel=0.05)
+    assert [output.count("check verdict=") for output in outputs] == [1, 1]
+    with pytest.raises(BadInput, match="--nodes needs 2 processes or more"):
+        check.main(["--nodes"])
 
 
 def test_bad_arguments_are_one_line():

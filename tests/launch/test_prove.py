@@ -41,6 +41,7 @@ def test_a_job_of_bootfile_is_exact(tmp_path):
     assert "was not made by this command" in refused.stderr
 
 
+@pytest.mark.faults
 def test_a_sharded_job_is_exact(tmp_path):
     options = ("--width=8", "--batch_size=240", "--dataset=digits", "--max_steps=6", "--processes_per_node=2")
     shown = prove("jobs/train_fsdp.py", "--kills=1", "--", *options).stdout
@@ -48,6 +49,7 @@ def test_a_sharded_job_is_exact(tmp_path):
     assert "--processes_per_node=1" in shown and shown.count("\n      noticed") == 2
 
 
+@pytest.mark.faults
 def test_an_exact_job_has_the_same_bits_on_other_numbers_of_processes(tmp_path):
     options = ("--width=8", "--batch_size=240", "--dataset=digits", "--max_steps=6")
     shown = prove("jobs/train_exact.py", "--kills=1", "--", *options).stdout

@@ -25,8 +25,8 @@ from torch.utils._pytree import tree_leaves
 
 from common.checkpoint.checkpointer import Checkpointer
 from common.compute import models
-from common.distributed import process_group
-from common.ground import exits
+from common.distributed import barrier, batchnorm, devices, process_group, ranks
+from common.ground import accelerator, exits
 from common.run import metrics, output, starts
 from datasets.loaders import image_folders
 from datasets.loaders.engines import memory
@@ -57,6 +57,10 @@ class Stream:
 
     def wait_stream(self, stream):
         self.clock |= stream.clock
+
+    def synchronize(self):
+        Stream.order.host |= self.clock
+        Stream.order.wait("synchronize() of a stream")
 
 
 class Event:
@@ -94,7 +98,8 @@ class Recorder(TorchDispatchMode):
     steps: number of finished steps.
     seeds: the seeds of the GPU's generator, each with the number of the step.
     waits: operations for which the host waits, with step and source line. races: storages that two streams
-    use without order.
+    use without order. layouts: whether the weights of convolutions are channels_last. losses: the types of
+    the logarithms in cross entropies. collectives: the number in each step. blocks: tensors of pinned memory.
     """
 
     def __init__(self):
@@ -103,6 +108,8 @@ class Recorder(TorchDispatchMode):
         self.host, self.steps = Clock(), 0
         self.waits, self.races, self.seeds, self._unrecorded = [], [], [], []
         self.pinned: set[int] = set()
+        self.layouts, self.losses = set[bool](), set[torch.dtype]()
+        self.collectives, self.blocks, self.launches = Clock(), [], []
         self._written: dict[int, tuple[Stream, int]] = {}
         self._read: dict[int, Clock] = collections.defaultdict(Clock)
         self._owner: dict[int, Stream] = {}  # the stream in whose pool a storage is
@@ -148,6 +155,7 @@ class Recorder(TorchDispatchMode):
 
     def _launch(self, func, args, kwargs, outputs):
         stream = Stream.current
+        self.launches.append(func)
         stream.clock |= self.host  # the host launches it after the work that it has waited for
         stream.clock[stream] += 1
         places = [*zip(func._schema.arguments, args, strict=False)]
@@ -195,7 +203,10 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func.namespace != "aten":
+            self.collectives[self.steps] += func.namespace == "c10d"
             return func(*args, **kwargs)
+        if func is aten.convolution.default and args[1].is_cuda:
+            self.layouts.add(args[1].is_contiguous(memory_format=torch.channels_last))
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         if func is aten._local_scalar_dense.default:
             if tensors[0].is_cuda:
@@ -211,6 +222,11 @@ class Recorder(TorchDispatchMode):
         )  # it works in place and has no fake version
         result = None if is_fused else func(*args, **kwargs)
         outputs = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+        if func is aten.nll_loss_forward.default:
+            self.losses.add(args[0].dtype)
+        if kwargs.get("pin_memory"):
+            self.pinned.add(self.number(result))
+            self.blocks.append(result)
         if not any(each.is_cuda for each in (*tensors, *outputs)):
             return result
         if not func.is_view and func.overloadpacket not in _NO_KERNEL:
@@ -250,6 +266,7 @@ def fake_gpu(monkeypatch, capability=(9, 0)):
         "get_device_capability": lambda *_: capability, "is_bf16_supported": lambda *_, **__: True,
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(accelerator, "in_use", lambda: torch.cuda)
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
 
     def pin_memory(tensor):
@@ -257,6 +274,7 @@ def fake_gpu(monkeypatch, capability=(9, 0)):
         recorder.pinned.add(recorder.number(copy))
         return copy
 
+    pinned: list[np.ndarray] = []
     real_from_numpy, real_numpy = torch.from_numpy, on_host(torch.Tensor.numpy)
 
     def from_numpy(array):
@@ -269,13 +287,23 @@ def fake_gpu(monkeypatch, capability=(9, 0)):
             return real_numpy(tensor)
         assert not tensor.is_cuda
         recorder.read_on_host(tensor)
-        return np.zeros(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        array = np.zeros(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        if recorder.number(tensor) in recorder.pinned:
+            pinned.append(array)
+        return array
+
+    def frombuffer(array, dtype, count):
+        tensor = torch.empty(count, dtype=dtype)
+        if any(array is each or array.base is each for each in pinned):
+            recorder.pinned.add(recorder.number(tensor))
+        return tensor
 
     tensor = torch.Tensor
     monkeypatch.setattr(tensor, "pin_memory", pin_memory)
     monkeypatch.setattr(tensor, "is_pinned", lambda tensor: recorder.number(tensor) in recorder.pinned)
     monkeypatch.setattr(tensor, "record_stream", lambda *each: recorder.record_stream(*each))
     monkeypatch.setattr(torch, "from_numpy", from_numpy)
+    monkeypatch.setattr(torch, "frombuffer", frombuffer)
     monkeypatch.setattr(tensor, "numpy", numpy)
     monkeypatch.setattr(torch.nn.Module, "to", _move)
     with FakeTensorMode(allow_non_fake_inputs=True), recorder:
@@ -315,11 +343,47 @@ class _Ended(Exception):
     pass
 
 
-def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)):
+class Wrapper(torch.nn.Module):
+    """A stand-in for DistributedDataParallel. made: the keyword arguments of each."""
+
+    made: list[dict]
+
+    def __init__(self, module, **arguments):
+        super().__init__()
+        self.module = module
+        self.made.append(arguments)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def no_sync(self):
+        return contextlib.nullcontext()
+
+
+def _fake_group(monkeypatch, module):
+    """Connect this process to a second one that does not exist: collectives do nothing."""
+    Wrapper.made = []
+    from torch.testing._internal.distributed import fake_pg
+
+    torch.distributed.init_process_group("fake", store=fake_pg.FakeStore(), rank=0, world_size=2)
+    for place, name, value in (
+        (ranks, "gather_objects", lambda value: [value, value]),
+        (ranks, "broadcast_object", lambda value: value), (barrier, "wait_for_all", lambda *_: None),
+        (process_group, "join", lambda _: (DEVICE, 0, 2)), (process_group, "meet", lambda *_: {}),
+        (torch.distributed, "init_process_group", lambda: None), (devices, "select", lambda _: DEVICE),
+        (batchnorm, "convert_sync_batchnorm", lambda model: model),
+        (torch.nn.parallel, "DistributedDataParallel", Wrapper),
+    ):  # fmt: skip
+        monkeypatch.setattr(place, name, value)
+    if hasattr(module, "DistributedDataParallel"):
+        monkeypatch.setattr(module, "DistributedDataParallel", Wrapper)
+
+
+def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0), world_size=1):
     """Run main() of a job for some steps on a GPU without kernels. Return the Recorder.
 
-    A step ends when backward() begins. Data sets and models are made on the CPU. The job writes nothing and
-    has no process group.
+    A step ends when backward() begins. Data sets and models are made on the CPU. The job writes nothing.
+    world_size: 2 adds a rank that does not exist; with 1 there is no process group.
     """
     path = os.path.join(ROOT, "jobs", job)
     spec = importlib.util.spec_from_file_location(f"fake_{job[:-3]}", path)
@@ -348,9 +412,17 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
             return found
 
         monkeypatch.setattr(module.image_set, "load", load_real)
+    if world_size > 1:
+        _fake_group(monkeypatch, module)
     trained = []
     resume = Checkpointer.resume
-    monkeypatch.setattr(Checkpointer, "resume", lambda self, n: trained.append(self.model) or resume(self, n))
+
+    def resume_and_keep(self, total_steps):
+        trained.append(self.model)
+        recorder.loader = self.loader
+        return resume(self, total_steps)
+
+    monkeypatch.setattr(Checkpointer, "resume", resume_and_keep)
     with fake_gpu(monkeypatch, capability) as recorder:
 
         def backward(*_):
@@ -365,5 +437,9 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
         reports = any(word.startswith("--prof") for word in arguments)  # other reports read figures
         monkeypatch.setattr(Checkpointer, "is_due", lambda *step: is_due(*step) and reports)
         with contextlib.suppress(_Ended):
-            module.main.__wrapped__()
+            try:
+                module.main.__wrapped__()
+            finally:
+                if world_size > 1:
+                    torch.distributed.destroy_process_group()
     return recorder

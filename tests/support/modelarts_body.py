@@ -15,6 +15,7 @@ _FORMS = {  # place of a value -> its form
     "metadata.annotations.fault-tolerance/pod-retry-num": r"[1-9]\d{0,2}",
     "metadata.annotations.fault-tolerance/job-unconditional-retry": "true|false",
     "metadata.annotations.fault-tolerance/hang-retry": "true|false",
+    "metadata.annotations.fault-tolerance/hccl_op_retry": "true|false",
     "algorithm.code_dir": _FOLDER,
     "algorithm.environments.*": r"[^$]{,4096}",
     **{f"algorithm.{kind}.{name}": form for kind in ("inputs", "outputs") for name, form in _CHANNEL.items()},

@@ -1,12 +1,12 @@
-"""Write the tables of options in the documents from the parsers.
+"""Write the options in the documents from the parsers, as blocks of text.
 
-    python -m tests.support.options      rewrite all tables
+    python -m tests.support.options      rewrite all blocks
 
-A table is between `<!-- options: WHAT -->` and `<!-- end of options -->`. WHAT is
+A block is between `<!-- options: WHAT -->` and `<!-- end of options -->`. WHAT is
 
     jobs/train.py                              all options of a job
     jobs/train_ddp.py without jobs/train.py    those that the second does not have, or describes differently
-    launch                                     a row for each verb of `python -m launch`
+    launch                                     each verb of `python -m launch`
 """
 
 import argparse
@@ -18,6 +18,7 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,17 @@ PARTS = {
     "cache": ("preload", "check", "ls", "rm"),
     "bench": ("loaders",),
 }
-TABLE = re.compile(r"(<!-- options: (.+?) -->\n).*?(<!-- end of options -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- options: (.+?) -->\n).*?(<!-- end of options -->)", re.DOTALL)
+
+_DEFAULT = re.compile(r"[ (;]*default: [^()]*\)?$")
 
 Row = tuple[str, str, str]  # group, option with its value, help
 
 
 def documents() -> list[Path]:
-    """Return the documents of the repository that have a table of options."""
+    """Return the documents of the repository that have options of the parsers."""
     names = subprocess.check_output(["git", "ls-files", "*.md"], cwd=ROOT, text=True).split()
-    return [ROOT / name for name in names if TABLE.search((ROOT / name).read_text(encoding="utf-8"))]
+    return [ROOT / name for name in names if BLOCK.search((ROOT / name).read_text(encoding="utf-8"))]
 
 
 def read_parsers() -> dict[str, Any]:
@@ -44,37 +47,39 @@ def read_parsers() -> dict[str, Any]:
 
 
 def rewrite(text: str, parsers: dict[str, Any]) -> str:
-    """Return the text with new tables of options."""
-    return TABLE.sub(lambda found: found[1] + render(found[2], parsers) + found[3], text)
+    """Return the text with new blocks of options."""
+    return BLOCK.sub(lambda found: found[1] + render(found[2], parsers) + found[3], text)
 
 
 def render(what: str, parsers: dict[str, Any]) -> str:
-    """Return the table of WHAT, as Markdown."""
+    """Return the verbs, or the options of WHAT, as a block of text in the form of --help."""
     if what == "launch":
-        lines = ["| verb | what it does | arguments |", "|---|---|---|"]
-        for name in (name for name in parsers if not name.endswith(".py") and name != "verbs"):
-            options = " ".join(f"`{_cell(option)}`" for _, option, _ in parsers[name])
-            lines.append(f"| `{name}` | {_cell(parsers['verbs'].get(name, ''))} | {options} |")
-        return "\n".join(lines) + "\n"
+        verbs = [name for name in parsers if not name.endswith(".py") and name != "verbs"]
+        return _block(_line(name, parsers["verbs"].get(name, ""), 16) for name in verbs)
     job, _, base = what.partition(" without ")
     known = {tuple(row[1:]) for row in parsers.get(base, ())}
-    lines, last = ["| option | meaning |", "|---|---|"], ""
+    before = {(option, _DEFAULT.sub("", help)) for option, help in known}
+    lines, last = [], ""
     for group, option, help in parsers[job]:
         if (option, help) in known:
             continue
         if group != last:
-            lines.append(f"| *{group}* | |")
-        lines.append(f"| `{_cell(option)}` | {_text(help)} |")
+            lines += [f"{group}:"]
+        if (option, _DEFAULT.sub("", help)) in before:  # only the default differs
+            help = _DEFAULT.search(help)[0].strip(" ();")
+        lines.append("  " + _line(option, help, 38))
         last = group
-    return "\n".join(lines) + "\n"
+    return _block(lines)
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _line(name: str, help: str, width: int) -> str:
+    """Return a line of a block, with a default in brackets."""
+    help = re.sub(r"\(default: ([^()]*)\)|^default: (.*)$", lambda found: f"[{found[1] or found[2]}]", help)
+    return f"{name:{width}}  {help}"
 
 
-def _text(help: str) -> str:
-    return re.sub(r"([*<|])", r"\\\1", help)
+def _block(lines: Iterable[str]) -> str:
+    return "\n".join(["```text", *lines, "```"]) + "\n"
 
 
 def _rows(parser: argparse.ArgumentParser) -> list[Row]:

@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
+from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.run.metrics import check_map_style, class_names_of
 from datasets.data_fingerprint import fingerprint, hash_rows, hash_value
@@ -32,7 +33,7 @@ def map_style_loader(
     augment: bool = False,
     *,
     collate_fn: Callable[[list], Any] | None = None,
-    workers: int = 0,
+    workers: Any = 0,
 ) -> Loader:
     """Return a loader of (inputs, targets) on the device, of any map-style Dataset.
 
@@ -41,21 +42,17 @@ def map_style_loader(
     augment: not used, because the dataset transforms its items.
     collate_fn: gets a list of items and returns (inputs, targets), nested in any way (default: torch's
         default_collate).
-    workers: processes; 0: this process loads.
+    workers: processes; 0: this process loads. Or a RayWorkers (datasets/loaders/ray/engine.py).
     Raises BadInput, for example for an IterableDataset.
 
     The receipt covers ids, targets and the seed of each item, not the inputs. The `fingerprint` of the
     dataset (any text) identifies its data; if it has none, it is computed (datasets/data_fingerprint.py).
     """
     fetcher = Fetcher(dataset, collate_fn)
-    engine = MapStyle(Workers(workers, device.type == "cuda"), fetcher)
-    return build_loader(engine, fetcher, sampler, device)
-
-
-def build_loader(engine: Any, fetcher: "Fetcher", sampler: Any, device: torch.device) -> Loader:
-    """Return a Loader of an engine that delivers the fetcher's batches."""
+    if isinstance(workers, int):
+        workers = Workers(workers, accelerator.has_streams(device))
     plan = Plan(Index(fetcher), sampler, draw_seeds)
-    return Loader(engine, plan, device, to_device=MoveToDevice(device))
+    return Loader(MapStyle(workers, fetcher), plan, device, to_device=MoveToDevice(device))
 
 
 class Seeds(NamedTuple):
@@ -197,14 +194,15 @@ class MoveToDevice(Stage):
         """Start moving (inputs, targets) to the device."""
         if self._stream is None:
             return Copy(self._move(data[0]), self._move(data[1]))
-        with torch.cuda.stream(self._stream):
+        with accelerator.of(self.device).stream(self._stream):
             inputs, targets = self._move(data[0]), self._move(data[1])
-            ready = torch.cuda.Event()
+            ready = accelerator.new_event(self.device)
             ready.record()
         return Copy(inputs, targets, ready)
 
     def _move(self, data: Any) -> Any:
-        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(self.device, non_blocking=True), data)
+        move = lambda tensor: tensor.to(self.device, non_blocking=bool(self._stream))  # noqa: E731
+        return tree_map_only(torch.Tensor, move, data)
 
 
 def _table_of(dataset: Any) -> tuple[TensorDataset | None, np.ndarray | None]:

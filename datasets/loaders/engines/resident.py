@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from common.ground import accelerator
 from datasets.loaders.engines.memory import corners, make_loader, pad, plan_of
 from datasets.loaders.loader import Images, Loader
 from datasets.memory.image_set import ImageSet
@@ -51,7 +52,7 @@ class Resident:
     def gather(self, windows: np.ndarray) -> torch.Tensor:
         """Return uint8 [n, H, W, C] on the device. windows: id, top, left, flip, int64 [4, n]."""
         columns = torch.from_numpy(windows)
-        if self.pixels.is_cuda:
+        if accelerator.has_streams(self.pixels.device):
             columns = columns.pin_memory()
         ids, top, left, flip = columns.to(self.pixels.device, non_blocking=True)
         corner = (ids * self.image + top * self.stride + left).view(-1, 1, 1)

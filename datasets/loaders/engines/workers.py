@@ -56,15 +56,13 @@ class Workers:
         """
         if self._loader is None or plan is not self._plan:
             self._plan = plan
-            self._loader = DataLoader(
+            self._loader = self._open(
                 _Results(function),
                 batch_size=None,
                 sampler=_Keys(plan),
                 collate_fn=_unchanged,
                 num_workers=self.count,
-                pin_memory=self.pinned,
                 persistent_workers=self.count > 0,
-                worker_init_fn=functools.partial(_begin, self._closing),
                 generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
             )
         for batch, result in self._loader:
@@ -76,6 +74,10 @@ class Workers:
         """End the workers."""
         _close(self._closing)
         self._loader = self._plan = None  # its workers end with it
+
+    def _open(self, results: Dataset, **options: Any) -> DataLoader:
+        begin = functools.partial(_begin, self._closing)
+        return DataLoader(results, pin_memory=self.pinned, worker_init_fn=begin, **options)
 
 
 class _Keys:

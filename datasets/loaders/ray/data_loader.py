@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
 
+from common.ground import accelerator
 from datasets.loaders.ray.pool import Pool
 from datasets.sampling.generators import EPOCH_START, derive_seed, seed_all
 
@@ -86,7 +87,7 @@ class RayDataLoader(DataLoader):
         function, numbers = self._served
         tasks = ((number, key) for key, number in zip(keys, numbers, strict=False))
         for _, batch in pool.map(function, tasks, self.prefetch_factor or 2, self.timeout):
-            if self.pin_memory and torch.cuda.is_available():
+            if self.pin_memory and accelerator.count():
                 batch = torch.utils.data._utils.pin_memory.pin_memory(batch)
             yield batch
 

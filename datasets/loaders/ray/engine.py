@@ -1,25 +1,20 @@
-"""Loaders whose batches are made by actors of Ray: they get ids and boxes, and return images or items.
+"""Workers that are actors of Ray: they get ids and boxes, and return images or items.
 
 A task contains all parameters, and workers draw no other random numbers. So the cluster changes no data.
 """
 
 import copy
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import torch
+from torch.utils.data import DataLoader, Dataset
 
 from common.ground.exits import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.resize import fit
-from datasets.loaders.engines.map_style import Fetcher, MapStyle, build_loader
-from datasets.loaders.engines.memory import Memory, plan_of
-from datasets.loaders.engines.workers import WorkerEngine
-from datasets.loaders.loader import Loader
-from datasets.loaders.ray.pool import Pool
-from datasets.memory.image_set import ImageSet
+from datasets.loaders.engines.workers import Workers
+from datasets.loaders.ray.data_loader import RayDataLoader
 from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.files import FileStore
 
@@ -27,40 +22,23 @@ CPUS = 0.5  # per worker of images: the workers of training and of evaluation do
 _MISSING = "all nodes of the Ray cluster need the images at the same path as this one"
 
 
-class RayWorkers:
-    """Actors with the methods of engines/workers.py, which start at the first batch. The arguments are those
-    of Pool."""
+class RayWorkers(Workers):
+    """Workers that are actors of Ray, which start at the first batch. The arguments are those of Pool."""
 
     def __init__(self, workers: int, address: str = "auto", cpus: float = 1.0):
-        self._arguments = workers, address, cpus
-        self._pool: Pool | None = None
+        super().__init__(workers, pinned=False)
+        self._place: dict[str, Any] = {"head_address": address, "cpus_per_worker": cpus}
 
     def load(self, plan: Plan, function: Callable[[Batch, int], Any]) -> Iterator[tuple[Batch, Any]]:
-        """Yield (batch, function(batch, plan.size)) for each batch of a plan. Raises BadInput.
-
-        The first call sends the function to the actors, and later calls must have the same.
-        """
-        if self._pool is None:
-            self._pool = Pool(*self._arguments)
-            self._function = self._pool.put(functools.partial(_run, function))
-        tasks = enumerate((batch, plan.size) for batch in plan)
         try:
-            for (_, (batch, _)), result in self._pool.map(self._function, tasks):
-                yield batch, result
+            yield from super().load(plan, function)
         except BadInput as error:
             if "No such file" in str(error):
                 raise BadInput(f"{error}; {_MISSING}") from error
             raise
 
-    def close(self) -> None:
-        """End the actors."""
-        if self._pool is not None:
-            self._pool.close()
-        self._pool = None
-
-
-def _run(function: Callable[[Batch, int], Any], task: tuple[int, tuple[Batch, int]]) -> Any:
-    return function(*task[1])
+    def _open(self, results: Dataset, **options: Any) -> DataLoader:
+        return RayDataLoader(results, True, **self._place, **options)
 
 
 class FolderCutter:
@@ -93,38 +71,8 @@ class _Columns(ImageFolderIndex):
         return object.__new__, (_Columns,), vars(self)
 
 
-def ray_map_style_loader(
-    dataset: Any,
-    sampler: Any,
-    device: torch.device,
-    augment: bool = False,
-    *,
-    collate_fn: Callable[[list], Any] | None = None,
-    workers: int = 2,
-    address: str = "auto",
-) -> Loader:
-    """Return a map_style_loader() whose batches are read by actors of Ray.
-
-    augment: not used. workers, address: as in Pool. The dataset with its tensors is sent to the actors
-    once.
-    """
-    fetcher = Fetcher(dataset, collate_fn)
-    engine = MapStyle(RayWorkers(workers, address), fetcher)
-    return build_loader(engine, fetcher, sampler, device)
-
-
-def ray_memory_loader(
-    data: ImageSet,
-    sampler: Any,
-    device: torch.device,
-    augment: bool = False,
-    workers: int = 2,
-    address: str = "auto",
-) -> Loader:
-    """Return a make_loader() whose crops and flips are made by actors of Ray.
-
-    workers, address: as in Pool. Images that fit in memory are cropped faster in this process. This
-    loader shows the necessary change, and delivers the same data.
-    """
-    engine = WorkerEngine(RayWorkers(workers, address), Memory(data, augment))
-    return Loader(engine, plan_of(data, sampler, augment), device, data.mean, data.std)
+def __getattr__(name: str) -> Any:
+    if name in ("ray_memory_loader", "ray_map_style_loader"):
+        used = "make_loader() or map_style_loader() with workers=RayWorkers(workers, address)"
+        raise AttributeError(f"{name} was removed: use {used}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

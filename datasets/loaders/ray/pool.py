@@ -54,9 +54,6 @@ def connect(address: str, workers: int) -> Any:
     Raises BadInput if Ray is missing or the cluster does not answer.
     """
     global _local
-    if address == "start":
-        cure = "leave it out, and Ray starts for this process, or run `ray start` on each node"
-        raise BadInput(f"--ray_address start was removed: {cure}")
     if (imported := sys.modules.get("ray")) and imported.is_initialized():
         return imported
     if address == "auto":
@@ -183,7 +180,7 @@ class Pool:
         self._finalizer()
 
     def _room(self, workers: int) -> int:
-        """Return how many of so many actors the CPUs of the cluster allow."""
+        """Return how many of these actors the CPUs of the cluster allow."""
         if not self._cpus:
             return workers
         return min(workers, int(self._ray.cluster_resources().get("CPU", 0.0) / self._cpus))

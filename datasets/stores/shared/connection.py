@@ -231,7 +231,7 @@ class Server:
                 self._retry_at = now + (_WORTH * cost if often else _PAUSE)
                 self.down = _text(error)
                 text = "samples come from the next tier until it answers again"
-                self.log(f"cache {self.address}: {self.down}; {text}")
+                self.log(f"cache {self.address}: {self.down.rstrip('.')}; {text}")
         self._disconnect()  # other connections may be broken too, or receive a late answer
 
     def _try_again(self) -> None:

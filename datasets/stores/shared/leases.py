@@ -43,6 +43,11 @@ class Held(NamedTuple):
     leases: list[tuple[str, float]]
     counts: dict[str, int]
 
+    @property
+    def users(self) -> list[str]:
+        """Return the holders of the leases in words."""
+        return [f"{holder} (lease ends in {left:.0f} s)" for holder, left in self.leases]
+
 
 class Lease:
     """The lease of a process. title: the data set's name for users. mode: "active", "offline", "": none."""

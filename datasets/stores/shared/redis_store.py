@@ -123,10 +123,6 @@ class RedisStore:
         """Return the lengths() of undamaged values, int64 [n]."""
         return forms.sizes(self.index, np.asarray(ids, dtype=np.int64), self.form)[2] + _HEADER.size
 
-    def keep(self, ids: ArrayLike) -> None:
-        """Remove the expiry time of samples that an active job has put. Raises Unavailable."""
-        leases.ask(self.server, self.name, "PERSIST", np.asarray(ids, dtype=np.int64))
-
     def close(self) -> None:
         """Release the lease. The last release of an active data set deletes the data set."""
         if os.getpid() != self._pid:  # the lock may have been held at the fork

@@ -75,7 +75,7 @@ def test_when_a_save_is_due(recovery, every, due):
     found = []
     for step in range(1, 21):
         _step(keeper, model)
-        found += [step] if keeper._is_save_due(step) else []
+        found += [step] if keeper._is_planned(step) else []
     assert found == due
 
 
@@ -87,7 +87,7 @@ def test_seconds_count_since_the_last_save(recovery, monkeypatch):
     for step in range(1, 13):
         now[0] += 3
         _step(keeper, model)
-        if keeper._is_save_due(step):
+        if keeper._is_planned(step):
             saved.append(step)
             keeper.save(step)
     late = keeper._state.objects["optimizer"].defaults.get(

@@ -8,40 +8,53 @@ import torch
 
 from common.distributed.devices import find_topology, select
 from common.ground.exits import BadInput
-from tests.conftest import QUICK, ROOT, free_port, run
+from common.platform.platforms import available_cores
+from tests.conftest import ROOT, environment, free_port, run
 
 GPUS = 4
 
 # The job itself, in real processes, until they would connect.
 FAKE = textwrap.dedent(f"""
-    import runpy, sys, torch
+    import os, runpy, sys, torch
     torch.cuda.device_count = lambda: {GPUS}
     sys.path.insert(0, {str(ROOT)!r})
     from common.distributed import devices, process_group
-    devices.open_gpu = lambda device: None
+    did = []
+    devices.open_gpu = lambda device: did.append(str(device))
+    place = lambda topology: did.append(f"{{topology.rank}} {{topology.world_size}}")
+    process_group.meet = lambda args, topology: place(topology) or {{}}
 
-    def meet(args, topology):
-        device = torch.device("cuda", topology.local_rank)
+    def connect():
+        did.append(os.environ["TORCHINDUCTOR_COMPILE_THREADS"])
         with open(sys.argv[-1], "a") as file:
-            file.write(f"{{topology.rank}} {{topology.world_size}} {{device}}\\n")
+            file.write(" ".join(did) + "\\n")
         sys.exit(0)
 
-    process_group.meet = meet
+    torch.distributed.init_process_group = connect
     sys.argv = sys.argv[1:]
     runpy.run_path(sys.argv[0], run_name="__main__")
 """)
 
 
-@pytest.mark.parametrize("node", [0, 1])
-def test_every_gpu_of_a_node_gets_a_process(node, tmp_path):
+@pytest.mark.parametrize(
+    ("job", "node", "processes"),
+    [("train_ddp.py", 0, GPUS), ("train_ddp.py", 1, GPUS), ("imagenet.py", 1, 2 * GPUS)],
+)
+def test_every_process_of_a_node_opens_its_gpu_before_it_connects(job, node, processes, tmp_path):
     found = tmp_path / "found"
+    env = environment()
+    del env["TORCHINDUCTOR_COMPILE_THREADS"]
     run(
-        "-c", FAKE, "jobs/train_ddp.py", *QUICK, f"--output_dir={tmp_path}", "--world_size=2",
-        f"--rank={node}", f"--init_method=tcp://127.0.0.1:{free_port()}", "--not_an_argument", found,
+        "-c", FAKE, f"jobs/{job}", f"--output_dir={tmp_path}", "--world_size=2",
+        f"--rank={node}", f"--init_method=tcp://127.0.0.1:{free_port()}", "--batch_size=64",
+        *([f"--processes_per_node={processes}"] if processes > GPUS else []),
+        "--not_an_argument", found, env=env,
     )  # fmt: skip
-    assert sorted(found.read_text().splitlines()) == [
-        f"{GPUS * node + local_rank} {2 * GPUS} cuda:{local_rank}" for local_rank in range(GPUS)
-    ]
+    threads = max(1, available_cores() // processes)
+    assert sorted(found.read_text().splitlines()) == sorted(
+        f"cuda:{local_rank % GPUS} {processes * node + local_rank} {2 * processes} {threads}"
+        for local_rank in range(processes)
+    )
 
 
 OLD_DRIVER = textwrap.dedent(f"""

@@ -1,5 +1,6 @@
 """process_group.py chooses the right backend and ends a group."""
 
+import argparse
 import os
 import signal
 import textwrap
@@ -11,6 +12,7 @@ import torch
 
 from common.distributed import process_group
 from common.ground import exits
+from common.platform.topology import Topology
 from tests.conftest import ROOT, finish, processes_of, run, start, wait_until
 
 # A process sees one GPU: its own, or one for all. The UUID shows it; before torch 2.4, CUDA_VISIBLE_DEVICES.
@@ -65,6 +67,41 @@ def test_an_nccl_group_is_left_on_the_own_gpu(monkeypatch):
     process_group._leave_group(None, None)
     (first, device), (second, left), code = did
     assert (device, left, code) == (3, "left", 0) and first == second != threading.get_ident()
+
+
+def test_a_group_of_one_gpu_is_left(monkeypatch):
+    """nccl warns of a group that is not destroyed."""
+    left = []
+    monkeypatch.setattr(exits, "at_end", lambda place, end: left.append(place))
+    monkeypatch.setattr(process_group.rendezvous, "meet", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    args = argparse.Namespace(timeout=1.0, enable_gpu=None)
+    for gpus in (0, 1):
+        monkeypatch.setattr(process_group.devices, "count_gpus", lambda _, gpus=gpus: gpus)
+        process_group.meet(args, Topology(0, 1, 1, 0, None, None, "node", "plain"))
+        assert len(left) == gpus
+
+
+@pytest.mark.parametrize(
+    ("nodes", "backend", "preset", "chosen"),
+    [
+        (2, "nccl", {}, {"NCCL": "=eth7"}),
+        (2, "nccl", {"NCCL": "ib0"}, {"NCCL": "ib0"}),
+        (1, "nccl", {}, {}),
+        (1, "gloo", {}, {"GLOO": "eth7"}),
+        (2, "gloo", {"GLOO": "ib0"}, {"GLOO": "ib0"}),
+    ],
+)
+def test_the_interface_to_the_master_is_used(nodes, backend, preset, chosen, monkeypatch, capfd):
+    for kind in ("NCCL", "GLOO"):
+        monkeypatch.setenv(f"{kind}_SOCKET_IFNAME", preset.get(kind, ""))
+        if kind not in preset:
+            monkeypatch.delenv(f"{kind}_SOCKET_IFNAME")
+    monkeypatch.setattr(process_group.network, "interface_to", lambda *_: ("eth7", "10.0.0.7"))
+    process_group._choose_interface(Topology(0, nodes, 2, 0, "10.0.0.1", 1234, "node", "plain"), backend)
+    for kind in ("NCCL", "GLOO"):
+        assert os.environ.get(f"{kind}_SOCKET_IFNAME") == chosen.get(kind)
+    assert ("NCCL_SOCKET_IFNAME==eth7" in capfd.readouterr().out) == (chosen == {"NCCL": "=eth7"})
 
 
 # Holds the interpreter's lock while it waits. Gloo's destructor in torch 2.1 may do this without end.

@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from common.ground.exits import BadInput
-from common.ground.files import sha256_file
+from common.ground.files import is_url, sha256_file
 from common.object_store import paths as object_store_paths
 from common.object_store import store as object_store
 from common.object_store.location import Location, check_encrypted, find_endpoint, parse
-from common.object_store.store import ObjectStore, StoreError, is_url
+from common.object_store.store import ObjectStore, StoreError
 from tests.conftest import environment, free_port, run
 from tests.support.fault_proxy import FaultProxy
 from tests.support.hostile_store import HostileStore, listing, reply

@@ -5,8 +5,9 @@ import copy
 import pytest
 import torch
 
-from common.compute.compilation import backward_without_trace, compile_module
+from common.distributed.compilation import backward_without_trace, compile_module
 from common.distributed.gradients import settle_buckets
+from tests.conftest import environment, run, run_ranks
 
 
 class _NoGradient(torch.autograd.Function):
@@ -68,6 +69,76 @@ def test_settling_the_buckets_compiles_nothing(monkeypatch):
 def test_what_cannot_be_compiled_stays_as_it_is():
     model, said = _Model(fails=True), []
     before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()
-    assert compile_module(model, torch.ones(2, 2, 3, 3), said.append) is model
+    assert compile_module(model, [torch.ones(2, 2, 3, 3)], said.append) is model
     assert len(said) == 1 and said[0].startswith("not compiled: ")
     _same(model, before, random)
+
+
+OVERLAP = """
+import sys, torch
+from torch.nn.parallel import DistributedDataParallel
+from common.distributed.compilation import compile_module
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+layers = [torch.nn.Linear(512 if layer else 64, 512) for layer in range(5)]
+model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.MaxPool2d(2), torch.nn.AdaptiveAvgPool2d(4),
+                            torch.nn.Flatten(), *layers).to(memory_format=torch.channels_last)
+forward = DistributedDataParallel(model, bucket_cap_mb=1)
+
+def hook(_, bucket):
+    with torch.profiler.record_function("bucket"):
+        future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+forward.register_comm_hook(None, hook)
+sizes = [torch.ones(2, 3, side, side).to(memory_format=torch.channels_last) for side in (12, 16)]
+assert compile_module(forward, sizes, print) is forward and forward.module is not model
+torch.compiler.set_stance("fail_on_recompile")
+for images in (*sizes, *sizes):  # DistributedDataParallel makes its buckets after the first step
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        forward(images).sum().backward()
+names = [event.name for event in sorted(profile.events(), key=lambda event: event.time_range.start)]
+assert names.count("bucket") > 1 and names.index("bucket") < max(
+    place for place, name in enumerate(names) if name == "aten::mm"), names
+"""
+
+
+@pytest.mark.skipif(torch.__version__ < "2.6", reason="torch.compiler.set_stance came with torch 2.6")
+def test_buckets_are_sent_during_the_compiled_backward_pass(tmp_path):
+    """All sizes of images are compiled ahead. The gradient of max pooling is not a float32 scatter."""
+    env = environment(TORCH_LOGS="aot_graphs", TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    graphs = run("-c", OVERLAP, fresh=True, env=env).stderr
+    assert "aten.max_pool2d_with_indices_backward.default" in graphs and "scatter" not in graphs
+
+
+RANKS = """
+import os, sys, torch
+from torch.nn.parallel import DistributedDataParallel
+from common.distributed import compilation, ranks
+torch.distributed.init_process_group("gloo")
+failing, rank = int(sys.argv[1]), ranks.rank()
+begun, store = [], ranks.store()
+
+def backward(forward, module, images, passes):
+    begun.append(images.shape[-1])
+    if store.add("begun", 1) <= 2 and rank == 1:
+        raise RuntimeError("rank 1 has begun before rank 0 has compiled")
+    if rank == failing:
+        raise RuntimeError("no compiler")
+
+torch.compile = lambda module, **options: torch.nn.Sequential(module)
+compilation.backward_without_trace = backward
+model = torch.nn.Linear(4, 4)
+forward = DistributedDataParallel(model)
+images = [torch.ones(2, 4), torch.ones(2, 4)]
+fast = compilation.compile_module(forward, images, lambda line: print(line) if rank == 0 else None)
+assert fast is forward and (forward.module is model) == (failing >= 0)
+torch.distributed.barrier()
+"""
+
+
+@pytest.mark.parametrize("failing", [-1, 1])
+def test_all_ranks_train_compiled_or_none(failing):
+    """The first process of a node compiles before the others."""
+    first, _ = run_ranks("-c", RANKS, failing)
+    assert first.stdout == ("not compiled: RuntimeError: no compiler\n" if failing == 1 else "")

@@ -534,7 +534,7 @@ def test_a_file_that_grows_is_not_believed(data, start, monkeypatch):
 
     monkeypatch.setattr(listing, "stat_files", grow)
     size = len(photo(1))
-    with pytest.raises(BadInput, match=rf"1\.jpg: {size} bytes when it was listed, {size + 4} when read$"):
+    with pytest.raises(BadInput, match=rf"1\.jpg: {size} bytes when it was listed, more when read$"):
         start(data)
     monkeypatch.undo()
     assert start(data).bytes[1] == len(photo(1)) + 4

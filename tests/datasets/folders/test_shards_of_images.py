@@ -156,6 +156,8 @@ def test_images_in_tars_are_those_of_the_folder(tmp_path, with_cls, scan):
         ids = np.arange(len(loose))
         assert FileStore(packed, verified=True).read(ids) == FileStore(loose).read(ids)
         assert packed.find(packed.path(5)) == 5
+        whole = image_folder.load(str(tmp_path / "shards"), split, cache, scan=scan)
+        assert whole.fingerprint == packed.fingerprint, "a platform passes the folder of the tar files"
     if scan == "whole":
         encoded = pack.build(packed, str(tmp_path / "pack"), "encoded")
         assert encoded.read(ids) == FileStore(loose).read(ids)

@@ -1,8 +1,11 @@
 """The last stage on the CPU computes the right numbers, and reuses only memory that is free."""
 
+import types
+
 import pytest
 import torch
 
+from datasets.loaders import backends, measure
 from datasets.loaders.loader import ToDevice
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -36,7 +39,7 @@ def test_a_batch_that_is_held_is_never_written_to():
     weight = torch.ones(3, 1, 1, requires_grad=True)
     kept = []
     for value in range(40):
-        batch, _ = to_device(_images(value), None)
+        batch, _ = to_device(_images(value), torch.zeros(1))
         expected = batch.clone()
         views = batch, batch[1:, :, 2:], batch.permute(0, 2, 3, 1), batch.numpy()
         holders = *views, (batch * weight).grad_fn
@@ -54,6 +57,30 @@ def test_memory_is_used_again_once_it_is_free():
     to_device = ToDevice(torch.device("cpu"), MEAN, STD)
     places = set()
     for value in range(20):
-        batch, _ = to_device(_images(value), None)
+        batch, _ = to_device(_images(value), torch.zeros(1))
         places.add(batch.data_ptr())
     assert len(places) <= 2
+
+
+@pytest.mark.parametrize(
+    "rates, chosen",
+    [
+        ({"threads": 900.0, "dali-gpu": 2500.0}, "dali-gpu"),
+        ({"threads": 6000.0, "dali": 5500.0, "dali-gpu": 9000.0}, "threads"),
+        ({"threads": 3000.0, "dali": 2000.0}, "threads"),
+        ({}, ""),
+    ],
+)
+def test_a_gpu_decodes_only_if_the_host_is_too_slow(rates, chosen):
+    assert measure.choose(rates) == chosen
+
+
+@pytest.mark.parametrize("memory, workers, threads", [(24e9, 16, 4), (80e9, 16, 12), (80e9, 3, 3)])
+def test_a_large_gpu_gets_more_threads_of_dali(memory, workers, threads, monkeypatch):
+    made = []
+    properties = lambda device: types.SimpleNamespace(total_memory=memory)  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(backends, "resolve", lambda backend, device: backend)
+    monkeypatch.setattr(backends, "Dali", lambda store, workers, *_: made.append(workers))
+    backends.engine("dali-gpu", None, torch.device("cuda", 0), workers)
+    assert made == [threads]

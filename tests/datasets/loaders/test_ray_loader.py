@@ -18,9 +18,9 @@ from common.ground.exits import BadInput
 from datasets.compat.dpex import DpexDataLoader, RayDataLoader
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
-from datasets.loaders.engines.map_style import map_style_loader
+from datasets.loaders.engines.memory import make_loader
 from datasets.loaders.ray import pool
-from datasets.loaders.ray.engine import ray_map_style_loader
+from datasets.loaders.ray.engine import RayWorkers
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.effects import Effects
 from datasets.sampling.sampler import BatchSampler, Plan
@@ -233,14 +233,14 @@ def test_the_engine_delivers_what_threads_deliver_and_names_an_unreadable_image(
 
 
 def test_any_dataset_draws_the_same_on_workers_of_ray(folder):
-    def batches(make):  # called as the jobs do
+    def batches(workers):  # called as the jobs do
         sampler = BatchSampler(24, 6, seed=1, max_steps=5)
-        with make(Noisy(), sampler, torch.device("cpu"), augment=True) as loader:
+        with make_loader(Noisy(), sampler, torch.device("cpu"), augment=True, workers=workers) as loader:
             made = [batch for _ in loader.epochs_from(0) for batch in loader]
             return made, loader.receipt.take(), loader.example(2)
 
-    expected, sums, example = batches(map_style_loader)
-    made, ray_sums, ray_example = batches(ray_map_style_loader)
+    expected, sums, example = batches(None)
+    made, ray_sums, ray_example = batches(RayWorkers(2))
     assert torch.equal(sums, ray_sums) and torch.equal(example, ray_example)
     assert len(made) == 5
     for one, other in zip(expected, made, strict=True):

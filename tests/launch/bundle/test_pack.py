@@ -99,11 +99,11 @@ def test_a_snapshot_that_was_changed_is_not_called_unchanged(mine, tmp_path):
 def test_what_a_job_needs_is_kept(repository):
     open(os.path.join(os.fsencode(repository), b"common/bad\xff.log"), "w").close()
     code = CodeFolder(str(repository / "jobs/job.py"))
-    assert [file.path for file in code.files] == [
+    assert [*code.files] == [
         "common/__init__.py", "common/a.py", "common/distributed/entry.py", "datasets/__init__.py",
         "jobs/job.py", "jobs/other.py", "jobs/settings.json",
     ]  # fmt: skip
-    skipped = {item.path: item.rule for item in code.skipped}
+    skipped = code.skipped
     assert skipped["common/__pycache__/"] == "__pycache__/" and skipped["common/tests/"] == "tests/"
     assert skipped["common/README.md"] == skipped["jobs/options.md"] == "*.md"
     assert {"README.md", "tests/", "output_dir/", ".env", "common/bad\udcff.log"} <= {*skipped}
@@ -154,7 +154,7 @@ def test_the_rules_are_gits(tmp_path):
         git = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
         expected = {path for path in git if not path.startswith(".")}
         if "job.py" in expected:
-            assert {file.path for file in CodeFolder(str(folder / "job.py")).files} == expected, lines
+            assert {*CodeFolder(str(folder / "job.py")).files} == expected, lines
         else:
             with pytest.raises(BadInput, match="is not uploaded"):
                 CodeFolder(str(folder / "job.py"))
@@ -176,7 +176,7 @@ def test_the_dependency_list(tmp_path):
         "redis[hiredis]>=5; python_version < '4'\nTorch[opt] >= 2 ; python_version > '3'\n"
         "torch==2.1+cu118 \\\n  --hash=sha256:aa\nnvidia_cublas_cu12\n"
         "torch @ https://host/torch-2.1.whl\n-e .\n./a.whl\n-c pins.txt\ntorchaudio\nnvidia.dali==1\n"
-        "--extra-index-url https://host/simple\ntorchmetrics\nnumpy>=1.26\n",
+        "torch_npu\n--extra-index-url https://host/simple\ntorchmetrics\nnumpy>=1.26\n",
     })  # fmt: skip
     path = str(tmp_path / "requirements.txt")
     text, left_out = requirements.adapt(path, keep_torch=False)
@@ -186,6 +186,7 @@ def test_the_dependency_list(tmp_path):
     ]  # fmt: skip
     assert left_out == [
         "torch", "torch", "nvidia-cublas-cu12", "torch", "-e", "./a.whl", "-c", "torchaudio", "nvidia-dali",
+        "torch-npu",
     ]  # fmt: skip
     assert "torch==2.1+cu118" in requirements.adapt(path, keep_torch=True)[0]
 

@@ -109,15 +109,52 @@ def test_small_and_custom_jobs_are_requests_that_the_service_takes(tmp_path):
     body = job_request.make_body(config, {})
     check_job(body)
     assert body["spec"] == {"resource": {"node_count": 1, "pool_id": "pool-1"}}
-    ((command, variables),) = job_request.make_node_starts(config)
+    ((command, variables),) = job_request.make_node_starts(config, {})
     assert command == f"python /home/ma-user/modelarts/user-job-dir/bootfile-0123456789ab/{JOB}"
     assert "MASTER_PORT" not in variables
     text = SMALL.replace(':1"\n', ':1"\ncommand = "bash run.sh"\n') + "[parameters]\nname = 'a b'\n"
     config = _config(tmp_path, text)
-    assert job_request.make_node_starts(config)[0][0] == "bash run.sh '--name=a b'"
+    assert job_request.make_node_starts(config, {})[0][0] == "bash run.sh '--name=a b'"
     assert job_request.make_body(config, {})["algorithm"]["parameters"] == [{"name": "name", "value": "a b"}]
     with pytest.raises(BadInput, match=r"\[platform.slurm\] is missing"):
         _config(tmp_path, SMALL, "slurm")
+
+
+def test_volumes_hold_data_and_results(tmp_path, capsys):
+    text = _example(
+        ("[inputs]", """[volumes]
+"/mnt/runs" = "10.10.10.10:/runs/"
+"/mnt/data" = "pfs://bucket/data"
+"/mnt/code" = "obs://bucket/code/more"
+[inputs]"""),
+        ('"obs://bucket/data/cifar10"', '"/mnt/data/cifar10"\nmore = "obs://bucket/more"'),
+        ('"obs://bucket/runs"', '"/mnt/runs/1"'),
+        ("prefetch_to_local = true", "prefetch_to_local = false"),
+        ("# pool_id", "pool_id"),
+    )  # fmt: skip
+    text += "[schedule]\naffinity_type = 'cabinet'\npriority = 2\n"
+    text += "[notification]\ntopic_urn = 'urn:smn:x'\nevents = ['JobFailed']\n"
+    config = _config(tmp_path, text)
+    outputs = job_request.make_outputs(config.outputs, "run-1")
+    body = job_request.make_body(config, outputs)
+    check_job(body)
+    assert body["spec"]["volumes"] == [
+        {"nfs": {"nfs_server_path": "10.10.10.10:/runs", "local_path": "/mnt/runs", "read_only": False}},
+        {"pfs": {"pfs_path": "/bucket/data", "local_path": "/mnt/data"}},
+        {"obs": {"obs_path": "/bucket/code/more", "local_path": "/mnt/code"}},
+    ]
+    assert body["spec"]["schedule_policy"] == {
+        "priority": 2, "required_affinity": {"affinity_type": "cabinet"}
+    }  # fmt: skip
+    assert body["spec"]["notification"] == {"topic_urn": "urn:smn:x", "events": ["JobFailed"]}
+    algorithm = body["algorithm"]
+    assert algorithm["outputs"] == [] and [each["name"] for each in algorithm["inputs"]] == ["more"]
+    assert {"name": "train_url", "value": "/mnt/runs/1/run-1"} in algorithm["parameters"]
+    command, _ = job_request.make_node_starts(config, outputs)[1]
+    words = {"--data_url=/mnt/data/cifar10", "--train_url=/mnt/runs/1/run-1"}
+    assert words | {"--more=/home/ma-user/modelarts/inputs/more_1"} < {*shlex.split(command)}
+    command = [JOB, "--config", str(tmp_path / "job.toml"), "--dry_run", "--resume_from", "/mnt/runs/earlier"]
+    assert "--train_url=/mnt/runs/earlier " in _submit(capsys, *command)
 
 
 def _example(*replacements: tuple[str, str]) -> str:
@@ -156,6 +193,14 @@ CHANGES = [  # part of the example, its replacement, words of the error
     ('OMP_NUM_THREADS = "8"', "\n".join(f"A{n} = 1" for n in range(100)), "environment: "),
     ("faults = 3", "faults = 0", "[retries] faults: "),
     ("[auto_stop]", "[schedule]\npriority = 1\n[auto_stop]", "[schedule] needs a dedicated pool"),
+    ('"obs://bucket/runs"', '"/mnt/runs"', "/mnt/runs is not in a folder of [volumes]"),
+    (
+        "[inputs]",
+        '[volumes]\n"/mnt" = "nfs://host/x"\n[inputs]',
+        "[volumes] /mnt: expected HOST:/PATH, pfs://",
+    ),
+    ("[inputs]", '[volumes]\nmnt = "host:/x"\n[inputs]', "[volumes] mnt: "),
+    ("[auto_stop]", '[notification]\ntopic_urn = "u"\n[auto_stop]', "needs topic_urn and events"),
     ("[platform.slurm]", "[platform.lsf]", "[platform] lsf: "),
     ('partition = "gpu"', "partition = [1]", "[platform.slurm] partition: "),
 ]
@@ -219,7 +264,7 @@ def test_resuming_needs_the_earlier_outputs(tmp_path, capsys):
     assert "--resume_from needs one output, train_url: [outputs] has none" in _submit(capsys, *words, other)
     config = job_config.load(str(EXAMPLE), JOB, "slurm")
     script = templates.render("slurm", config, "run-1", "/shared/runs/earlier/")
-    assert script.endswith(" --train_url=/shared/runs/earlier\n")
+    assert " --train_url=/shared/runs/earlier || code=$?\n" in script
     with pytest.raises(BadInput, match="earlier is not s3://bucket/prefix"):
         templates.render("slurm", config, "run-1", "earlier")
 
@@ -331,17 +376,44 @@ def test_slurm_file(layout, tmp_path):
     srun = tmp_path / "srun"
     srun.write_text(
         f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n"
+        "sys.exit(int(os.environ['CODE']))\n"
     )
-    srun.chmod(0o755)
-    kept = environment()
-    path = {"PATH": f"{tmp_path}:{kept['PATH']}"}
-    words, env = json.loads(subprocess.check_output(["bash", script], env=kept | path, text=True))
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$@"\n')
+    for command in (srun, tmp_path / "scontrol"):
+        command.chmod(0o755)
+    kept = environment(SLURM_JOB_ID="7")
+    kept["PATH"] = f"{tmp_path}:{kept['PATH']}"
+    for code, restarts, requeued in (("143", "", True), ("143", "3", False), ("2", "0", False)):
+        changes = {"CODE": code, "SLURM_RESTART_COUNT": restarts}
+        result = subprocess.run(["bash", script], env=kept | changes, capture_output=True, text=True)
+        assert result.returncode == int(code) and result.stdout.endswith("requeue 7\n") == requeued
+    assert int(options["signal"].removeprefix("TERM@")) > 25 + 60, "--grace, and Slurm's resolution"
+    words, env = json.loads(subprocess.check_output(["bash", script], env=kept | {"CODE": "0"}, text=True))
     assert words[:2] == ["--kill-on-bad-exit=1", "--distribution=block"]
     command = words[words.index("/shared/env/bin/python") + 1 :]
     assert command[0] == f"/shared/code/bootfile-0123456789ab/{JOB}"
     assert "--train_url=/shared/runs/run-1" in command and "--data_url=/shared/data/cifar10" in command
     assert (env["PYTHONUNBUFFERED"], env["OMP_NUM_THREADS"], env["SRUN_CPUS_PER_TASK"]) == ("1", "8", "8")
     _check_layout("slurm", nodes, gpus, env, command)
+
+
+def test_skypilot_file(layout):
+    nodes, gpus, load = layout
+    task = yaml.safe_load(templates.render("skypilot", load("skypilot"), "My_run-1"))
+    assert task["name"] == "my-run-1" and task["num_nodes"] == nodes and task["resources"]["use_spot"] is True
+    assert task["resources"].get("accelerators") == (f"H100:{gpus}" if gpus else None)
+    recovery = {"max_restarts_on_errors": 3, "recover_on_exit_codes": [5, 143]}
+    assert task["resources"]["job_recovery"] == recovery
+    assert task["workdir"] == "packed/train_ddp-0123456789ab"
+    assert task["file_mounts"] == {"/data": {"source": "s3://bucket/data", "mode": "MOUNT"}}
+    subprocess.run(["bash", "-n"], input=task["run"], text=True, check=True)
+    words = shlex.split(task["run"])
+    assert words[:5] == ["timeout", "--kill-after=60", "24h", "python", JOB]
+    assert {"--data_url=/data/cifar10", "--train_url=s3://bucket/runs/My_run-1"} < {*words}
+    assert task["envs"]["PYTHONUNBUFFERED"] == "1"
+    if gpus:
+        counted = f"--processes_per_node={gpus}"  # the default of a job on such a machine
+        _check_layout("skypilot", nodes, gpus, task["envs"], [*words, counted])
 
 
 @pytest.mark.parametrize(
@@ -369,9 +441,13 @@ def test_values_that_shells_and_yaml_would_take_apart(platform, tmp_path):
         assert f"--dataset={words.replace('$(', '$$(')}" in spec["containers"][0]["args"]  # expanded to $(
         assert {"name": "A", "value": "no: '#' 1"} in spec["containers"][0]["env"]
     elif platform == "slurm":
-        assert f"--dataset={words}" in shlex.split(made.splitlines()[-1])
+        (line,) = re.findall(r"^srun .*$", made, re.MULTILINE)
+        assert f"--dataset={words}" in shlex.split(line)
         assert "A=no: '#' 1" in shlex.split(" ".join(re.findall(r"^export .*$", made, re.MULTILINE)))
         subprocess.run(["bash", "-n"], input=made, text=True, check=True)
+    elif platform == "skypilot":
+        task = yaml.safe_load(made)
+        assert f"--dataset={words}" in shlex.split(task["run"]) and task["envs"]["A"] == "no: '#' 1"
     elif platform == "pai-dlc":
         assert f"--dataset={words}" in shlex.split(json.loads(made)["UserCommand"])
     else:

@@ -25,13 +25,14 @@ for step in range(1, 101):
     time.sleep(0.02)
 """
 SAY_ALL = """
-import os, sys
+import glob, os, sys
 print("arguments", *sys.argv[1:])
 print("environment", *sorted(os.environ))
 for argument in sys.argv[1:]:
-    name, _, folder = argument.partition("=")
+    name, _, place = argument.partition("=")
     if name == "--data_url":
-        print("data", *os.listdir(folder))
+        paths = glob.glob(os.path.join(place, "*") if os.path.isdir(place) else place)
+        print("data", *map(os.path.basename, paths))
 print("path", os.environ.get("PYTHONPATH"), os.getcwd())
 """
 LEAVE_TRACES = """
@@ -214,7 +215,7 @@ def leftovers() -> list[str]:
     return [name for name, pid in names if not os.path.exists(f"/proc/{pid}")]
 
 
-@pytest.mark.parametrize("words", [["--data_url", "data"], ["--config=run.toml"]], ids=["option", "config"])
+@pytest.mark.parametrize("words", [["--data_url", "data"], ["--config=run.toml"], ["--data_url=data/*.bin"]])
 def test_what_a_node_gets(words, script, tmp_path):
     (tmp_path / "run.toml").write_text('data-url = "data"')
     (tmp_path / "data").mkdir()
@@ -230,10 +231,10 @@ def test_what_a_node_gets(words, script, tmp_path):
     assert not {"RANK", "SLURM_PROCID", "MASTER_ADDR", "MA_NUM_GPUS", "PYTHONPATH"} & {*names}
     node = kept / "node-0"
     kept_words = "--config=run.toml --lr=1" if "--config=run.toml" in words else "--lr=1"
-    assert f"] arguments {kept_words} --data_url={node}/inputs/data_url_0\n" in result.stdout
-    assert (
-        "] data sample.bin\n" in result.stdout and f"] path None {node}/user-job-dir/mine\n" in result.stdout
-    )
+    below = "/*.bin" if "--data_url=data/*.bin" in words else ""
+    assert f"] arguments {kept_words} --data_url={node}/inputs/data_url_0{below}\n" in result.stdout
+    assert "] data sample.bin\n" in result.stdout
+    assert f"] path None {node}/user-job-dir/mine\n" in result.stdout
     assert os.listdir(node / "user-job-dir" / "mine") == ["job.py"]
 
 
