@@ -29,7 +29,7 @@ from common.platform.platforms import STARTED_BY
 from common.platform.topology import Topology, resolve
 from common.run.output import folder_of
 
-_FLOATS = 25_000_000  # of one all_reduce: 100 MB
+_FLOATS = 25_000_000  # float32 values of one all_reduce: 100 MB
 _GRACE = 5.0  # seconds from a signal to the end of the processes
 
 

@@ -66,7 +66,7 @@ class Log:
         self._profiled: list[float] = []  # with --prof: the times of the two reports
         self._class_names: tuple[str, ...] = ()
         self._unit = "images", 1  # what is counted for the speed, and how many a sample has
-        self._result = ""  # of the last evaluation
+        self._result = ""  # text about the last evaluation
         self._trains = False  # whether the job reports steps, and not only epochs of loading
         self._end_lap("imports and set-up")
 

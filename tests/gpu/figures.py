@@ -17,7 +17,7 @@ _COPIES = 24  # of 640 JPEG files: 60 batches of 256
 _TARGET = 0.94  # test accuracy on CIFAR-10
 _RATE = re.compile(r"prof: ([\d.]+) images/s")
 _AIMS = {"H200": 4300, "H100": 3400}  # images/s of ResNet-50, estimated from the memory's bandwidth
-_FLOPS = 3 * 2 * 4.09e9  # of a training step of ResNet-50, for an image of 224 pixels
+_FLOPS = 3 * 2 * 4.09e9  # operations of a training step of ResNet-50, for an image of 224 pixels
 
 
 def compile_ahead(run: Run) -> None:
