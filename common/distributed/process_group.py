@@ -109,21 +109,21 @@ def _choose_interface(topology: Topology, backend: str) -> None:
     the name of the host, which may give 127.0.1.1, and nccl takes the first interface, perhaps that of a
     container or a VPN. An interface that the platform has set is not changed.
     """
-    variables = {"GLOO_SOCKET_IFNAME": topology.world_size > 1 and "gloo" in backend}
-    variables |= {"NCCL_SOCKET_IFNAME": topology.nodes > 1 and "nccl" in backend}
-    unset = [name for name, is_used in variables.items() if is_used and name not in os.environ]
+    gloo = "gloo" in backend
+    variable = "GLOO_SOCKET_IFNAME" if gloo else "NCCL_SOCKET_IFNAME"
+    is_used = topology.world_size > 1 if gloo else topology.nodes > 1 and backend == "nccl"
+    if not is_used or variable in os.environ:
+        return
     host = "127.0.0.1" if topology.nodes == 1 or not topology.master_host else topology.master_host
-    for variable in unset:
-        with contextlib.suppress(OSError):
-            name, own = network.interface_to(host, topology.master_port or 1)
-            if own.startswith("127.") and topology.nodes > 1 and not network.is_loopback(host):
-                # The /etc/hosts of the master maps its name to loopback: use the interface to other nodes.
-                name, _ = network.interface_to(network.OUTSIDE, 1)
-            if name and variable.startswith("NCCL"):
-                os.environ[variable] = f"={name}"  # without "=" it is a prefix
-                exits.print_line(f"{variable}={os.environ[variable]}: also for gradients, without InfiniBand")
-            elif name:
-                os.environ[variable] = name
+    with contextlib.suppress(OSError):
+        name, own = network.interface_to(host, topology.master_port or 1)
+        if own.startswith("127.") and topology.nodes > 1 and not network.is_loopback(host):
+            # The /etc/hosts of the master maps its name to loopback: use the interface to other nodes.
+            name, _ = network.interface_to(network.OUTSIDE, 1)
+        if name:
+            os.environ[variable] = name if gloo else f"={name}"  # NCCL takes a name without "=" as a prefix
+            if not gloo and platforms.has_local_rank_0():
+                exits.print_line(f"{variable}=={name}: also for gradients, without InfiniBand")
 
 
 def _leave_group(topology: Topology, error: BaseException | None) -> None:
