@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch
 from datasets.folders import random_folder
 from datasets.loaders import backends
 from datasets.memory import cifar10
-from tests.benchmarks import generated
+from tests.benchmarks import blocks, generated, time_to_accuracy, train
 from tests.conftest import environment, run
 
 TRAIN = ("-m", "tests.benchmarks.train", "--rounds=1", "--report_every=1", "--batch_size=8", "--timeout=100")
@@ -65,6 +66,26 @@ def test_generated_images_of_cifar_10_are_read(tmp_path):
     train, test = cifar10.load(generated.cifar_folder(str(tmp_path), 10), custom_data=False)
     assert (len(train), len(test)) == (100, 20)
     assert train.labels.bincount().tolist() == [10] * 10
+
+
+def test_on_a_gpu_an_epoch_is_longer_than_a_report(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train"])
+    monkeypatch.setattr(random_folder, "make", lambda folder, write: folder)
+    args, gpu = train._parse_args(), torch.device("cuda")
+    train._complete(args, gpu)
+    assert args.report_every * args.batch_size < 50_000 / 2
+    for command in train._small(args, gpu).values():
+        assert command[command.index("--data_url") + 1].endswith("generated-cifar10-5000")
+    monkeypatch.setattr(blocks, "_GPU", True)
+    words = blocks._arguments(blocks._parsed())
+    assert any(word.startswith("--data_url=") and word.endswith("-5000") for word in words)
+
+
+def test_a_run_against_the_clock_saves_once():
+    for name, epochs in (("digits", 8), ("cifar10", 16)):
+        options = time_to_accuracy.RECIPES[name][2]["train_fast.py"]
+        assert f"--epochs {epochs} " in options and f"--save_every {epochs}epochs" in options
+    assert "--epoch_weights false" in options
 
 
 def test_a_batch_size_needs_a_gpu():

@@ -147,6 +147,16 @@ def test_a_first_step_after_a_restart_that_is_skipped_keeps_the_statistics(recov
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
+def test_a_check_does_not_search_the_modules(monkeypatch):
+    """To walk the modules of a ResNet-50 takes 0.14 ms of the host in each step."""
+    model = torch.nn.Linear(2, 2)
+    guard = nonfinite.Guard(model, torch.optim.SGD(model.parameters(), 0.1))
+    model(torch.ones(1, 2)).sum().backward()
+    monkeypatch.setattr(model, "named_modules", None)  # parameters() and buffers() call it
+    assert guard.check(torch.tensor(1.0), asked=False, late=False)
+    guard.end_step()
+
+
 @_needs_fused
 def test_a_scaler_does_not_overrule_the_other_ranks():
     """GradScaler.step() sets found_inf by the gradients of this rank only."""
