@@ -77,7 +77,9 @@ def test_a_rehearsal_on_the_cpu(tmp_path):
     resident, saved = json.loads((tmp_path / report.JSON).read_text())["stages"]
     assert not resident["failed"] and not saved["failed"]
     figures = {row["figure"]: row for row in resident["rows"] + saved["rows"]}
-    assert len(figures) == 5 and all(row["value"] > 0 for row in figures.values())
+    gap = figures.pop("the step after a save, longer by")
+    assert isinstance(gap["value"], float)  # on a busy CPU it may be negative
+    assert len(figures) == 4 and all(row["value"] > 0 for row in figures.values())
     assert figures["resident_loader"]["aim"] == 2 and figures["resident_loader"]["met"] is None
 
 

@@ -149,14 +149,21 @@ def measure_resident(run: Run) -> None:
 
 
 def measure_checkpoint(run: Run) -> None:
-    """Measure the time for which a checkpoint of ResNet-18 blocks training."""
-    options = ["--device", "cpu", "--rounds", "1"] if run.is_small else ["--device", "cuda"]
-    text = run.call("checkpoint", "-m", "tests.benchmarks.checkpoint", *options)
-    blocked, whole = re.findall(
-        r"^a save blocks ([\d.]+) ms, on the disk after ([\d.]+) ms", text, re.MULTILINE
-    )[0]
-    run.note("a checkpoint blocks the training", float(blocked), "ms")
-    run.note("a checkpoint is written, to memory, after", float(whole), "ms")
+    """Measure how much longer the step after a save takes, in a job that reports each step."""
+    every, most = ("2", "9") if run.is_small else ("20", "130")
+    job = ["jobs/train.py", *_cifar(run), "--batch_size", "8" if run.is_small else "128", "--resume", "never"]
+    job += ["--report_every", "1", "--save_every", every, "--epoch_weights", "false", "--max_steps", most]
+    output = run.folder("saves")
+    run.call("saves", *job, "--output_dir", output)
+    times = {
+        line["step"]: 1000 * (line["data_time"] + line["compute_time"])
+        for line in jobs.read_metrics(output)
+        if "compute_time" in line and line["step"] > int(every) + 1  # the first save allocates its memory
+    }
+    after = [time for step, time in times.items() if step % int(every) == 1]
+    others = statistics.median(time for step, time in times.items() if step % int(every) != 1)
+    run.note("a step of train.py", others, "ms")
+    run.note("the step after a save, longer by", statistics.median(after) - others, "ms")
 
 
 def measure_accuracy(run: Run) -> None:
