@@ -43,7 +43,6 @@ def _waits(recorder):
 @pytest.mark.parametrize("name", JOBS)
 def test_the_host_waits_for_nothing(name, monkeypatch, tmp_path):
     command, capability = JOBS[name]
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     recorder = fake_gpu.run_steps(monkeypatch, tmp_path, *command, capability=capability)
     assert not _waits(recorder) and not recorder.races
     steps = [step for step, _ in recorder.seeds]  # one seed a step, before its forward pass

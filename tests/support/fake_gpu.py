@@ -394,6 +394,7 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
     for place in (output, metrics, starts):
         monkeypatch.setattr(place, "writes_nothing", lambda _: True)
     monkeypatch.setattr(exits, "_at_end", {place: [] for place in exits.PLACES})
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # jobs set it
     for place, name in (
         (memory.Windows, "__init__"), (memory.Windows, "__call__"), (models, "resnet18"),
         (models, "build"), (image_folders, "open_indexes"),
