@@ -42,7 +42,7 @@ def main() -> None:
     output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
-    optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak (default: %(default)s)")
+    optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: %(default)s")
     optimization.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
     optimization.add_argument("--seed", type=seed, default=0, help="weights, order and crops (default: 0)")
