@@ -65,10 +65,7 @@ def convert(index: Any, id: int, content: bytes, form: str, scratch: np.ndarray 
 
 def cannot_decode(index: Any, id: int, error: Exception) -> BadInput:
     """Return the error for an image of an index that cannot be decoded."""
-    line = f"cannot decode {index.path(id)}: {error}"
-    if getattr(index, "head", None):
-        line += "; --scan headers did not examine its end: --scan whole names all bad images, in a new run"
-    return BadInput(line)
+    return BadInput(f"cannot decode {index.path(id)}: {error}")
 
 
 def from_pixels(image: np.ndarray, form: str) -> Sample:

@@ -24,7 +24,7 @@ from common.ground.exits import BadInput, import_optional
 from common.ground.files import locked, open_atomic, opener, sweep, write_atomic
 from common.platform.platforms import available_cores
 from datasets.folders.listing import progress
-from datasets.stores import forms, pack_lease
+from datasets.stores import forms
 from datasets.stores.ahead import work_ahead
 from datasets.stores.files import FileStore
 from datasets.stores.forms import FORMS, QUALITY, Sample
@@ -104,15 +104,12 @@ def build(
     form: str = "decoded",
     threads: int | None = None,
     source: Store | None = None,
-    room: Callable[[], int] | None = None,
 ) -> PackStore:
     """Return the pack in the folder `path`. Build it if it is missing or holds another data set or form.
 
     form: of datasets/stores/forms.py.
     threads: that read and decode (default: 2 per core).
     source: a Tiers of decoded samples to make "decoded" or "jpeg" from (default: the files).
-    room: returns the bytes that the pack may still take, if a job makes it for itself. None: the free bytes
-        of the disk, and the pack stays, because the user has named its path.
 
     An interrupted build is continued, and damaged parts are built again. Of several processes one builds and
     the others wait. Raises BadInput with the sizes if there is not enough room.
@@ -128,13 +125,11 @@ def build(
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
             with locked(f"{path}.lock"):
                 if not _is_there(path, wanted):
-                    _fill(index, path, wanted, threads or THREADS_PER_CORE * available_cores(), source, room)
+                    _fill(index, path, wanted, threads or THREADS_PER_CORE * available_cores(), source)
     except OSError as error:
         fault = damage(path, described(path))
         remedy = f"; the pack there is damaged ({fault}): delete it, or name another folder" if fault else ""
         raise BadInput(f"cannot write the pack {path}: {error.strerror or error}{remedy}") from error
-    if room is None:
-        pack_lease.keep(path)
     return PackStore(path, index, form)
 
 
@@ -168,21 +163,14 @@ def size_of(index: Any, form: str) -> int:
     return int(lengths.sum() if form in forms.SIZED else (heights * widths * 3 // 8).sum())
 
 
-def _fill(
-    index: Any,
-    path: str,
-    wanted: dict,
-    threads: int,
-    source: Store | None,
-    room: Callable[[], int] | None,
-) -> None:
+def _fill(index: Any, path: str, wanted: dict, threads: int, source: Store | None) -> None:
     count, meta = -(-len(index) // SAMPLES_PER_FILE), described(path)
     same = meta == meta | wanted
     missing = [part for part in range(count) if not same or not _is_part(path, part, len(index))]
     size = size_of(index, wanted["form"]) / max(1, count)
 
     def check_room(parts: int) -> None:
-        free = room() if room else shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
+        free = shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
         if size * parts > free:
             raise BadInput(
                 f"a pack of {len(index)} images needs {size * parts / 1e9:.2f} GB at {path}, "

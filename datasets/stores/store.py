@@ -58,13 +58,9 @@ class Store:
         return image[top : top + height, left : left + width]
 
     def portable(self, id: int, content: bytes) -> bytes:
-        """Return encoded bytes for another decoder, as a plain PNG if the image is not plain.
-
-        After a scan of headers, a JPEG that may be cut is decoded here, because another decoder may accept a
-        damaged image. Raises BadInput if it cannot be decoded.
-        """
-        may_be_cut = getattr(self.index, "head", None) and images.may_be_cut(content)
-        if self._is_plain(id) and not may_be_cut:
+        """Return encoded bytes for another decoder, as a plain PNG if the image is not plain. Raises BadInput
+        if it cannot be decoded."""
+        if self._is_plain(id):
             return content
         try:
             return images.normalised(content)

@@ -71,7 +71,6 @@ class Stores:
     folder: of packs, or None.
     cache: the URL of a shared cache, or its Address (shared/address.py), or None.
     mode: one of MODES.
-    local: if folder and cache are None, use a pack in the node's memory or on its disk.
     log: called with one line of text.
     form: of the packs. A shared cache has the form of its URL.
     Raises BadInput if an argument is wrong, and as the stores do.
@@ -82,11 +81,10 @@ class Stores:
         folder: str | None,
         cache: "str | Address | None",
         mode: str,
-        local: bool,
         log: Callable[[str], None] = print,
         form: str = "decoded",
     ):
-        self.folder, self.mode, self.local, self._log, self.form = folder, mode, local, log, form
+        self.folder, self.mode, self._log, self.form = folder, mode, log, form
         self._server, self._opened, self._known = None, contextlib.ExitStack(), {}
         if cache:
             from datasets.stores.shared import address
@@ -118,14 +116,10 @@ class Stores:
                 if not self._server:
                     raise
                 self._log(f"{error}; the cache is used without it")
-        elif self.local and not self._server:
-            from datasets.stores.local import Local
-
-            return self._kept(Local(index, self.mode, self._log, form=self.form)).store or files
         return source
 
     def close(self) -> None:
-        """Close the stores. The last process that closes an active cache or a local pack deletes it."""
+        """Close the stores. The last process that closes an active cache deletes it."""
         self._opened.close()
 
     def _kept(self, opened: Any) -> Any:

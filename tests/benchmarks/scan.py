@@ -2,10 +2,9 @@
 
     python -m tests.benchmarks.scan
 
-The table has the images/s of image_folder.load() without an index, with --scan whole and headers. Both
-list the folder, read, judge and write the index. They are compared with torchvision's ImageFolder plus one
-read of each file, in as many threads as the scan has, and one file after the other. Both scans read files up
-to image_folder.HEAD bytes as a whole.
+The table has the images/s of image_folder.load() without an index. It lists the folder, reads and judges the
+files, and writes the index. It is compared with torchvision's ImageFolder plus one read of each file, in as
+many threads as the scan has, and one file after the other.
 
 The files are in the page cache; --cold drops it before each turn (needs root).
 """
@@ -27,9 +26,9 @@ SIZES = {3: ((88, 66), 20_000), 110: ((500, 375), 1000)}  # kilobytes of a file 
 THREADS = 16  # as the scan has for files that it waits for
 
 
-def scan(folder: str, how: str) -> int:
+def scan(folder: str) -> int:
     with tempfile.TemporaryDirectory() as cache:
-        return len(image_folder.load(folder, "train", cache, log=lambda line: None, scan=how))
+        return len(image_folder.load(folder, "train", cache, log=lambda line: None))
 
 
 def read_with_image_folder(folder: str, threads: int) -> int:
@@ -41,8 +40,7 @@ def read_with_image_folder(folder: str, threads: int) -> int:
 SCANS = {
     "ImageFolder, one by one": partial(read_with_image_folder, threads=1),
     f"ImageFolder, {THREADS} threads": partial(read_with_image_folder, threads=THREADS),
-    "scan whole": partial(scan, how="whole"),
-    "scan headers": partial(scan, how="headers"),
+    "scan": scan,
 }
 
 

@@ -69,10 +69,3 @@ class _Columns(ImageFolderIndex):
 
     def __reduce__(self) -> tuple:
         return object.__new__, (_Columns,), vars(self)
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("ray_memory_loader", "ray_map_style_loader"):
-        used = "make_loader() or map_style_loader() with workers=RayWorkers(workers, address)"
-        raise AttributeError(f"{name} was removed: use {used}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

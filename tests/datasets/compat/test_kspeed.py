@@ -75,41 +75,41 @@ TO_TENSOR = transforms.Compose([transforms.Resize(40), transforms.CenterCrop(32)
 
 
 @needed
-@pytest.mark.parametrize("place", ["list", "text", "url", "packs", "node"])
+@pytest.mark.parametrize("place", ["list", "text", "url", "packs", "files"])
 def test_it_is_torchvisions_image_folder(place, images, cache_dir, empty_redis, tmp_path, monkeypatch):
     """Files, order and pixels are equal from every place, and the second epoch is read from memory."""
     host = f"127.0.0.1:{empty_redis.port}"
     iplist = {
         "list": [host], "text": f" {host} ", "url": f"redis://{host}?form=decoded",
-        "packs": str(tmp_path / "packs"), "node": None,
+        "packs": str(tmp_path / "packs"), "files": None,
     }[place]  # fmt: skip
     monkeypatch.chdir(images.parent)
     root = f"{images.name}/train"  # relative, like ImageFolder's paths
-    expected = ImageFolder(root, TO_TENSOR)
-    found = KSpeedImageFolder(root, None, 2, iplist, None, None, TO_TENSOR, cache_dir=cache_dir)
+    expected, said = ImageFolder(root, TO_TENSOR), []
+    options = {"cache_dir": cache_dir, "log": said.append}
+    found = KSpeedImageFolder(root, None, 2, iplist, None, None, TO_TENSOR, **options)
+    assert ["without iplist: the files are read" in line for line in said] == [True] * (place == "files")
     for name in ("classes", "class_to_idx", "samples", "targets", "imgs"):
         assert getattr(found, name) == getattr(expected, name), name
     assert len(found) == len(expected) == 30 and isinstance(found, ImageFolder)
     usable = [number for number, (path, _) in enumerate(found.samples) if not path.endswith("cut.jpg")]
+    has_server = place in ("list", "text", "url")
     for _ in range(2):
         for number in usable:
             (image, label), (image_too, label_too) = found[number], expected[number]
             assert torch.equal(image, image_too) and label == label_too
-        if place in ("list", "text", "url"):
+        if has_server:
             until(lambda: empty_redis.client().dbsize() >= 28)
     known = len(usable) - 1  # without the hidden file
-    packed = place in ("packs", "node")
-    assert is_packed(found.folder) == packed
-    if not packed:
+    assert is_packed(found.folder) == (place == "packs")
+    if has_server:
         assert counts(found.folder) == {"hits": known, "misses": known, "put": known}
     with pytest.raises(OSError):
         found[[path.endswith("cut.jpg") for path, _ in found.samples].index(True)]
     found.folder.close()
     assert torch.equal(found[usable[0]][0], expected[usable[0]][0]), "it also reads after close()"
-    if not packed:
+    if has_server:
         assert empty_redis.client().dbsize() == 0, "the mode was active"
-    if place == "node":
-        assert not list(Path("/dev/shm").glob(f"bootfile-*/*{found.folder.index.fingerprint[:12]}*pack"))
 
 
 @needed

@@ -1,13 +1,10 @@
 """Engines get the same data from every tier, form and world size, whatever fails."""
 
 import contextlib
-import fcntl
 import os
-import signal
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +13,7 @@ from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
-from datasets.stores import forms, local, pack
+from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 from datasets.stores.shared import connection
 from datasets.stores.tiers import Stores, Tiers
@@ -33,11 +30,6 @@ BACKENDS = [
     "kspeed", "pytorch",
     pytest.param("dali-kspeed", marks=pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}")),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def places(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "PLACES", (str(tmp_path / "missing"), str(tmp_path)))
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +176,7 @@ def test_a_pack_is_filled_from_the_cache(form, empty_redis, index, tmp_path):
         tiers.cache.lease.register(offline=True)
         tiers.cache.put(range(30), [forms.make(tiers.files, id, "decoded") for id in range(30)])
         folder = str(tmp_path / "packs")
-        stores = Stores(folder, empty_redis.url(), "active", False, said.append, form)
+        stores = Stores(folder, empty_redis.url(), "active", said.append, form)
         store = stores.open(index)
         assert isinstance(store, pack.PackStore) and stores.open(index) is store
         assert store.form == form and store.path == pack.place(folder, index, form) and not damaged(store)
@@ -200,174 +192,24 @@ def test_a_pack_is_filled_from_the_cache(form, empty_redis, index, tmp_path):
 def test_where_a_pack_has_no_room_the_cache_is_used(empty_redis, index, tmp_path):
     said = []
     (tmp_path / "packs").write_text("no folder")
-    stores = Stores(str(tmp_path / "packs"), empty_redis.url(), "active", False, said.append)
+    stores = Stores(str(tmp_path / "packs"), empty_redis.url(), "active", said.append)
     assert isinstance(stores.open(index), Tiers)
     assert len(said) == 1 and "cannot write the pack" in said[0] and "the cache is used without it" in said[0]
     stores.close()
     with pytest.raises(BadInput, match="cannot write the pack"):
-        Stores(str(tmp_path / "packs"), None, "active", False, said.append).open(index)
+        Stores(str(tmp_path / "packs"), None, "active", said.append).open(index)
 
 
 @needed
 def test_a_set_that_is_not_stored_is_named(empty_redis, index):
     for mode in ("offline", "active"):
         said = []
-        stores = Stores(None, empty_redis.url(), mode, False, said.append)
+        stores = Stores(None, empty_redis.url(), mode, said.append)
         stores.open(index)
         stores.close()
         assert [f"{index.fingerprint}:decoded256" in line for line in said] == [True] * (mode == "offline")
     with Opened(empty_redis.url(), index) as opened:
         assert opened.sets() == []
-
-
-# a pack on the node
-
-
-@contextlib.contextmanager
-def in_a_process(work):
-    """Run work() in a child, which keeps the result until the end of the block and is then killed."""
-    ready, child_end = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            torch.set_num_threads(1)
-            _kept = work()
-            os.write(child_end, b"1")
-            signal.pause()
-        finally:
-            os._exit(1)
-    os.close(child_end)
-    try:
-        assert os.read(ready, 1) == b"1"
-        yield
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(ready)
-
-
-def test_a_pack_on_the_node_goes_with_the_last_one(index, uncached, tmp_path):
-    first, second = (local.Local(index, "active", print) for _ in range(2))
-    folder = tmp_path / f"bootfile-{os.getuid()}"
-    assert folder.stat().st_mode & 0o777 == 0o700
-    for id in range(len(index)):
-        assert np.array_equal(second.store.image(id), uncached["decoded"].image(id))
-    first.close()
-    assert [path.suffix for path in sorted(folder.iterdir())] == [".pack", ".lease", ".lock"]
-    second.close()
-    assert list(folder.iterdir()) == []
-    with in_a_process(lambda: local.Local(index, "active", print)):
-        pass  # killed
-    (part,) = folder.glob("*.pack/000000.arrow")
-    made = part.stat().st_mtime_ns
-    after = local.Local(index, "active", print)
-    assert part.stat().st_mtime_ns == made, "it is used, and not made again"
-    after.close()
-    assert not part.exists()
-    stores = Stores(None, None, "active", True, form="jpeg")
-    store = stores.open(index)
-    assert store.form == "jpeg" and store.image(0).shape == (240, 320, 3)
-    stores.close()
-    assert list(folder.iterdir()) == []
-    for mode in ("offline", "active", "active"):  # an offline pack stays
-        local.Local(index, mode, print).close()
-        assert [path for path in folder.iterdir() if path.suffix == ".pack"]
-
-
-def test_packs_of_killed_jobs_make_room_for_other_data(index, tmp_path):
-    """Packs that are used, being built or offline remain, and so do packs that the user has named."""
-    others = {}
-    for name in ("killed", "used", "built", "stays", "preloaded", "named"):
-        images = pictures.make(tmp_path / f"{name}-images", 2 + len(others), 1)
-        others[name] = image_folder.load(str(images), "train", str(tmp_path / "cache"))
-    folder = tmp_path / f"bootfile-{os.getuid()}"
-    path_of = {name: Path(pack.place(str(folder), each)) for name, each in others.items()}
-
-    def opened(name, mode="active"):
-        return local.Local(others[name], mode, print)
-
-    with in_a_process(lambda: opened("named")):
-        pass
-    pack.build(others["named"], str(path_of["named"]))
-    opened("stays", "offline").close()
-    pack.build(others["preloaded"], str(path_of["preloaded"]))
-    opened("preloaded").close()
-    with in_a_process(lambda: opened("used")):
-        with in_a_process(lambda: opened("killed")), in_a_process(lambda: opened("built")):
-            pass
-        assert all(path.exists() for path in path_of.values())
-        with in_a_process(lambda: locked(f"{path_of['built']}.lock")):
-            local.Local(index, "active", print).close()
-            assert {name for name, path in path_of.items() if path.exists()} == others.keys() - {"killed"}
-    local.Local(index, "active", print).close()
-    assert {name for name, path in path_of.items() if path.exists()} == {"stays", "preloaded", "named"}
-
-
-def locked(path: str):
-    file = open(path, "a")  # noqa: SIM115
-    fcntl.flock(file, fcntl.LOCK_EX)
-    return file
-
-
-def test_what_earlier_jobs_left_does_not_lift_the_limit_of_memory(index, tmp_path, monkeypatch):
-    folder = tmp_path / f"bootfile-{os.getuid()}"
-    folder.mkdir(mode=0o700)
-    Path(f"{pack.place(str(folder), index)}.lock").touch()
-    said, size = [], pack.size_of(index, "decoded")
-    monkeypatch.setattr(pack, "SAMPLES_PER_FILE", 8)
-    free = iter([size, size, size // 4, 0, 0])  # another process takes memory meanwhile
-    monkeypatch.setattr(local, "_free", lambda place: next(free))
-    assert local.Local(index, "active", said.append).store is None
-    assert "a pack of 40 images needs" in said[0] and list(folder.iterdir()) == []
-    monkeypatch.setattr(local, "_free", lambda place: 0)
-    assert local.Local(index, "offline", said.append).store is None and list(folder.iterdir()) == []
-    monkeypatch.setattr(local, "_free", lambda place: size)
-    first = local.Local(index, "active", said.append)
-    monkeypatch.setattr(local, "_free", lambda place: 0)
-    second = local.Local(index, "active", said.append)  # it exists: no more memory is used
-    assert first.store and second.store and len(said) == 2
-    first.close()
-    second.close()
-
-
-def test_processes_that_come_and_go_at_a_time(tmp_path):
-    """No process uses a pack that another one deletes, and the last one leaves nothing."""
-    images = pictures.make(tmp_path / "images", 2, 1)
-    index = image_folder.load(str(images), "train", str(tmp_path / "cache"))
-    expected = FileStore(index).image(1).sum()
-    children = []
-    for _ in range(4):
-        child = os.fork()
-        if not child:
-            code = 1
-            with contextlib.suppress(BaseException):
-                for _ in range(25):
-                    each = local.Local(index, "active", print)
-                    assert each.store.image(1).sum() == expected
-                    each.close()
-                code = 0
-            os._exit(code)
-        children.append(child)
-    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0, 0, 0]
-    assert list((tmp_path / f"bootfile-{os.getuid()}").iterdir()) == []
-
-
-def test_without_room_on_the_node_the_files_are_read(index, tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "PLACES", (str(tmp_path / "missing"),))
-    said = []
-    stores = Stores(None, None, "active", True, said.append)
-    assert isinstance(stores.open(index), FileStore)
-    assert len(said) == 1 and "no pack of 0.01 GB on the node: 0.00 GB are free in" in said[0]
-    stores.close()
-
-
-def test_another_user_s_folder_is_not_trusted(index, tmp_path):
-    target = tmp_path / "theirs"
-    target.mkdir()
-    os.symlink(target, tmp_path / f"bootfile-{os.getuid()}")
-    said = []
-    assert local.Local(index, "active", said.append).store is None
-    assert "belongs to another user" in said[0] and not list(target.iterdir())
 
 
 @needed
