@@ -104,6 +104,8 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
         raise BadInput(
             f"--data_backend {backend} needs --cache URL or --pack FOLDER, such as --pack /dev/shm/packs"
         )
+    if args.pack and args.cache:
+        raise BadInput("--pack and --cache contradict each other: images come from one of them")
     if args.pack_form != "decoded" and not args.pack:
         raise BadInput(f"--pack_form {args.pack_form}: there is no pack; name its folder with --pack")
     if args.class_weights != sample_weights.BALANCED:

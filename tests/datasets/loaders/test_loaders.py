@@ -405,14 +405,12 @@ def test_a_pack_whose_parts_have_other_sizes_is_mended(index, tmp_path, monkeypa
         made = [os.stat(part).st_mtime_ns for part in parts if part != parts[1]]
         with monkeypatch.context() as patch:
             patch.setattr(pack, "locked", read_only)
-            with pytest.raises(
-                BadInput, match=r"Read-only file system; .* is damaged .*: delete it, or name"
-            ):
+            with pytest.raises(BadInput, match=r"cannot write the pack .*: Read-only file system"):
                 pack.build(index, str(path))
         (path / ".partial-1").touch()  # of a process that was killed
         assert np.array_equal(pack.build(index, str(path)).image(9), expected), name
         assert [os.stat(part).st_mtime_ns for part in parts if part != parts[1]] == made
-        assert sorted(path.iterdir()) == [*parts, path / "meta.json", path / "stays"]
+        assert sorted(path.iterdir()) == [*parts, path / "meta.json"]
     monkeypatch.setattr(pack, "locked", read_only)  # it is not needed for a whole pack
     assert np.array_equal(pack.build(index, str(path)).image(9), expected)
 

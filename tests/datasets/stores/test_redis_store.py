@@ -106,7 +106,7 @@ def test_what_may_be_a_password_in_the_url_is_refused_and_not_repeated(text):
 def test_what_was_put_comes_back(form, empty_redis, index, made):
     with Opened(empty_redis.url(tail=f"?form={form}"), index) as opened:
         store, samples = opened.store, made[form]
-        assert store.read(ALL) == [None] * 40 and store.counts["misses"] == 40
+        assert store.read(ALL) == [None] * 40
         assert store.put(ALL[:30], samples[:30]) == 30
         ids = [39, 3, 0, 3, 29, 35, 17]
         found = store.read(ids)
@@ -114,7 +114,7 @@ def test_what_was_put_comes_back(form, empty_redis, index, made):
         kept = [place for place in range(7) if place not in (0, 5)]
         assert same([found[place] for place in kept], [samples[ids[place]] for place in kept])
         assert store.lengths(ALL).tolist() == [len(sample.content) + 24 for sample in samples[:30]] + [0] * 10
-        assert store.read([]) == [] and store.counts["hits"] == 5
+        assert store.read([]) == []
         assert isinstance(found[6], bytes) == (form == "encoded")
 
 
@@ -134,7 +134,7 @@ def damages(value: bytes, other: bytes):
 
 @needed
 @pytest.mark.parametrize("form", forms.SIZED)
-def test_a_damaged_value_is_a_miss_and_counted(form, empty_redis, index, made):
+def test_a_damaged_value_is_a_miss(form, empty_redis, index, made):
     client, samples = empty_redis.client(), made[form]
     with Opened(empty_redis.url(tail=f"?form={form}"), index) as opened:
         store = opened.store
@@ -143,13 +143,11 @@ def test_a_damaged_value_is_a_miss_and_counted(form, empty_redis, index, made):
         assert len(samples[victim].content) == len(samples[twin].content) or form == "encoded"
         keys = [opened.key(id) for id in (victim, twin)]
         good, other = client.mget(keys)
-        for number, (name, bad) in enumerate(damages(good, other), start=1):
+        for name, bad in damages(good, other):
             client.set(keys[0], bad)
             found = store.read(ALL)
             assert found[victim] is None, name
             assert same(found[:victim] + found[victim + 1 :], samples[:victim] + samples[victim + 1 :]), name
-            assert store.counts["bad"] == number, name
-            assert store.counts["hits"] == 39 * number and store.counts["misses"] == 0
         client.delete(keys[0])
         client.lpush(keys[0], "a list")
         assert store.read([victim]) == [None]
@@ -232,7 +230,7 @@ def test_a_cluster_is_read_until_a_node_dies_and_after_it_comes_back(tmp_path, i
             nodes[2].kill()
             for _ in range(5):
                 assert store.read(ALL) == [None] * 40
-            assert len(opened.said) == 1 and store.counts["errors"] == 200
+            assert len(opened.said) == 1
             nodes[2].start()
             until(lambda: len(opened.said) == 2 and any(sample is not None for sample in store.read(ALL)))
             until(lambda: store.put(ALL, samples) == 40)
@@ -246,7 +244,6 @@ def test_a_cluster_is_read_until_a_node_dies_and_after_it_comes_back(tmp_path, i
 @needed
 def test_a_server_that_comes_later_falls_silent_and_is_replaced(tmp_path, index, made, monkeypatch):
     monkeypatch.setattr(connection, "READ", 0.2)
-    monkeypatch.setattr(connection, "_WORTH", 1)  # otherwise it is not used for a while
     server, samples = RedisServer(tmp_path), made["decoded"]
     with Opened(server.url(), index) as opened:
         store = opened.store
@@ -386,7 +383,7 @@ def test_a_user_with_the_rights_that_are_documented(tmp_path, index, made, monke
 
 
 @needed
-@pytest.mark.parametrize("without", ["+mget", "+set", "+info", "+hincrby +zadd +time"])
+@pytest.mark.parametrize("without", ["+mget", "+set", "+info", "+zadd +time"])
 def test_without_a_right_it_goes_on_without(without, tmp_path, index, made, monkeypatch):
     monkeypatch.setenv(address.PASSWORD, PASSWORD)
     rights = RIGHTS
@@ -441,19 +438,6 @@ def test_a_full_server_keeps_what_it_has(tmp_path, index, made):
         assert len(opened.said) == 1 and "stores no more samples" in opened.said[0]
 
 
-@needed
-def test_nothing_is_pushed_out_of_a_server_that_evicts(tmp_path, index, made, monkeypatch):
-    monkeypatch.setattr(connection, "_LOOK", 200_000)
-    full, samples = ("maxmemory 8mb", "maxmemory-policy allkeys-lru"), made["decoded"]
-    with RedisServer(tmp_path, *full) as server, Opened(server.url(), index, "active") as opened:
-        taken = sum(opened.store.put([id], [samples[id]]) for id in ALL)
-        assert 0 < taken < 40
-        # one by one: pending answers also use the server's 8 MB
-        assert sum(opened.store.read([id])[0] is not None for id in ALL) == taken
-        assert server.client().info("stats")["evicted_keys"] == 0
-        assert len(opened.said) == 1 and "would evict" in opened.said[0]
-
-
 # leases
 
 
@@ -469,7 +453,6 @@ def test_an_active_set_goes_with_the_last_one(empty_redis, index, made):
         assert same(first.store.read(ALL), made["decoded"]), "one job is left"
         (held,) = first.sets()
         assert held.samples == 40 and held.mode == "active" and held.title.endswith("/train")
-        assert held.counts == {"hits": 40, "put": 0} or held.counts["hits"] == 40
     assert client.dbsize() == 0
 
 
@@ -480,11 +463,11 @@ def test_no_heartbeat_follows_the_release(empty_redis, index, monkeypatch):
     arrived, may_go = threading.Event(), threading.Event()
     beat = leases.Lease.beat
 
-    def beat_when_told(lease, counts):
+    def beat_when_told(lease):
         if threading.current_thread().name == "cache":
             arrived.set()
             assert may_go.wait(60)
-        return beat(lease, counts)
+        return beat(lease)
 
     monkeypatch.setattr(leases.Lease, "beat", beat_when_told)
     opened = Opened(empty_redis.url(), index, "active")
@@ -512,7 +495,7 @@ def test_an_offline_set_stays_and_is_shared(empty_redis, index, made):
         assert client.dbsize() >= 40
     with Opened(empty_redis.url(), index) as tool:
         (held,) = tool.sets()
-        assert held.mode == "offline" and held.leases == [] and held.counts["hits"] == 160
+        assert held.mode == "offline" and held.leases == []
         leases.sweep(tool.server)
         assert client.dbsize() >= 40
         leases.remove(tool.server, held.name)

@@ -16,9 +16,8 @@ from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 from datasets.stores.shared import connection
-from datasets.stores.tiers import Stores, Tiers
+from datasets.stores.tiers import Stores
 from tests.support import pictures
-from tests.support.packs import damaged
 from tests.support.receipts import sums_of
 from tests.support.redis_server import Opened, RedisServer, needed, until
 
@@ -83,8 +82,7 @@ def test_the_same_bits_with_and_without_a_cache(backend, form, empty_redis, inde
         until(lambda: (opened.tiers.cache.lengths(range(len(index))) > 0).all())
         warm, sums = epoch_of(loader)
         assert equal(warm, expected) and torch.equal(sums, planned(index))
-        until(lambda: opened.sets()[0].counts.get("hits", 0) >= len(index))
-        assert "bad" not in opened.sets()[0].counts and opened.said == []
+        assert opened.said == []
     assert empty_redis.client().dbsize() == 0
     assert threading.active_count() <= threads
     until(lambda: len(empty_redis.client().client_list()) == 1)
@@ -93,6 +91,7 @@ def test_the_same_bits_with_and_without_a_cache(backend, form, empty_redis, inde
 @needed
 def test_processes_share_what_they_read(empty_redis, index):
     """Each rank reads the samples that the others have stored."""
+    before = empty_redis.client().info("stats")["keyspace_hits"]
     with contextlib.ExitStack() as stack:
         ranks = [stack.enter_context(Opened(empty_redis.url(), index, "active")).tiers for _ in range(4)]
         for epoch in (1, 2):
@@ -102,8 +101,7 @@ def test_processes_share_what_they_read(empty_redis, index):
                     total += epoch_of(loader, epoch)[1]
             assert torch.equal(total, planned(index, epoch))
             until(lambda: (ranks[0].cache.lengths(range(len(index))) > 0).all())
-        counts = {name: sum(tiers.cache.counts[name] for tiers in ranks) for name in ("hits", "misses")}
-        assert counts == {"hits": len(index), "misses": len(index)}
+        assert empty_redis.client().info("stats")["keyspace_hits"] >= before + len(index)
     assert empty_redis.client().dbsize() == 0
 
 
@@ -144,8 +142,6 @@ def test_whatever_fails_in_the_middle(fault, backend, tmp_path, index, uncached,
             if fault in ("kill", "pause", "never there"):
                 until(lambda: said)  # logged by the thread that checks, while others fetch
                 assert len(said) == 1, said
-            if fault == "flip":
-                until(lambda: opened.sets()[0].counts.get("bad", 0) > 0)
 
 
 @needed
@@ -161,43 +157,6 @@ def test_an_image_that_went_bad_is_named_only_where_it_is_read(empty_redis, tmp_
             empty_redis.client().flushall()
             with pytest.raises(BadInput, match=rf"{index.path(3)} has 100 bytes"):
                 epoch_of(loader)
-
-
-# a pack before the cache
-
-
-@needed
-@pytest.mark.parametrize("form", ["decoded", "jpeg"])
-def test_a_pack_is_filled_from_the_cache(form, empty_redis, index, tmp_path):
-    """Its samples have the bits of those that are made from the files."""
-    expected, said = pack.build(index, str(tmp_path / "expected"), form), []
-    with Opened(empty_redis.url(), index, "offline") as opened:
-        tiers = opened.tiers
-        tiers.cache.lease.register(offline=True)
-        tiers.cache.put(range(30), [forms.make(tiers.files, id, "decoded") for id in range(30)])
-        folder = str(tmp_path / "packs")
-        stores = Stores(folder, empty_redis.url(), "active", said.append, form)
-        store = stores.open(index)
-        assert isinstance(store, pack.PackStore) and stores.open(index) is store
-        assert store.form == form and store.path == pack.place(folder, index, form) and not damaged(store)
-        for id in range(len(index)):
-            assert bytes(store.sample(id).content) == bytes(expected.sample(id).content)
-        stores.close()
-        until(lambda: (tiers.cache.lengths(range(len(index))) > 0).all())
-        counts = opened.sets()[0].counts
-        assert (counts["hits"], counts["misses"]) == (30, 10) and said == []
-
-
-@needed
-def test_where_a_pack_has_no_room_the_cache_is_used(empty_redis, index, tmp_path):
-    said = []
-    (tmp_path / "packs").write_text("no folder")
-    stores = Stores(str(tmp_path / "packs"), empty_redis.url(), "active", said.append)
-    assert isinstance(stores.open(index), Tiers)
-    assert len(said) == 1 and "cannot write the pack" in said[0] and "the cache is used without it" in said[0]
-    stores.close()
-    with pytest.raises(BadInput, match="cannot write the pack"):
-        Stores(str(tmp_path / "packs"), None, "active", said.append).open(index)
 
 
 @needed

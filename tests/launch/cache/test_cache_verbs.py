@@ -105,7 +105,7 @@ def test_from_preload_to_rm(kind, form, images, cache_dir, empty_redis, launch, 
     code, printed = launch("ls", to)
     label = {"encoded": "encoded", "decoded": "decoded256"}[form]
     assert code == 0
-    assert len(re.findall(rf" {label} +(40/40|12/12) +0.0\d\d +offline +- +0$", printed, re.M)) == 2
+    assert len(re.findall(rf" {label} +(40/40|12/12) +0.0\d\d +offline +0$", printed, re.M)) == 2
     assert re.search(r": \d+\.\d+ GB used of ", printed)
     assert launch("rm", to, None, loaded(images, cache_dir, "val").fingerprint[:9])[0] == 0
     assert len(launch("ls", to)[1].splitlines()) == 3
@@ -136,7 +136,7 @@ def test_a_damaged_pack_is_named(images, cache_dir, launch, tmp_path):
     assert code == 1 and f"different: {index.path(7)}\n" in printed and "39 of 40" in printed
     part.write_bytes(content[:5000])
     code, printed = launch("check", tmp_path, images, "--split", "train")
-    assert code == 1 and "0 of 40 samples are stored and equal to the files, 40 damaged" in printed
+    assert code == 1 and "0 of 40 samples are stored and equal to the files, 40 missing" in printed
     meta = Path(pack.place(str(tmp_path), index)) / "meta.json"
     meta.write_text(meta.read_text().replace("true", "false"))
     assert launch("check", tmp_path, images, "--split", "train")[0] == 1
@@ -259,7 +259,6 @@ def test_changed_data_are_another_set(images, cache_dir, tmp_path, empty_redis, 
     with Opened(url, old) as opened:
         assert opened.store.read([11]) == [None], "the old name has no samples of the new data"
     assert launch("preload", url, root)[0] == 0
-    assert f"other contents: `rm {old.fingerprint}:encoded`" in launch.said
     with Opened(url, loaded(root, cache_dir)) as opened:
         assert opened.store.read([11])[0] == bytes(content)
     assert launch("check", url, root)[0] == 0
@@ -303,7 +302,6 @@ def test_what_a_job_uses_stays(images, cache_dir, empty_redis, launch):
     index = loaded(images, cache_dir)
     with Opened(empty_redis.url(), index, "offline") as job:
         until(lambda: job.held().leases)
-        job.store.read(range(30))
         for what in (index.fingerprint, "--all"):
             with pytest.raises(
                 BadInput, match=rf"{job.store.name} is in use: .*:{os.getpid()}:.*lease ends in"
@@ -312,8 +310,6 @@ def test_what_a_job_uses_stays(images, cache_dir, empty_redis, launch):
         printed = launch("ls", empty_redis.url())[1]
         assert "40/40" in printed, "nothing was deleted"
         assert re.search(rf"used by \S+:{os.getpid()}:\w+ \(lease ends in \d+ s\)", printed)
-    assert launch("check", empty_redis.url(), images)[0] == 0, "check does not change the counts of hits"
-    assert re.search(r" 100\.0% +0$", launch("ls", empty_redis.url())[1], re.M)
     with Opened(empty_redis.url(), index, "offline") as job:
         until(lambda: job.held().leases)
         assert launch("rm", empty_redis.url(), None, "--all", "--force")[0] == 0
