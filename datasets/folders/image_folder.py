@@ -9,6 +9,7 @@ import bisect
 import decimal
 import hashlib
 import json
+import math
 import os
 import zlib
 from collections.abc import Sequence
@@ -219,10 +220,10 @@ def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
     if len(bad) == total:
         raise BadInput(f"all {total} images of {index.base} are bad: {reasons}")
     if len(bad) / total > max_bad:
-        part = next(part for part in (1000, 100, 10, 1) if len(bad) * part <= total)
+        share = math.ceil(1000 * len(bad) / total) / 10
         raise BadInput(
             f"{len(bad)} of {total} images of {index.base} are bad: {reasons}. "
-            f"--max_bad_images {100 / part:g}% would skip up to {total // part}"
+            f"--max_bad_images {share:g}% skips them"
         )
     log(f"skipped {len(bad)} bad of {total} images of {index.base}: {reasons}")
 
@@ -288,14 +289,13 @@ def _scan(
 def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, log: Log) -> np.ndarray:
     """Copy the unchanged files' values from the old index. Return the rows of the other files."""
     states = zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)
-    known = {old.name(row): (*state, row) for row, state in enumerate(states)}
-    known |= {path: tuple(state) for path, *state in old.bad}  # size, mtime, reason
-    rows, sources, left, added = [], [], [], 0
+    known = {old.name(row): [*state, row] for row, state in enumerate(states)}
+    known |= {path: state for path, *state in old.bad}  # size, mtime, reason
+    rows, sources, left = [], [], []
     states = zip(listing.sizes.tolist(), listing.mtimes.tolist(), strict=True)
     for row, (path, state) in enumerate(zip(listing.paths, states, strict=True)):
-        *before, source = known.pop(path, (None,))
-        added += source is None
-        if tuple(before) != state:
+        *before, source = known.get(path, [None])
+        if before != [*state]:
             left.append(row)
         elif isinstance(source, str):
             bad[row] = source
@@ -304,9 +304,7 @@ def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, lo
             sources.append(source)
     for name, column in columns.items():
         column[rows] = getattr(old, name)[sources]
-    changed = len(left) - added
-    changes = f"{added} files added, {len(known)} removed, {changed} changed"
-    log(f"{listing.base}: {changes if added or known or changed else 'the same files, other labels'}")
+    log(f"{listing.base}: {len(left)} of {len(listing.paths)} files are new or changed")
     return np.array(left, np.int64)
 
 

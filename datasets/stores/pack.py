@@ -35,7 +35,7 @@ _VERSION = 2
 SAMPLES_PER_FILE = 512  # samples per file: a kill loses at most one file
 _BATCH = 64  # samples per record batch, which are in memory at the same time
 _AHEAD = 3  # batches that are made while one is written
-THREADS_PER_CORE = 2  # some threads read while others decode
+_THREADS_PER_CORE = 2  # some threads read while others decode
 
 
 class PackStore(Store):
@@ -110,7 +110,7 @@ def build(index: Any, path: str, form: str = "decoded", threads: int | None = No
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
             with locked(f"{path}.lock"):
                 if not is_whole(index, path, form):
-                    _fill(index, path, form, threads or THREADS_PER_CORE * available_cores())
+                    _fill(index, path, form, threads or _THREADS_PER_CORE * available_cores())
     except OSError as error:
         raise BadInput(f"cannot write the pack {path}: {error.strerror or error}") from error
     return PackStore(path, index, form)

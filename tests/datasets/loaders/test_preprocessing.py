@@ -102,9 +102,12 @@ def test_evaluation_prediction_and_a_resume_use_those_of_the_run(tmp_path):
     assert "interpolation" in refused(*job, *given[:3], f"--output_dir={tmp_path / 'run'}")
 
 
-@pytest.mark.parametrize("option", ["--mean=0.5,0.5", "--std=0,1,1", "--mean=2,1,1", "--crop_share=0"])
-def test_values_that_cannot_be_are_refused(option):
-    assert option.partition("=")[0] in refused("jobs/imagenet.py", option)
+@pytest.mark.parametrize(
+    "name, text", [("mean", "0.5,0.5"), ("std", "0,1,1"), ("mean", "2,1,1"), ("crop_share", "0")]
+)
+def test_values_that_cannot_be_are_refused(name, text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        preprocessing.KINDS[name](text)
 
 
 def test_those_of_a_file_of_weights_are_checked(tmp_path):

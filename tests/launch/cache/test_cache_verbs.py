@@ -1,12 +1,10 @@
 """`launch cache` fills, checks, lists and deletes packs and the data sets of real Redis servers."""
 
-import contextlib
 import os
 import random
 import re
 import shutil
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -142,11 +140,7 @@ def test_a_damaged_pack_is_named(images, cache_dir, launch, tmp_path):
     assert launch("check", tmp_path, images, "--split", "train")[0] == 1
 
 
-_HUGE = '{"version": 2, "fingerprint": "x", "form": "jpeg", "short_side": 8, "whole": true, "count": %s}'
-UNDESCRIBED = ("5", '{"fingerprint": "x"}', "[" * 100_000, _HUGE % 10**13, _HUGE % ("9" * 4000))
-
-
-@pytest.mark.parametrize("content", UNDESCRIBED)
+@pytest.mark.parametrize("content", ["5", '{"whole": true, "sizes": 7}', "[" * 100_000])
 def test_a_pack_that_cannot_be_described_is_damaged(content, images, cache_dir, launch, tmp_path):
     assert launch("preload", tmp_path, images, "--split", "train")[0] == 0
     (Path(pack.place(str(tmp_path), loaded(images, cache_dir))) / "meta.json").write_text(content)
@@ -185,43 +179,13 @@ def test_a_preload_killed_ten_times(many, cache_dir, empty_redis, launch):
     assert {client.ttl(key) for key in client.scan_iter()} == {-1}
 
 
-@pytest.fixture
-def lose(tmp_path):
-    """Return (a server, a function that kills it after 60 samples, and starts it again if it is told to)."""
+@needed
+def test_a_server_that_is_lost_meanwhile(many, tmp_path, launch):
     with RedisServer(tmp_path) as server, ThreadPoolExecutor(1) as pool:
         client = server.client()
-
-        def strike(again):
-            until(lambda: client.dbsize() > 60)
-            server.kill()
-            if again:
-                time.sleep(0.5)  # long enough to be noticed
-                server.start()
-
-        yield server, lambda again: pool.submit(strike, again)
-
-
-@needed
-def test_a_server_that_begins_anew_meanwhile(many, lose, launch):
-    """If a server loses its data during a preload, the next preload stores the samples and metadata again."""
-    server, strike = lose
-    struck = strike(again=True)
-    words = ("preload", server.url(), many, "--workers", "1", "--split", "train")
-    with contextlib.suppress(BadInput):  # it is still away at the end
-        assert launch(*words)[0] == 1
-    struck.result()
-    code, printed = launch(*words)
-    assert code == 0 and "400 of 400 samples are stored" in printed
-    assert launch("check", server.url(), many, "--split", "train")[0] == 0
-    assert "400/400" in launch("ls", server.url())[1]
-
-
-@needed
-def test_a_server_that_stays_away(many, lose, launch):
-    server, strike = lose
-    strike(again=False)
-    with pytest.raises(BadInput, match="cannot reach the cache: "):
-        launch("preload", server.url(), many, "--workers", "1")
+        pool.submit(lambda: (until(lambda: client.dbsize() > 60), server.kill()))
+        with pytest.raises(BadInput, match="cannot reach the cache: "):
+            launch("preload", server.url(), many, "--workers", "1")
 
 
 @needed
@@ -393,15 +357,6 @@ def test_arguments_that_do_not_fit(words, reason, images, cache_dir, empty_redis
     with pytest.raises(BadInput, match=re.escape(reason)):
         cache.main([words[0], "--to", empty_redis.url(), *words[1:]])
     assert empty_redis.client().dbsize() == 0
-
-
-@pytest.mark.parametrize("to, reason", [
-    ("redis://127.0.0.1:1,127.0.0.1:2", "--to names several hosts: name one"),
-    ("redis:/127.0.0.1", "is not redis://"),
-])  # fmt: skip
-def test_places_that_do_not_exist(to, reason, launch):
-    with pytest.raises(BadInput, match=reason):
-        launch("ls", to)
 
 
 def test_help_and_no_verb(capsys):
