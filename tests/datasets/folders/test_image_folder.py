@@ -272,7 +272,10 @@ def test_list_whose_class_names_look_like_numbers(data, start):
             "val/cat/0.jpg 0\n\0\1\2 3\n",
             r"val\.txt, line 2: expected `path label`, found '\\x00\\x01\\x02 3'$",
         ),
-        (f"val/cat/0.jpg {'1' * 5000}\n", r"val\.txt, line 1: expected `path label`, .*\(5014 characters\)$"),
+        (
+            f"val/cat/0.jpg {'1' * 5000}\n",
+            r"val\.txt, line 1: expected `path label`, found 'val/cat/0\.jpg 1+'$",
+        ),
         ("/etc/0.jpg 0\n", r"val\.txt, line 1: /etc/0\.jpg is not below the folder of .*val\.txt"),
         ("val/cat/0.jpg 0\nval/../../0.jpg 0\n", r"val\.txt, line 2: val/\.\./\.\./0\.jpg is not below"),
         ("val/cat cat\nval/dog/0.jpg dog\n", r"1 of 2 files are missing in .*: val/cat$"),

@@ -420,21 +420,6 @@ def test_tls(tmp_path, index, made, monkeypatch):
             assert opened.store.read(ALL) == [None] * 40 and len(opened.said) == 1
 
 
-@needed
-def test_a_full_server_keeps_what_it_has(tmp_path, index, made):
-    full = "maxmemory 4mb", "maxmemory-policy noeviction"
-    with RedisServer(tmp_path, *full) as server, Opened(server.url(), index) as opened:
-        store = opened.store
-        taken = sum(store.put([id], [made["decoded"][id]]) for id in ALL)
-        assert 0 < taken < 40
-        there = [sample is not None for sample in store.read(ALL)]
-        assert sum(there) == taken
-        for _ in range(5):
-            store.put(ALL, made["decoded"])
-        assert [sample is not None for sample in store.read(ALL)] == there
-        assert len(opened.said) == 1 and "stores no more samples" in opened.said[0]
-
-
 # leases
 
 

@@ -108,7 +108,7 @@ def test_processes_share_what_they_read(empty_redis, index):
 @needed
 @pytest.mark.parametrize("fault, backend", [
     *(("kill", backend) for backend in ("pytorch", "dali-kspeed")[:1 if MISSING else 2]),
-    *((fault, "kspeed") for fault in ("kill", "pause", "flush", "flip", "never there")),
+    ("pause", "kspeed"), ("flip", "kspeed"),
 ])  # fmt: skip
 def test_whatever_fails_in_the_middle(fault, backend, tmp_path, index, uncached, monkeypatch):
     monkeypatch.setattr(connection, "READ", 0.3)
@@ -121,17 +121,11 @@ def test_whatever_fails_in_the_middle(fault, backend, tmp_path, index, uncached,
             server.kill()
         elif step == 1 and fault == "pause":
             server.pause()
-        elif step == 1 and fault == "flush":
-            server.client().flushall()
         elif step == 1 and fault == "flip":
             for key in server.client().scan_iter("*:decoded256:[0-9]*"):
                 server.client().setrange(key, 1000, b"\0\1\2\3")
 
-    server = RedisServer(tmp_path)
-    with contextlib.ExitStack() as stack:
-        if fault != "never there":
-            stack.enter_context(server)
-        opened = stack.enter_context(Opened(server.url(), index, "active"))
+    with RedisServer(tmp_path) as server, Opened(server.url(), index, "active") as opened:
         tiers, said = opened.tiers, opened.said
         ids = list(range(len(index)))
         tiers.cache.put(ids, [forms.make(tiers.files, id, "decoded") for id in ids])
@@ -139,7 +133,7 @@ def test_whatever_fails_in_the_middle(fault, backend, tmp_path, index, uncached,
             for epoch in (1, 2):
                 batches, sums = epoch_of(loader, epoch, strike if epoch == 1 else lambda step: None)
                 assert equal(batches, expected[epoch - 1]) and torch.equal(sums, planned(index, epoch))
-            if fault in ("kill", "pause", "never there"):
+            if fault != "flip":
                 until(lambda: said)  # logged by the thread that checks, while others fetch
                 assert len(said) == 1, said
 

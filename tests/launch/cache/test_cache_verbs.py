@@ -94,8 +94,8 @@ def test_from_preload_to_rm(kind, form, images, cache_dir, empty_redis, launch, 
     ]
     other = next(each for each in forms.SIZED if each != form)
     code, printed = launch("check", to, images, "--form", other)
-    assert code == 1 and len(re.findall("^missing: /", printed, re.M)) == 20 + 12
-    assert "missing: and 20 more" in printed and "train: 0 of 40 samples" in printed
+    assert code == 1 and "train: 0 of 40 samples" in printed
+    assert re.search(r"^missing: /.*; /.*; and 30 more$", printed, re.M)
     if kind == "pack":
         with pytest.raises(BadInput, match=f"ls: --to {to} is a folder: .* ls and rm -r"):
             launch("ls", to)
@@ -247,8 +247,8 @@ def test_what_is_not_as_the_files_say_is_named(images, cache_dir, empty_redis, l
     code, printed = launch("check", empty_redis.url(), images)
     assert code == 1 and "train: 34 of 40 samples are stored and equal to the files" in printed
     expected = {"different": [4], "damaged": [9, 10, 11], "missing": [20, 21]}
-    named = {kind: re.findall(f"^{kind}: (.*)$", printed, re.M) for kind in expected}
-    assert named == {kind: [index.path(id) for id in ids] for kind, ids in expected.items()}
+    for kind, ids in expected.items():
+        assert f"{kind}: {'; '.join(index.path(id) for id in ids)}\n" in printed
     client.delete(opened.key(4), opened.key(9))
     assert launch("preload", empty_redis.url(), images)[0] == 0
     assert "train: 34 of 40 samples are stored" in launch.said, (
