@@ -169,7 +169,7 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
         os.makedirs(path)
     sweep(path)
-    _write_meta(path, wanted | {"whole": False})
+    write_atomic(os.path.join(path, META), json.dumps(wanted | {"whole": False}))
     done = min(len(index), (count - len(missing)) * SAMPLES_PER_FILE)
     bar = progress(len(index), f"packing {index.split}", done)
     files = FileStore(index, verified=True)
@@ -188,7 +188,8 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
                 check_room(len(missing) - done)  # other processes may fill the disk or memory
                 own = itertools.islice(made, len(_batches(part, len(index))))
                 _write(_part(path, part), (samples for _, samples in own), bar.update)
-    _write_meta(path, wanted | {"whole": True, "sizes": _sizes(path, len(index))})
+    meta = wanted | {"whole": True, "sizes": _sizes(path, len(index))}
+    write_atomic(os.path.join(path, META), json.dumps(meta))
 
 
 def _batches(part: int, count: int) -> list[range]:
@@ -259,10 +260,6 @@ def described(path: str) -> dict:
     except (OSError, ValueError, RecursionError):
         return {}
     return meta if isinstance(meta, dict) else {}
-
-
-def _write_meta(path: str, meta: dict) -> None:
-    write_atomic(os.path.join(path, META), json.dumps(meta))
 
 
 def _arrow():

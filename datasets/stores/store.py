@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from datasets.folders import boxes, images
+from datasets.folders import images
 from datasets.stores.forms import cannot_decode
+
+Box = tuple[int, int, int, int]  # top, left, height, width of the part that a crop needs; pixels
 
 
 class Store:
@@ -43,7 +45,7 @@ class Store:
         id: int,
         content: bytes | np.ndarray,
         planned: int,
-        box: boxes.Box,
+        box: Box,
         scratch: np.ndarray | None = None,
     ) -> np.ndarray:
         """Return the pixels of a box of a sample, uint8 [height, width, 3].
@@ -53,7 +55,7 @@ class Store:
         """
         image = self.decode(id, content, scratch)
         if image.shape[0] != planned:
-            box = boxes.scaled(*box, image.shape[0] / planned, *image.shape[:2])
+            box = scaled(*box, image.shape[0] / planned, *image.shape[:2])
         top, left, height, width = box
         return image[top : top + height, left : left + width]
 
@@ -76,3 +78,10 @@ class Store:
 
     def _is_plain(self, id: int) -> bool:
         return self.form == "jpeg" or bool(self.index.plain[id])
+
+
+def scaled(top: int, left: int, height: int, width: int, scale: float, rows: int, columns: int) -> Box:
+    """Return the box in the scaled image, which has `rows` rows and `columns` columns."""
+    top, left = min(round(top * scale), rows - 1), min(round(left * scale), columns - 1)
+    height, width = max(round(height * scale), 1), max(round(width * scale), 1)
+    return top, left, min(height, rows - top), min(width, columns - left)

@@ -19,7 +19,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from common.ground.exits import BadInput
-from datasets.folders import boxes, image_folder
+from datasets.folders import image_folder
 from datasets.loaders import backends, measure, pixels
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.image_folders import progressive_size
@@ -29,6 +29,7 @@ from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
+from datasets.stores.store import scaled
 from tests.conftest import ROOT, finish, start, wait_until
 from tests.support import pictures, tars
 from tests.support.packs import damaged
@@ -112,7 +113,7 @@ def test_every_engine_and_store_gives_the_same_data_and_the_pixels_of_pillow(
             box = top, left, height, width
             if form in ("decoded", "jpeg"):
                 image = Image.fromarray(packs[form].image(id))
-                box = boxes.scaled(*box, image.height / int(index.heights[id]), image.height, image.width)
+                box = scaled(*box, image.height / int(index.heights[id]), image.height, image.width)
             else:
                 file = io.BytesIO(packs["files"].portable(id, packs["files"].content(id)))
                 image = Image.open(file).convert("RGB")
