@@ -86,12 +86,12 @@ def reference(index):
 @pytest.fixture(scope="module")
 def packs(index, folder, tmp_path_factory):
     root = tmp_path_factory.mktemp("packs")
-    made = {form: pack.build(index, str(root / form), form) for form in pack.FORMS}
+    made = {form: pack.build(index, str(root / form), form) for form in forms.FORMS}
     shards = image_folder.load(tars.from_folder(folder, root, 3), "train", str(root / "cache"))
     return made | {"files": FileStore(index), "tars": FileStore(shards)}
 
 
-@pytest.mark.parametrize("form", ["files", "tars", *pack.FORMS])
+@pytest.mark.parametrize("form", ["files", "tars", *forms.FORMS])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_engine_and_store_gives_the_same_data_and_the_pixels_of_pillow(
     backend, form, index, packs, reference
@@ -144,7 +144,7 @@ def test_a_wrong_ending_changes_no_pixel(backend, tmp_path):
             image.save(root / f"{number}.{ending}", kind)
         (root / "train.txt").write_text("".join(f"{path.name} 0\n" for path in root.iterdir()))
         index = image_folder.load(str(root), "train", str(tmp_path / "cache"))
-        stores = [FileStore(index), *(pack.build(index, str(root / form), form) for form in pack.FORMS)]
+        stores = [FileStore(index), *(pack.build(index, str(root / form), form) for form in forms.FORMS)]
         for store in stores:
             with backends.build(backend, store, plan_of(index, batch=7), CPU, 1) as loader:
                 [(images, _)], sums = epoch_of(loader)
@@ -165,7 +165,7 @@ def test_every_engine_and_store_draws_the_same_operations(backend, index, packs)
     for batch, parameters in zip(batches, drawn, strict=True):
         sums.add(batch.ids, batch.labels, (*batch.crops, *parameters))
     expected = sums.take()
-    for form in ("files", *pack.FORMS):
+    for form in ("files", *forms.FORMS):
         with backends.build(backend, packs[form], plan_of(index), CPU, 2) as loader:
             plain, _ = epoch_of(loader, 2)
             loader.effects = effects
@@ -367,7 +367,7 @@ def test_a_pack_that_was_interrupted_goes_on(index, tmp_path, monkeypatch):
 
 
 def test_a_flipped_bit_in_a_pack_is_found_and_the_sample_is_read_from_its_file(index, tmp_path, capfd):
-    for form in pack.FORMS:
+    for form in forms.FORMS:
         path = str(tmp_path / form)
         expected = [pack.build(index, path, form).image(id).copy() for id in range(len(index))]
         part = Path(path) / "000000.arrow"
