@@ -53,11 +53,12 @@ REMOVED = {  # former options, and former words after a verb: what to use instea
     "cache --json": "ls and check print text",
     "data --samples": "--sample needs a run of 0.15 or later; ask an older one with --step",
     "predict --workers": "predict uses all cores",
-    "bench --plot": "use --json, and draw its rows",
+    "bench --plot": "its table has all figures",
     "bench train": "use python -m tests.benchmarks.train",
     "bench throughput": "use python -m tests.benchmarks.train --arch shufflenet_v2_x0_5",
     "bench batch-size": "use python -m tests.benchmarks.batch_size",
     "bench ray": "use launch bench loaders",
+    "bench --json": "its table has all figures",
 }
 USAGE = "\n".join(
     ["usage: python -m launch VERB [ARGUMENTS]   (VERB --help: details; --version)", ""]

@@ -1,27 +1,23 @@
 """Measure the images/s of every loader here, and predict the share of its time that a job would wait.
 
-    python -m launch bench loaders --data_url DIR [--pack FOLDER] [--json]
+    python -m launch bench loaders --data_url DIR [--pack FOLDER]
 
 DIR: as for jobs/imagenet.py. Backends take turns of a few seconds: warm (files in the page cache) and cold
-(files dropped from it before). synthetic reads no files: it is the upper limit, and has no cold rate. CPU use
-is in cores. Memory is resident, with shared pages divided among the processes. The wait is predicted for a
-model (--arch), whose speed is also measured here. On a GPU loading and computing overlap; on the CPU they
-share the cores. Compare figures of one run only. A run takes some minutes: --rounds times --seconds for each
-backend, and the starts of their workers. Exit codes: 0 done, 2 bad input.
+(files dropped from it before). synthetic reads no files: it is the upper limit, and has no cold rate. The
+wait is predicted for a model (--arch), whose speed is also measured here. On a GPU loading and computing
+overlap; on the CPU they share the cores. Compare figures of one run only. A run takes some minutes: --rounds
+times --seconds for each backend, and the starts of their workers. Exit codes: 0 done, 2 bad input.
 """
 
 import argparse
 import itertools
-import json
 import math
 import os
 import platform
 import statistics
 import sys
-import time
-from collections.abc import Callable
+from typing import NamedTuple
 
-import psutil
 import torch
 from torch.utils import benchmark
 from tqdm import tqdm
@@ -42,8 +38,18 @@ from datasets.stores.store import Store
 _CPU_STEPS, _STEPS = 4, 50  # steps of the model that are timed
 
 
+class Row(NamedTuple):
+    """The images/s of a backend: median, least and most of the rounds, and the median with cold files."""
+
+    backend: str
+    warm: float
+    least: float
+    most: float
+    cold: float | None
+
+
 def main(argv: list[str]) -> int:
-    """Measure, print a table (or JSON) and the choice, and return 0. Raises BadInput."""
+    """Measure, print a table and the choice, and return 0. Raises BadInput."""
     name, *rest = argv or [""]
     if name in ("-h", "--help"):
         print(__doc__)
@@ -60,23 +66,21 @@ def main(argv: list[str]) -> int:
     rows = _rows(args, stores, plan, device)
     log(f"measuring the speed of {args.arch} without data, the last part")
     ceiling = _compute_rate(args, len(index.classes), device)
+    slowest = next(row.warm for row in rows if row.backend == "pytorch")
+    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {device.type}"
+    print(f"\n{machine}, load average {os.getloadavg()[0]:.2f}")
+    print(f"{index.root}: {len(index)} images, {int(index.bytes.mean()) / 1000:.0f} kB on average")
+    print(f"{'backend':<18}{'images/s':>10}{'range':>14}{'ratio':>8}{'cold':>10}{'wait':>8}{'(cold)':>8}")
     for row in rows:
-        row["wait"] = _wait(row["warm"], ceiling, device)
-        row["wait_cold"] = None if row["cold"] is None else _wait(row["cold"], ceiling, device)
-    real = [row for row in rows if not row["backend"].startswith("synthetic")]
-    best = max(real, key=lambda row: row["warm"])
-    described = vars(args) | {
-        "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {device.type}",
-        "load_average": os.getloadavg()[0],
-        "data": f"{index.root}: {len(index)} images, {int(index.bytes.mean()) / 1000:.0f} kB on average",
-        "compute_images_per_s": ceiling,
-        "rows": rows,
-        "choice": best["backend"],
-    }
-    if args.json:
-        print(json.dumps(described, indent=2))
-    else:
-        _print(described)
+        waits = [_wait(rate, ceiling, device) if rate else None for rate in (row.warm, row.cold)]
+        wait, wait_cold = ("-" if each is None else f"{each:.1%}" for each in waits)
+        cold = f"{row.cold:.0f}" if row.cold else "-"
+        print(
+            f"{row.backend:<18}{row.warm:>10.0f}{f'{row.least:.0f}-{row.most:.0f}':>14}"
+            f"{row.warm / slowest:>7.1f}x{cold:>10}{wait:>8}{wait_cold:>8}"
+        )
+    print(f"{args.arch} computes {ceiling:.1f} images/s here, without data")
+    print(f"choice: {next(row.backend for row in rows if row.backend != 'synthetic')}")
     return 0
 
 
@@ -84,7 +88,6 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     parser = arguments.Parser(__doc__, "python -m launch bench loaders")
     add, count = parser.add_argument, arguments.positive_int
     add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
-    add("--json", action="store_true", help="print JSON")
     add("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
     add("--pack", metavar="FOLDER", help="also measure decoded images, kept in this folder")
     add("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
@@ -98,8 +101,8 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.device) -> list[dict]:
-    """Return a row for each backend and store, with medians over the rounds."""
+def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.device) -> list[Row]:
+    """Return a row for each backend and store, the fastest first."""
     candidates = list[tuple]()
     for backend, reason in backends.reasons(device).items():
         if reason:
@@ -108,35 +111,27 @@ def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.devi
             candidates.append((backend, backend, stores[""]))
         else:
             candidates += [(backend + suffix, backend, store) for suffix, store in stores.items()]
-    samples = dict[str, list[dict]]()
+    rates = dict[str, list[tuple]]()
     for name, backend, store in tqdm(candidates * args.rounds, f"loaders, {args.rounds} rounds"):
-        sample = _measure(args, backend, store, measure.Head(plan), device)
-        samples.setdefault(name, []).append(sample)
-    slowest = statistics.median(sample["warm"] for sample in samples["pytorch"])
+        rates.setdefault(name, []).append(_measure(args, backend, store, measure.Head(plan), device))
     rows = []
-    for name, rounds in samples.items():
-        row: dict = {"backend": name}
-        for key, value in rounds[0].items():
-            row[key] = None if value is None else statistics.median(sample[key] for sample in rounds)
-        warm = [sample["warm"] for sample in rounds]
-        rows.append(row | {"ratio": row["warm"] / slowest, "spread": [min(warm), max(warm)]})
-    return sorted(rows, key=lambda row: row["warm"], reverse=True)
+    for name, rounds in rates.items():
+        warm, cold = (list(filter(None, each)) for each in zip(*rounds, strict=True))
+        cold_rate = statistics.median(cold) if cold else None
+        rows.append(Row(name, statistics.median(warm), min(warm), max(warm), cold_rate))
+    return sorted(rows, key=lambda row: row.warm, reverse=True)
 
 
 def _measure(
     args: argparse.Namespace, backend: str, store: FileStore, head: measure.Head, device: torch.device
-) -> dict:
-    """Return images/s cold and warm, and cores and bytes while warm. Without files, cold is None."""
+) -> tuple[float, float | None]:
+    """Return images/s warm and cold. Without files, cold is None."""
     reads = backend != "synthetic"
     if reads:
         _drop(store, head)
     with backends.build(backend, store, head, device, args.workers) as loader:
         cold = measure.rate(itertools.islice(loader, measure.HEAD), math.inf) if reads else None
-        used, begin = _cpu_seconds(), time.perf_counter()
-        warm = measure.rate(loader, args.seconds)
-        cores = (_cpu_seconds() - used) / (time.perf_counter() - begin)
-        memory = _sum_over_processes(lambda process: process.memory_full_info().pss)
-        return {"warm": warm, "cold": cold, "cores": cores, "bytes": memory}
+        return measure.rate(loader, args.seconds), cold
 
 
 def _drop(store: FileStore, head: measure.Head) -> None:
@@ -151,15 +146,6 @@ def _drop(store: FileStore, head: measure.Head) -> None:
         handle = os.open(path, os.O_RDONLY)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(handle)
-
-
-def _sum_over_processes(value: Callable[[psutil.Process], float]) -> float:
-    own = psutil.Process()
-    return sum(map(value, [own, *own.children(recursive=True)]))
-
-
-def _cpu_seconds() -> float:
-    return _sum_over_processes(lambda process: sum(process.cpu_times()[:2]))
 
 
 def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) -> float:
@@ -193,20 +179,3 @@ def _wait(rate: float, compute: float, device: torch.device) -> float:
     if device.type != "cpu":
         return max(0.0, 1 - rate / compute)
     return compute / (rate + compute)
-
-
-def _print(result: dict) -> None:
-    print(f"\n{result['machine']}, load average {result['load_average']:.2f}\n{result['data']}")
-    print(
-        f"{'backend':<18}{'images/s':>10}{'ratio':>8}{'cold':>10}{'cores':>7}{'MB':>8}{'wait':>8}{'(cold)':>8}"
-    )
-    for row in result["rows"]:
-        cold, wait_cold = "-", "-"
-        if row["cold"] is not None:
-            cold, wait_cold = f"{row['cold']:.0f}", f"{row['wait_cold']:.1%}"
-        print(
-            f"{row['backend']:<18}{row['warm']:>10.0f}{row['ratio']:>7.1f}x{cold:>10}"
-            f"{row['cores']:>7.1f}{row['bytes'] / 1e6:>8.0f}{row['wait']:>8.1%}{wait_cold:>8}"
-        )
-    print(f"{result['arch']} computes {result['compute_images_per_s']:.1f} images/s here, without data")
-    print(f"choice: {result['choice']}")

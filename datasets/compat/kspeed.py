@@ -7,8 +7,8 @@ A script for KSpeed changes only its import:
     train_set = KSpeedImageFolder(traindir, None, workers, iplist, "admin", "admin", transform)
 
 iplist: the host of a Redis or Valkey server, "host[:port]", as text or as the only item of a list; its URL,
-redis:// or rediss://; a folder of packs, "/..."; None or "": a pack in this node's memory or on its disk. All
-return the same bytes as the files. If a server fails, the files are read.
+redis:// or rediss://; a folder of packs, "/..."; None or "": the files themselves, which the system keeps in
+free memory. All return the same bytes as the files. If a server fails, the files are read.
 
 user and password: of the server. A user in the URL and a password in the environment
 (BOOTFILE_CACHE_PASSWORD, BOOTFILE_CACHE_PASSWORD_FILE) have priority. If a server refuses the user, the user
@@ -234,18 +234,20 @@ def _open_stores(
     place: str, user: str | None, password: str | None, mode: str, log: Callable[[str], None]
 ) -> Stores:
     """Return the stores of encoded samples in a place of KSpeedFolder. Raises BadInput."""
+    if not place:
+        log("KSpeed without iplist: the files are read, and the system keeps them in free memory")
     if not place or place.startswith("/"):
-        return Stores(place or None, None, mode, True, log, "encoded")
+        return Stores(place or None, None, mode, log, "encoded")
     if password and not os.environ.get(address.PASSWORD_FILE):  # a pickle may be stored on a disk
         os.environ[address.PASSWORD] = os.environ.get(address.PASSWORD) or password
     try:
         where = address.parse(place if "://" in place else f"redis://{place}")._replace(form="encoded")
         if where.user or not user:
-            return Stores(None, where, mode, False, log)
+            return Stores(None, where, mode, log)
         try:
-            return Stores(None, where._replace(user=user), mode, False, log)
+            return Stores(None, where._replace(user=user), mode, log)
         except BadInput:
-            stores = Stores(None, where._replace(user="default"), mode, False, log)
+            stores = Stores(None, where._replace(user="default"), mode, log)
             log(f"cache {where}: it refuses the user, so the user default is used")
             return stores
     except BadInput as error:

@@ -2,9 +2,6 @@
 
 datasets/folders/listing.py defines the folders. This module reads and inspects each file once, and stores the
 results in memory-mapped arrays. A file is read again if its size or modification time changes.
-
-The scan "headers" reads only the first HEAD bytes of a JPEG. It does not see damage behind them: such an
-image raises BadInput when it is decoded. An index of this scan has another fingerprint and another folder.
 """
 
 import argparse
@@ -12,6 +9,7 @@ import bisect
 import decimal
 import hashlib
 import json
+import math
 import os
 import zlib
 from collections.abc import Sequence
@@ -25,9 +23,6 @@ from datasets.folders import images, shards
 from datasets.folders.listing import FILES_PER_TASK, VAL_SHARE, Listing, Log, map_files, progress, shown
 from datasets.folders.listing import look as look_into_folder
 
-SCANS = ("whole", "headers")
-HEAD = 16384  # bytes that the scan of headers reads of a JPEG. If its header is longer, the file is read
-_HEADERS = "-scan-headers"  # the end of the fingerprint of such an index
 _FORMAT = 2  # increase it if the columns or the results of images.inspect() change
 _COLUMNS = {  # name -> type: a memory-mapped file each, with one row per image
     "labels": "<i8", "widths": "<i4", "heights": "<i4", "plain": "|b1", "bytes": "<i8", "crc32": "<u4",
@@ -60,7 +55,6 @@ class ImageFolderIndex:
     widths, heights: int32, pixels of the upright image.
     plain: bool, see images.Header.
     bytes, crc32, mtimes: int64, uint32 and int64 (nanoseconds), of the files.
-    head: None, or the number of first bytes of each file that crc32 is of, after a scan of headers.
     classes: names by label.
     excluded: (path, reason) of the bad images.
     fingerprint: of classes, relative paths without their endings, labels, sizes and contents; the same for
@@ -100,7 +94,6 @@ class ImageFolderIndex:
         self.fingerprint, self.stamp, self.checksums = meta["fingerprint"], meta["stamp"], meta["checksums"]
         self.bad = meta["bad"]
         self.excluded = [(os.path.join(self.base, path), reason) for path, _, _, reason in self.bad]
-        self.head: int | None = meta.get("head")
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -147,7 +140,6 @@ def load(
     classes: tuple[str, ...] | None = None,
     log: Log = print,
     val_share: float = VAL_SHARE,
-    scan: str = "whole",
     least: int = 1,
 ) -> ImageFolderIndex:
     """Return the index of a split, from `cache` if no file has changed since.
@@ -159,7 +151,6 @@ def load(
     classes: those of the train split, whose numbers "val" must use.
     log: called with one line of text.
     val_share: the share that is "val" if the folder has no splits; 0: each split is the whole folder.
-    scan: "whole", or "headers": read only the first HEAD bytes of a JPEG, and do not see damage behind them.
     least: samples of a batch. If there are fewer files, none is read.
     Raises BadInput if images are missing, if files cannot be read, or if too many images are bad.
     """
@@ -167,7 +158,7 @@ def load(
     files = look(root, split, cache, classes, log, val_share)
     if len(files.paths) < least:
         raise BadInput(f"batch size {least} is larger than the data set ({len(files.paths)} samples)")
-    index = scan_listing(files, cache, log, HEAD if scan == "headers" else None)
+    index = scan_listing(files, cache, log)
     _judge(index, max_bad, log)
     return index
 
@@ -188,16 +179,11 @@ def one_line(log: Log) -> Log:
     return lambda text: log(printable(" ".join(text.split())))
 
 
-def scan_listing(listing: Listing, cache: str, log: Log, head: int | None = None) -> ImageFolderIndex:
-    """Return the index of the listed files without the bad images, from `cache` as in load().
-
-    head: None, or the bytes that are read of a JPEG. Raises BadInput if files cannot be read or the index
-    cannot be written.
-    """
+def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
+    """Return the index of the listed files without the bad images, from `cache` as in load(). Raises BadInput
+    if files cannot be read or the index cannot be written."""
     root, stamp = listing.root, listing.stamp()
     place = os.fsencode(root) + (f"\0{listing.val_share}".encode() if listing.val_share else b"")
-    if head:
-        place += f"\0head {head}".encode()
     name = f"{listing.split}-{hashlib.blake2b(place, digest_size=6).hexdigest()}"
     folder = os.path.join(os.path.abspath(cache), name)
     index = _intact(folder)
@@ -207,7 +193,7 @@ def scan_listing(listing: Listing, cache: str, log: Log, head: int | None = None
             with locked(f"{folder}.lock"):
                 index = _intact(folder, log)
                 if index is None or index.stamp != stamp:
-                    index = _scan(folder, listing, stamp, index, log, head)
+                    index = _scan(folder, listing, stamp, index, log)
     return index
 
 
@@ -234,39 +220,33 @@ def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
     if len(bad) == total:
         raise BadInput(f"all {total} images of {index.base} are bad: {reasons}")
     if len(bad) / total > max_bad:
-        part = next(part for part in (1000, 100, 10, 1) if len(bad) * part <= total)
+        share = math.ceil(1000 * len(bad) / total) / 10
         raise BadInput(
             f"{len(bad)} of {total} images of {index.base} are bad: {reasons}. "
-            f"--max_bad_images {100 / part:g}% would skip up to {total // part}"
+            f"--max_bad_images {share:g}% skips them"
         )
     log(f"skipped {len(bad)} bad of {total} images of {index.base}: {reasons}")
 
 
-def _inspect(path: str, size: int, head: int | None) -> tuple[int, images.Header]:
+def _inspect(path: str, size: int) -> tuple[int, images.Header]:
     """Return (CRC-32, header) of one file.
 
-    size: bytes when the file was listed. head: as in scan_listing(). Raises BadImage; OSError or BadInput if
-    the file cannot be read or has another size.
+    size: bytes when the file was listed. Raises BadImage; OSError or BadInput if the file cannot be read or
+    has another size.
     """
     images.check_bytes(size)
-    if head and size > head:
-        content = _read_file(path, size, head)
-        if len(content) == head and (header := images.inspect_head(content)):
-            return zlib.crc32(content), header
-    content = _read_file(path, size, None)
+    if member := shards.split_path(path):
+        content = shards.read_member(*member, size)
+    else:
+        content = shards.read_bytes(path, 0, size + 1)
     if len(content) != size:
         now = len(content) if len(content) < size else "more"
         raise BadInput(f"{size} bytes when it was listed, {now} when read")
-    return zlib.crc32(memoryview(content)[:head]), images.inspect(content)
+    return zlib.crc32(content), images.inspect(content)
 
 
 def _scan(
-    folder: str,
-    listing: Listing,
-    stamp: str,
-    old: ImageFolderIndex | None,
-    log: Log,
-    head: int | None,
+    folder: str, listing: Listing, stamp: str, old: ImageFolderIndex | None, log: Log
 ) -> ImageFolderIndex:
     """Read the files that are not in the old index, and write a new index."""
     count, paths = len(listing.paths), listing.paths
@@ -279,7 +259,7 @@ def _scan(
         for row in part:
             path = os.path.join(listing.base, paths[row])
             try:
-                columns["crc32"][row], header = _inspect(path, int(listing.sizes[row]), head)
+                columns["crc32"][row], header = _inspect(path, int(listing.sizes[row]))
             except images.BadImage as error:
                 bad[row] = str(error)
             except (OSError, BadInput) as error:
@@ -299,31 +279,23 @@ def _scan(
     meta["stamp"] = "" if unread else stamp
     sizes, mtimes = listing.sizes.tolist(), listing.mtimes.tolist()
     meta["bad"] = [(paths[row], sizes[row], mtimes[row], bad[row]) for row in sorted(bad)]
-    index = write_index(folder, [paths[row] for row in np.flatnonzero(good)], columns, head=head, **meta)
+    index = write_index(folder, [paths[row] for row in np.flatnonzero(good)], columns, **meta)
     if unread:  # raised after write_index(): the next scan reuses the files that were read
         reasons = shown([f"{paths[row]}: {unread[row]}" for row in sorted(unread)])
         raise BadInput(f"{len(unread)} of {count} files in {listing.base} cannot be read: {reasons}")
     return index
 
 
-def _read_file(path: str, size: int, head: int | None) -> bytes:
-    """Return all bytes of a file, or at most the first `head`. size: when it was listed."""
-    if member := shards.split_path(path):
-        return shards.read_member(*member, min(size, head or size))
-    return shards.read_bytes(path, 0, head or size + 1, is_alone=bool(head))
-
-
 def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, log: Log) -> np.ndarray:
     """Copy the unchanged files' values from the old index. Return the rows of the other files."""
     states = zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)
-    known = {old.name(row): (*state, row) for row, state in enumerate(states)}
-    known |= {path: tuple(state) for path, *state in old.bad}  # size, mtime, reason
-    rows, sources, left, added = [], [], [], 0
+    known = {old.name(row): [*state, row] for row, state in enumerate(states)}
+    known |= {path: state for path, *state in old.bad}  # size, mtime, reason
+    rows, sources, left = [], [], []
     states = zip(listing.sizes.tolist(), listing.mtimes.tolist(), strict=True)
     for row, (path, state) in enumerate(zip(listing.paths, states, strict=True)):
-        *before, source = known.pop(path, (None,))
-        added += source is None
-        if tuple(before) != state:
+        *before, source = known.get(path, [None])
+        if before != [*state]:
             left.append(row)
         elif isinstance(source, str):
             bad[row] = source
@@ -332,23 +304,15 @@ def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, lo
             sources.append(source)
     for name, column in columns.items():
         column[rows] = getattr(old, name)[sources]
-    changed = len(left) - added
-    changes = f"{added} files added, {len(known)} removed, {changed} changed"
-    log(f"{listing.base}: {changes if added or known or changed else 'the same files, other labels'}")
+    log(f"{listing.base}: {len(left)} of {len(listing.paths)} files are new or changed")
     return np.array(left, np.int64)
 
 
-def write_index(
-    folder: str,
-    paths: list[str],
-    columns: dict[str, np.ndarray],
-    head: int | None = None,
-    **meta,
-) -> ImageFolderIndex:
+def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], **meta) -> ImageFolderIndex:
     """Write an index atomically, in place of an older one, and open it. The caller holds the lock.
 
-    paths: relative, ascending. columns: the others of ImageFolderIndex. head: as in scan_listing(). meta:
-    root, base, split, classes, stamp, bad (path, size, mtime, reason). Raises OSError.
+    paths: relative, ascending. columns: the others of ImageFolderIndex. meta: root, base, split, classes,
+    stamp, bad (path, size, mtime, reason). Raises OSError.
     """
     names = [os.fsencode(path) for path in paths]
     columns = columns | {
@@ -357,14 +321,13 @@ def write_index(
     }
     types = _COLUMNS | ({"labels": "|b1"} if columns["labels"].ndim == 2 else {})
     columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in types.items()}
-    known = [meta["classes"], len(paths)] + [head] * bool(head)
-    digest = hashlib.blake2b(json.dumps(known).encode(), digest_size=16)
+    digest = hashlib.blake2b(json.dumps([meta["classes"], len(paths)]).encode(), digest_size=16)
     stems = [os.path.splitext(name)[0] for name in names]  # a .JPEG and a .png may be the same data
     digest.update(np.array([*map(len, stems)], np.int64).data)
     digest.update(b"".join(stems))
     for name in ("labels", "bytes", "crc32"):
         digest.update(columns[name].data)
-    meta |= {"format": _FORMAT, "head": head, "fingerprint": digest.hexdigest() + _HEADERS * bool(head)}
+    meta |= {"format": _FORMAT, "fingerprint": digest.hexdigest()}
     meta["checksums"] = {name: zlib.crc32(column.data) for name, column in columns.items()}
     with make_folder_atomic(folder) as new:
         for name, content in columns.items():

@@ -67,30 +67,10 @@ def inspect(content: bytes) -> Header:
     return _inspect_png(content) if kind == "PNG" else _inspect_decoded(content, kind)
 
 
-def inspect_head(head: bytes) -> Header | None:
-    """Return what inspect() returns for a complete JPEG that begins with `head`, or None.
-
-    None: the file must be inspected as a whole, because it is of another kind, its header is longer or
-    unusual, or it may be bad. The end of the file is not judged, see may_be_cut().
-    """
-    if not head.startswith(b"\xff\xd8\xff"):
-        return None
-    try:
-        return _jpeg_header(head)
-    except BadImage:
-        return None
-
-
 def check_bytes(size: int) -> None:
     """Raise BadImage if a file of this many bytes is too large to be read."""
     if size > MAX_BYTES:
         raise BadImage(f"has {size} bytes, more than {MAX_BYTES}")
-
-
-def may_be_cut(content: bytes) -> bool:
-    """Return whether a file begins like a JPEG and does not end in the end marker, which other bytes may
-    follow."""
-    return content.startswith(b"\xff\xd8") and not content.endswith(b"\xff\xd9")
 
 
 def decode(content: bytes, plain: bool = False, out: np.ndarray | None = None) -> np.ndarray:
@@ -145,28 +125,19 @@ def _check_size(width: int, height: int) -> None:
 
 
 def _inspect_jpeg(content: bytes) -> Header:
-    header = _jpeg_header(content)
-    if header is None:
+    try:
+        height, width, space, _ = simplejpeg.decode_jpeg_header(content)
+    except Exception:  # it knows fewer subsamplings than libjpeg
         return _inspect_decoded(content, "JPEG")
-    if may_be_cut(content):
+    _check_size(width, height)
+    frame, bits, tagged = _walk_jpeg(content)
+    if frame not in _JPEG_FRAMES or bits != 8 or space not in _JPEG_COLOURS:
+        return _inspect_decoded(content, "JPEG")
+    if not content.endswith(b"\xff\xd9"):  # cut, or other bytes follow the end marker
         try:  # libjpeg raises if the end marker is missing
             simplejpeg.decode_jpeg(content)
         except Exception as error:
             raise BadImage(f"is cut or damaged ({_tail(content)}): {_text(error)}") from error
-    return header
-
-
-def _jpeg_header(content: bytes) -> Header | None:
-    """Return the Header of a JPEG from the bytes up to its pixels; None if only decoding can judge it.
-    Raises BadImage if it is larger than MAX_PIXELS."""
-    try:
-        height, width, space, _ = simplejpeg.decode_jpeg_header(content)
-    except Exception:  # it knows fewer subsamplings than libjpeg
-        return None
-    _check_size(width, height)
-    frame, bits, tagged = _walk_jpeg(content)
-    if frame not in _JPEG_FRAMES or bits != 8 or space not in _JPEG_COLOURS:
-        return None
     orientation = _orientation(_open(content, "JPEG")) if tagged else 1
     if orientation >= 5:
         width, height = height, width

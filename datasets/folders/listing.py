@@ -198,8 +198,7 @@ def _read_list(source: str) -> tuple[list[str], list[str]]:
             continue
         path, *rest = line.rsplit(maxsplit=1)  # from the right: a path may contain spaces
         if not rest or "\0" in line or len(line) > _LONGEST:
-            start = repr(line[:60]) + f"... ({len(line)} characters)" * (len(line) > 60)
-            raise BadInput(f"{source}, line {number}: expected `path label`, found {start}")
+            raise BadInput(f"{source}, line {number}: expected `path label`, found {line[:60]!r}")
         if os.path.isabs(path) or ".." in path.split("/"):
             raise BadInput(f"{source}, line {number}: {path} is not below the folder of {source}")
         if path in labels:

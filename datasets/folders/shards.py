@@ -140,14 +140,11 @@ def read_member(path: str, offset: int, size: int) -> bytes:
     return content
 
 
-def read_bytes(path: str, offset: int, size: int, is_alone: bool = False) -> bytes:
-    """Return up to `size` bytes of a file from `offset`. is_alone: the bytes after them are not needed, too.
-    Raises OSError."""
+def read_bytes(path: str, offset: int, size: int) -> bytes:
+    """Return up to `size` bytes of a file from `offset`. Raises OSError."""
     # Python's open() and read() take nearly twice the CPU time for a small file
     file, content = os.open(path, os.O_RDONLY), b""
     try:
-        if is_alone and hasattr(os, "posix_fadvise"):  # otherwise Linux reads four times as many bytes
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM)
         # a network file system may return less at a time
         while len(content) < size and (more := os.pread(file, size - len(content), offset + len(content))):
             content += more

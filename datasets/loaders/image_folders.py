@@ -69,13 +69,6 @@ def add_arguments(parser: JobParser) -> None:
         metavar="SHARE",
         help="share of unreadable images to skip, for example 0.1%% (default: 0)",
     )
-    add(
-        "--scan",
-        choices=image_folder.SCANS,
-        default="whole",
-        help=f"headers: read only {image_folder.HEAD // 1024} KB of a JPEG for the index; damage behind them "
-        "is not seen before the image is decoded, and then ends the job (default: whole)",
-    )
     add("--class_weights", "--sample_weights", metavar="balanced|FILE", help=sample_weights.HELP)
     preprocessing.add_arguments(add)
     add("--antialias", type=boolean, default=True, help="false: no antialiasing (faster)")
@@ -107,7 +100,13 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
     for name in ("pack", "cache_dir"):
         if folder := getattr(args, name):
             check_writable(f"--{name}", folder)
-    if args.pack_form != "decoded" and not args.pack and (args.cache or backend not in backends.CACHED):
+    if backend in backends.CACHED and not (args.pack or args.cache):
+        raise BadInput(
+            f"--data_backend {backend} needs --cache URL or --pack FOLDER, such as --pack /dev/shm/packs"
+        )
+    if args.pack and args.cache:
+        raise BadInput("--pack and --cache contradict each other: images come from one of them")
+    if args.pack_form != "decoded" and not args.pack:
         raise BadInput(f"--pack_form {args.pack_form}: there is no pack; name its folder with --pack")
     if args.class_weights != sample_weights.BALANCED:
         check_paths(class_weights=args.class_weights)
@@ -115,8 +114,7 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
         pool = ray_pool.connect(args.ray_address, args.workers or backends.cores())
         exits.at_success("loaders", pool.shutdown)
     pack, cache = (None, None) if backend == "synthetic" else (args.pack, args.cache)
-    is_cached = backend in backends.CACHED
-    stores = tiers.Stores(pack, cache, args.cache_mode, is_cached, log.info, args.pack_form)
+    stores = tiers.Stores(pack, cache, args.cache_mode, log.info, args.pack_form)
     exits.at_success("loaders", stores.close)
     return stores
 
@@ -139,7 +137,6 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
 
     options = {
         "cache": cache, "max_bad": args.max_bad_images, "log": log.info, "val_share": args.val_share,
-        "scan": args.scan,
     }  # fmt: skip
     load: Any = functools.partial(image_folder.load, folder, **options)
     if args.evaluate:

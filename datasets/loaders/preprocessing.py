@@ -5,7 +5,6 @@ those of ImageNet's ResNets. An option is None if it has this default.
 """
 
 import argparse
-import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -61,9 +60,9 @@ def add_arguments(add: Callable[..., Any]) -> None:
 
 
 def complete(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of add_arguments(), those of the model if they are not given, or ImageNet's if the
-    run began before 0.17. args: also arch, weights, antialias, resume, output. Raises BadInput."""
-    own = {} if _is_older(args) else find(args.arch, args.weights)
+    """Return the options of add_arguments(), those of the model if they are not given. args: also arch,
+    weights, antialias. Raises BadInput."""
+    own = find(args.arch, args.weights)
     chosen = {name: getattr(args, name) or own.get(name) for name in _DEFAULTS}
     if antialias(chosen) == BICUBIC and not args.antialias:
         raise BadInput("--antialias false: the model's images are bicubic; add --interpolation bilinear")
@@ -79,13 +78,6 @@ def values(settings: Mapping[str, Any]) -> Any:
 def antialias(settings: Mapping[str, Any]) -> bool | str:
     """Return `antialias` of backends.build() for the options of a run."""
     return BICUBIC if settings.get("interpolation") == BICUBIC else settings.get("antialias", True)
-
-
-def _is_older(args: argparse.Namespace) -> bool:
-    """Return whether the run that continues has a start without these options."""
-    resumed = starts.read(weights.run_folder(args.resume)) if os.path.exists(args.resume) else []
-    runs = resumed + starts.read_output(args.output)
-    return any("interpolation" not in start["settings"] for start in runs)
 
 
 def find(arch: str, name: str | None) -> dict[str, Any]:

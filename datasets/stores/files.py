@@ -53,6 +53,5 @@ class PairFiles(FileStore):
 
 
 def is_scanned(index: Any, id: int, content: bytes) -> bool:
-    """Return whether the content is the one that was scanned for the index. After a scan of headers, only the
-    bytes that it read are compared."""
-    return zlib.crc32(memoryview(content)[: index.head]) == index.crc32[id]
+    """Return whether the content is the one that was scanned for the index."""
+    return zlib.crc32(content) == index.crc32[id]

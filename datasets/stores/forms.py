@@ -57,34 +57,22 @@ def convert(index: Any, id: int, content: bytes, form: str, scratch: np.ndarray 
         image = resized(image, height, width, "bicubic")  # sharper: crops of it are enlarged later
     elif form == "decoded":
         image = image.copy()  # the scratch memory is used again
+    if form == "decoded":
+        return Sample(height, width, image.reshape(-1))
     try:
-        return from_pixels(image, form)
-    except ValueError as error:
+        return Sample(height, width, simplejpeg.encode_jpeg(image, QUALITY, "RGB", "420"))
+    except ValueError as error:  # a side is too long: 65,500 pixels
         raise BadInput(f"cannot make a JPEG of {index.path(id)}: {error}") from error
 
 
 def cannot_decode(index: Any, id: int, error: Exception) -> BadInput:
     """Return the error for an image of an index that cannot be decoded."""
-    line = f"cannot decode {index.path(id)}: {error}"
-    if getattr(index, "head", None):
-        line += "; --scan headers did not examine its end: --scan whole names all bad images, in a new run"
-    return BadInput(line)
+    return BadInput(f"cannot decode {index.path(id)}: {error}")
 
 
-def from_pixels(image: np.ndarray, form: str) -> Sample:
-    """Return the sample ("decoded" without a copy, or "jpeg") of an image that has its size already.
-
-    image: uint8 [height, width, 3]. Raises ValueError if a side is too long for a JPEG (65,500 pixels).
-    """
-    height, width = image.shape[:2]
-    if form == "decoded":
-        return Sample(height, width, image.reshape(-1))
-    return Sample(height, width, simplejpeg.encode_jpeg(image, QUALITY, "RGB", "420"))
-
-
-def label(form: str, short_side: int = SHORT_SIDE) -> str:
+def label(form: str) -> str:
     """Return the name of a form with its short side, for example "decoded256"."""
-    return form if form == "encoded" else f"{form}{short_side}"
+    return form if form == "encoded" else f"{form}{SHORT_SIDE}"
 
 
 def sizes(index: Any, ids: np.ndarray | slice | int, form: str) -> tuple[np.ndarray, ...]:

@@ -24,19 +24,18 @@ from common.ground.exits import BadInput, import_optional
 from common.ground.files import locked, open_atomic, opener, sweep, write_atomic
 from common.platform.platforms import available_cores
 from datasets.folders.listing import progress
-from datasets.stores import forms, pack_lease
+from datasets.stores import forms
 from datasets.stores.ahead import work_ahead
 from datasets.stores.files import FileStore
-from datasets.stores.forms import FORMS, QUALITY, Sample
+from datasets.stores.forms import QUALITY, Sample
 from datasets.stores.store import Store
 
 META = "meta.json"
 _VERSION = 2
-_MOST = 10**12  # samples of a pack
 SAMPLES_PER_FILE = 512  # samples per file: a kill loses at most one file
 _BATCH = 64  # samples per record batch, which are in memory at the same time
 _AHEAD = 3  # batches that are made while one is written
-THREADS_PER_CORE = 2  # some threads read while others decode
+_THREADS_PER_CORE = 2  # some threads read while others decode
 
 
 class PackStore(Store):
@@ -54,11 +53,6 @@ class PackStore(Store):
         """Return the samples; pixels without a copy."""
         return [self._intact(id).value(self.form) for id in np.asarray(ids).tolist()]
 
-    def sample(self, id: int) -> Sample:
-        """Return the stored sample without a copy or a check."""
-        height, width, _, content = self._sample(id)
-        return Sample(height, width, content)
-
     def close(self) -> None:
         self._parts = {}
 
@@ -68,14 +62,15 @@ class PackStore(Store):
     def _intact(self, id: int) -> Sample:
         """Return the sample, from its file if it is damaged. Raises BadInput if the file is also bad."""
         try:
-            height, width, checksum, content = self._sample(id)
+            sample, checksum = self.stored(id)
             if self._checked[id]:
-                return Sample(height, width, content)
+                return sample
             rows, columns, length = map(int, forms.sizes(self.index, id, self.form))
-            length = length or max(1, len(content))  # of a JPEG it is not known
-            if (height, width, len(content)) == (rows, columns, length) and zlib.crc32(content) == checksum:
+            length = length or max(1, len(sample.content))  # of a JPEG it is not known
+            expected = rows, columns, length
+            if (*sample[:2], len(sample.content)) == expected and zlib.crc32(sample.content) == checksum:
                 self._checked[id] = 1
-                return Sample(height, width, content)
+                return sample
         except (BadInput, LookupError, ValueError):
             pass
         if not self._said:
@@ -88,72 +83,57 @@ class PackStore(Store):
             )
         return forms.make(FileStore(self.index, verified=True), id, self.form)
 
-    def _sample(self, id: int) -> tuple[int, int, int, Any]:
-        """Return (height, width, crc32, content: uint8 [bytes])."""
+    def stored(self, id: int) -> tuple[Sample, int]:
+        """Return (the stored sample without a copy or a check, its crc32). Raises BadInput, LookupError and
+        ValueError if the pack is damaged."""
         part = self._parts.get(id // SAMPLES_PER_FILE)
         if part is None:  # two threads may do this, with the same result
             part = self._parts[id // SAMPLES_PER_FILE] = _mapped(_part(self.path, id // SAMPLES_PER_FILE))
         batch, row = divmod(id % SAMPLES_PER_FILE, len(part[0][0]))
         heights, widths, checksums, offsets, contents = part[batch]
-        return heights[row], widths[row], checksums[row], contents[offsets[row] : offsets[row + 1]]
+        return Sample(heights[row], widths[row], contents[offsets[row] : offsets[row + 1]]), checksums[row]
 
 
-def build(
-    index: Any,
-    path: str,
-    form: str = "decoded",
-    threads: int | None = None,
-    source: Store | None = None,
-    room: Callable[[], int] | None = None,
-) -> PackStore:
+def build(index: Any, path: str, form: str = "decoded", threads: int | None = None) -> PackStore:
     """Return the pack in the folder `path`. Build it if it is missing or holds another data set or form.
 
     form: of datasets/stores/forms.py.
     threads: that read and decode (default: 2 per core).
-    source: a Tiers of decoded samples to make "decoded" or "jpeg" from (default: the files).
-    room: returns the bytes that the pack may still take, if a job makes it for itself. None: the free bytes
-        of the disk, and the pack stays, because the user has named its path.
 
     An interrupted build is continued, and damaged parts are built again. Of several processes one builds and
     the others wait. Raises BadInput with the sizes if there is not enough room.
     """
-    if form not in FORMS:
-        raise BadInput(f"form {form!r}: expected one of {', '.join(FORMS)}")
-    wanted = {"version": _VERSION, "fingerprint": index.fingerprint, "form": form, "count": len(index)}
-    wanted["short_side"] = 0 if form == "encoded" else forms.SHORT_SIDE
-    if form == "jpeg":
-        wanted["quality"] = QUALITY
     try:
-        if not _is_there(path, wanted):
+        if not is_whole(index, path, form):
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
             with locked(f"{path}.lock"):
-                if not _is_there(path, wanted):
-                    _fill(index, path, wanted, threads or THREADS_PER_CORE * available_cores(), source, room)
+                if not is_whole(index, path, form):
+                    _fill(index, path, form, threads or _THREADS_PER_CORE * available_cores())
     except OSError as error:
-        fault = damage(path, described(path))
-        remedy = f"; the pack there is damaged ({fault}): delete it, or name another folder" if fault else ""
-        raise BadInput(f"cannot write the pack {path}: {error.strerror or error}{remedy}") from error
-    if room is None:
-        pack_lease.keep(path)
+        raise BadInput(f"cannot write the pack {path}: {error.strerror or error}") from error
     return PackStore(path, index, form)
 
 
-def _is_there(path: str, wanted: dict) -> bool:
-    """Return whether the wanted pack exists and is complete."""
+def is_whole(index: Any, path: str, form: str) -> bool:
+    """Return whether the pack exists and all its parts have their sizes."""
     meta = described(path)
-    return meta == meta | wanted | {"whole": True} and not damage(path, meta)
+    try:
+        sizes = _sizes(path, len(index))
+        return meta == meta | _description(index, form) | {"whole": True, "sizes": sizes}
+    except OSError:
+        return False
 
 
-def damage(path: str, meta: dict) -> str | None:
-    """Return the fault in the part sizes of a finished pack, or None."""
-    for number, expected in enumerate(meta["sizes"] if meta.get("whole") else ()):
-        try:
-            size = os.path.getsize(_part(path, number))
-        except OSError as error:
-            return f"{_part(path, number)}: {error.strerror}"
-        if size != expected:
-            return f"{_part(path, number)} has {size} bytes, expected {expected}"
-    return None
+def _description(index: Any, form: str) -> dict[str, Any]:
+    """Return what the meta.json of a pack has from its first part on."""
+    short_side = 0 if form == "encoded" else forms.SHORT_SIDE
+    known = {"version": _VERSION, "fingerprint": index.fingerprint, "form": form, "count": len(index)}
+    return known | {"short_side": short_side} | ({"quality": QUALITY} if form == "jpeg" else {})
+
+
+def _sizes(path: str, count: int) -> list[int]:
+    """Return the bytes of each part of a pack of `count` samples. Raises OSError if one is missing."""
+    return [os.path.getsize(_part(path, part)) for part in range(-(-count // SAMPLES_PER_FILE))]
 
 
 def place(folder: str, index: Any, form: str = "decoded") -> str:
@@ -168,21 +148,14 @@ def size_of(index: Any, form: str) -> int:
     return int(lengths.sum() if form in forms.SIZED else (heights * widths * 3 // 8).sum())
 
 
-def _fill(
-    index: Any,
-    path: str,
-    wanted: dict,
-    threads: int,
-    source: Store | None,
-    room: Callable[[], int] | None,
-) -> None:
-    count, meta = -(-len(index) // SAMPLES_PER_FILE), described(path)
+def _fill(index: Any, path: str, form: str, threads: int) -> None:
+    count, meta, wanted = -(-len(index) // SAMPLES_PER_FILE), described(path), _description(index, form)
     same = meta == meta | wanted
     missing = [part for part in range(count) if not same or not _is_part(path, part, len(index))]
-    size = size_of(index, wanted["form"]) / max(1, count)
+    size = size_of(index, form) / max(1, count)
 
     def check_room(parts: int) -> None:
-        free = room() if room else shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
+        free = shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
         if size * parts > free:
             raise BadInput(
                 f"a pack of {len(index)} images needs {size * parts / 1e9:.2f} GB at {path}, "
@@ -194,21 +167,17 @@ def _fill(
         shutil.rmtree(path, ignore_errors=True)
         os.makedirs(path)
     sweep(path)
-    _write_meta(path, wanted | {"whole": False})
+    write_atomic(os.path.join(path, META), json.dumps(wanted | {"whole": False}))
     done = min(len(index), (count - len(missing)) * SAMPLES_PER_FILE)
     bar = progress(len(index), f"packing {index.split}", done)
-    files, form = FileStore(index, verified=True), wanted["form"]
+    files = FileStore(index, verified=True)
 
-    def make(id: int, content: Any) -> tuple[Sample, int]:
-        if source:
-            sample = forms.from_pixels(source.decode(id, content), form)
-        else:
-            sample = forms.make(files, id, form)
+    def make(id: int) -> tuple[Sample, int]:
+        sample = forms.make(files, id, form)
         return sample, zlib.crc32(sample.content)
 
     def begin(ids: range) -> list[concurrent.futures.Future]:
-        contents = source.read(np.array(ids)) if source else ids
-        return [pool.submit(make, *each) for each in zip(ids, contents, strict=True)]
+        return [pool.submit(make, id) for id in ids]
 
     with concurrent.futures.ThreadPoolExecutor(threads, "pack") as pool, bar:
         batches = [batch for part in missing for batch in _batches(part, len(index))]
@@ -217,8 +186,8 @@ def _fill(
                 check_room(len(missing) - done)  # other processes may fill the disk or memory
                 own = itertools.islice(made, len(_batches(part, len(index))))
                 _write(_part(path, part), (samples for _, samples in own), bar.update)
-    sizes = [os.path.getsize(_part(path, part)) for part in range(count)]
-    _write_meta(path, wanted | {"whole": True, "sizes": sizes})
+    meta = wanted | {"whole": True, "sizes": _sizes(path, len(index))}
+    write_atomic(os.path.join(path, META), json.dumps(meta))
 
 
 def _batches(part: int, count: int) -> list[range]:
@@ -282,26 +251,13 @@ def _columns(batch: Any) -> tuple[np.ndarray, ...]:
 
 def described(path: str) -> dict:
     """Return meta.json of a pack: version, fingerprint, form, count, short_side, quality (of JPEGs), whole,
-    and sizes (bytes of each part) if it is complete; {} if the file is missing or not valid."""
+    and sizes (bytes of each part) if it is complete; {} if the file is missing or not JSON."""
     try:
         with open(os.path.join(path, META), encoding="utf-8", opener=opener) as file:
             meta = json.loads(file.read(2**26))
-        sizes = meta["sizes"] if meta["whole"] else []
-        numbers = [meta["version"], meta["count"], meta["short_side"], *sizes]
-        usable = (
-            isinstance(meta["fingerprint"], str)
-            and meta["form"] in FORMS
-            and isinstance(meta["whole"], bool)
-            and all(type(number) is int and 0 <= number <= _MOST for number in numbers)
-            and (not meta["whole"] or len(sizes) == -(-meta["count"] // SAMPLES_PER_FILE))
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return {}
-    return meta if usable else {}
-
-
-def _write_meta(path: str, meta: dict) -> None:
-    write_atomic(os.path.join(path, META), json.dumps(meta))
+    return meta if isinstance(meta, dict) else {}
 
 
 def _arrow():

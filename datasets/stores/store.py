@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 
-from datasets.folders import boxes, images
+from datasets.folders import images
 from datasets.stores.forms import cannot_decode
+
+Box = tuple[int, int, int, int]  # top, left, height, width of the part that a crop needs; pixels
 
 
 class Store:
@@ -43,7 +45,7 @@ class Store:
         id: int,
         content: bytes | np.ndarray,
         planned: int,
-        box: boxes.Box,
+        box: Box,
         scratch: np.ndarray | None = None,
     ) -> np.ndarray:
         """Return the pixels of a box of a sample, uint8 [height, width, 3].
@@ -53,18 +55,14 @@ class Store:
         """
         image = self.decode(id, content, scratch)
         if image.shape[0] != planned:
-            box = boxes.scaled(*box, image.shape[0] / planned, *image.shape[:2])
+            box = scaled(*box, image.shape[0] / planned, *image.shape[:2])
         top, left, height, width = box
         return image[top : top + height, left : left + width]
 
     def portable(self, id: int, content: bytes) -> bytes:
-        """Return encoded bytes for another decoder, as a plain PNG if the image is not plain.
-
-        After a scan of headers, a JPEG that may be cut is decoded here, because another decoder may accept a
-        damaged image. Raises BadInput if it cannot be decoded.
-        """
-        may_be_cut = getattr(self.index, "head", None) and images.may_be_cut(content)
-        if self._is_plain(id) and not may_be_cut:
+        """Return encoded bytes for another decoder, as a plain PNG if the image is not plain. Raises BadInput
+        if it cannot be decoded."""
+        if self._is_plain(id):
             return content
         try:
             return images.normalised(content)
@@ -80,3 +78,10 @@ class Store:
 
     def _is_plain(self, id: int) -> bool:
         return self.form == "jpeg" or bool(self.index.plain[id])
+
+
+def scaled(top: int, left: int, height: int, width: int, scale: float, rows: int, columns: int) -> Box:
+    """Return the box in the scaled image, which has `rows` rows and `columns` columns."""
+    top, left = min(round(top * scale), rows - 1), min(round(left * scale), columns - 1)
+    height, width = max(round(height * scale), 1), max(round(width * scale), 1)
+    return top, left, min(height, rows - top), min(width, columns - left)

@@ -1,7 +1,7 @@
-"""The tiers of a data set: a pack on the node, a shared cache, the files. The first with a sample is used.
+"""The stores of a job's data sets: a pack on the node, a shared cache in front of the files, or the files.
 
-A pack has every sample or none, so Stores chooses it once. A cache is asked for each sample. A missing sample
-is made from its file in the form of the cache, so both tiers return the same bits.
+A pack has every sample. A cache is asked for each sample. A missing sample is made from its file in the form
+of the cache, so both tiers return the same bits.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from common.ground.exits import BadInput
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore, is_scanned
 from datasets.stores.store import Store
@@ -69,9 +68,8 @@ class Stores:
     """The stores of a job's data sets: packs, a shared cache, or the files.
 
     folder: of packs, or None.
-    cache: the URL of a shared cache, or its Address (shared/address.py), or None.
+    cache: the URL of a shared cache, or its Address (shared/address.py), or None. Not with a folder.
     mode: one of MODES.
-    local: if folder and cache are None, use a pack in the node's memory or on its disk.
     log: called with one line of text.
     form: of the packs. A shared cache has the form of its URL.
     Raises BadInput if an argument is wrong, and as the stores do.
@@ -82,11 +80,10 @@ class Stores:
         folder: str | None,
         cache: "str | Address | None",
         mode: str,
-        local: bool,
         log: Callable[[str], None] = print,
         form: str = "decoded",
     ):
-        self.folder, self.mode, self.local, self._log, self.form = folder, mode, local, log, form
+        self.folder, self.mode, self._log, self.form = folder, mode, log, form
         self._server, self._opened, self._known = None, contextlib.ExitStack(), {}
         if cache:
             from datasets.stores.shared import address
@@ -101,31 +98,19 @@ class Stores:
         return self._known[index.fingerprint]
 
     def _open(self, index: Any) -> Store:
-        files = source = self._kept(FileStore(index))
-        if self._server:
-            from datasets.stores.shared.redis_store import RedisStore
-
-            cached = RedisStore(self._server, index, self.mode)
-            source = self._kept(Tiers(cached, files))
-            if self.mode == "offline" and cached.is_empty():
-                self._log(f"the cache holds nothing of {cached.name}: --cache_mode offline needs a preload")
         if self.folder:
-            tiers = source if source.form == "decoded" and self.form != "encoded" else None
-            try:
-                path = pack.place(self.folder, index, self.form)
-                return self._kept(pack.build(index, path, self.form, source=tiers))
-            except BadInput as error:
-                if not self._server:
-                    raise
-                self._log(f"{error}; the cache is used without it")
-        elif self.local and not self._server:
-            from datasets.stores.local import Local
+            return self._kept(pack.build(index, pack.place(self.folder, index, self.form), self.form))
+        if not self._server:
+            return self._kept(FileStore(index))
+        from datasets.stores.shared.redis_store import RedisStore
 
-            return self._kept(Local(index, self.mode, self._log, form=self.form)).store or files
-        return source
+        cached = RedisStore(self._server, index, self.mode)
+        if self.mode == "offline" and cached.is_empty():
+            self._log(f"the cache holds nothing of {cached.name}: --cache_mode offline needs a preload")
+        return self._kept(Tiers(cached, FileStore(index)))
 
     def close(self) -> None:
-        """Close the stores. The last process that closes an active cache or a local pack deletes it."""
+        """Close the stores. The last process that closes an active cache deletes it."""
         self._opened.close()
 
     def _kept(self, opened: Any) -> Any:

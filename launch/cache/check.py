@@ -6,14 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from datasets.folders import image_folder
-from datasets.folders.listing import progress
+from datasets.folders.listing import progress, shown
 from datasets.stores import forms
 from datasets.stores.files import FileStore
 
 MISSING, DAMAGED, DIFFERENT = KINDS = ("missing", "damaged", "different")
 Read = Callable[[np.ndarray], list]  # ids -> samples, or MISSING, or DAMAGED
 _PART = 256  # samples that a thread compares at a time
-_SHOWN = 20  # samples that are named, of each kind
 
 
 def check(read: Read, index: image_folder.ImageFolderIndex, form: str, workers: int) -> int:
@@ -44,10 +43,8 @@ def check(read: Read, index: image_folder.ImageFolderIndex, form: str, workers: 
             pool.shutdown(cancel_futures=True)
     tell = image_folder.one_line(print)
     for kind, paths in found.items():
-        for path in paths[:_SHOWN]:
-            tell(f"{kind}: {path}")
-        if len(paths) > _SHOWN:
-            print(f"{kind}: and {len(paths) - _SHOWN} more")
+        if paths:
+            tell(f"{kind}: {shown(paths)}")
     count = sum(map(len, found.values()))
     counts = "".join(f", {len(paths)} {kind}" for kind, paths in found.items() if paths)
     equal = f"{len(index) - count} of {len(index)} samples are stored and equal to the files"

@@ -2,7 +2,7 @@
 
     python -m launch cache preload --data_url DIR --to PLACE    store all samples permanently
     python -m launch cache check --data_url DIR --to PLACE      compare all stored samples with the files
-    python -m launch cache ls --to SERVER                       list data sets, hit rates, users, free space
+    python -m launch cache ls --to SERVER                       list data sets, users, free space
     python -m launch cache rm --to SERVER DATASET | --all       delete data sets
 
 DIR: as for jobs/imagenet.py. PLACE: a folder of packs (in /dev/shm or /cache), as for its --pack; or

@@ -33,26 +33,14 @@ class Packs:
     def reader(self, index: ImageFolderIndex, form: str) -> Iterator[Read]:
         """Yield read(ids) -> list of bytes (encoded), uint8 [height, width, 3], MISSING or DAMAGED."""
         path = pack.place(self.folder, index, form)
-        meta, store, absent = pack.described(path), None, MISSING
-        if wrong := pack.damage(path, meta):
-            absent = DAMAGED
-            self._log(f"{index.split}: the pack is damaged: {wrong}; `preload` rebuilds the damaged parts")
-        elif meta.get("whole"):
-            store = pack.PackStore(path, index, form)
-        else:
-            self._log(f"{index.split}: no finished pack at {path}")
+        is_whole, store = pack.is_whole(index, path, form), pack.PackStore(path, index, form)
+        if not is_whole:
+            self._log(f"{index.split}: no whole pack at {path}; `preload` makes its missing parts")
 
-        def read(ids: np.ndarray) -> list[bytes | np.ndarray | str]:
-            found: list[bytes | np.ndarray | str] = []
-            for id in ids.tolist():
-                try:
-                    found.append(store.sample(id).value(form) if store else absent)
-                except (BadInput, LookupError, ValueError):
-                    found.append(DAMAGED)
-            return found
+        def read_one(id: int) -> bytes | np.ndarray | str:
+            try:
+                return store.stored(id)[0].value(form) if is_whole else MISSING
+            except (BadInput, LookupError, ValueError):
+                return DAMAGED
 
-        try:
-            yield read
-        finally:
-            if store:
-                store.close()
+        yield lambda ids: [read_one(id) for id in ids.tolist()]

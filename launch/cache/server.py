@@ -29,9 +29,7 @@ _PART = 32  # samples that a thread makes and sends at a time
 
 def choose(sets: list[Held], text: str) -> Held:
     """Return the data set whose name begins with `text`. Raises BadInput if none or several do."""
-    found = [each for each in sets if each.name == text] or [
-        each for each in sets if text and each.name.startswith(text)
-    ]
+    found = [each for each in sets if text and each.name.startswith(text)]
     if len(found) != 1:
         shown = ", ".join(each.name for each in found or sets) or "nothing"
         raise BadInput(f"{text!r} matches {len(found)} data sets; stored: {shown}")
@@ -66,7 +64,6 @@ class Shared:
         server is full or was lost. Raises Unavailable, or BadInput if a file was changed since the scan."""
         store = RedisStore(self.server, index, "", form)
         try:
-            self._warn_of_other_contents(store)
             missing = self._missing(store)
             there = len(index) - len(missing)
             self._log(f"{index.split}: {there} of {len(index)} samples are stored already")
@@ -87,9 +84,8 @@ class Shared:
         def read(ids: np.ndarray) -> list[bytes | np.ndarray | str | None]:
             samples: list[bytes | np.ndarray | str | None] = [*store.read(ids)]
             lost = [place for place, sample in enumerate(samples) if sample is None]
-            again = store.read(ids[lost])  # the server may have been lost during the first request
-            for place, sample, length in zip(lost, again, store.lengths(ids[lost]), strict=True):
-                samples[place] = (DAMAGED if length else MISSING) if sample is None else sample
+            for place, length in zip(lost, store.lengths(ids[lost]), strict=True):
+                samples[place] = DAMAGED if length else MISSING
             return samples
 
         try:
@@ -99,17 +95,15 @@ class Shared:
 
     def describe(self) -> str:
         """Return a table with one line for each data set, a line for each user, and one about the memory."""
-        rows = [("name", "data set", "form", "samples", "GB", "mode", "hits", "users")]
+        rows = [("name", "data set", "form", "samples", "GB", "mode", "users")]
         users = []
         for each in leases.held(self.server):
             with progress(each.samples, f"counting {each.name}") as bar:
                 ids = np.arange(each.samples)
                 lengths = leases.ask(self.server, each.name, "STRLEN", ids, bar.update)
             there, size = f"{(lengths > 0).sum()}/{each.samples}", f"{lengths.clip(0).sum() / 1e9:.3f}"
-            asked = sum(each.counts.get(name, 0) for name in ("hits", "misses", "bad", "errors"))
-            hits = f"{each.counts.get('hits', 0) / asked:.1%}" if asked else "-"
             form, count = each.name.partition(":")[2], str(len(each.leases))
-            rows.append((each.name, each.title, form, there, size, each.mode, hits, count))
+            rows.append((each.name, each.title, form, there, size, each.mode, count))
             users += [f"{each.name} is used by {user}" for user in each.users]
         return "\n".join(filter(None, [*align(rows), *users, self._describe_room()]))
 
@@ -129,12 +123,6 @@ class Shared:
     def _log_later(self, text: str) -> None:
         if self._opened:  # failures at the start are reported as errors
             self._log(text)
-
-    def _warn_of_other_contents(self, store: RedisStore) -> None:
-        title, label = store.lease.title, store.name.partition(":")[2]
-        for each in leases.held(self.server):
-            if each.title == title and each.name.endswith(f":{label}") and each.name != store.name:
-                self._log(f"{title} is also stored with other contents: `rm {each.name}` deletes them")
 
     def _missing(self, store: RedisStore) -> np.ndarray:
         """Return the ids of samples that are missing or have the wrong length. Make the other samples

@@ -58,7 +58,6 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -152,13 +151,6 @@ def link_images(root: str, source: str, count: int) -> str:
         os.makedirs(folder, exist_ok=True)
         os.symlink(path.resolve(), os.path.join(folder, path.name))
     return f"{count} images of {source}, {mean_kilobytes(paths):.1f} KB"
-
-
-def make_images(root: str, kilobytes: int, options: argparse.Namespace) -> str:
-    """Link the images of --data_url, or write images of this size. Return a description."""
-    if options.data_url:
-        return link_images(root, options.data_url, options.images)
-    return write_images(root, SIZES[kilobytes], kilobytes, options.images)
 
 
 def mean_kilobytes(paths: list[pathlib.Path]) -> float:
@@ -510,13 +502,13 @@ def versions() -> str:
 
 
 class Process:
-    """The process of a row of a program. `answer`: its description, or {"skipped": reason}."""
+    """The process of a row. `answer`: its description, or {"skipped": reason}."""
 
-    def __init__(self, program: str, name: str, folder: str, options: argparse.Namespace):
+    def __init__(self, name: str, folder: str, options: argparse.Namespace):
         self.name, self.log = name, os.path.join(folder, f"{name}.log")
         temporary = os.path.join(folder, "tmp")
         os.makedirs(temporary, exist_ok=True)
-        command = [options.python.get(name, sys.executable), "-m", program]
+        command = [options.python.get(name, sys.executable), "-m", "tests.benchmarks.loaders"]
         command += [f"--row={name}", f"--folder={folder}", f"--images={options.images}"]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
@@ -576,19 +568,18 @@ class Process:
         return total
 
 
-def measure(
-    program: str, title: str, names: list[str], folder: str, options: argparse.Namespace
-) -> dict[str, list[float]]:
-    """Start the rows of a program, let them take turns, and print their images/s.
+def measure(title: str, folder: str, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Start the rows, let them take turns, and print their images/s.
 
     Return row -> images/s of each round. Rows that cannot start are left out.
     """
     processes, rates = [], {}
     try:
+        names = [name for name in ROWS if name in options.only]
         bar = tqdm(names, desc=f"{title}: preparing", unit="row", leave=False)
         for name in bar:
             bar.set_postfix_str(name)
-            processes.append(Process(program, name, folder, options))
+            processes.append(Process(name, folder, options))
         for process in processes:
             if "skipped" in process.answer:
                 print(f"{process.name} is omitted: {process.answer['skipped']}", flush=True)
@@ -609,10 +600,10 @@ def measure(
     return rates
 
 
-def print_figures(rates: dict[str, list[float]], figures: Sequence[tuple[str, str, float | None]]) -> None:
+def print_figures(rates: dict[str, list[float]]) -> None:
     """Print the ratios of two rows in one round, their targets, and whether they were met."""
     print("\n| ratio in one round | median (range) | target | |\n|---|---|---|---|")
-    for row, reference, target in figures:
+    for row, reference, target in FIGURES:
         if {row, reference} <= rates.keys():
             values = rounds.divide(rates[row], rates[reference])
             met = "met" if target and statistics.median(values) >= target else "missed" if target else ""
@@ -620,22 +611,10 @@ def print_figures(rates: dict[str, list[float]], figures: Sequence[tuple[str, st
 
 
 def parse_args() -> argparse.Namespace:
-    parser = rounds.make_parser(__doc__, 5)
-    parser.add_argument("--sizes", default="44,116", help="kilobytes of an image (default: %(default)s)")
-    options = parse_rows(parser, list(ROWS))
-    options.sizes = [int(size) for size in options.sizes.split(",")]
-    if options.data_url:
-        options.sizes = [round(mean_kilobytes([*pathlib.Path(options.data_url, "train").glob("*/*")]))]
-    elif unknown := set(options.sizes) - set(SIZES):
-        parser.error(f"--sizes {unknown}: expected some of {list(SIZES)}")
-    if options.images % (BATCH * WORKERS):
-        parser.error(f"--images {options.images} is not divisible by {BATCH * WORKERS}")
-    return options
-
-
-def parse_rows(parser: argparse.ArgumentParser, known: list[str]) -> argparse.Namespace:
-    """Add the options of a program that measures rows, parse them, and let all rows use the same cores."""
+    """Parse the options, and let all rows use the same cores."""
+    parser, known = rounds.make_parser(__doc__, 5), list(ROWS)
     add = parser.add_argument
+    add("--sizes", default="44,116", help="kilobytes of an image (default: %(default)s)")
     add("--data_url", metavar="DIR", help="use JPEGs of DIR/train/<class>/ instead")
     add("--images", type=int, default=512, help="number of images (default: %(default)s)")
     add("--only", metavar="NAME,NAME", help=f"rows (default: all): {', '.join(known)}")
@@ -646,18 +625,25 @@ def parse_rows(parser: argparse.ArgumentParser, known: list[str]) -> argparse.Na
     options.only = options.only.split(",") if options.only else known
     if unknown := set(options.only) - set(known):
         parser.error(f"--only {', '.join(unknown)}: expected some of {', '.join(known)}")
-    options.python = parse_pythons(parser, options.python, known)
+    options.python = parse_pythons(parser, options.python)
+    options.sizes = [int(size) for size in options.sizes.split(",")]
+    if options.data_url:
+        options.sizes = [round(mean_kilobytes([*pathlib.Path(options.data_url, "train").glob("*/*")]))]
+    elif unknown := set(options.sizes) - set(SIZES):
+        parser.error(f"--sizes {unknown}: expected some of {list(SIZES)}")
+    if options.images % (BATCH * WORKERS):
+        parser.error(f"--images {options.images} is not divisible by {BATCH * WORKERS}")
     if not options.row and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:WORKERS])
     return options
 
 
-def parse_pythons(parser: argparse.ArgumentParser, given: list[str], known: list[str]) -> dict[str, str]:
+def parse_pythons(parser: argparse.ArgumentParser, given: list[str]) -> dict[str, str]:
     """Return row -> interpreter. given: texts NAME=PATH, each for the rows NAME and NAME-*."""
     pythons = {}
     for argument in given:
         prefix, _, path = argument.partition("=")
-        names = [name for name in known if name == prefix or name.startswith(f"{prefix}-")]
+        names = [name for name in ROWS if name == prefix or name.startswith(f"{prefix}-")]
         if not names or not os.access(path, os.X_OK):
             parser.error(f"--python {argument}: no row {prefix} or no interpreter {path}")
         pythons |= dict.fromkeys(names, os.path.abspath(path))
@@ -670,12 +656,13 @@ def main():
     if options.row:
         return work(options.row, options.folder, options.images)
     with rounds.conditions(), tempfile.TemporaryDirectory() as temporary:
-        names = [name for name in ROWS if name in options.only]
         for kilobytes in options.sizes:
             folder = f"{temporary}/{kilobytes}"
-            title = make_images(f"{folder}/images", kilobytes, options)
-            rates = measure("tests.benchmarks.loaders", title, names, folder, options)
-            print_figures(rates, FIGURES)
+            if options.data_url:
+                title = link_images(f"{folder}/images", options.data_url, options.images)
+            else:
+                title = write_images(f"{folder}/images", SIZES[kilobytes], kilobytes, options.images)
+            print_figures(measure(title, folder, options))
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ def test_spellings(words, expected, parse):
         (["--batch", "64"], "--batch (did you mean --batch_size?)"),
         (["--EPOCHS=2"], "--EPOCHS (did you mean --epochs?)"),
         (["--stage", "false"], "unknown option: --stage (removed: data at a URL are always copied"),
+        (["--scan=headers"], "unknown option: --scan (removed: every file is read once, and the index"),
         (["--pretrained"], "unknown option: --pretrained;"),
         (["--pretrained", "/images"], "unknown option: --pretrained;"),
         (["-x", "hunter2"], "unknown option: -x;"),

@@ -11,7 +11,7 @@ from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
-from datasets.stores import pack
+from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 from tests.conftest import run
 
@@ -42,7 +42,7 @@ def soak(folder: str, cache: str, backend: str, form: str) -> None:
     At the end print the number of remaining processes and threads.
     """
     index = image_folder.load(folder, "train", cache)
-    store = pack.build(index, f"{cache}/{form}", form) if form in pack.FORMS else FileStore(index)
+    store = pack.build(index, f"{cache}/{form}", form) if form in forms.FORMS else FileStore(index)
     plan = Plan(index, BatchSampler(len(index), 32, 0), random_resized_crop, 160)
     with backends.build(backend, store, plan, torch.device("cpu"), 2) as loader:
         for epoch in range(1, EPOCHS + 1):
@@ -60,7 +60,7 @@ def soak(folder: str, cache: str, backend: str, form: str) -> None:
     print("left", len(psutil.Process().children(recursive=True)), len(threads))
 
 
-@pytest.mark.parametrize("form", ["files", *pack.FORMS])
+@pytest.mark.parametrize("form", ["files", *forms.FORMS])
 @pytest.mark.parametrize("backend", HERE)
 def test_memory_does_not_grow(backend, form, tmp_path):
     folder = random_folder.make(str(tmp_path / "images"))

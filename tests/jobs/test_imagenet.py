@@ -224,7 +224,8 @@ def test_a_restart_takes_the_backend_of_the_last_start_which_else_is_the_fastest
     (["--pack={file}/packs"], "--pack {file}/packs cannot be written: Not a directory ({file})"),
     (["--pack=s3://bucket/packs"], "--pack s3://bucket/packs is a URL"),
     (["--pack_form=jpeg"], "--pack_form jpeg: there is no pack; name its folder with --pack"),
-    (["--pack_form=jpeg", "--data_backend=kspeed", "--cache=redis://host"], "there is no pack; name its"),
+    (["--pack=/tmp/packs", "--cache=redis://host"], "--pack and --cache contradict each other"),
+    (["--data_backend=kspeed"], "kspeed needs --cache URL or --pack FOLDER, such as --pack /dev/shm/packs"),
     (["--cache=redis://host?form=jpeg"], "form=decoded|encoded are valid after the ?"),
     (["--cache_dir={file}"], "--cache_dir {file} cannot be written: Not a directory ({file})"),
     (["--accumulate=5"], "is not divisible by 5 (1 processes x 5 of --accumulate)"),
@@ -296,16 +297,6 @@ def test_a_cut_tar_of_images_is_one_line(tmp_path):
     path.write_bytes(path.read_bytes()[:2000])
     line = refused(*JOB, f"--data_url={tmp_path}/*.tar", f"--output_dir={tmp_path / 'output'}")
     assert f"{path} is damaged, cut or not a tar at byte 1536" in line
-
-
-def test_a_scan_of_headers_trains_the_same_and_resumes(generated, whole, tmp_path):
-    headers = (*job(generated, tmp_path, *EPOCH), "--scan=headers")
-    interrupt(*headers, at="^epoch=1 step=6 ")
-    refused = run(*headers[:-1], code=2).stderr
-    assert re.search(r"its training data is \w+-scan-headers, this run's is \w+ ", refused)
-    assert "resumed from" in run(*headers).stdout
-    assert (tmp_path / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
-    assert losses(tmp_path)[:4] == losses(whole)[:4]
 
 
 def test_class_folders_alone_are_split_by_path(generated, tmp_path):

@@ -25,7 +25,7 @@ PASSWORD = "correct-horse-battery"
 # the rights of a cache user in the README: no EVAL, no KEYS, no keys of other users
 RIGHTS = (
     "~bootfile:* resetchannels -@all +time +info +mget +set +strlen +persist +expire +unlink +hset "
-    "+hgetall +hincrby +sadd +srem +smembers +zadd +zrem +zremrangebyscore +zrange +zcard "
+    "+hgetall +sadd +srem +smembers +zadd +zrem +zremrangebyscore +zrange +zcard "
     "+select"
 )
 

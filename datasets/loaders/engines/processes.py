@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from datasets.folders.boxes import scaled
 from datasets.folders.resize import BICUBIC
 from datasets.sampling.sampler import Batch
 from datasets.stores.forms import cannot_decode
-from datasets.stores.store import Store
+from datasets.stores.store import Store, scaled
 
 
 class Crops:

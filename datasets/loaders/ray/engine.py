@@ -4,22 +4,19 @@ A task contains all parameters, and workers draw no other random numbers. So the
 """
 
 import copy
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
-from common.ground.exits import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.resize import fit
 from datasets.loaders.engines.workers import Workers
 from datasets.loaders.ray.data_loader import RayDataLoader
-from datasets.sampling.sampler import Batch, Plan
+from datasets.sampling.sampler import Batch
 from datasets.stores.files import FileStore
 
 CPUS = 0.5  # per worker of images: the workers of training and of evaluation do not work at the same time
-_MISSING = "all nodes of the Ray cluster need the images at the same path as this one"
 
 
 class RayWorkers(Workers):
@@ -28,14 +25,6 @@ class RayWorkers(Workers):
     def __init__(self, workers: int, address: str = "auto", cpus: float = 1.0):
         super().__init__(workers, pinned=False)
         self._place: dict[str, Any] = {"head_address": address, "cpus_per_worker": cpus}
-
-    def load(self, plan: Plan, function: Callable[[Batch, int], Any]) -> Iterator[tuple[Batch, Any]]:
-        try:
-            yield from super().load(plan, function)
-        except BadInput as error:
-            if "No such file" in str(error):
-                raise BadInput(f"{error}; {_MISSING}") from error
-            raise
 
     def _open(self, results: Dataset, **options: Any) -> DataLoader:
         return RayDataLoader(results, True, **self._place, **options)
@@ -69,10 +58,3 @@ class _Columns(ImageFolderIndex):
 
     def __reduce__(self) -> tuple:
         return object.__new__, (_Columns,), vars(self)
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("ray_memory_loader", "ray_map_style_loader"):
-        used = "make_loader() or map_style_loader() with workers=RayWorkers(workers, address)"
-        raise AttributeError(f"{name} was removed: use {used}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -23,11 +23,8 @@ CONNECT, READ = 1.0, 1.0  # seconds to connect; seconds without a byte
 _SLOWEST = 20e6  # bytes/s: reading the files is faster than that
 _REQUEST = 800_000  # bytes requested at a time: larger answers are slower
 _TICK = 0.5  # seconds between two rounds of the background thread
-_PAUSE = 0.5  # seconds before a server is tried again
-_WORTH = 200  # after a failure of c seconds, a server that worked for less than 200 c is not used for 200 c
+_PAUSE = 30.0  # seconds before a server that failed is asked again: a failure costs a job up to 2 seconds
 _FULL = 60.0  # seconds before the next try to put into a full server
-_USED = 0.9  # share of the memory that is filled if the server would evict
-_LOOK = 64 << 20  # bytes put between two checks of the memory
 
 
 class Unavailable(Exception):
@@ -53,10 +50,8 @@ class Server:
         load_redis()  # here, because the import takes as long as a server's time-out
         self.address, self._log, self._owner = address, log, os.getpid()
         self._password = addresses.password()
-        self.down, self._well_since, self._retry_at = None, -1e9, 0.0
-        self.full_until, self._unlooked = 0.0, 0
+        self.down, self._retry_at, self.full_until = None, 0.0, 0.0
         self._renew()
-        begin = time.monotonic()
         try:
             if log:
                 self._probe()
@@ -66,7 +61,7 @@ class Server:
                     f"cache {address}: {_text(error)}; give the user in --cache redis://USER@..., and the "
                     f"password in {addresses.PASSWORD} or {addresses.PASSWORD_FILE}"
                 ) from None
-            self._fail(error, time.monotonic() - begin)
+            self._fail(error)
 
     def mget(self, keys: list[bytes], sizes: np.ndarray) -> list[bytes | None]:
         """Return the values of keys, None for each missing one.
@@ -117,25 +112,13 @@ class Server:
         """Return whether the server was full a short time ago."""
         return time.monotonic() < self.full_until
 
-    def has_room(self, size: int) -> bool:
-        """Return whether `size` more bytes fit without evicting other keys."""
-        self._unlooked -= size
-        if self._unlooked < 0:
-            known = self.memory()
-            evicts = known.get("maxmemory_policy", "noeviction") != "noeviction"
-            if evicts and 0 < _USED * known.get("maxmemory", 0) < known.get("used_memory", 0):
-                self.pause_puts("it is nearly full, and would evict other keys")
-                return False
-            self._unlooked = _LOOK
-        return True
-
     def pause_puts(self, reason: object) -> None:
         """Let is_full() return True for a while. Samples are still read."""
         if not self.full_until:
             self.log(
                 f"cache {self.address} stores no more samples: {reason}; the others come from the next tier"
             )
-        self.full_until, self._unlooked = time.monotonic() + _FULL, 0
+        self.full_until = time.monotonic() + _FULL
 
     def log(self, text: str) -> None:
         if self._log and os.getpid() == self._owner:  # otherwise each of the DataLoader's workers would log
@@ -181,12 +164,11 @@ class Server:
         Unavailable."""
         if self.down is not None:
             raise Unavailable(self.down)
-        begin = time.monotonic()
         try:
             return talk(self._connected())
         except Exception as error:  # an answer that is not in Redis' protocol may raise any exception
             if any_error or not _is_about_one_command(error):
-                self._fail(error, time.monotonic() - begin)
+                self._fail(error)
             raise Unavailable(_text(error)) from None
 
     def _connected(self) -> Any:
@@ -222,14 +204,11 @@ class Server:
         """Raise an exception unless the server answers. The user may read keys of the prefix only."""
         _get_values(self._connected(), [f"{self.address.prefix}:0".encode()])
 
-    def _fail(self, error: Exception, cost: float) -> None:
-        """Mark the server as down. cost: seconds that a job has waited."""
+    def _fail(self, error: Exception) -> None:
+        """Mark the server as down."""
         with self._lock:
             if self.down is None:
-                now = time.monotonic()
-                often = now - self._well_since < _WORTH * cost
-                self._retry_at = now + (_WORTH * cost if often else _PAUSE)
-                self.down = _text(error)
+                self.down, self._retry_at = _text(error), time.monotonic() + _PAUSE
                 text = "samples come from the next tier until it answers again"
                 self.log(f"cache {self.address}: {self.down.rstrip('.')}; {text}")
         self._disconnect()  # other connections may be broken too, or receive a late answer
@@ -244,7 +223,7 @@ class Server:
             self.down, self._retry_at = _text(error), time.monotonic() + _PAUSE
             self._disconnect()
             return
-        self.down, self._well_since = None, time.monotonic()
+        self.down = None
         self.log(f"cache {self.address}: it answers again")
 
     def _work(self) -> None:

@@ -33,7 +33,6 @@ class Held(NamedTuple):
     samples: number of samples of the data set, stored or not.
     mode: "active" or "offline".
     leases: (host:process:token, seconds left) of each process.
-    counts: hits, misses, bad, errors and put of all processes since the first job.
     """
 
     name: str
@@ -41,7 +40,6 @@ class Held(NamedTuple):
     samples: int
     mode: str
     leases: list[tuple[str, float]]
-    counts: dict[str, int]
 
     @property
     def users(self) -> list[str]:
@@ -58,17 +56,16 @@ class Lease:
         self._pid: int | None = os.getpid()
         self.stays, self._held = False, False
 
-    def beat(self, counts: dict[str, int]) -> bool:
-        """Send a heartbeat and add to the counts. Return False if the server cannot be asked now.
+    def beat(self) -> bool:
+        """Send a heartbeat. Return False if the server cannot be asked now, or for a tool, which has no mode.
 
-        Only the process that created this object holds the lease; its DataLoader's workers send only counts.
-        Without a mode (tools) nothing is sent.
+        Only the process that created this object holds the lease; its DataLoader's workers only ask whether
+        the data set stays.
         """
         if not self.mode:
-            return True
-        holds = os.getpid() == self._pid
+            return False
         about, users = (_key(self.server, self.name, of) for of in _RECORDS)
-        commands: list[tuple] = [("HINCRBY", about, name, number) for name, number in counts.items()]
+        holds, commands = os.getpid() == self._pid, list[tuple]()
         try:
             if holds:
                 if self.mode == "active":
@@ -171,12 +168,10 @@ def _held(server: Server, name: str) -> Held:
         ("HGETALL", _key(server, name, "about")),
         ("ZRANGE", _key(server, name, "leases"), 0, -1, "WITHSCORES"),
     )
-    counts = {field.decode(): value.decode() for field, value in about.items()}
-    title, samples = counts.pop("title", ""), int(counts.pop("samples", 0))
     users = dict(zip(ends[::2], map(float, ends[1::2]), strict=True))
     mode = "active" if users.pop(_OFFLINE, None) is None else "offline"
     alive = [(holder.decode(), end - now) for holder, end in users.items() if end > now]
-    return Held(name, title, samples, mode, alive, {field: int(text) for field, text in counts.items()})
+    return Held(name, about.get(b"title", b"").decode(), int(about.get(b"samples", 0)), mode, alive)
 
 
 def _key(server: Server, name: str, of: str | int) -> str:

@@ -2,7 +2,7 @@
 
 A sample is a string. Its key has the data set's fingerprint, the form and the id, so changed data never get
 old samples. The value begins with its size and a CRC-32 of key, size and content. A value that does not match
-is a miss and is counted as bad.
+is a miss.
 """
 
 import collections
@@ -26,7 +26,7 @@ _HEADER = struct.Struct("<4sIIQI")  # magic, height, width, bytes, crc32
 _MAGIC = b"BFS\1"
 _PUT = 16  # samples that are sent before their answers are read
 _WAITING = 256  # samples that wait to be put; further samples are put in the next epoch
-_BEAT = 5.0  # seconds between two heartbeats, which also send the counts
+_BEAT = 5.0  # seconds between two heartbeats
 
 
 class RedisStore:
@@ -36,7 +36,6 @@ class RedisStore:
     mode: "active" puts missing samples, and the last job that closes deletes the data set; "offline" reads a
         preloaded data set, which stays; "" neither puts nor holds a lease (for tools).
     form: of the samples, one of forms.SIZED (None: the form of the address).
-    `counts`: hits, misses, bad, errors and put of this process so far.
     """
 
     def __init__(self, server: Server, index: ImageFolderIndex, mode: str = "", form: str | None = None):
@@ -60,15 +59,11 @@ class RedisStore:
         try:
             values = self.server.mget(keys, columns[2])
         except Unavailable:
-            self._count(errors=len(ids))
             return [None] * len(ids)
-        samples = [
+        return [
             None if value is None else self._content(key, value, *size)
             for key, value, *size in zip(keys, values, *(column.tolist() for column in columns), strict=True)
         ]
-        missing, lost = values.count(None), sum(sample is None for sample in samples)
-        self._count(hits=len(ids) - lost, misses=missing, bad=lost - missing)
-        return samples
 
     def is_empty(self) -> bool:
         """Return whether none of up to 100 samples is stored. False if the server cannot be asked now."""
@@ -88,17 +83,15 @@ class RedisStore:
                 ("SET", self._key(id), self._value(id, sample), *self._expiry(id)) for id, sample in part
             ]
             try:
-                if self.server.is_full() or not self.server.has_room(sum(len(each[2]) for each in commands)):
+                if self.server.is_full():
                     break
                 answers = self.server.execute(*commands, errors=True)
             except Unavailable:
-                self._count(errors=len(part))
                 break
             taken += answers.count(True)
             if refused := [answer for answer in answers if isinstance(answer, Exception)]:
                 self.server.pause_puts(refused[0])
                 break
-        self._count(put=taken)
         return taken
 
     def wants_samples(self) -> bool:
@@ -128,7 +121,8 @@ class RedisStore:
         if os.getpid() != self._pid:  # the lock may have been held at the fork
             self._renew()
         with self._ticks:
-            self._beat(last=True)
+            self._put_waiting()
+            self.lease.beat()
             self._closed = True
             self.lease.release()
 
@@ -141,9 +135,7 @@ class RedisStore:
         self._renew()
 
     def _renew(self) -> None:
-        # a thread that holds them may collect garbage, and so close this store
-        self._lock, self._ticks = threading.RLock(), threading.RLock()
-        self.counts, self._sent = collections.Counter[str](), collections.Counter[str]()
+        self._ticks = threading.RLock()  # a thread that holds it may collect garbage, and so close this store
         self._waiting: collections.deque[tuple[int, Sample]] = collections.deque()
         self._beat_at, self._swept, self._closed = 0.0, False, False
 
@@ -175,31 +167,22 @@ class RedisStore:
         seconds = leases.LEFT - id * 7919 % (leases.LEFT // 4)  # samples expire at different times
         return () if self.lease.stays else ("EX", seconds)
 
-    def _count(self, **counts: int) -> None:
-        with self._lock:
-            self.counts.update(counts)
-
     def _tick(self) -> None:
         """Run in the background until close(). A later heartbeat would write to a deleted data set."""
         with self._ticks:
-            if not self._closed:
-                self._beat()
+            if self._closed:
+                return
+            self._put_waiting()
+            if time.monotonic() >= self._beat_at:
+                self._beat_at = time.monotonic() + _BEAT
+                if self.lease.beat() and not self._swept:
+                    leases.sweep(self.server)
+                    self._swept = True
 
-    def _beat(self, last: bool = False) -> None:
-        """Put the waiting samples, and send counts and a heartbeat every _BEAT seconds."""
+    def _put_waiting(self) -> None:
         while self._waiting:
             part = [self._waiting.popleft() for _ in range(min(_PUT, len(self._waiting)))]
             self.put(*zip(*part, strict=True))
-        if not last and time.monotonic() < self._beat_at:
-            return
-        self._beat_at = time.monotonic() + _BEAT
-        with self._lock:
-            counts = self.counts.copy()
-        if self.lease.beat(counts - self._sent):
-            self._sent = counts
-            if not self._swept and self.mode:
-                leases.sweep(self.server)
-                self._swept = True
 
 
 def _header(key: bytes, height: int, width: int, content: memoryview) -> bytes:

@@ -6,8 +6,6 @@ import io
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,6 @@ from common.ground.exits import BadInput
 from datasets.folders import image_folder, listing
 from datasets.folders.image_folder import fraction, load, open_index
 from tests import conftest
-from tests.conftest import ROOT, environment
 
 PHOTO = Image.fromarray(load_sample_images().images[0])
 
@@ -62,9 +59,9 @@ def start(tmp_path, lines):
         read = call.read = []
         inspect = image_folder._inspect
 
-        def counted(path, size, head):
+        def counted(path, size):
             read.append(os.path.relpath(path, root))
-            return inspect(path, size, head)
+            return inspect(path, size)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(image_folder, "_inspect", counted)
@@ -104,14 +101,6 @@ def test_class_folders(data, start, lines):
     val = start(data, "val", classes=index.classes)
     assert names(val) == ["cat/0.jpg", "dog/0.jpg"] and val.fingerprint != index.fingerprint
     assert val.base == str(data / "val")
-
-
-def test_an_unusual_image_is_not_plain_and_counts_as_turned(data, start):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    PHOTO.crop((0, 0, 40, 32)).save(data / "train" / "cat" / "0.jpg", exif=exif)
-    index = start(data)
-    assert (index.widths[0], index.heights[0]) == (32, 40) and index.plain.tolist() == [False] + [True] * 4
 
 
 def test_spellings_of_val(data, start):
@@ -248,18 +237,6 @@ def test_list(data, start, numbers):
     assert names(val) == ["val/dog/0.jpg"] and val.labels.tolist() == [1]
 
 
-def test_list_with_other_labels(data, start, lines):
-    (data / "train.txt").write_text("train/cat/0.jpg 1\ntrain/dog/0.jpg 0\n")
-    first = start(data)
-    (data / "train.txt").write_text("train/cat/0.jpg 0\ntrain/dog/0.jpg 1\n")
-    second = start(data)
-    assert lines == [f"{data}: the same files, other labels"] and start.read == []
-    assert second.labels.tolist() == [0, 1] and second.fingerprint != first.fingerprint
-    (data / "train.txt").write_text("train/cat/0.jpg 1\ntrain/dog/0.jpg 2\n")
-    with pytest.raises(BadInput, match=r"train\.txt: label 2 is not in 0\.\.1"):
-        start(data)
-
-
 def test_list_of_numbers_for_class_folders(data, start):
     """The list has the form of ImageNet's val.txt: paths relative to val/, labels as numbers."""
     shutil.rmtree(data / "val")
@@ -295,7 +272,10 @@ def test_list_whose_class_names_look_like_numbers(data, start):
             "val/cat/0.jpg 0\n\0\1\2 3\n",
             r"val\.txt, line 2: expected `path label`, found '\\x00\\x01\\x02 3'$",
         ),
-        (f"val/cat/0.jpg {'1' * 5000}\n", r"val\.txt, line 1: expected `path label`, .*\(5014 characters\)$"),
+        (
+            f"val/cat/0.jpg {'1' * 5000}\n",
+            r"val\.txt, line 1: expected `path label`, found 'val/cat/0\.jpg 1+'$",
+        ),
         ("/etc/0.jpg 0\n", r"val\.txt, line 1: /etc/0\.jpg is not below the folder of .*val\.txt"),
         ("val/cat/0.jpg 0\nval/../../0.jpg 0\n", r"val\.txt, line 2: val/\.\./\.\./0\.jpg is not below"),
         ("val/cat cat\nval/dog/0.jpg dog\n", r"1 of 2 files are missing in .*: val/cat$"),
@@ -348,30 +328,19 @@ def test_added_removed_changed(data, start, lines):
     (data / "train" / "cat" / "1.jpg").unlink()
     (data / "train" / "cat" / "00.jpg").write_bytes(photo(8))
     (data / "train" / "dog" / "5.jpg").write_bytes(photo(9))
-    (data / "train" / "dog" / "0.jpg").write_bytes(photo(19))
+    flipped = bytearray((data / "train" / "dog" / "0.jpg").read_bytes())
+    flipped[len(flipped) // 2] ^= 1  # the size does not change
+    (data / "train" / "dog" / "0.jpg").write_bytes(flipped)
     second = start(data)
-    assert lines == [f"{data}/train: 2 files added, 1 removed, 1 changed"]
+    assert lines == [f"{data}/train: 3 of 6 files are new or changed"]
     assert sorted(start.read) == ["train/cat/00.jpg", "train/dog/0.jpg", "train/dog/5.jpg"]
-    assert second.widths.tolist() == [40, 48, 42, 59, 51, 49] and second.labels.tolist() == [0] * 3 + [1] * 3
+    assert second.widths.tolist() == [40, 48, 42, 50, 51, 49] and second.labels.tolist() == [0] * 3 + [1] * 3
     assert kept(os.path.dirname(first.folder)) == [os.path.basename(first.folder)]
     assert names(first)[1] == "cat/1.jpg" and first.widths[1] == 41, "an open old index can still be read"
     fresh = load(str(data), "train", str(data.parent / "another cache"))
     assert fresh.fingerprint == second.fingerprint != first.fingerprint
     for name in ("widths", "heights", "plain", "bytes", "crc32", "mtimes"):
         assert np.array_equal(getattr(fresh, name), getattr(second, name))
-
-
-def test_a_change_of_the_same_size(data, start, lines):
-    first = start(data)
-    path = data / "train" / "dog" / "1.jpg"
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    second = start(data)
-    assert lines == [f"{data}/train: 0 files added, 0 removed, 1 changed"]
-    assert start.read == ["train/dog/1.jpg"] and second.fingerprint != first.fingerprint
-    os.utime(path, ns=(0, 0))
-    assert start(data).fingerprint == second.fingerprint and start.read == ["train/dog/1.jpg"]
 
 
 def test_another_class(data, start, lines):
@@ -383,7 +352,7 @@ def test_another_class(data, start, lines):
     start(data, "val", classes=("cat", "dog"))
     val = start(data, "val", classes=index.classes)
     assert start.read == [] and val.labels.tolist() == [1, 2]
-    assert lines == [f"{data}/val: the same files, other labels"]
+    assert lines == [f"{data}/val: 0 of 2 files are new or changed"]
 
 
 def test_fingerprint_is_that_of_the_data(data, tmp_path, start):
@@ -425,20 +394,7 @@ def test_fingerprints_are_those_of_older_versions(tmp_path, start):
     (tmp_path / "data" / "train.txt").write_text(
         "a b/x.1.ppm 0\na b/deep/y.ppm 1\nc/.z/k.ppm 1\nc/x.jpg 0\nc/z 1\n"
     )
-    found = [start(tmp_path / "data", scan=scan).fingerprint for scan in image_folder.SCANS]
-    assert found == ["602474a71d0f6ea374d97705666b6e12", "9719d17450b50d049df916a2d637c526-scan-headers"]
-
-
-def test_a_wrong_ending_changes_nothing(data, tmp_path, start):
-    """Also not the fingerprint: images are decoded by their content."""
-    for name, kind in (("cat/0", "PNG"), ("cat/2", "WEBP"), ("dog/1", "JPEG")):
-        (data / "train" / f"{name}.jpg").write_bytes(photo(7, kind))
-    right = shutil.copytree(data, tmp_path / "right")
-    for name, ending in (("cat/0.jpg", "png"), ("cat/2.jpg", "webp"), ("dog/1.jpg", "jpeg")):
-        (right / "train" / name).rename(right / "train" / f"{name[:-4]}.{ending}")
-    expected, index = start(right), start(data)
-    assert index.fingerprint == expected.fingerprint and index.excluded == []
-    assert np.array_equal(index.plain, expected.plain) and np.array_equal(index.labels, expected.labels)
+    assert start(tmp_path / "data").fingerprint == "602474a71d0f6ea374d97705666b6e12"
 
 
 def test_bad_images_are_refused_or_left_out(data, start, lines):
@@ -450,7 +406,7 @@ def test_bad_images_are_refused_or_left_out(data, start, lines):
         f"2 of 5 images of {data}/train are bad: "
         f"{data}/train/cat/1.jpg: is not a known image format (9 bytes): it starts with b'<html>404'; "
         f"{data}/train/dog/1.jpg: is cut or damaged ({len(photo(11)) - 50} bytes): Premature end of JPEG file"
-        ". --max_bad_images 100% would skip up to 5"
+        ". --max_bad_images 40% skips them"
     )
     with pytest.raises(BadInput, match=r"2 of 5"):
         start(data, max_bad=0.39)
@@ -467,20 +423,19 @@ def test_bad_images_are_refused_or_left_out(data, start, lines):
     (data / "train" / "cat" / "1.jpg").write_bytes(photo(1))  # repair one file, damage another
     (data / "train" / "cat" / "2.jpg").write_bytes(b"")
     index = start(data, max_bad=0.4)
-    assert lines[0] == f"{data}/train: 0 files added, 0 removed, 2 changed" and len(start.read) == 2
+    assert lines[0] == f"{data}/train: 2 of 5 files are new or changed" and len(start.read) == 2
     assert names(index) == ["cat/0.jpg", "cat/1.jpg", "dog/0.jpg"]
     assert [reason.split()[1] for _, reason in index.excluded] == ["empty", "cut"]
     for name in ("cat/2.jpg", "dog/1.jpg"):  # without these files the data are the same
         (data / "train" / name).unlink()
     assert start(data).fingerprint == index.fingerprint
-    assert lines == [f"{data}/train: 0 files added, 2 removed, 0 changed"]
+    assert lines == [f"{data}/train: 0 of 3 files are new or changed"]
 
 
-@pytest.mark.parametrize("scan", image_folder.SCANS)
-def test_a_file_that_does_not_fit_into_memory_is_bad(data, start, scan):
+def test_a_file_that_does_not_fit_into_memory_is_bad(data, start):
     with open(data / "train" / "cat" / "1.jpg", "r+b") as file:
         file.truncate(10**12)  # takes no space
-    index = start(data, max_bad=0.4, scan=scan)
+    index = start(data, max_bad=0.4)
     assert len(index) == 4 and "has 1000000000000 bytes" in index.excluded[0][1]
 
 
@@ -497,9 +452,9 @@ def test_many_bad_images(tmp_path, start):
         start(root, max_bad=1.0, val_share=0)
     root = write(tmp_path / "many", cat=200)
     (root / "cat" / "7.jpg").write_bytes(b"")
-    with pytest.raises(BadInput, match=r"^1 of 200 .* --max_bad_images 1% would skip up to 2$"):
+    with pytest.raises(BadInput, match=r"^1 of 200 .* --max_bad_images 0\.5% skips them$"):
         start(root, val_share=0)
-    assert len(start(root, max_bad=fraction("1%"), val_share=0)) == 199
+    assert len(start(root, max_bad=fraction("0.5%"), val_share=0)) == 199
 
 
 def test_a_file_that_cannot_be_read_is_not_a_bad_image(data, start, monkeypatch):
@@ -583,10 +538,10 @@ SCAN = """
 import sys, time
 from datasets.folders import image_folder
 inspect = image_folder._inspect
-def slow(path, size, head):
+def slow(path, size):
     print(f"read {path}", flush=True)
     time.sleep(float(sys.argv[3]))
-    return inspect(path, size, head)
+    return inspect(path, size)
 image_folder._inspect = slow
 index = image_folder.load(sys.argv[1], "train", sys.argv[2])
 print("fingerprint", index.fingerprint, len(index), flush=True)
@@ -629,36 +584,6 @@ def test_killed_while_the_index_is_written(data, tmp_path, start, monkeypatch, l
     if last != "between the renames":
         assert len(open_index(index.folder)) == 5
     assert len(start(data)) == 4 and kept(cache) == [os.path.basename(index.folder)]
-
-
-OPEN = """
-import sys, time
-from datasets.folders.image_folder import open_index
-def resident():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon"))
-before, start = resident(), time.perf_counter()
-index = open_index(sys.argv[1])
-print(time.perf_counter() - start, resident() - before)
-"""
-
-
-def test_a_large_index_is_opened_at_once(tmp_path):
-    """Its columns, 16 MB, are mapped and not read."""
-    count = 200_000
-    names = [f"c{number // 1000:03}/{number:08}.jpg" for number in range(count)]
-    ones = np.ones(count, dtype=np.int64)
-    columns = dict.fromkeys(("widths", "heights", "plain", "bytes", "crc32", "mtimes"), ones)
-    columns["labels"] = np.arange(count) // 1000
-    meta = {"root": "/data", "base": "/data/train", "split": "train", "stamp": "", "bad": []}
-    folder = str(tmp_path / "train-0")
-    image_folder.write_index(folder, names, columns, classes=[*map(str, range(200))], **meta)
-    output = subprocess.check_output([sys.executable, "-c", OPEN, folder], cwd=ROOT, env=environment())
-    seconds, kilobytes = map(float, output.split())
-    assert seconds < 0.5 and kilobytes < 4096, output
-    index = open_index(folder)
-    assert len(index) == count and index.path(count - 1) == f"/data/train/{names[-1]}"
-    assert [index.find(f"/data/train/{names[id]}") for id in (0, 77_777)] == [0, 77_777]
 
 
 @pytest.mark.parametrize(

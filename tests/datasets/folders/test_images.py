@@ -5,7 +5,6 @@ import struct
 import time
 import warnings
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -170,12 +169,6 @@ def test_decode_into_a_buffer():
         assert np.shares_memory(found, out) == (len(out) == PHOTO.size)
         assert np.array_equal(found, pillow(JPEG))
     assert np.array_equal(decode(PNG, True, scratch), np.asarray(SMALL)), "the buffer is only used for a JPEG"
-
-
-def test_threads_decode_the_same():
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: decode(JPEG, True, np.empty(PHOTO.size, np.uint8)), range(16)))
-    assert all(np.array_equal(each, pillow(JPEG)) for each in found)
 
 
 def damaged_in_the_middle() -> bytes:

@@ -3,7 +3,6 @@
 import os
 import re
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from common.ground.exits import BadInput
-from datasets.folders import images, paired_images, random_pairs
+from datasets.folders import paired_images, random_pairs
 from datasets.loaders import backends
 from datasets.loaders.engines.paired_dali import PairedDali
 from datasets.loaders.engines.threads import Threads
@@ -170,38 +169,6 @@ def test_resized_images_are_those_of_pillow(engine, tmp_path):
         assert difference.mean() < 2 and 10 * np.log10(255**2 / (difference**2).mean()) > 30
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_images_of_odd_kinds_are_those_of_one_decoder(engine, tmp_path):
-    """Pixels are equal for grey, 16 bits, a palette, transparency and an Exif orientation."""
-    photograph = Image.fromarray(load_sample_images().images[0][:150, :200])
-    turned = Image.Exif()
-    turned[0x0112] = 6
-    deep = (np.asarray(photograph.convert("L")).astype(np.uint16) << 8) + 77
-    kinds = {
-        "grey.jpg": (photograph.convert("L"), {}),
-        "deep.png": (Image.fromarray(deep), {}),
-        "palette.png": (photograph.convert("P"), {}),
-        "clear.png": (photograph.convert("RGBA"), {}),
-        "cmyk.jpg": (photograph.convert("CMYK"), {}),
-        "progressive.jpg": (photograph, {"progressive": True}),
-    }
-    for name, (image, options) in kinds.items():
-        for side in ("blurry", "sharp"):
-            path = tmp_path / "test" / side / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            image.save(path, **options)
-    photograph.rotate(90, expand=True).save(tmp_path / "test" / "sharp" / "turned.png")
-    photograph.save(tmp_path / "test" / "blurry" / "turned.jpg", exif=turned)
-    pairs = paired_images.load(str(tmp_path), "test", str(tmp_path / "cache"))
-    with loader_of(pairs, engine, batch=12, crop=150, training=False) as loader:
-        ((blurry, sharp),), _ = epoch_of(loader)
-        (batch,) = loader.plan
-    for row, found in enumerate((*blurry, *sharp)):
-        whole = images.decode(Path(pairs.path(batch.ids[row])).read_bytes())
-        top, left = batch.crops.top[row], batch.crops.left[row]
-        assert np.array_equal(found, whole[top : top + 150, left : left + 150]), pairs.path(batch.ids[row])
-
-
 def test_partners_have_the_same_name_not_the_same_place(tmp_path):
     """These files would be paired wrongly if both sides were sorted by file name."""
     for number, name in enumerate(("x", "x.q")):
@@ -283,37 +250,6 @@ def test_a_crop_that_does_not_fit_is_named(pairs, folder, tmp_path):
     expected = "38 of 38 .* has 30x24 pixels, resized from 60x48 pixels; .*; and 28 more"
     with pytest.raises(BadInput, match=expected):
         plan_of(resized, crop=25)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_an_image_that_went_bad_is_named_and_the_next_epoch_is_whole(engine, folder, tmp_path):
-    """The image changes after the scan, during an epoch: to other bytes of the same length, then to fewer."""
-    for side in ("blurry", "sharp"):
-        for number in range(COUNT):
-            save(tmp_path / "test" / side / f"{number:02}.png", coordinates(number, 0, 64, 64))
-    pairs = paired_images.load(str(tmp_path), "test", str(tmp_path / "cache"))
-    victim = tmp_path / "test" / "sharp" / "13.png"
-    good = victim.read_bytes()
-    with loader_of(pairs, engine, batch=2, training=False) as loader:
-        for content, reason in ((os.urandom(len(good)), "cannot decode"), (good[:-9], "bytes")):
-            victim.write_bytes(content)
-            delivered = []
-            with pytest.raises(BadInput, match=rf"{reason}.*sharp/13\.png|sharp/13\.png.*{reason}"):
-                loader.seek(0)
-                delivered.extend(len(blurry) for blurry, _ in pairs_of(loader))
-            loader.receipt.take()
-            victim.write_bytes(good)
-            batches, _ = epoch_of(loader, 2)
-            assert sum(len(blurry) for blurry, _ in batches) == COUNT
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_an_abandoned_epoch_leaves_nothing_for_the_next(engine, pairs):
-    threads = threading.active_count()
-    with loader_of(pairs, engine) as loader:
-        epoch_of(loader, 5, steps=2)
-        assert torch.equal(epoch_of(loader)[1], sums_of(plan_of(pairs)))
-    assert threading.active_count() <= threads
 
 
 def test_a_gpu_that_is_not_there_and_dali_that_is_not_installed(pairs, monkeypatch):

@@ -143,24 +143,22 @@ def test_a_shard_that_is_cut_later_is_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("with_cls", [False, True])
-@pytest.mark.parametrize("scan", image_folder.SCANS)
-def test_images_in_tars_are_those_of_the_folder(tmp_path, with_cls, scan):
+def test_images_in_tars_are_those_of_the_folder(tmp_path, with_cls):
     folder = pictures.make(tmp_path / "folder", train=20, val=9, all_kinds=True)
     pattern = tars.from_folder(folder, tmp_path / "shards", 3, with_cls)
     cache = str(tmp_path / "cache")
     for split in ("train", "val"):
-        loose, packed = (image_folder.load(str(root), split, cache, scan=scan) for root in (folder, pattern))
+        loose, packed = (image_folder.load(str(root), split, cache) for root in (folder, pattern))
         for column in ("labels", "widths", "heights", "plain", "bytes", "crc32"):
             assert np.array_equal(getattr(loose, column), getattr(packed, column)), column
         assert packed.classes == (("0", "1", "2") if with_cls else loose.classes)
         ids = np.arange(len(loose))
         assert FileStore(packed, verified=True).read(ids) == FileStore(loose).read(ids)
         assert packed.find(packed.path(5)) == 5
-        whole = image_folder.load(str(tmp_path / "shards"), split, cache, scan=scan)
+        whole = image_folder.load(str(tmp_path / "shards"), split, cache)
         assert whole.fingerprint == packed.fingerprint, "a platform passes the folder of the tar files"
-    if scan == "whole":
-        encoded = pack.build(packed, str(tmp_path / "pack"), "encoded")
-        assert encoded.read(ids) == FileStore(loose).read(ids)
+    encoded = pack.build(packed, str(tmp_path / "pack"), "encoded")
+    assert encoded.read(ids) == FileStore(loose).read(ids)
     assert not list((tmp_path / "shards").glob(".*")), "the index is in the cache folder"
 
 

@@ -7,7 +7,6 @@ import io
 import os
 import pickle
 import re
-import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -20,7 +19,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from common.ground.exits import BadInput
-from datasets.folders import boxes, image_folder
+from datasets.folders import image_folder
 from datasets.loaders import backends, measure, pixels
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.image_folders import progressive_size
@@ -30,6 +29,7 @@ from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
+from datasets.stores.store import scaled
 from tests.conftest import ROOT, finish, start, wait_until
 from tests.support import pictures, tars
 from tests.support.packs import damaged
@@ -86,12 +86,12 @@ def reference(index):
 @pytest.fixture(scope="module")
 def packs(index, folder, tmp_path_factory):
     root = tmp_path_factory.mktemp("packs")
-    made = {form: pack.build(index, str(root / form), form) for form in pack.FORMS}
+    made = {form: pack.build(index, str(root / form), form) for form in forms.FORMS}
     shards = image_folder.load(tars.from_folder(folder, root, 3), "train", str(root / "cache"))
     return made | {"files": FileStore(index), "tars": FileStore(shards)}
 
 
-@pytest.mark.parametrize("form", ["files", "tars", *pack.FORMS])
+@pytest.mark.parametrize("form", ["files", "tars", *forms.FORMS])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_engine_and_store_gives_the_same_data_and_the_pixels_of_pillow(
     backend, form, index, packs, reference
@@ -113,7 +113,7 @@ def test_every_engine_and_store_gives_the_same_data_and_the_pixels_of_pillow(
             box = top, left, height, width
             if form in ("decoded", "jpeg"):
                 image = Image.fromarray(packs[form].image(id))
-                box = boxes.scaled(*box, image.height / int(index.heights[id]), image.height, image.width)
+                box = scaled(*box, image.height / int(index.heights[id]), image.height, image.width)
             else:
                 file = io.BytesIO(packs["files"].portable(id, packs["files"].content(id)))
                 image = Image.open(file).convert("RGB")
@@ -144,7 +144,7 @@ def test_a_wrong_ending_changes_no_pixel(backend, tmp_path):
             image.save(root / f"{number}.{ending}", kind)
         (root / "train.txt").write_text("".join(f"{path.name} 0\n" for path in root.iterdir()))
         index = image_folder.load(str(root), "train", str(tmp_path / "cache"))
-        stores = [FileStore(index), *(pack.build(index, str(root / form), form) for form in pack.FORMS)]
+        stores = [FileStore(index), *(pack.build(index, str(root / form), form) for form in forms.FORMS)]
         for store in stores:
             with backends.build(backend, store, plan_of(index, batch=7), CPU, 1) as loader:
                 [(images, _)], sums = epoch_of(loader)
@@ -165,7 +165,7 @@ def test_every_engine_and_store_draws_the_same_operations(backend, index, packs)
     for batch, parameters in zip(batches, drawn, strict=True):
         sums.add(batch.ids, batch.labels, (*batch.crops, *parameters))
     expected = sums.take()
-    for form in ("files", *pack.FORMS):
+    for form in ("files", *forms.FORMS):
         with backends.build(backend, packs[form], plan_of(index), CPU, 2) as loader:
             plain, _ = epoch_of(loader, 2)
             loader.effects = effects
@@ -285,18 +285,13 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_workers_end_with_the_process(number, folder, tmp_path):
-    """This holds on Ctrl-C and on SIGKILL."""
+def test_workers_end_with_a_killed_process(folder, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{SCRIPT}")
-    process = start(
-        script, folder, tmp_path / "cache",
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background shell ignores it
-    )  # fmt: skip
+    process = start(script, folder, tmp_path / "cache")
     assert "step" in process.stdout.readline()
     children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(number)
+    process.kill()
     finish(process, None, timeout=30)
     _, alive = psutil.wait_procs(children, timeout=15)
     assert not alive
@@ -372,7 +367,7 @@ def test_a_pack_that_was_interrupted_goes_on(index, tmp_path, monkeypatch):
 
 
 def test_a_flipped_bit_in_a_pack_is_found_and_the_sample_is_read_from_its_file(index, tmp_path, capfd):
-    for form in pack.FORMS:
+    for form in forms.FORMS:
         path = str(tmp_path / form)
         expected = [pack.build(index, path, form).image(id).copy() for id in range(len(index))]
         part = Path(path) / "000000.arrow"
@@ -405,14 +400,12 @@ def test_a_pack_whose_parts_have_other_sizes_is_mended(index, tmp_path, monkeypa
         made = [os.stat(part).st_mtime_ns for part in parts if part != parts[1]]
         with monkeypatch.context() as patch:
             patch.setattr(pack, "locked", read_only)
-            with pytest.raises(
-                BadInput, match=r"Read-only file system; .* is damaged .*: delete it, or name"
-            ):
+            with pytest.raises(BadInput, match=r"cannot write the pack .*: Read-only file system"):
                 pack.build(index, str(path))
         (path / ".partial-1").touch()  # of a process that was killed
         assert np.array_equal(pack.build(index, str(path)).image(9), expected), name
         assert [os.stat(part).st_mtime_ns for part in parts if part != parts[1]] == made
-        assert sorted(path.iterdir()) == [*parts, path / "meta.json", path / "stays"]
+        assert sorted(path.iterdir()) == [*parts, path / "meta.json"]
     monkeypatch.setattr(pack, "locked", read_only)  # it is not needed for a whole pack
     assert np.array_equal(pack.build(index, str(path)).image(9), expected)
 

@@ -1,6 +1,7 @@
 import pytest
 
 from datasets.folders import image_folder
+from datasets.stores.shared import connection
 from tests.support import pictures
 
 
@@ -9,3 +10,8 @@ def index(tmp_path_factory):
     """Return the index of 40 images."""
     folder = pictures.make(tmp_path_factory.mktemp("images"))
     return image_folder.load(str(folder), "train", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch):
+    monkeypatch.setattr(connection, "_PAUSE", 0.3)

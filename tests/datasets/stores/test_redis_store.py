@@ -25,7 +25,6 @@ from tests.support.redis_server import (
     Opened,
     RedisServer,
     cluster,
-    files_with,
     needed,
     until,
     with_user,
@@ -106,7 +105,7 @@ def test_what_may_be_a_password_in_the_url_is_refused_and_not_repeated(text):
 def test_what_was_put_comes_back(form, empty_redis, index, made):
     with Opened(empty_redis.url(tail=f"?form={form}"), index) as opened:
         store, samples = opened.store, made[form]
-        assert store.read(ALL) == [None] * 40 and store.counts["misses"] == 40
+        assert store.read(ALL) == [None] * 40
         assert store.put(ALL[:30], samples[:30]) == 30
         ids = [39, 3, 0, 3, 29, 35, 17]
         found = store.read(ids)
@@ -114,7 +113,7 @@ def test_what_was_put_comes_back(form, empty_redis, index, made):
         kept = [place for place in range(7) if place not in (0, 5)]
         assert same([found[place] for place in kept], [samples[ids[place]] for place in kept])
         assert store.lengths(ALL).tolist() == [len(sample.content) + 24 for sample in samples[:30]] + [0] * 10
-        assert store.read([]) == [] and store.counts["hits"] == 5
+        assert store.read([]) == []
         assert isinstance(found[6], bytes) == (form == "encoded")
 
 
@@ -134,7 +133,7 @@ def damages(value: bytes, other: bytes):
 
 @needed
 @pytest.mark.parametrize("form", forms.SIZED)
-def test_a_damaged_value_is_a_miss_and_counted(form, empty_redis, index, made):
+def test_a_damaged_value_is_a_miss(form, empty_redis, index, made):
     client, samples = empty_redis.client(), made[form]
     with Opened(empty_redis.url(tail=f"?form={form}"), index) as opened:
         store = opened.store
@@ -143,13 +142,11 @@ def test_a_damaged_value_is_a_miss_and_counted(form, empty_redis, index, made):
         assert len(samples[victim].content) == len(samples[twin].content) or form == "encoded"
         keys = [opened.key(id) for id in (victim, twin)]
         good, other = client.mget(keys)
-        for number, (name, bad) in enumerate(damages(good, other), start=1):
+        for name, bad in damages(good, other):
             client.set(keys[0], bad)
             found = store.read(ALL)
             assert found[victim] is None, name
             assert same(found[:victim] + found[victim + 1 :], samples[:victim] + samples[victim + 1 :]), name
-            assert store.counts["bad"] == number, name
-            assert store.counts["hits"] == 39 * number and store.counts["misses"] == 0
         client.delete(keys[0])
         client.lpush(keys[0], "a list")
         assert store.read([victim]) == [None]
@@ -232,7 +229,7 @@ def test_a_cluster_is_read_until_a_node_dies_and_after_it_comes_back(tmp_path, i
             nodes[2].kill()
             for _ in range(5):
                 assert store.read(ALL) == [None] * 40
-            assert len(opened.said) == 1 and store.counts["errors"] == 200
+            assert len(opened.said) == 1
             nodes[2].start()
             until(lambda: len(opened.said) == 2 and any(sample is not None for sample in store.read(ALL)))
             until(lambda: store.put(ALL, samples) == 40)
@@ -246,7 +243,6 @@ def test_a_cluster_is_read_until_a_node_dies_and_after_it_comes_back(tmp_path, i
 @needed
 def test_a_server_that_comes_later_falls_silent_and_is_replaced(tmp_path, index, made, monkeypatch):
     monkeypatch.setattr(connection, "READ", 0.2)
-    monkeypatch.setattr(connection, "_WORTH", 1)  # otherwise it is not used for a while
     server, samples = RedisServer(tmp_path), made["decoded"]
     with Opened(server.url(), index) as opened:
         store = opened.store
@@ -323,14 +319,10 @@ CLUSTER = b"$17\r\ncluster_enabled:1\r\n"
 
 @pytest.mark.parametrize("answer, others", [
     *((answer, {}) for answer in (
-        b"+OK\r\n", b":1\r\n", b"$-1\r\n", b"$2\r\nhi\r\n", b"*-1\r\n", b"*0\r\n", b"*1\r\n:5\r\n",
-        b"*1\r\n" * 3000, b"%1\r\n", b"*x\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"+OK\r\n", b"$2\r\nhi\r\n", b"*1\r\n" * 3000, b"%1\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n",
     )),
-    *((b"+OK\r\n", {"INFO": CLUSTER, "CLUSTER": answer}) for answer in (
-        b"*1\r\n*3\r\n:0\r\n:16383\r\n$-1\r\n", b"*1\r\n*0\r\n", b"-ERR unknown command\r\n",
-        b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$0\r\n\r\n:0\r\n",
-    )),
-    *((answer, {"INFO": b"-ERR unknown command\r\n"}) for answer in (b":1\r\n", b"+OK\r\n", b"*1\r\n:5\r\n")),
+    (b"+OK\r\n", {"INFO": CLUSTER, "CLUSTER": b"*1\r\n*3\r\n:0\r\n:16383\r\n$-1\r\n"}),
+    (b"*1\r\n:5\r\n", {"INFO": b"-ERR unknown command\r\n"}),
     (b"+OK\r\n", {"INFO": b"*0\r\n"}),
 ], ids=lambda value: repr(value)[:50])  # fmt: skip
 def test_a_server_that_is_not_redis_is_a_miss(answer, others, index, made, monkeypatch):
@@ -359,6 +351,8 @@ def test_wrong_credentials_are_an_error_at_once(tmp_path, index, monkeypatch):
         monkeypatch.setenv(address.PASSWORD_FILE, str(secret))
         with Opened(server.url("bootfile"), index) as opened:
             assert opened.said == []
+            text = connection._text(RuntimeError(f"ERR unknown command 'AUTH' '{PASSWORD}'"))
+            assert PASSWORD not in text + repr(vars(opened.store)) + str(pickle.dumps(opened.store))
     monkeypatch.setenv(address.PASSWORD_FILE, str(tmp_path / "nothing"))
     with pytest.raises(BadInput, match="BOOTFILE_CACHE_PASSWORD_FILE: cannot read"):
         Opened("redis://bootfile@127.0.0.1", index)
@@ -386,7 +380,7 @@ def test_a_user_with_the_rights_that_are_documented(tmp_path, index, made, monke
 
 
 @needed
-@pytest.mark.parametrize("without", ["+mget", "+set", "+info", "+hincrby +zadd +time"])
+@pytest.mark.parametrize("without", ["+mget", "+set", "+info", "+zadd +time"])
 def test_without_a_right_it_goes_on_without(without, tmp_path, index, made, monkeypatch):
     monkeypatch.setenv(address.PASSWORD, PASSWORD)
     rights = RIGHTS
@@ -426,34 +420,6 @@ def test_tls(tmp_path, index, made, monkeypatch):
             assert opened.store.read(ALL) == [None] * 40 and len(opened.said) == 1
 
 
-@needed
-def test_a_full_server_keeps_what_it_has(tmp_path, index, made):
-    full = "maxmemory 4mb", "maxmemory-policy noeviction"
-    with RedisServer(tmp_path, *full) as server, Opened(server.url(), index) as opened:
-        store = opened.store
-        taken = sum(store.put([id], [made["decoded"][id]]) for id in ALL)
-        assert 0 < taken < 40
-        there = [sample is not None for sample in store.read(ALL)]
-        assert sum(there) == taken
-        for _ in range(5):
-            store.put(ALL, made["decoded"])
-        assert [sample is not None for sample in store.read(ALL)] == there
-        assert len(opened.said) == 1 and "stores no more samples" in opened.said[0]
-
-
-@needed
-def test_nothing_is_pushed_out_of_a_server_that_evicts(tmp_path, index, made, monkeypatch):
-    monkeypatch.setattr(connection, "_LOOK", 200_000)
-    full, samples = ("maxmemory 8mb", "maxmemory-policy allkeys-lru"), made["decoded"]
-    with RedisServer(tmp_path, *full) as server, Opened(server.url(), index, "active") as opened:
-        taken = sum(opened.store.put([id], [samples[id]]) for id in ALL)
-        assert 0 < taken < 40
-        # one by one: pending answers also use the server's 8 MB
-        assert sum(opened.store.read([id])[0] is not None for id in ALL) == taken
-        assert server.client().info("stats")["evicted_keys"] == 0
-        assert len(opened.said) == 1 and "would evict" in opened.said[0]
-
-
 # leases
 
 
@@ -469,7 +435,6 @@ def test_an_active_set_goes_with_the_last_one(empty_redis, index, made):
         assert same(first.store.read(ALL), made["decoded"]), "one job is left"
         (held,) = first.sets()
         assert held.samples == 40 and held.mode == "active" and held.title.endswith("/train")
-        assert held.counts == {"hits": 40, "put": 0} or held.counts["hits"] == 40
     assert client.dbsize() == 0
 
 
@@ -480,11 +445,11 @@ def test_no_heartbeat_follows_the_release(empty_redis, index, monkeypatch):
     arrived, may_go = threading.Event(), threading.Event()
     beat = leases.Lease.beat
 
-    def beat_when_told(lease, counts):
+    def beat_when_told(lease):
         if threading.current_thread().name == "cache":
             arrived.set()
             assert may_go.wait(60)
-        return beat(lease, counts)
+        return beat(lease)
 
     monkeypatch.setattr(leases.Lease, "beat", beat_when_told)
     opened = Opened(empty_redis.url(), index, "active")
@@ -512,7 +477,7 @@ def test_an_offline_set_stays_and_is_shared(empty_redis, index, made):
         assert client.dbsize() >= 40
     with Opened(empty_redis.url(), index) as tool:
         (held,) = tool.sets()
-        assert held.mode == "offline" and held.leases == [] and held.counts["hits"] == 160
+        assert held.mode == "offline" and held.leases == []
         leases.sweep(tool.server)
         assert client.dbsize() >= 40
         leases.remove(tool.server, held.name)
@@ -557,23 +522,3 @@ def test_the_data_of_a_killed_job_are_deleted_by_the_next(empty_redis, index, tm
         until(lambda: not client.keys("*decoded256:[0-9]*"))
         until(lambda: [each.name for each in opened.sets()] == [opened.store.name])
     assert client.dbsize() == 0
-
-
-# secrets
-
-
-@needed
-def test_the_password_is_nowhere(tmp_path, index, made, monkeypatch):
-    monkeypatch.setenv(address.PASSWORD, PASSWORD)
-    with with_user(tmp_path) as server:
-        with Opened(server.url("bootfile"), index, "active") as opened:
-            seen = [repr(opened.server), repr(vars(opened.store)), str(opened.server.address)]
-            seen += [str(pickle.dumps(opened.store))]
-            server.kill()
-            opened.store.read(ALL)
-            server.start()
-            until(lambda: len(opened.said) == 2)
-            seen += opened.said
-        assert not [text for text in seen if PASSWORD in text]
-        assert PASSWORD not in connection._text(RuntimeError(f"ERR unknown command 'AUTH' '{PASSWORD}'"))
-    assert files_with(PASSWORD, index.folder) == []

@@ -1,12 +1,10 @@
 """`launch cache` fills, checks, lists and deletes packs and the data sets of real Redis servers."""
 
-import contextlib
 import os
 import random
 import re
 import shutil
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -96,8 +94,8 @@ def test_from_preload_to_rm(kind, form, images, cache_dir, empty_redis, launch, 
     ]
     other = next(each for each in forms.SIZED if each != form)
     code, printed = launch("check", to, images, "--form", other)
-    assert code == 1 and len(re.findall("^missing: /", printed, re.M)) == 20 + 12
-    assert "missing: and 20 more" in printed and "train: 0 of 40 samples" in printed
+    assert code == 1 and "train: 0 of 40 samples" in printed
+    assert re.search(r"^missing: /.*; /.*; and 30 more$", printed, re.M)
     if kind == "pack":
         with pytest.raises(BadInput, match=f"ls: --to {to} is a folder: .* ls and rm -r"):
             launch("ls", to)
@@ -105,7 +103,7 @@ def test_from_preload_to_rm(kind, form, images, cache_dir, empty_redis, launch, 
     code, printed = launch("ls", to)
     label = {"encoded": "encoded", "decoded": "decoded256"}[form]
     assert code == 0
-    assert len(re.findall(rf" {label} +(40/40|12/12) +0.0\d\d +offline +- +0$", printed, re.M)) == 2
+    assert len(re.findall(rf" {label} +(40/40|12/12) +0.0\d\d +offline +0$", printed, re.M)) == 2
     assert re.search(r": \d+\.\d+ GB used of ", printed)
     assert launch("rm", to, None, loaded(images, cache_dir, "val").fingerprint[:9])[0] == 0
     assert len(launch("ls", to)[1].splitlines()) == 3
@@ -136,17 +134,13 @@ def test_a_damaged_pack_is_named(images, cache_dir, launch, tmp_path):
     assert code == 1 and f"different: {index.path(7)}\n" in printed and "39 of 40" in printed
     part.write_bytes(content[:5000])
     code, printed = launch("check", tmp_path, images, "--split", "train")
-    assert code == 1 and "0 of 40 samples are stored and equal to the files, 40 damaged" in printed
+    assert code == 1 and "0 of 40 samples are stored and equal to the files, 40 missing" in printed
     meta = Path(pack.place(str(tmp_path), index)) / "meta.json"
     meta.write_text(meta.read_text().replace("true", "false"))
     assert launch("check", tmp_path, images, "--split", "train")[0] == 1
 
 
-_HUGE = '{"version": 2, "fingerprint": "x", "form": "jpeg", "short_side": 8, "whole": true, "count": %s}'
-UNDESCRIBED = ("5", '{"fingerprint": "x"}', "[" * 100_000, _HUGE % 10**13, _HUGE % ("9" * 4000))
-
-
-@pytest.mark.parametrize("content", UNDESCRIBED)
+@pytest.mark.parametrize("content", ["5", '{"whole": true, "sizes": 7}', "[" * 100_000])
 def test_a_pack_that_cannot_be_described_is_damaged(content, images, cache_dir, launch, tmp_path):
     assert launch("preload", tmp_path, images, "--split", "train")[0] == 0
     (Path(pack.place(str(tmp_path), loaded(images, cache_dir))) / "meta.json").write_text(content)
@@ -185,43 +179,13 @@ def test_a_preload_killed_ten_times(many, cache_dir, empty_redis, launch):
     assert {client.ttl(key) for key in client.scan_iter()} == {-1}
 
 
-@pytest.fixture
-def lose(tmp_path):
-    """Return (a server, a function that kills it after 60 samples, and starts it again if it is told to)."""
+@needed
+def test_a_server_that_is_lost_meanwhile(many, tmp_path, launch):
     with RedisServer(tmp_path) as server, ThreadPoolExecutor(1) as pool:
         client = server.client()
-
-        def strike(again):
-            until(lambda: client.dbsize() > 60)
-            server.kill()
-            if again:
-                time.sleep(0.5)  # long enough to be noticed
-                server.start()
-
-        yield server, lambda again: pool.submit(strike, again)
-
-
-@needed
-def test_a_server_that_begins_anew_meanwhile(many, lose, launch):
-    """If a server loses its data during a preload, the next preload stores the samples and metadata again."""
-    server, strike = lose
-    struck = strike(again=True)
-    words = ("preload", server.url(), many, "--workers", "1", "--split", "train")
-    with contextlib.suppress(BadInput):  # it is still away at the end
-        assert launch(*words)[0] == 1
-    struck.result()
-    code, printed = launch(*words)
-    assert code == 0 and "400 of 400 samples are stored" in printed
-    assert launch("check", server.url(), many, "--split", "train")[0] == 0
-    assert "400/400" in launch("ls", server.url())[1]
-
-
-@needed
-def test_a_server_that_stays_away(many, lose, launch):
-    server, strike = lose
-    strike(again=False)
-    with pytest.raises(BadInput, match="cannot reach the cache: "):
-        launch("preload", server.url(), many, "--workers", "1")
+        pool.submit(lambda: (until(lambda: client.dbsize() > 60), server.kill()))
+        with pytest.raises(BadInput, match="cannot reach the cache: "):
+            launch("preload", server.url(), many, "--workers", "1")
 
 
 @needed
@@ -259,7 +223,6 @@ def test_changed_data_are_another_set(images, cache_dir, tmp_path, empty_redis, 
     with Opened(url, old) as opened:
         assert opened.store.read([11]) == [None], "the old name has no samples of the new data"
     assert launch("preload", url, root)[0] == 0
-    assert f"other contents: `rm {old.fingerprint}:encoded`" in launch.said
     with Opened(url, loaded(root, cache_dir)) as opened:
         assert opened.store.read([11])[0] == bytes(content)
     assert launch("check", url, root)[0] == 0
@@ -284,8 +247,8 @@ def test_what_is_not_as_the_files_say_is_named(images, cache_dir, empty_redis, l
     code, printed = launch("check", empty_redis.url(), images)
     assert code == 1 and "train: 34 of 40 samples are stored and equal to the files" in printed
     expected = {"different": [4], "damaged": [9, 10, 11], "missing": [20, 21]}
-    named = {kind: re.findall(f"^{kind}: (.*)$", printed, re.M) for kind in expected}
-    assert named == {kind: [index.path(id) for id in ids] for kind, ids in expected.items()}
+    for kind, ids in expected.items():
+        assert f"{kind}: {'; '.join(index.path(id) for id in ids)}\n" in printed
     client.delete(opened.key(4), opened.key(9))
     assert launch("preload", empty_redis.url(), images)[0] == 0
     assert "train: 34 of 40 samples are stored" in launch.said, (
@@ -303,7 +266,6 @@ def test_what_a_job_uses_stays(images, cache_dir, empty_redis, launch):
     index = loaded(images, cache_dir)
     with Opened(empty_redis.url(), index, "offline") as job:
         until(lambda: job.held().leases)
-        job.store.read(range(30))
         for what in (index.fingerprint, "--all"):
             with pytest.raises(
                 BadInput, match=rf"{job.store.name} is in use: .*:{os.getpid()}:.*lease ends in"
@@ -312,8 +274,6 @@ def test_what_a_job_uses_stays(images, cache_dir, empty_redis, launch):
         printed = launch("ls", empty_redis.url())[1]
         assert "40/40" in printed, "nothing was deleted"
         assert re.search(rf"used by \S+:{os.getpid()}:\w+ \(lease ends in \d+ s\)", printed)
-    assert launch("check", empty_redis.url(), images)[0] == 0, "check does not change the counts of hits"
-    assert re.search(r" 100\.0% +0$", launch("ls", empty_redis.url())[1], re.M)
     with Opened(empty_redis.url(), index, "offline") as job:
         until(lambda: job.held().leases)
         assert launch("rm", empty_redis.url(), None, "--all", "--force")[0] == 0
@@ -397,15 +357,6 @@ def test_arguments_that_do_not_fit(words, reason, images, cache_dir, empty_redis
     with pytest.raises(BadInput, match=re.escape(reason)):
         cache.main([words[0], "--to", empty_redis.url(), *words[1:]])
     assert empty_redis.client().dbsize() == 0
-
-
-@pytest.mark.parametrize("to, reason", [
-    ("redis://127.0.0.1:1,127.0.0.1:2", "--to names several hosts: name one"),
-    ("redis:/127.0.0.1", "is not redis://"),
-])  # fmt: skip
-def test_places_that_do_not_exist(to, reason, launch):
-    with pytest.raises(BadInput, match=reason):
-        launch("ls", to)
 
 
 def test_help_and_no_verb(capsys):
