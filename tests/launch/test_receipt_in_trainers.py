@@ -83,8 +83,12 @@ def test_lightning(tmp_path):
     lightning = pytest.importorskip("lightning")
 
     class Record(lightning.Callback):
+        def on_train_start(self, trainer, module):
+            folder = trainer.default_root_dir
+            self.receipt = Receipt(folder, rank=trainer.global_rank, world_size=trainer.world_size)
+
         def on_train_batch_start(self, trainer, module, batch, index):
-            receipt.add(batch, trainer.current_epoch + 1)
+            self.receipt.add(batch, trainer.current_epoch + 1)
 
     class Network(lightning.LightningModule):
         def __init__(self):
@@ -98,9 +102,9 @@ def test_lightning(tmp_path):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
     for name in ("a", "b"):
-        receipt = Receipt(str(tmp_path / name))
         trainer = lightning.Trainer(
             max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+            default_root_dir=str(tmp_path / name),
             enable_progress_bar=False, enable_model_summary=False, callbacks=[Record()],
         )  # fmt: skip
         trainer.fit(Network(), loader())
