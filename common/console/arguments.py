@@ -18,7 +18,10 @@ BATCH_SIZE_HELP = "samples of a step over all processes; scale --lr with it (def
 
 _MOST = 1e9  # the largest number of an option: larger ones overflow clocks, counters or floats
 _UNKNOWN = "--?"  # replaces an unknown option while argparse parses the others
-REMOVED = {"stage": "removed: data at a URL are always copied to the node"}  # former options
+REMOVED = {  # former options
+    "stage": "removed: data at a URL are always copied to the node",
+    "rank_level": "removed: --rank counts nodes; to start each process yourself, use torchrun",
+}
 _OTHER_NAMES = {"learning_rate": "lr", "bs": "batch_size", "wd": "weight_decay"}  # difflib misses these
 NAMELESS = "(a value without an option)"
 

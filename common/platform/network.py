@@ -1,11 +1,9 @@
 """Find the network interface that reaches other nodes, and check that this node reaches the master."""
 
-import errno
 import ipaddress
 import os
 import socket
 import threading
-from collections.abc import Mapping
 
 from common.ground.exits import import_optional
 from common.platform.topology import Topology
@@ -40,31 +38,25 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check(env: Mapping[str, str], topology: Topology) -> tuple[_Facts, _Facts]:
+def check(topology: Topology) -> tuple[_Facts, _Facts]:
     """Return the findings `master` and `interface`: the route to the master, and this node's interface to it,
-    within about four seconds.
-
-    env: the environment. topology: the place of this process in the job.
-    """
-    presets = {name: env[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name in env}
-    shown = "".join(f", {name}={value}" for name, value in presets.items())
-    errors = [trouble for name, value in presets.items() if (trouble := _preset_trouble(name, value))]
+    within about four seconds. topology: the place of this process in the job."""
     if not topology.master_host or (topology.nodes == 1 and topology.level == "node"):  # it uses loopback
-        return ("none needed: one node", [], []), (f"loopback: one node{shown}", errors, [])
+        return ("none needed: one node", [], []), ("loopback: one node", [], [])
     where = f"{topology.master_host}:{topology.master_port}"
     address, why = _resolve(topology.master_host, topology.master_port)
     if address is None:
         unknown = where, [f"the master's host name {why}"], []
-        return unknown, (f"not known without the address of the master{shown}", errors, [])
-    master_findings = f"{where} is {address[0]}", *_try_port(topology, address)
+        return unknown, ("not known without the address of the master", [], [])
+    master_findings = f"{where} is {address[0]}", [], _try_port(topology, address)
     try:
         name, local = interface_to(*address[:2])
     except OSError as error:
-        return master_findings, (f"none{shown}", [*errors, f"no route to {address[0]}: {error.strerror}"], [])
+        return master_findings, ("none", [f"no route to {address[0]}: {error.strerror}"], [])
     warnings = []
     if topology.nodes > 1 and is_loopback(local):
         warnings.append(f"{topology.nodes} nodes, but {address[0]} is an address within one machine")
-    return master_findings, (f"{name} with {local}{shown}", errors, warnings)
+    return master_findings, (f"{name} with {local}", [], warnings)
 
 
 def _resolve(host: str, port: int | None) -> tuple[tuple | None, str]:
@@ -84,8 +76,8 @@ def _resolve(host: str, port: int | None) -> tuple[tuple | None, str]:
     return answers[0] if answers else (None, f"does not resolve (no answer within {_RESOLVE:.0f} s)")
 
 
-def _try_port(topology: Topology, address: tuple) -> tuple[list[str], list[str]]:
-    """Return (errors, warnings): the master can listen, or another node can connect to it."""
+def _try_port(topology: Topology, address: tuple) -> list[str]:
+    """Return a warning if the master cannot listen, or another node cannot connect to it."""
     # If a launcher started the processes, its store listens already on the port.
     port = topology.master_port if topology.level == "node" else 0
     try:
@@ -94,31 +86,8 @@ def _try_port(topology: Topology, address: tuple) -> tuple[list[str], list[str]]
             socket.create_server((address[0], port), family=family).close()
         else:
             socket.create_connection(address[:2], _REACH).close()
-    except ConnectionRefusedError:
-        return [], ["not listening yet (refused): start node 0"]
-    except TimeoutError:
-        return [], [f"no answer within {_REACH:.0f} s: not started yet, or a firewall"]
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return [], [f"port {port} is in use on this node, perhaps by another job"]
-        if topology.node_rank == 0:
-            why = os.strerror(error.errno or 0)
-            return [], [f"node 0 is the master, but {address[0]} is not one of its addresses: {why}"]
-        return [f"cannot be reached: {error.strerror}"], []
-    return [], []
-
-
-def _preset_trouble(name: str, value: str) -> str | None:
-    """Return the error if *_SOCKET_IFNAME names an interface that this node does not have, or None.
-
-    gloo expects exact names and needs all of them. NCCL expects prefixes, or exact names after "=", and needs
-    one of them; "^" excludes names.
-    """
-    there = [interface for _, interface in socket.if_nameindex()]
-    asked = value.lstrip("=").split(",")
-    if name.startswith("NCCL"):
-        same = str.__eq__ if value.startswith("=") else str.startswith
-        lacking = not value.startswith("^") and not any(same(have, ask) for have in there for ask in asked)
-    else:
-        lacking = not set(asked) <= set(there)
-    return f"{name}={value}, but the interfaces here are {', '.join(there)}" if lacking else None
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        first = f"node 0 cannot listen on port {port} of {address[0]}, its address"
+        return [f"{first if topology.node_rank == 0 else 'not started yet, or a firewall'}: {reason}"]
+    return []

@@ -8,9 +8,7 @@ import resource
 import socket
 import subprocess
 import sys
-import sysconfig
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,8 +21,7 @@ from launch import check
 from tests.conftest import ROOT, environment, finish, free_port, run, start
 
 NAMES = [
-    "accelerators", "shm", "outputs", "scratch", "limits", "master", "interface", "versions", "packages",
-    "infiniband", "presets",
+    "accelerators", "shm", "outputs", "limits", "master", "interface", "versions", "infiniband", "presets",
 ]  # fmt: skip
 NO_HOST = "bootfile-no-such-host.invalid"  # RFC 2606: never resolves
 
@@ -61,7 +58,6 @@ def test_a_plain_machine(tmp_path):
             [f"--init_method=tcp://{NO_HOST}:6666", "--rank=1", "--world_size=2"], {}, 14,
             {"master": f"{NO_HOST}:6666; .*does not resolve"},
         ),
-        ([], {"GLOO_SOCKET_IFNAME": "none0"}, 14, {"interface": "_IFNAME=none0, .* here are .*lo"}),
     ],
 )  # fmt: skip
 def test_errors_have_exit_codes_and_name_the_value(
@@ -86,19 +82,6 @@ def test_few_open_files(tmp_path):
     limit = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))}
     found = _read(run("-m", "launch", "check", "--output_dir", tmp_path, code=13, **limit).stdout)
     assert found["limits"][0] == "error" and re.match("open_files=100 .*ulimit -n 1024", found["limits"][1])
-
-
-def test_packages_that_are_not_there(tmp_path):
-    """The check names two missing packages, in a folder with links to all others."""
-    for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
-        if not re.match(r"numpy|tqdm", entry.name):
-            (tmp_path / entry.name).symlink_to(entry)
-    output = finish(
-        start("-S", "-m", "launch", "check", env=environment(PYTHONPATH=str(tmp_path))), 15
-    ).stdout
-    assert re.search("name=versions verdict=error .*torch cannot use NumPy", output)
-    for text in ("needs numpy: pip install numpy", "needs tqdm"):
-        assert re.search(f"name=packages .*{text}", output)
 
 
 def test_little_shared_memory_and_a_small_disk():
@@ -127,7 +110,7 @@ def test_a_name_server_that_is_silent():
 
 
 def _args(**given):
-    names = ("init_method", "rank", "world_size", "rank_level", "local_rank", "enable_gpu")
+    names = ("init_method", "rank", "world_size", "local_rank", "enable_gpu")
     args = argparse.Namespace(
         **dict.fromkeys(names) | {"processes_per_node": 1, "output_dir": "/tmp"} | given
     )
@@ -144,10 +127,15 @@ def _inspect(env=None, **given):
 @pytest.mark.parametrize(
     ("rank", "listening", "verdict", "text"),
     [
-        (1, False, "warning", "not listening yet (refused)"),
+        (1, False, "warning", "not started yet, or a firewall: Connection refused"),
         (1, True, "ok", "127.0.0.1:PORT is 127.0.0.1"),
         (0, False, "ok", "127.0.0.1:PORT is 127.0.0.1"),
-        (0, True, "warning", "port PORT is in use on this node"),
+        (
+            0,
+            True,
+            "warning",
+            "of 127.0.0.1, its address: Address already in use",
+        ),
     ],
 )
 def test_the_master_seen_from_both_nodes(rank, listening, verdict, text):
@@ -173,39 +161,23 @@ def test_versions_of_ascend(tmp_path):
 
 def test_masters_of_other_layouts():
     found = _inspect(init_method="tcp://198.51.100.7:6666", rank=0, world_size=2)  # RFC 5737: not in use
-    assert (
-        found["master"][0] == "warning" and "198.51.100.7 is not one of its addresses" in found["master"][1]
-    )
+    assert found["master"][0] == "warning"
+    assert "of 198.51.100.7, its address: Cannot assign requested address" in found["master"][1]
     found = _inspect(init_method=f"tcp://{NO_HOST}:6666", rank=0, world_size=1)
     assert found["master"] == ("ok", "none needed: one node")
     assert found["interface"] == ("ok", "loopback: one node")
 
 
-@pytest.mark.parametrize(
-    ("presets", "verdict"),
-    [
-        ({"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "NCCL_DEBUG": "INFO"}, "ok"),
-        ({"NCCL_SOCKET_IFNAME": "none,l"}, "ok"),
-        ({"NCCL_SOCKET_IFNAME": "^lo"}, "ok"),
-        ({"NCCL_SOCKET_IFNAME": "=l"}, "error"),
-        ({"GLOO_SOCKET_IFNAME": "lo,none0"}, "error"),
-    ],
-)
-def test_presets_are_shown_and_never_changed(presets, verdict):
-    env, before = dict(presets), dict(os.environ)
-    found = _inspect(env)
-    assert env == presets and dict(os.environ) == before
-    assert found["presets"] == ("ok", " ".join(f"{name}={env[name]}" for name in sorted(env)))
-    assert found["interface"][0] == verdict
-    for name in env.keys() - {"NCCL_DEBUG"}:
-        assert f"{name}={env[name]}" in found["interface"][1]
-    assert not torch.cuda.is_initialized()
+def test_presets_are_shown_and_never_changed():
+    env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "INFO"}
+    presets, before = dict(env), dict(os.environ)
+    assert _inspect(env)["presets"] == ("ok", "GLOO_SOCKET_IFNAME=lo NCCL_DEBUG=INFO")
+    assert env == presets and dict(os.environ) == before and not torch.cuda.is_initialized()
 
 
 def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
     args = _args(output_dir=str(tmp_path / "results"))
     topology = resolve(args, {})
     began = time.monotonic()
@@ -214,18 +186,7 @@ def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
     first, *others = capsys.readouterr().out.splitlines()
     assert re.match(rf"preflight \w+: .*torch {re.escape(torch.__version__)}, .* 0 GPUs, .*shm ", first)
     assert "presets NCCL_DEBUG=WARN" in first
-    scratch = "/cache" if os.access("/cache", os.W_OK) else tmp_path
-    assert re.search(rf"scratch \S+ GB free at {re.escape(str(scratch))},", first)
     assert first.startswith("preflight warning: " if others else "preflight ok: ")
-
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
-    node.print_findings(args, topology)
-    first, *more = capsys.readouterr().out.splitlines()
-    assert first.startswith("preflight warning: ") and len(more) == len(others) + 1
-    assert any(
-        re.match(r"check name=scratch verdict=warning .*/gone is not a writable folder", line)
-        for line in more
-    )
 
 
 def test_infiniband_ports_and_peer_memory(tmp_path):
