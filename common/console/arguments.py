@@ -94,8 +94,6 @@ class Parser(argparse.ArgumentParser):
             option = self._spelled(given)
             following = words[0] if words and not _is_option(words[0]) else None
             if not _is_option(word):
-                if word[:1] in ("\u2013", "\u2014") and not (known and _is_option(known[-1])):
-                    self.error(f"{word}: expected two hyphens (--) instead of the dash {word[0]}")
                 known.append(word)
             elif option is None:
                 known.append(_UNKNOWN)

@@ -30,7 +30,7 @@ def test_arguments_of_the_optimizer_are_a_table():
 @pytest.mark.parametrize(
     "table, named",
     [
-        ("{bettas = 1}", "bettas.*; it has .*betas"),
+        ("{bettas = 1}", "bettas"),
         ("{lr = 1}", "--lr"),
         ("{weight_decay = 1}", "--weight_decay"),
         ("{betas = [0.9]}", r"\[0.9\]"),
@@ -98,7 +98,7 @@ def test_the_rate_ends_at_the_last_one(schedule):
 
 def test_arguments_of_the_model_are_a_table():
     assert models.build("efficientnet_b0", 3, 32, "{dropout = 0.7}").classifier[0].p == 0.7
-    with pytest.raises(BadInput, match=r"--model_kwargs {dropot = 0.7}: .*dropot.*dropout"):
+    with pytest.raises(BadInput, match=r"--model_kwargs {dropot = 0.7} cannot.*'dropot'"):
         models.build("efficientnet_b0", 3, 32, "{dropot = 0.7}")
 
 

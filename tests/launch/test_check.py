@@ -1,11 +1,9 @@
 """`python -m launch check` checks a node, and a job prints the findings of its node when it starts."""
 
 import argparse
-import contextlib
 import os
 import re
 import resource
-import socket
 import subprocess
 import sys
 import time
@@ -97,18 +95,6 @@ def test_little_shared_memory_and_a_small_disk():
     assert re.search("name=outputs verdict=error 0.1 GB free at /dev/shm/results; no room", result.stdout)
 
 
-def test_a_name_server_that_is_silent():
-    """The check ends in time if the name server does not answer; getaddrinfo() would wait two minutes."""
-    script = "import runpy, socket, time; socket.getaddrinfo = lambda *_, **__: time.sleep(90)\n"
-    script += "runpy.run_module('launch', run_name='__main__', alter_sys=True)"
-    words = ("check", "--init_method=tcp://node-0.example:6666", "--rank=1", "--world_size=2")
-    began = time.monotonic()
-    output = run("-c", script, *words, code=14, fresh=True).stdout
-    assert "name=master verdict=error node-0.example:6666; the master's host name does not resolve" in output
-    assert "no answer within 3 s" in output
-    assert time.monotonic() - began < 80, "the waiting thread must not delay the end of the process"
-
-
 def _args(**given):
     names = ("init_method", "rank", "world_size", "local_rank", "enable_gpu")
     args = argparse.Namespace(
@@ -124,28 +110,14 @@ def _inspect(env=None, **given):
     return {finding.name: (finding.verdict, finding.text) for finding in findings}
 
 
-@pytest.mark.parametrize(
-    ("rank", "listening", "verdict", "text"),
-    [
-        (1, False, "warning", "not started yet, or a firewall: Connection refused"),
-        (1, True, "ok", "127.0.0.1:PORT is 127.0.0.1"),
-        (0, False, "ok", "127.0.0.1:PORT is 127.0.0.1"),
-        (
-            0,
-            True,
-            "warning",
-            "of 127.0.0.1, its address: Address already in use",
-        ),
-    ],
-)
-def test_the_master_seen_from_both_nodes(rank, listening, verdict, text):
-    port = free_port()
-    listener = socket.create_server(("127.0.0.1", port)) if listening else contextlib.nullcontext()
-    with listener:
-        found = _inspect(init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    assert found["master"][0] == verdict and text.replace("PORT", str(port)) in found["master"][1]
+def test_masters_of_other_layouts():
+    found = _inspect(init_method="tcp://127.0.0.1:6666", rank=1, world_size=2)
+    assert found["master"] == ("ok", "127.0.0.1:6666 is 127.0.0.1")
     assert found["interface"][0] == "warning", "two nodes can use loopback only on one machine"
     assert found["interface"][1].startswith("lo with 127.0.0.1; 2 nodes, but 127.0.0.1")
+    found = _inspect(init_method=f"tcp://{NO_HOST}:6666", rank=0, world_size=1)
+    assert found["master"] == ("ok", "none needed: one node")
+    assert found["interface"] == ("ok", "loopback: one node")
 
 
 def test_versions_of_ascend(tmp_path):
@@ -157,15 +129,6 @@ def test_versions_of_ascend(tmp_path):
     install = "package_name=Ascend-cann-toolkit\nversion=8.0.RC2\ninnerversion=V100R001C18\n"
     (toolkit / "ascend_toolkit_install.info").write_text(install)
     assert node._ascend(str(tmp_path)) == ", NPU driver 24.1.rc2, CANN 8.0.RC2"
-
-
-def test_masters_of_other_layouts():
-    found = _inspect(init_method="tcp://198.51.100.7:6666", rank=0, world_size=2)  # RFC 5737: not in use
-    assert found["master"][0] == "warning"
-    assert "of 198.51.100.7, its address: Cannot assign requested address" in found["master"][1]
-    found = _inspect(init_method=f"tcp://{NO_HOST}:6666", rank=0, world_size=1)
-    assert found["master"] == ("ok", "none needed: one node")
-    assert found["interface"] == ("ok", "loopback: one node")
 
 
 def test_presets_are_shown_and_never_changed():

@@ -239,14 +239,6 @@ def test_validation_gives_back_what_it_took(folder, cache):
         ({"backend": "fast"}, "data_backend fast"),
         ({"val_batch_size": 0}, "val_batch_size 0"),
         ({"backend": "threads", "use_dali": True}, "use_dali=True and backend='threads' contradict"),
-        (
-            {"workers": True},
-            "workers True is not a number above 0; the positional arguments are data_dir, batch",
-        ),
-        (
-            {"use_dali": 256},
-            "use_dali 256 is not True or False; the positional arguments are data_dir, batch",
-        ),
         pytest.param(
             {"use_dali": True, "dali_cpu": False},
             "dali-gpu: it needs a GPU",
