@@ -3,14 +3,12 @@
 import gzip
 import json
 import os
-import shutil
 import types
 import warnings
 
 import pytest
 import torch
 
-from common.ground.exits import BadInput
 from tests.conftest import run
 from tests.gpu import __main__, checks, figures, report, watch
 from tests.gpu.lab import Setting, Stage, longest, run_stages
@@ -85,16 +83,6 @@ def test_all_stages_fit_eight_minutes_and_those_of_correctness_are_first():
     stages = [*checks.STAGES, *figures.STAGES]
     assert longest(stages) <= 60 * __main__._MINUTES
     assert [stage.is_check for stage in stages] == [True] * len(checks.STAGES) + [False] * len(figures.STAGES)
-
-
-def test_a_small_dev_shm_is_not_used(monkeypatch, tmp_path):
-    """Docker gives containers 64 MB of it."""
-    free = {__main__._MEMORY: 64e6, str(tmp_path): 9e9}
-    monkeypatch.setattr(shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=free[folder]))
-    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    assert __main__.find_scratch(8e9) == str(tmp_path)
-    with pytest.raises(BadInput, match="TMPDIR"):
-        __main__.find_scratch(10e9)
 
 
 def _event(name, start, end, **more):

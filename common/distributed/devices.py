@@ -76,11 +76,9 @@ def count_gpus(args: argparse.Namespace) -> int:
 
 
 def identify_gpu() -> str:
-    """Return a name of the current GPU: its UUID, or, before torch 2.4, the host and its entry in
-    CUDA_VISIBLE_DEVICES. Processes with the same name may share a GPU."""
+    """Return a name of the current GPU: its UUID, or, before torch 2.4, the host and its number. Processes
+    with the same name may share a GPU."""
     module = accelerator.of(accelerator.kind())
     index = module.current_device()
     uuid = getattr(module.get_device_properties(index), "uuid", None)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    place = visible[index] if index < len(visible) and visible[index] else str(index)
-    return str(uuid or f"{socket.gethostname()} {place.strip()}")
+    return str(uuid or f"{socket.gethostname()} {index}")

@@ -44,6 +44,13 @@ class Topology:
     level: str
     source: str
 
+    def __post_init__(self) -> None:
+        if self.processes_per_node > _MOST_PER_NODE or self.world_size > _MOST_PROCESSES:
+            raise BadInput(
+                f"{self.nodes} nodes x {self.processes_per_node} processes are too many: at most "
+                f"{_MOST_PER_NODE} on a node and {_MOST_PROCESSES} in all"
+            )
+
     @property
     def world_size(self) -> int:
         return self.nodes * self.processes_per_node
@@ -68,22 +75,6 @@ class Topology:
 
 
 def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> Topology:
-    """Return the topology that _resolve() finds. Raises BadInput, also for too many processes.
-
-    gpus: the processes of a node, if it is not 0 and the job has processes_per_node without a value.
-    """
-    if gpus and is_distributed(args) and args.processes_per_node is None:
-        args = argparse.Namespace(**vars(args) | {"processes_per_node": gpus})
-    topology = _resolve(args, env)
-    if topology.processes_per_node > _MOST_PER_NODE or topology.world_size > _MOST_PROCESSES:
-        raise BadInput(
-            f"{topology.nodes} nodes x {topology.processes_per_node} processes are too many: at most "
-            f"{_MOST_PER_NODE} on a node and {_MOST_PROCESSES} in all"
-        )
-    return topology
-
-
-def _resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
     """Return the topology from the first of these sources that is present:
 
     1. A launcher of processes, which sets LOCAL_RANK: torchrun, torch.distributed.launch, Azure ML, or a job
@@ -101,8 +92,11 @@ def _resolve(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
         rank, world_size: see 2.
         processes_per_node: the processes that a node starts. None: the number of the platform, else 1. A job
             without this argument starts none.
-    Raises BadInput with the values, also if 2 contradicts 3 or 4.
+    gpus: the processes of a node, if it is not 0 and processes_per_node is None.
+    Raises BadInput with the values, also if 2 contradicts 3 or 4, and for too many processes.
     """
+    if gpus and is_distributed(args) and args.processes_per_node is None:
+        args = argparse.Namespace(**vars(args) | {"processes_per_node": gpus})
     if "LOCAL_RANK" in env or "TORCHELASTIC_RUN_ID" in env:
         return _from_launcher(args, env)
     claim, address = platforms.detect(env), _address(args)

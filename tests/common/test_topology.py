@@ -410,6 +410,8 @@ NODE_ARGUMENTS = dict(init_method="tcp://h:6666", rank=0, world_size=2)
         (dict(init_method="tcp://h:0"), "h:0 is not tcp://host:port with a port in 1..65535"),
         (dict(init_method="tcp://h"), "tcp://h is not tcp://host:port"),
         (dict(init_method="[fd00::7:6666"), "[fd00::7:6666 is not tcp://host:port"),
+        (dict(world_size=10**20), "processes are too many"),
+        (dict(processes_per_node=10**6), "processes are too many"),
     ],
 )
 def test_arguments_that_are_wrong_by_themselves(args, message):
@@ -426,6 +428,8 @@ def test_arguments_that_are_wrong_by_themselves(args, message):
         ({}, "MA_NUM_HOSTS=4 VC_TASK_INDEX=0", {}, "VC_TASK_INDEX=0, but no variable names the first node"),
         ({}, "MA_NUM_HOSTS=4", {}, "MA_NUM_HOSTS=4, but VC_TASK_INDEX is not set"),
         ({}, "MA_NUM_HOSTS=four", {}, "MA_NUM_HOSTS=four is not a whole number"),
+        ({}, f"MA_NUM_HOSTS={'9' * 5000}", {}, "is not a whole number"),
+        ({}, "MA_NUM_HOSTS=1_0", {}, "MA_NUM_HOSTS=1_0 is not a whole number"),
         ({}, "MA_NUM_HOSTS=0", {}, "MA_NUM_HOSTS=0 VC_TASK_INDEX (one node): rank 0 is not in 0..-1"),
         (MODELARTS, "MASTER_PORT=65536", {}, "MASTER_PORT=65536 is not a port in 1..65535"),
         (PAI, "RANK=3", {}, "WORLD_SIZE=3 RANK=3: rank 3 is not in 0..2"),

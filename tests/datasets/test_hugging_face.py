@@ -1,6 +1,5 @@
 """Hugging Face's `datasets` can be used next to our package of the same name."""
 
-import importlib.util
 import re
 from importlib import metadata
 
@@ -138,28 +137,6 @@ if __name__ == "__main__":
     main()
 """)
     assert "batches 3\n" in run(program, env=ENVIRONMENT, fresh=True).stdout
-
-
-@installed
-@pytest.mark.skipif(not importlib.util.find_spec("transformers"), reason="transformers is not installed")
-@pytest.mark.skipif(not importlib.util.find_spec("accelerate"), reason="accelerate is not installed")
-def test_the_trainer_of_transformers_takes_its_data_sets(tmp_path):
-    code = f"""
-import torch, transformers, datasets
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = torch.nn.Linear(2, 3)
-    def forward(self, x, labels):
-        logits = self.head(x)
-        return {{"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}}
-rows = {{"x": [[n, n + 0.5] for n in range(8)], "labels": [0, 1, 2, 0, 1, 2, 0, 1], "unused": ["a"] * 8}}
-options = {{"max_steps": 2, "per_device_train_batch_size": 4, "report_to": []}}
-arguments = transformers.TrainingArguments({str(tmp_path)!r}, **options)
-trainer = transformers.Trainer(Model(), arguments, train_dataset=datasets.Dataset.from_dict(rows))
-print("steps", trainer.train().global_step)
-"""
-    assert "steps 2\n" in run("-c", code, env=ENVIRONMENT, fresh=True).stdout
 
 
 @installed
