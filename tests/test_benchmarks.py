@@ -8,8 +8,6 @@ import torch
 
 from datasets.folders import random_folder
 from datasets.loaders import backends
-from datasets.memory import cifar10
-from tests.benchmarks import generated
 from tests.conftest import environment, run
 
 TRAIN = ("-m", "tests.benchmarks.train", "--rounds=1", "--report_every=1", "--batch_size=8", "--timeout=100")
@@ -59,12 +57,6 @@ def test_backends_of_imagenet(folder, tmp_path):
     assert [row["name"] for row in rows] == names and rows[0]["ratio"] == [1]
     for row in rows:
         assert row["images_per_s"][0] > 0 and 0 <= row["waiting"] < 1 and row["start_s"] > 0
-
-
-def test_generated_images_of_cifar_10_are_read(tmp_path):
-    train, test = cifar10.load(generated.cifar_folder(str(tmp_path), 10), custom_data=False)
-    assert (len(train), len(test)) == (100, 20)
-    assert train.labels.bincount().tolist() == [10] * 10
 
 
 def test_a_batch_size_needs_a_gpu():

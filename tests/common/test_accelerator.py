@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from launch.profiles import make_rank_table
-from tests.conftest import QUICK, ROOT, environment, finish, free_port, refused, run, start
+from tests.conftest import QUICK, ROOT, environment, finish, free_port, refused, start
 from tests.support import python_device
 
 # A stand-in for Huawei's package: it gives torch the device npu and the backend hccl when it is imported.
@@ -24,20 +24,6 @@ def _packages(tmp_path, text):
     (tmp_path / "torch_npu").mkdir()
     (tmp_path / "torch_npu" / "__init__.py").write_text(text)
     return environment(PYTHONPATH=str(tmp_path))
-
-
-@needs_device
-def test_an_npu_is_chosen_as_a_gpu_is(tmp_path):
-    found = run(
-        "-c",
-        "import torch; from common.ground import accelerator\n"
-        "device = torch.device(accelerator.kind(), 0)\n"
-        "print(device, accelerator.count(), accelerator.backend())\n"
-        "print(accelerator.has_float64(device), accelerator.has_streams(device))\n",
-        env=_packages(tmp_path, TORCH_NPU),
-        fresh=True,
-    )
-    assert found.stdout == "npu:0 1 hccl\nTrue False\n"
 
 
 @needs_device
