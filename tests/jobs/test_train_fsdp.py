@@ -57,7 +57,7 @@ def test_a_state_moves_between_jobs_and_1_2_and_4_processes_without_a_changed_bi
         assert digest.summarize(6, {"model": weights})["parts"].items() <= expected["parts"].items()
 
 
-@pytest.mark.parametrize("ranks, by, change", [(1, 9, ADAMW), (2, 15, ADAMW), (2, 9, ()), (4, 9, ())])
+@pytest.mark.parametrize("ranks, by, change", [(1, 9, ADAMW), (2, 15, ADAMW), (2, 9, ())])
 def test_a_restart_on_the_same_processes_is_bit_equal(ranks, by, change, tmp_path, monkeypatch):
     monkeypatch.setenv("KILL_BY", str(by))
     job = changed("train_fsdp.py", tmp_path / "job.py", KILLED, *[change] * bool(change))
