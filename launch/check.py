@@ -10,7 +10,7 @@ bandwidth is 2 (n - 1) / n x bytes / seconds for n processes, as in NCCL's tests
 of a link.
 
 The exit code is that of the first error: 0 no error, 2 bad arguments, 4 or 5 the processes did not connect or
-lost contact, 10 accelerators, 11 shared memory, 12 disks, 13 limits, 14 network, 15 versions and packages.
+lost contact, 10 accelerators, 11 shared memory, 12 disks, 13 limits, 14 network, 15 versions.
 """
 
 import argparse

@@ -207,11 +207,6 @@ def test_the_diff_of_the_readme(name):
     assert read_blocks(TEXT[name], "diff") == [diff(variant, base) + "\n"]
 
 
-def test_the_translation_has_the_same_commands():
-    assert find_commands(READMES[0]) == find_commands(READMES[1])
-    assert TEXT[READMES[0]].count("\n## ") == TEXT[READMES[1]].count("\n## ")
-
-
 # Figures, lengths, sentences
 
 

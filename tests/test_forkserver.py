@@ -2,7 +2,6 @@
 
 import signal
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sklearn.datasets  # noqa: F401  # as other tests do: it sets environment variables
@@ -79,14 +78,6 @@ def test_a_signal_ends_it_while_its_lines_are_read(number):
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)
     assert output.startswith("error\n") and errors is None and process.returncode == -number
-
-
-def test_several_threads_may_wait_for_it():
-    for _ in range(5):
-        process = start("-c", "import sys, time; time.sleep(0.1); sys.exit(7)")
-        with ThreadPoolExecutor(16) as pool:
-            assert list(pool.map(process.wait, [60.0] * 16)) == [7] * 16
-        finish(process, code=7)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import argparse
 import collections
 import functools
-import inspect
 import re
 import types
 from collections.abc import Callable, Iterator
@@ -120,12 +119,7 @@ def build(name: str, classes: int, image_size: int, kwargs: str = NO_KWARGS) -> 
         model = make(**values)
     except Exception as error:  # the values have any type, so the class may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        if not values and isinstance(error, RuntimeError | AssertionError | ValueError):
-            raise BadInput(f"{cannot}: {reason}") from error
-        if not values:
-            raise
-        known = ", ".join(inspect.signature(type(build(name, classes, image_size))).parameters)
-        raise BadInput(f"--model_kwargs {kwargs}: {reason}; {name} has the arguments {known}") from error
+        raise BadInput(f"{cannot}: {reason}") from error
     _try(model.eval(), image_size, cannot, classes)
     return model.train()
 

@@ -21,6 +21,7 @@ _UNKNOWN = "--?"  # replaces an unknown option while argparse parses the others
 REMOVED = {  # former options
     "stage": "removed: data at a URL are always copied to the node",
     "scan": "removed: every file is read once, and the index is kept in --cache_dir",
+    "rank_level": "removed: --rank counts nodes; to start each process yourself, use torchrun",
 }
 _OTHER_NAMES = {"learning_rate": "lr", "bs": "batch_size", "wd": "weight_decay"}  # difflib misses these
 NAMELESS = "(a value without an option)"
@@ -94,8 +95,6 @@ class Parser(argparse.ArgumentParser):
             option = self._spelled(given)
             following = words[0] if words and not _is_option(words[0]) else None
             if not _is_option(word):
-                if word[:1] in ("\u2013", "\u2014") and not (known and _is_option(known[-1])):
-                    self.error(f"{word}: expected two hyphens (--) instead of the dash {word[0]}")
                 known.append(word)
             elif option is None:
                 known.append(_UNKNOWN)

@@ -56,13 +56,11 @@ def gather(
     world_size: int,
     limit: float,
     silence: float | None = None,
-    processes_per_node: int | None = None,
 ) -> None:
     """Do what wait_for_all() does, before a process group exists.
 
     limit: seconds to wait for all.
     silence: seconds without a heartbeat after which a rank is lost; None: forever.
-    processes_per_node: if it is given, the error names the nodes of missing ranks too.
     """
     if error:
         _report(store, name, error.code, f"{error} (rank {rank} on {socket.gethostname()})")
@@ -82,9 +80,6 @@ def gather(
             missing = [each for each in range(world_size) if not store.add(f"{name}/here/{each}", 0)]
             text = f"{absent} of {world_size} processes did not arrive {doing}".rstrip()
             text += f" within {limit:.0f} s: ranks {missing[:_SHOWN]}"
-            if processes_per_node:
-                nodes = sorted({each // processes_per_node for each in missing})
-                text += f" of nodes {nodes[:_SHOWN]}"
             _report(store, name, NO_RENDEZVOUS, text)
         time.sleep(_POLL)
     _raise_error(store, name, rank, world_size)

@@ -37,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--world_size", type=int, help="number of nodes")
     add("--local-rank", "--local_rank", type=int, help="set by torch.distributed.launch")
     add("--processes_per_node", type=positive_int, help="processes of this node (default: the GPUs, else 1)")
-    add("--rank_level", choices=["node", "process"], help="what the variable RANK counts, if it is ambiguous")
     add("--timeout", type=positive_float, default=300, metavar="SECONDS", help="longest wait (default: 300)")
 
 

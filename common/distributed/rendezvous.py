@@ -53,8 +53,7 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
     try:
         with _watchdog(bound, f"the store at {_address(topology)} stopped answering"):
             error, rest = _claim(store, topology, backend), deadline - time.monotonic()
-            size, per_node = topology.world_size, topology.processes_per_node
-            barrier.gather(store, "start", "", error, topology.rank, size, rest, processes_per_node=per_node)
+            barrier.gather(store, "start", "", error, topology.rank, topology.world_size, rest)
     except RuntimeError as error:
         raise NoRendezvous(
             f"rank {topology.rank}: the store at {_address(topology)} closed while waiting for the other "

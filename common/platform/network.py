@@ -1,17 +1,12 @@
-"""Find the network interface that reaches other nodes, and check that this node reaches the master."""
+"""Find the network interface that reaches other nodes."""
 
-import errno
 import ipaddress
-import os
 import socket
-import threading
-from collections.abc import Mapping
 
 from common.ground.exits import import_optional
 from common.platform.topology import Topology
 
 OUTSIDE = "192.0.2.1"  # an address for documentation (RFC 5737): its route leads to other machines
-_RESOLVE, _REACH = 3.0, 1.0  # seconds for the name of the master, and for a connection to it
 _Facts = tuple[str, list[str], list[str]]  # facts, errors, warnings
 
 
@@ -40,85 +35,23 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def check(env: Mapping[str, str], topology: Topology) -> tuple[_Facts, _Facts]:
-    """Return the findings `master` and `interface`: the route to the master, and this node's interface to it,
-    within about four seconds.
-
-    env: the environment. topology: the place of this process in the job.
-    """
-    presets = {name: env[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if name in env}
-    shown = "".join(f", {name}={value}" for name, value in presets.items())
-    errors = [trouble for name, value in presets.items() if (trouble := _preset_trouble(name, value))]
-    if not topology.master_host or (topology.nodes == 1 and topology.level == "node"):  # it uses loopback
-        return ("none needed: one node", [], []), (f"loopback: one node{shown}", errors, [])
-    where = f"{topology.master_host}:{topology.master_port}"
-    address, why = _resolve(topology.master_host, topology.master_port)
-    if address is None:
-        unknown = where, [f"the master's host name {why}"], []
-        return unknown, (f"not known without the address of the master{shown}", errors, [])
-    master_findings = f"{where} is {address[0]}", *_try_port(topology, address)
+def check(topology: Topology) -> tuple[_Facts, _Facts]:
+    """Return the findings `master` and `interface`: the address of the master, and this node's interface to
+    it. topology: the place of this process in the job."""
+    host, port = topology.master_host, topology.master_port
+    if not host or (topology.nodes == 1 and topology.level == "node"):  # it uses loopback
+        return ("none needed: one node", [], []), ("loopback: one node", [], [])
     try:
-        name, local = interface_to(*address[:2])
-    except OSError as error:
-        return master_findings, (f"none{shown}", [*errors, f"no route to {address[0]}: {error.strerror}"], [])
-    warnings = []
-    if topology.nodes > 1 and is_loopback(local):
-        warnings.append(f"{topology.nodes} nodes, but {address[0]} is an address within one machine")
-    return master_findings, (f"{name} with {local}{shown}", errors, warnings)
-
-
-def _resolve(host: str, port: int | None) -> tuple[tuple | None, str]:
-    """Return (first socket address, ""), or (None, reason). A name server that does not answer would block
-    for minutes, so a thread asks it."""
-    answers: list[tuple[tuple | None, str]] = []
-
-    def ask() -> None:
-        try:
-            answers.append((socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4], ""))
-        except (OSError, UnicodeError) as error:
-            answers.append((None, f"does not resolve ({getattr(error, 'strerror', None) or error})"))
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(_RESOLVE)
-    return answers[0] if answers else (None, f"does not resolve (no answer within {_RESOLVE:.0f} s)")
-
-
-def _try_port(topology: Topology, address: tuple) -> tuple[list[str], list[str]]:
-    """Return (errors, warnings): the master can listen, or another node can connect to it."""
-    # If a launcher started the processes, its store listens already on the port.
-    port = topology.master_port if topology.level == "node" else 0
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        unknown = f"{host}:{port}", [f"the master's host name does not resolve ({reason})"], []
+        return unknown, ("not known without the address of the master", [], [])
+    master = f"{host}:{port} is {address[0]}", [], []
     try:
-        if topology.node_rank == 0:
-            family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-            socket.create_server((address[0], port), family=family).close()
-        else:
-            socket.create_connection(address[:2], _REACH).close()
-    except ConnectionRefusedError:
-        return [], ["not listening yet (refused): start node 0"]
-    except TimeoutError:
-        return [], [f"no answer within {_REACH:.0f} s: not started yet, or a firewall"]
+        name, local = interface_to(str(address[0]), port or 1)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return [], [f"port {port} is in use on this node, perhaps by another job"]
-        if topology.node_rank == 0:
-            why = os.strerror(error.errno or 0)
-            return [], [f"node 0 is the master, but {address[0]} is not one of its addresses: {why}"]
-        return [f"cannot be reached: {error.strerror}"], []
-    return [], []
-
-
-def _preset_trouble(name: str, value: str) -> str | None:
-    """Return the error if *_SOCKET_IFNAME names an interface that this node does not have, or None.
-
-    gloo expects exact names and needs all of them. NCCL expects prefixes, or exact names after "=", and needs
-    one of them; "^" excludes names.
-    """
-    there = [interface for _, interface in socket.if_nameindex()]
-    asked = value.lstrip("=").split(",")
-    if name.startswith("NCCL"):
-        same = str.__eq__ if value.startswith("=") else str.startswith
-        lacking = not value.startswith("^") and not any(same(have, ask) for have in there for ask in asked)
-    else:
-        lacking = not set(asked) <= set(there)
-    return f"{name}={value}, but the interfaces here are {', '.join(there)}" if lacking else None
+        return master, ("none", [f"no route to {address[0]}: {error.strerror}"], [])
+    is_alone = topology.nodes > 1 and is_loopback(local)
+    warnings = [f"{topology.nodes} nodes, but {address[0]} is an address within one machine"] * is_alone
+    return master, (f"{name} with {local}", [], warnings)

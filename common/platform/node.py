@@ -4,10 +4,10 @@ code  names              an error is
 0                        (none; warnings do not stop a job)
 10    accelerators       fewer GPUs than the platform promised, or none although --enable_gpu=true
 11    shm                no /dev/shm on Linux, or one that is full or cannot be written
-12    outputs, scratch   a folder that is not writable, or has no room for two checkpoints
+12    outputs            a folder that is not writable, or has no room for two checkpoints
 13    limits             too few open files or processes to train
-14    master, interface  a master that does not resolve or has no route, a preset interface that is missing
-15    versions, packages a torch that is too old or does not fit NumPy, a missing package that every job needs
+14    master, interface  a master that does not resolve or has no route
+15    versions           a torch that is too old or does not fit NumPy
 
 If several subjects have errors, the first in this order gives the code. The check changes nothing: NCCL_* and
 GLOO_* variables are only shown, under `presets`.
@@ -15,7 +15,6 @@ GLOO_* variables are only shown, under `presets`.
 
 import argparse
 import contextlib
-import importlib.metadata
 import os
 import platform
 import re
@@ -36,11 +35,9 @@ from common.platform.topology import Topology, is_distributed, promised_gpus
 _SHM = 1e9  # bytes that platforms guarantee; DataLoader workers pass their batches through /dev/shm
 _NO_ROOM = 0.3e9  # bytes: two checkpoints of 134 MB, because the old one is kept while the new one is written
 _LITTLE_ROOM = 5e9  # bytes
-_NEEDED = ("numpy", "tqdm")  # imported by every job
-_PORTS = "sys/class/infiniband"
 _CODES = {
-    "accelerators": 10, "shm": 11, "outputs": 12, "scratch": 12, "limits": 13, "master": 14, "interface": 14,
-    "versions": 15, "packages": 15,
+    "accelerators": 10, "shm": 11, "outputs": 12, "limits": 13, "master": 14, "interface": 14,
+    "versions": 15,
 }  # fmt: skip
 
 
@@ -76,10 +73,10 @@ def inspect(
     args: output_dir (a path) and enable_gpu (None: a GPU is used if there is one). CUDA is not initialised,
     and nothing is left on the disk. probe: returns the folder of output_dir, or raises BadInput.
     """
-    findings = [_accelerators(args, env, topology), *_resources(args.output_dir, probe, env, topology)]
-    way, interface = network.check(env, topology)
-    findings += [judge("master", *way), judge("interface", *interface)]
-    return [*findings, _versions(_driver()), _packages(), infiniband(topology), _presets(env)]
+    findings = [_accelerators(args, env, topology), _shm(), _outputs(args.output_dir, probe)]
+    way, interface = network.check(topology)
+    findings += [_limits(), judge("master", *way), judge("interface", *interface)]
+    return [*findings, _versions(_driver()), infiniband(topology), _presets(env)]
 
 
 def print_findings(args: argparse.Namespace, topology: Topology) -> None:
@@ -90,19 +87,14 @@ def print_findings(args: argparse.Namespace, topology: Topology) -> None:
     """
     accelerators = _accelerators(args, os.environ, topology)
     versions, presets = _versions(_driver()), _presets(os.environ)
-    findings = [accelerators, *_resources(args.output.folder, str, os.environ, topology), versions, presets]
+    folders = [_shm(), _outputs(args.output.folder, str)]
+    findings = [accelerators, *folders, _limits(), versions, presets]
     troubles = [finding for finding in findings if finding.verdict != "ok"]
     facts = [versions.text, accelerators.text]
-    facts += [f"{finding.name} {finding.text}" for finding in findings[1:4] if finding.verdict == "ok"]
+    facts += [f"{finding.name} {finding.text}" for finding in folders if finding.verdict == "ok"]
     facts += [f"presets {presets.text}"]
     for line in (f"preflight {worst(findings)}: {', '.join(facts)}", *map(str, troubles)):
         print_line(line)
-
-
-def _resources(
-    path: str, probe: Callable[[str], str], env: Mapping[str, str], topology: Topology
-) -> list[Finding]:
-    return [_shm(), _outputs(path, probe), _scratch(env), _limits(topology)]
 
 
 def worst(findings: list[Finding]) -> str:
@@ -141,7 +133,7 @@ def _shm() -> Finding:
     path = "/dev/shm"
     if sys.platform != "linux":
         return judge("shm", f"no {path} on {sys.platform}", [], [])
-    if not _writable(path):
+    if not os.access(path, os.W_OK | os.X_OK):
         return judge("shm", "", [f"{path} is not a writable folder"], [])
     size, _, free = shutil.disk_usage(path)
     errors = [f"{path} is full"] if free < 1e6 else []
@@ -152,39 +144,23 @@ def _shm() -> Finding:
 
 def _outputs(path: str, probe: Callable[[str], str]) -> Finding:
     try:
-        path = probe(path)
+        folder = path = probe(path)
     except BadInput as error:
         return judge("outputs", "", [str(error)], [])
-    return _room("outputs", path, [])
-
-
-def _scratch(env: Mapping[str, str]) -> Finding:
-    """Check the folder where a platform mounts fast scratch, else the folder for temporary files."""
-    named = env.get("TMPDIR")
-    lost = f"TMPDIR={named} is not a writable folder"
-    warnings = [lost] if named and not _writable(named) else []
-    for path in filter(None, ("/cache", named, "/tmp")):
-        if _writable(path):
-            return _room("scratch", path, warnings)
-    return judge("scratch", "", ["neither /cache nor TMPDIR nor /tmp can be written"], warnings)
-
-
-def _room(name: str, path: str, warnings: list[str]) -> Finding:
-    folder = os.path.abspath(path)
     while not os.path.exists(folder):
-        folder = os.path.dirname(folder)
+        folder = os.path.dirname(os.path.abspath(folder))
     space = os.statvfs(folder)
     free, files = space.f_bavail * space.f_frsize, space.f_favail
     errors = [f"no room for two checkpoints ({_gb(_NO_ROOM)})"] if free < _NO_ROOM else []
     if space.f_files and files < 100:  # f_files is 0 on file systems that do not count files
         errors.append(f"room for only {files} new files")
     little = [f"below {_gb(_LITTLE_ROOM)}"] if free < _LITTLE_ROOM and not errors else []
-    return judge(name, f"{_gb(free)} free at {path}", errors, [*little, *warnings])
+    return judge("outputs", f"{_gb(free)} free at {path}", errors, little)
 
 
-def _limits(topology: Topology) -> Finding:
+def _limits() -> Finding:
     """Check the soft limits, which the kernel enforces."""
-    kinds = {"open_files": "NOFILE", "processes": "NPROC", "locked_memory": "MEMLOCK"}
+    kinds = {"open_files": "NOFILE", "processes": "NPROC"}
     soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{kind}"))[0] for name, kind in kinds.items()}
     unlimited = resource.RLIM_INFINITY
     shown = [f"{name}={'unlimited' if value == unlimited else value}" for name, value in soft.items()]
@@ -194,9 +170,6 @@ def _limits(topology: Topology) -> Finding:
         if soft[name] != unlimited and soft[name] < 1024:
             few = f"low limit of {name.replace('_', ' ')}: set ulimit {option} 1024 or more"
             (errors if soft[name] < 128 else warnings).append(few)
-    has_infiniband = os.path.isdir(f"/{_PORTS}")
-    if topology.nodes > 1 and soft["locked_memory"] != unlimited and has_infiniband:
-        warnings.append("NCCL over InfiniBand registers memory: set ulimit -l unlimited")
     return judge("limits", " ".join(shown), errors, warnings)
 
 
@@ -221,16 +194,6 @@ def _versions(driver: str | None) -> Finding:
     return judge("versions", facts, errors, warnings)
 
 
-def _packages() -> Finding:
-    facts, errors = [], []
-    for name in _NEEDED:
-        try:
-            facts.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            errors.append(f"every job needs {name}: pip install {name}")
-    return judge("packages", ", ".join(facts), errors, [])
-
-
 def infiniband(topology: Topology, root: str = "/") -> Finding:
     """Return the finding `infiniband`: its ports with state, link layer and rate, and whether the driver's
     module for peer memory is loaded (NCCL reads GPU memory over the network with it, or with DMA-BUF).
@@ -238,7 +201,7 @@ def infiniband(topology: Topology, root: str = "/") -> Finding:
     root: the folder that has sys and proc. A warning if the job has several nodes and no port is active.
     """
     ports = []
-    for port in sorted(Path(root, _PORTS).glob("*/ports/*")):
+    for port in sorted(Path(root, "sys/class/infiniband").glob("*/ports/*")):
         facts = [f"{port.parts[-3]}/{port.name}"]
         for name in ("state", "link_layer", "rate"):  # "4: ACTIVE", "InfiniBand", "400 Gb/sec (4X NDR)"
             with contextlib.suppress(OSError):
@@ -277,10 +240,6 @@ def _ascend(root: str = "/usr/local/Ascend") -> str:
             match = re.search(r"(?im)^version=(\S+)", path.read_text(encoding="utf-8", errors="replace"))
             facts += f", {name} {match[1]}" if match else ""
     return facts
-
-
-def _writable(path: str) -> bool:
-    return os.path.isdir(path) and os.access(path, os.W_OK | os.X_OK)
 
 
 def _gb(count: float) -> str:

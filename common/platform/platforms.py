@@ -1,7 +1,7 @@
 """Read the nodes of a job from a platform's environment: a table of platforms, the most specific first.
 
 This module imports no torch. Several platforms use the names RANK and WORLD_SIZE with different meanings. The
-other variables of the platform decide; if none does, the level of the claim is None.
+other variables of the platform decide; if there are none, they count nodes.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ INJECTED = frozenset({"init_method", "rank", "world_size", "local_rank", "node_r
 
 STARTED_BY = "BOOTFILE_STARTED_BY"  # process id of the parent; set by a job that starts its own processes
 
-_AMBIGUOUS = "environment"  # the source of a claim from RANK and WORLD_SIZE only
+_PLAIN = "environment"  # the source of a claim from RANK and WORLD_SIZE only
 
 # torch's default, used if the platform gives a host but no port, and MASTER_PORT is not set.
 _PORT = 29500
@@ -32,10 +32,8 @@ class Claim:
     """The place of this process in the job, as one platform gives it.
 
     source: the name of the platform.
-    level: whether the platform starts one process per "node" or per "process" (rank). None if its variables
-        do not tell; then node_rank and nodes are the values of RANK and WORLD_SIZE.
     node_rank, nodes: the index of this node, and the number of nodes.
-    said_rank, said_nodes: the variables with their values, for messages.
+    said: the variables with their values, for messages.
     host, port: the address of the first node.
     processes: the number per node, None if it is not given. If local_rank is set, the platform has started
         them; otherwise the node must start them.
@@ -43,20 +41,13 @@ class Claim:
     """
 
     source: str
-    level: str | None
     node_rank: int
     nodes: int
-    said_rank: str
-    said_nodes: str
+    said: str
     host: str | None
     port: int | None
     processes: int | None = None
     local_rank: int | None = None
-
-    @property
-    def started(self) -> int:
-        """Return the number of processes that the platform started on each node."""
-        return 1 if self.local_rank is None else self.processes or 1
 
 
 def detect(env: Mapping[str, str]) -> Claim | None:
@@ -67,10 +58,8 @@ def detect(env: Mapping[str, str]) -> Claim | None:
     for read in _PLATFORMS:
         claim = read(env)
         if claim:
-            if claim.nodes < 1:
-                raise BadInput(f"{claim.said_nodes} is not at least 1")
             if not 0 <= claim.node_rank < claim.nodes:
-                raise BadInput(f"{claim.said_rank} is not in 0..{claim.nodes - 1}: {claim.said_nodes}")
+                raise BadInput(f"{claim.said}: rank {claim.node_rank} is not in 0..{claim.nodes - 1}")
             return claim
     return None
 
@@ -82,7 +71,7 @@ def recognised(env: Mapping[str, str]) -> bool:
         claim = detect(env)
     except BadInput:  # its variables contradict each other
         return True
-    return (claim is not None and claim.source != _AMBIGUOUS) or "AZUREML_NODE_COUNT" in env
+    return (claim is not None and claim.source != _PLAIN) or "AZUREML_NODE_COUNT" in env
 
 
 def is_first_on_node() -> bool:
@@ -151,7 +140,6 @@ class _Platform:
     hosts: the variable with the host names of all nodes, separated by commas or white space.
     master, port: the variables of the address of the first node, before MASTER_ADDR and MASTER_PORT.
     processes: the variable of the number of processes per node.
-    level: see Claim.
     """
 
     source: str
@@ -162,30 +150,32 @@ class _Platform:
     master: str = ""
     port: str = "MASTER_PORT"
     processes: str = ""
-    level: str | None = "node"
 
     def read(self, env: Mapping[str, str]) -> Claim | None:
         """Return the claim of this platform, or None if it is another one. Raises BadInput."""
         if not any(env.keys() >= {*names.split()} for names in self.marks):
             return None
         sizes, ranks = (
-            [_said(env, name) for name in names if name in env] for names in (self.nodes, self.ranks)
+            [(f"{name}={env[name]}", whole(env, name)) for name in names if name in env]
+            for names in (self.nodes, self.ranks)
         )
         if hosts := re.findall(r"[^\s,]+", env.get(self.hosts, "")):
             sizes.append((f"{self.hosts}={','.join(hosts)} ({len(hosts)} hosts)", len(hosts)))
-        if not sizes:
-            said = " ".join(text for text, _ in ranks) or self.source
-            raise BadInput(f"{said}, but {self.nodes[0]} is not set")
-        said, nodes = _agreed(sizes)
-        if nodes < 2 and self.ranks[0] != "RANK":  # on some platforms it is the index of another task
+        # Of one node, some platforms give the index of another task.
+        if sizes and sizes[0][1] < 2 and self.ranks[0] != "RANK":
             ranks = [(f"{self.ranks[0]} (one node)", 0)]
-        if not ranks:
-            raise BadInput(f"{said}, but {self.ranks[0]} is not set")
-        said_rank, node_rank = _agreed(ranks)
+        for names, values in ((self.nodes, sizes), (self.ranks, ranks)):
+            if not values:
+                said = " ".join(text for text, _ in sizes + ranks) or self.source
+                raise BadInput(f"{said}, but {names[0]} is not set")
+            for said, value in values:
+                if value != values[0][1]:
+                    raise BadInput(f"{values[0][0]} contradicts {said}")
         if first := env.get(self.master):
             hosts = [first]
         address, count = find_master(env, hosts, _PORT, self.port), count_in(env, self.processes)
-        return Claim(self.source, self.level, node_rank, nodes, said_rank, said, *address, count)
+        said = f"{sizes[0][0]} {ranks[0][0]}"
+        return Claim(self.source, ranks[0][1], sizes[0][1], said, *address, count)
 
 
 def _sagemaker(env: Mapping[str, str]) -> Claim | None:
@@ -193,17 +183,13 @@ def _sagemaker(env: Mapping[str, str]) -> Claim | None:
     every node."""
     if "SM_HOSTS" not in env:
         return None
-    said, own = f"SM_HOSTS={env['SM_HOSTS']}", env.get("SM_CURRENT_HOST")
+    said = f"SM_HOSTS={env['SM_HOSTS']} SM_CURRENT_HOST={env.get('SM_CURRENT_HOST')}"
     try:
-        hosts = json.loads(env["SM_HOSTS"])
-    except (ValueError, RecursionError):
-        hosts = None
-    if not (isinstance(hosts, list) and hosts and all(isinstance(host, str) for host in hosts)):
-        raise BadInput(f"{said} is not a JSON list of host names")
-    said_rank = f"SM_CURRENT_HOST={own}"
-    if own not in hosts:
-        raise BadInput(f"{said_rank} is not in {said}")
-    return Claim("sagemaker", "node", hosts.index(own), len(hosts), said_rank, said, *find_master(env, hosts))
+        hosts = [*map(str, json.loads(env["SM_HOSTS"]))]
+        rank = hosts.index(env["SM_CURRENT_HOST"])
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise BadInput(f"{said}: expected a JSON list of host names with that of this host") from error
+    return Claim("sagemaker", rank, len(hosts), said, *find_master(env, hosts))
 
 
 def _rank_table(env: Mapping[str, str]) -> Claim | None:
@@ -211,74 +197,52 @@ def _rank_table(env: Mapping[str, str]) -> Claim | None:
     HCCL, version 1.0, in JSON."""
     if not env.keys() >= {"RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE"}:
         return None
-    said = f"RANK_TABLE_FILE={env['RANK_TABLE_FILE']}"
+    said = _said(env, "RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE")
+    rank, size = whole(env, "RANK_ID"), whole(env, "RANK_SIZE")
     try:
         table = json.loads(Path(env["RANK_TABLE_FILE"]).read_text(encoding="utf-8"))
         servers = table["server_list"]
         counts = [len(server["device"]) for server in servers]
         first = str(servers[0]["server_id"])
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise BadInput(f"{said} is not a rank table with servers and their devices: {error!r}") from error
-    (said_rank, rank), (said_size, size), count = _said(env, "RANK_ID"), _said(env, "RANK_SIZE"), counts[0]
+        raise BadInput(f"{said}: it is not a rank table with servers and their devices: {error!r}") from error
+    count = counts[0]
     if {*counts} != {count} or size != sum(counts):
-        raise BadInput(f"{said_size} does not fit {said}: expected the same number of NPUs on every server")
+        raise BadInput(f"{said}: expected the same number of NPUs on every server, {size} in all")
     first = env.get("VC_WORKER_HOSTS", "").split(",")[0] or first  # the containers' names, on ModelArts
     address = find_master(env, [] if env.get("MASTER_ADDR") else [first])
-    said, place = f"{said} ({len(servers)} servers)", divmod(rank, count)
-    return Claim("rank-table", "process", place[0], len(servers), said_rank, said, *address, count, place[1])
+    return Claim("rank-table", rank // count, len(servers), said, *address, count, rank % count)
 
 
 def _slurm(env: Mapping[str, str]) -> Claim | None:
     """Return the claim of Slurm. srun starts one process per task. A job step may have fewer nodes than the
     job, so the STEP variables are preferred.
 
-    If a node with several GPUs has one task, the level is "node"; otherwise all GPUs but one would be idle.
+    If a node with several GPUs has one task, this task starts the others; otherwise all GPUs but one would be
+    idle.
     """
     tasks_name = _first(env, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
     if "SLURM_PROCID" not in env or not tasks_name:  # salloc, or a batch script that starts no tasks
         return None
     nodes_name = _first(env, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES") or "SLURM_NNODES"
-    layout_name = _first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
-    layout = env[layout_name] if layout_name else ""
-    (said_tasks, tasks), (said_nodes, nodes) = _said(env, tasks_name), _said(env, nodes_name)
-    rank, node_rank, local_rank = (whole(env, f"SLURM_{name}") for name in ("PROCID", "NODEID", "LOCALID"))
-    said_rank = f"SLURM_PROCID={rank} SLURM_NODEID={node_rank} SLURM_LOCALID={local_rank}"
-    count = tasks // max(1, nodes)
+    layout_name = _first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or ""
+    names = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", tasks_name, nodes_name)
+    rank, node_rank, local_rank, tasks, nodes = (whole(env, name) for name in names)
+    said, count = _said(env, *names, layout_name), tasks // max(1, nodes)
     in_a_row = 0 <= local_rank < count and rank == node_rank * count + local_rank
-    if tasks != nodes * count or not in_a_row or len(set(re.findall(r"(?:^|,)(\d+)", layout))) > 1:
+    sizes = set(re.findall(r"(?:^|,)(\d+)", env.get(layout_name, "")))
+    if tasks != nodes * count or not in_a_row or len(sizes) > 1:
         raise BadInput(
-            f"{said_rank} do not fit {said_tasks} {said_nodes} {layout_name}={layout}: every node must run "
-            "the same number of processes, with ranks in a row: srun --ntasks-per-node=N --distribution=block"
+            f"{said} do not fit: every node must run the same number of processes, with ranks in a row: "
+            "srun --ntasks-per-node=N --distribution=block"
         )
     list_name = _first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
     hosts = [first_host(env[list_name])] if list_name and not env.get("MASTER_ADDR") else []
     # Jobs that share a node need different ports: above Linux's ephemeral ports, which end at 60999.
-    derived = 61440 + whole(env, "SLURM_JOB_ID", 0) % 4096
-    level = "node" if count == 1 and (count_in(env, "SLURM_GPUS_ON_NODE") or 0) > 1 else "process"
-    return Claim(
-        "slurm", level, node_rank, nodes, said_rank, f"{said_nodes} {said_tasks}",
-        *find_master(env, hosts, derived), count, local_rank,
-    )  # fmt: skip
-
-
-def _kubeflow(env: Mapping[str, str]) -> Claim | None:
-    """Return the claim of Kubeflow. PET_* are the options of torchrun. The first operator adds RANK, which
-    counts pods, and WORLD_SIZE, which counts pods x processes; the second operator does not set them.
-
-    If PET_NPROC_PER_NODE is "auto", "gpu" or "cpu", WORLD_SIZE also counts pods.
-    """
-    claim = _Platform(
-        "kubeflow" if "WORLD_SIZE" in env else "kubeflow-v2", ("PET_NNODES",), ("PET_NNODES",),
-        ("PET_NODE_RANK", "RANK"), master="PET_MASTER_ADDR", port="PET_MASTER_PORT",
-        processes="PET_NPROC_PER_NODE",
-    ).read(env)  # fmt: skip
-    if claim and whole(env, "WORLD_SIZE", claim.nodes) not in (
-        claim.nodes,
-        claim.nodes * (claim.processes or 1),
-    ):
-        number = f"PET_NPROC_PER_NODE={env.get('PET_NPROC_PER_NODE')}"
-        raise BadInput(f"WORLD_SIZE={env['WORLD_SIZE']} contradicts {claim.said_nodes} x {number}")
-    return claim
+    address = find_master(env, hosts, 61440 + whole(env, "SLURM_JOB_ID", 0) % 4096)
+    if count == 1 and (count_in(env, "SLURM_GPUS_ON_NODE") or 0) > 1:
+        return Claim("slurm", node_rank, nodes, said, *address)
+    return Claim("slurm", node_rank, nodes, said, *address, count, local_rank)
 
 
 def _volcano(env: Mapping[str, str]) -> Claim | None:
@@ -319,15 +283,22 @@ _PLATFORMS = (
         master="DSTACK_MASTER_NODE_IP",
     ).read,
     _slurm,
-    _kubeflow,
+    # PET_* are the options of torchrun. The first operator of Kubeflow also sets RANK, which counts pods, and
+    # WORLD_SIZE, which counts pods x processes; the second one does not.
+    *(
+        _Platform(
+            source, (marks,), ("PET_NNODES",), ("PET_NODE_RANK", "RANK"), master="PET_MASTER_ADDR",
+            port="PET_MASTER_PORT", processes="PET_NPROC_PER_NODE",
+        ).read
+        for source, marks in (("kubeflow", "PET_NNODES WORLD_SIZE"), ("kubeflow-v2", "PET_NNODES"))
+    ),
     _volcano,
     # Alibaba PAI-DLC and Baidu AIHC set the same names, which count nodes.
     _Platform(
         "pai-dlc-or-baidu", ("NPROC_PER_NODE RANK", "NPROC_PER_NODE WORLD_SIZE"), ("WORLD_SIZE",), ("RANK",),
         processes="NPROC_PER_NODE",
     ).read,
-    # Older operators count nodes, a shell script may count processes.
-    _Platform(_AMBIGUOUS, ("RANK", "WORLD_SIZE"), ("WORLD_SIZE",), ("RANK",), level=None).read,
+    _Platform(_PLAIN, ("RANK", "WORLD_SIZE"), ("WORLD_SIZE",), ("RANK",)).read,
 )  # fmt: skip
 
 
@@ -340,17 +311,8 @@ def find_master(
     return (host, port(env, name, default_port)) if host else (None, None)
 
 
-def _agreed(statements: Sequence[tuple[str, int]]) -> tuple[str, int]:
-    """Return the first of (text, number). Raises BadInput if the numbers differ."""
-    said, number = statements[0]
-    for other, value in statements[1:]:
-        if value != number:
-            raise BadInput(f"{said} contradicts {other}")
-    return said, number
-
-
-def _said(env: Mapping[str, str], name: str) -> tuple[str, int]:
-    return f"{name}={env.get(name)}", whole(env, name)
+def _said(env: Mapping[str, str], *names: str) -> str:
+    return " ".join(f"{name}={env[name]}" for name in names if name in env)
 
 
 def _first(env: Mapping[str, str], *names: str) -> str | None:

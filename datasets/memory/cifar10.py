@@ -97,22 +97,18 @@ def _load_python(folder: str) -> _Sets | None:
     place, archive = os.path.join(folder, FOLDER), os.path.join(folder, ARCHIVE)
     if os.path.isfile(os.path.join(folder, TRAIN_FILES[0])):
         place = folder
-    members = None
-    if not os.path.isdir(place):
-        if not os.path.isfile(archive):
-            return None
-        place = archive
+    names = TRAIN_FILES + TEST_FILES
+    if os.path.isdir(place):
+        contents = {name: read_checked(os.path.join(place, name), MD5[name]) for name in names}
+    elif os.path.isfile(place := archive):
         with tarfile.open(fileobj=io.BytesIO(read_checked(archive, MD5[ARCHIVE]))) as tar:
-            files = ((member.name, tar.extractfile(member)) for member in tar if member.isfile())
-            members = {name: file.read() for name, file in files if file}
+            files = {name: tar.extractfile(f"{FOLDER}/{name}") for name in names}
+            contents = {name: file.read() for name, file in files.items() if file}
+    else:
+        return None
 
     def gather(names: list[str]) -> ImageSet:
-        parts = []
-        for name in names:
-            path = os.path.join(place, name)
-            parts.append(
-                _parse(path, members[f"{FOLDER}/{name}"] if members else read_checked(path, MD5[name]))
-            )
+        parts = [_parse(os.path.join(place, name), contents[name]) for name in names]
         images, labels = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
         return _image_set(images, labels, source=f"official files, checked: {place}")
 

@@ -19,7 +19,7 @@ import torch
 
 from common.distributed import ranks
 from common.ground.exits import BadInput
-from common.ground.files import opener, read_file
+from common.ground.files import explained, opener, read_file
 from datasets.sampling.loop_receipt import RECORD, mix
 
 FILE = "receipt.bin"  # in a run's output folder
@@ -156,16 +156,11 @@ class Comparison(NamedTuple):
 def read(folder: str) -> np.ndarray:
     """Return the records in an output folder: fields epoch, step, sums; steps ascend. Raises BadInput."""
     path = os.path.join(folder, FILE)
-    try:
-        records = _whole(path)
-        if rest := os.path.getsize(path) % RECORD.itemsize:
-            raise BadInput(f"{path} is cut: its last record has {rest} of {RECORD.itemsize} bytes")
-    except OSError as error:
-        raise BadInput(f"no receipt of a run at {path}: {error.strerror}") from error
-    if not len(records):
-        raise BadInput(f"{path} holds no step")
-    if (np.diff(records["step"].astype(np.int64)) <= 0).any():
-        raise BadInput(f"{path} is not a receipt: its steps do not ascend")
+    with explained(f"no receipt of a run at {path}"):
+        records, size = _whole(path), os.path.getsize(path)
+    is_cut = not size or size % RECORD.itemsize
+    if is_cut or (np.diff(records["step"].astype(np.int64)) <= 0).any():
+        raise BadInput(f"{path} is empty, cut or not a receipt: expected records with ascending steps")
     return records
 
 

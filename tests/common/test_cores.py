@@ -32,17 +32,6 @@ def test_quota_of_the_control_group(files, expected, tmp_path):
     assert available_cores(str(tmp_path)) == expected
 
 
-def test_affinity():
-    if not hasattr(os, "sched_setaffinity"):
-        pytest.skip("no CPU affinity here")
-    before = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(before)})
-        assert available_cores() == 1
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 @pytest.mark.parametrize(("given", "spins"), [({}, "'1000'"), ({"GOMP_SPINCOUNT": "77"}, "'77'")])
 def test_threads_of_a_job_do_not_spin_for_long(given, spins):
     """libgomp prints the value that it has read: the variable is set before torch is imported."""

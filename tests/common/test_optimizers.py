@@ -30,7 +30,7 @@ def test_arguments_of_the_optimizer_are_a_table():
 @pytest.mark.parametrize(
     "table, named",
     [
-        ("{bettas = 1}", "bettas.*; it has .*betas"),
+        ("{bettas = 1}", "bettas"),
         ("{lr = 1}", "--lr"),
         ("{weight_decay = 1}", "--weight_decay"),
         ("{betas = [0.9]}", r"\[0.9\]"),
@@ -72,9 +72,10 @@ def test_an_option_that_another_one_replaces_is_refused(words):
         parse(*words)
 
 
+@pytest.mark.parametrize("decay", [0.5, 1])
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
-def test_each_layer_ends_at_its_share_of_the_last_rate(schedule):
-    words = (f"--lr_schedule={schedule}", "--min_lr=0.25", "--warmup=1", "--layer_decay=0.5")
+def test_each_layer_ends_at_its_share_of_the_last_rate(schedule, decay):
+    words = (f"--lr_schedule={schedule}", "--min_lr=0.25", "--warmup=1", f"--layer_decay={decay}")
     args = parse("--lr=1", *words)
     optimizer = optimizers.build(args, models.build("resnet18", 3, 32), CPU)
     first = [group["lr"] for group in optimizer.param_groups]
@@ -85,20 +86,9 @@ def test_each_layer_ends_at_its_share_of_the_last_rate(schedule):
     assert scheduler.get_last_lr() == pytest.approx([0.25 * each for each in first])
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear"])
-def test_the_rate_ends_at_the_last_one(schedule):
-    args = parse("--lr=1", f"--lr_schedule={schedule}", "--min_lr=0.01", "--warmup=1")
-    optimizer = optimizers.build(args, torch.nn.Linear(2, 2), CPU)
-    scheduler = optimizers.build_scheduler(args, optimizer, 5, 20)
-    for _ in range(20):
-        optimizer.step()
-        scheduler.step()
-    assert scheduler.get_last_lr() == pytest.approx([0.01, 0.01])
-
-
 def test_arguments_of_the_model_are_a_table():
     assert models.build("efficientnet_b0", 3, 32, "{dropout = 0.7}").classifier[0].p == 0.7
-    with pytest.raises(BadInput, match=r"--model_kwargs {dropot = 0.7}: .*dropot.*dropout"):
+    with pytest.raises(BadInput, match=r"--model_kwargs {dropot = 0.7} cannot.*'dropot'"):
         models.build("efficientnet_b0", 3, 32, "{dropot = 0.7}")
 
 

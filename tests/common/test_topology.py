@@ -13,7 +13,7 @@ from tests.conftest import ROOT, environment, run
 
 
 def _resolve(env=None, processes_per_node=1, **args):
-    given = dict.fromkeys(("init_method", "rank", "world_size", "rank_level")) | args
+    given = dict.fromkeys(("init_method", "rank", "world_size")) | args
     return resolve(argparse.Namespace(processes_per_node=processes_per_node, **given), env or {})
 
 
@@ -151,7 +151,7 @@ def test_nothing_injected_is_one_node():
         (DSTACK, Topology(1, 2, 5, None, "10.1.0.3", 29500, "node", "dstack")),
         (
             _words("RANK=1 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=1234"),
-            Topology(1, 2, 5, None, "h", 1234, "node", "environment-assumed-node"),
+            Topology(1, 2, 5, None, "h", 1234, "node", "environment"),
         ),
     ],
 )
@@ -312,20 +312,14 @@ def test_a_launcher_counts_processes_and_wins():
     topology = _resolve(LAUNCHED, **arguments)
     assert (topology.nodes, topology.processes_per_node, topology.master_host) == (2, 4, "h")
     assert (topology.world_size, topology.rank) == (8, 5)
-    assert str(topology) == (
-        "topology source=launcher level=process nodes=2 processes_per_node=4 node_rank=1 master=h:1234 "
-        "ignored=--init_method,--rank,--world_size"
-    )
     for platform in (TORCHRUN, MODELARTS, PAI, SLURM, KUBEFLOW, SAGEMAKER):
         assert _resolve(platform | LAUNCHED, **arguments).rank == 5
     assert _resolve(AZUREML | TORCHRUN).source == "torchrun"
-    assert _resolve(TORCHRUN, init_method="tcp://h:1").ignored == "--init_method"
-    assert _resolve(TORCHRUN, init_method="env://").ignored == ""
 
 
 def test_a_process_that_the_job_started_repeats_the_arguments_of_its_parent():
     """The parent has used the arguments and the platform's variables, so the child ignores both."""
-    arguments = dict(init_method="tcp://h:1", rank=1, world_size=2, rank_level="node", processes_per_node=4)
+    arguments = dict(init_method="tcp://h:1", rank=1, world_size=2, processes_per_node=4)
     for platform in (MODELARTS, VOLCANO_PLUGIN, _words("NODE_RANK=7 AZUREML_NODE_COUNT=9")):
         topology = _resolve(platform | LAUNCHED | {STARTED_BY: "1"}, **arguments)
         assert topology == Topology(1, 2, 4, 1, "h", 1234, "process", "launcher")
@@ -352,54 +346,6 @@ def test_arguments_win_over_a_platform_that_agrees_and_take_the_rest_from_it():
     assert _resolve(KUBEFLOW, 8, init_method="env://").master_host == "mnist-master-0"
     assert _resolve(VOLCANO_PLUGIN | MODELARTS).source == "modelarts-environment", "the more specific"
     assert _resolve(KUBEFLOW | SLURM).source == "slurm"
-
-
-@pytest.mark.parametrize(
-    "env, args, topology",
-    [
-        (  # four processes that a script started itself, two on each node
-            {},
-            dict(init_method="tcp://h:1", rank=3, world_size=4, processes_per_node=2),
-            Topology(1, 2, 2, 1, "h", 1, "process", "arguments"),
-        ),
-        (  # fewer than the node's GPUs
-            {},
-            dict(init_method="tcp://h:1", rank=1, world_size=2, processes_per_node=8),
-            Topology(0, 1, 2, 1, "h", 1, "process", "arguments"),
-        ),
-        (  # the number of nodes is known, so the number on each is
-            MODELARTS,
-            dict(rank=5, world_size=8, processes_per_node=1),
-            Topology(1, 2, 4, 1, FIRST_WORKER, 29500, "process", "arguments"),
-        ),
-        (SLURM, {}, Topology(2, 3, 4, 1, "node009", SLURM_PORT, "process", "slurm")),
-        (
-            ONE_TASK,
-            dict(processes_per_node=4),
-            Topology(2, 3, 1, 0, "node009", SLURM_PORT, "process", "slurm"),
-        ),
-        (
-            _words("RANK=3 WORLD_SIZE=4 MASTER_ADDR=h MASTER_PORT=1234"),
-            dict(processes_per_node=2),
-            Topology(1, 2, 2, 1, "h", 1234, "process", "environment"),
-        ),
-        (
-            _words("RANK=3 WORLD_SIZE=4 MASTER_ADDR=h MASTER_PORT=1234"),
-            dict(rank=3, world_size=4, processes_per_node=2),
-            Topology(1, 2, 2, 1, "h", 1234, "process", "arguments"),
-        ),
-    ],
-)
-def test_rank_level_process(env, args, topology):
-    assert _resolve(env, rank_level="process", **args) == topology
-
-
-def test_rank_level_node_settles_what_was_assumed():
-    env = _words("RANK=1 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=1234")
-    assert _resolve(env).source == "environment-assumed-node"
-    assert _resolve(env, rank_level="node").source == "environment"
-    topology = _resolve(ONE_TASK | {"SLURM_GPUS_ON_NODE": "1"}, 4, rank_level="node")
-    assert (topology.level, topology.world_size, topology.rank) == ("node", 12, 8)
     assert _resolve(ONE_TASK, 4, rank=2, world_size=3).rank == 8
 
 
@@ -455,20 +401,17 @@ NODE_ARGUMENTS = dict(init_method="tcp://h:6666", rank=0, world_size=2)
 @pytest.mark.parametrize(
     "args, message",
     [
-        (dict(rank=None), "--world_size 2 without --rank"),
-        (dict(world_size=None, rank=1), "--rank 1 without --world_size"),
-        (dict(rank=2), "--rank 2 is not in 0..1: --world_size 2 counts nodes"),
-        (dict(world_size=0), "--world_size 0 is not at least 1"),
+        (dict(rank=None), "--world_size without --rank"),
+        (dict(world_size=None, rank=1), "--rank without --world_size"),
+        (dict(rank=2), "--rank 2 --world_size 2: the rank is not in 0..1"),
+        (dict(world_size=0), "--rank 0 --world_size 0: the rank is not in 0..-1"),
         (dict(init_method=None), "--world_size 2, but no variable names the first node"),
         (dict(init_method="env://"), "--world_size 2, but no variable names the first node"),
         (dict(init_method="tcp://h:0"), "h:0 is not tcp://host:port with a port in 1..65535"),
         (dict(init_method="tcp://h"), "tcp://h is not tcp://host:port"),
         (dict(init_method="[fd00::7:6666"), "[fd00::7:6666 is not tcp://host:port"),
-        (dict(rank_level="process", rank=4, world_size=4), "is not in 0..3: --world_size 4 counts processes"),
-        (
-            dict(rank_level="process", world_size=3, processes_per_node=2),
-            "--world_size 3 counts processes and is not divisible by --processes_per_node 2",
-        ),
+        (dict(world_size=10**20), "processes are too many"),
+        (dict(processes_per_node=10**6), "processes are too many"),
     ],
 )
 def test_arguments_that_are_wrong_by_themselves(args, message):
@@ -480,50 +423,28 @@ def test_arguments_that_are_wrong_by_themselves(args, message):
     "env, changed, args, message",
     [
         (MODELARTS, "MA_NUM_HOSTS=4 VC_WORKER_NUM=4", {}, "MA_NUM_HOSTS=4 contradicts VC_WORKER_HOSTS="),
-        (MODELARTS, "", NODE_ARGUMENTS, "--rank 0 contradicts VC_TASK_INDEX=1"),
-        (MODELARTS, "", NODE_ARGUMENTS | dict(world_size=4), "--world_size 4 contradicts MA_NUM_HOSTS=2 ("),
-        (MODELARTS, "", dict(world_size=4, rank_level="node"), "--world_size 4 contradicts MA_NUM_HOSTS=2"),
-        ({}, "MA_NUM_HOSTS=4 VC_TASK_INDEX=0", {}, "MA_NUM_HOSTS=4, but no variable names the first node"),
+        (MODELARTS, "", NODE_ARGUMENTS, "--rank 0 --world_size 2, which count nodes, contradict MA"),
+        (MODELARTS, "", dict(world_size=4), "--rank 1 --world_size 4, which count nodes, contradict MA_NUM"),
+        ({}, "MA_NUM_HOSTS=4 VC_TASK_INDEX=0", {}, "VC_TASK_INDEX=0, but no variable names the first node"),
         ({}, "MA_NUM_HOSTS=4", {}, "MA_NUM_HOSTS=4, but VC_TASK_INDEX is not set"),
         ({}, "MA_NUM_HOSTS=four", {}, "MA_NUM_HOSTS=four is not a whole number"),
-        ({}, "MA_NUM_HOSTS=0", {}, "MA_NUM_HOSTS=0 is not at least 1"),
+        ({}, f"MA_NUM_HOSTS={'9' * 5000}", {}, "is not a whole number"),
+        ({}, "MA_NUM_HOSTS=1_0", {}, "MA_NUM_HOSTS=1_0 is not a whole number"),
+        ({}, "MA_NUM_HOSTS=0", {}, "MA_NUM_HOSTS=0 VC_TASK_INDEX (one node): rank 0 is not in 0..-1"),
         (MODELARTS, "MASTER_PORT=65536", {}, "MASTER_PORT=65536 is not a port in 1..65535"),
-        (MODELARTS, "", dict(rank_level="process"), "--rank_level process contradicts modelarts-environment"),
-        (
-            MODELARTS, "",
-            dict(rank_level="process", rank=0, world_size=3),
-            "--world_size 3 counts processes and is not divisible by MA_NUM_HOSTS=2",
-        ),
-        (
-            MODELARTS, "",
-            dict(rank_level="process", rank=3, world_size=8),
-            "--rank 3 is a process of node 0 (4 on each), but VC_TASK_INDEX=1",
-        ),
-        (PAI, "RANK=3", {}, "RANK=3 is not in 0..2: WORLD_SIZE=3"),
+        (PAI, "RANK=3", {}, "WORLD_SIZE=3 RANK=3: rank 3 is not in 0..2"),
         (VOLCANO, "VC_TASK_INDEX=0", {}, "VC_TASK_INDEX=0 contradicts VK_TASK_INDEX=1"),
-        (VOLCANO, "VC_TRAINER_NUM=3", {}, "VC_TRAINER_NUM=3 contradicts VC_TRAINER_HOSTS="),
         (VOLCANO, "VC_PS_HOSTS=job-ps-0.job", {}, "VC_PS_HOSTS and VC_TRAINER_HOSTS are 2 groups of pods"),
-        (SAGEMAKER, "SM_CURRENT_HOST=algo-9", {}, 'SM_CURRENT_HOST=algo-9 is not in SM_HOSTS=["algo-1"'),
-        (SAGEMAKER, "SM_HOSTS=algo-1,algo-2", {}, "SM_HOSTS=algo-1,algo-2 is not a JSON list"),
-        (SAGEMAKER, 'SM_HOSTS=[1,"algo-2"]', {}, 'SM_HOSTS=[1,"algo-2"] is not a JSON list'),
-        (KUBEFLOW, "WORLD_SIZE=12", {}, "WORLD_SIZE=12 contradicts PET_NNODES=2 x PET_NPROC_PER_NODE=8"),
-        (KUBEFLOW, "RANK=0", {}, "PET_NODE_RANK=1 contradicts RANK=0"),
+        (SAGEMAKER, "SM_CURRENT_HOST=algo-9", {}, "SM_CURRENT_HOST=algo-9: expected a JSON list of host"),
+        (SAGEMAKER, "SM_HOSTS=algo-1,algo-2", {}, "SM_HOSTS=algo-1,algo-2 SM_CURRENT_HOST=algo-2: expected"),
         (KUBEFLOW_V2, "PET_NNODES=1:3", {}, "PET_NNODES=1:3 is not a whole number"),
-        (SLURM, "SLURM_TASKS_PER_NODE=4(x2),3", {}, "SLURM_TASKS_PER_NODE=4(x2),3: every"),
-        (SLURM, "SLURM_NTASKS=11", {}, "do not fit SLURM_NTASKS=11 SLURM_NNODES=3"),
-        (SLURM, "SLURM_PROCID=8 SLURM_NODEID=1 SLURM_LOCALID=4", {}, "SLURM_LOCALID=4 do not fit"),
-        ({}, "SLURM_PROCID=1 SLURM_NTASKS=2", {}, "SLURM_NNODES is not set"),
-        (SLURM, "", dict(rank_level="node"), "count nodes, but slurm started 4 "),
+        (SLURM, "SLURM_TASKS_PER_NODE=4(x2),3", {}, "SLURM_TASKS_PER_NODE=4(x2),3 do not fit: every"),
+        (SLURM, "SLURM_NTASKS=11", {}, "SLURM_NTASKS=11 SLURM_NNODES=3 SLURM_TASKS_PER_NODE=4(x3) do not"),
+        (SLURM, "SLURM_PROCID=8 SLURM_NODEID=1 SLURM_LOCALID=4", {}, "do not fit"),
+        ({}, "SLURM_PROCID=1 SLURM_NTASKS=2", {}, "SLURM_NODEID is not set"),
         (SLURM, "", NODE_ARGUMENTS | dict(rank=2, world_size=3), "count nodes, but slurm started 4 "),
-        (SLURM, "", NODE_ARGUMENTS | dict(world_size=12), "--world_size 12 contradicts SLURM_NNODES=3 SLURM"),
+        (SLURM, "", NODE_ARGUMENTS | dict(world_size=12), "--world_size 12, which count nodes, contradict"),
         ({}, "DSTACK_NODE_RANK=2", {}, "DSTACK_NODE_RANK=2, but DSTACK_NODES_NUM is not set"),
-        (VOLCANO, "WORLD_SIZE=2", {}, "WORLD_SIZE=2, but RANK is not set"),
-        ({}, "RANK=1 WORLD_SIZE=2", NODE_ARGUMENTS | dict(rank_level="process"), "--rank 0 contradicts RANK"),
-        (
-            {}, "RANK=1 WORLD_SIZE=3 MASTER_ADDR=h MASTER_PORT=1",
-            dict(rank_level="process", processes_per_node=2),
-            "WORLD_SIZE 3 counts processes and is not divisible by --processes_per_node 2",
-        ),
     ],
 )  # fmt: skip
 def test_a_platform_that_contradicts_itself_or_the_arguments(env, changed, args, message):
@@ -544,7 +465,6 @@ def test_a_platform_that_contradicts_itself_or_the_arguments(env, changed, args,
         (TORCHRUN, "WORLD_SIZE=3 LOCAL_WORLD_SIZE=2 RANK=1 GROUP_RANK=0", {}, "GROUP_WORLD_SIZE=2 contra"),
         # Three and one: the second node's process would accept 4 = 4 x 1.
         (TORCHRUN, "WORLD_SIZE=4 LOCAL_WORLD_SIZE=1 RANK=3 LOCAL_RANK=0", {}, "GROUP_WORLD_SIZE=2 contra"),
-        (TORCHRUN, "", dict(rank_level="node"), "--rank_level node contradicts LOCAL_RANK=1"),
         (AZUREML, "AZUREML_NODE_COUNT=4", {}, "NODE_RANK=1 AZUREML_NODE_COUNT=4 contradict each other"),
         (AZUREML, "NODE_RANK=0", dict(processes_per_node=2), "NODE_RANK=0 contradict each other, with 2"),
         (AZUREML, "NODE_RANK=0 RANK=1 LOCAL_RANK=1", dict(processes_per_node=3), "each other, with 3"),

@@ -1,12 +1,10 @@
 """Bad input ends the job with one line that names the value and exit code 2, and nothing is written."""
 
 import os
-import pickle
 
 import pytest
 
 from tests.conftest import QUICK, environment, refused, run
-from tests.support.hostile_pickle import Hostile
 
 
 def _refused(output_dir, *command, **options):
@@ -31,33 +29,11 @@ def test_arguments(command, message, tmp_path):
     assert message in _refused(tmp_path / "out", f"jobs/{job}", "--dataset=digits", *words)
 
 
-def test_layers_that_cannot_be_counted(tmp_path):
-    job = ("jobs/imagenet.py", "--custom_data=true", "--image_size=32", "--arch=densenet121")
-    assert "--layer_decay" in _refused(tmp_path / "out", *job, "--layer_decay=0.5")
-
-
 def test_a_batch_of_one_that_batchnorm_cannot_take(tmp_path):
     """It is refused: with 8x8 pixels the last layers have one value per channel."""
     arguments = ("--dataset=digits", "--batch_size=1", "--max_steps=2", f"--output_dir={tmp_path / 'out'}")
     line = refused("jobs/train.py", *arguments)
     assert line.startswith("error: Expected more than 1 value") and "raise --batch_size" in line
-
-
-def _batch_files(folder, content):
-    folder.mkdir()
-    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
-        (folder / name).write_bytes(content)
-
-
-def test_hostile_and_truncated_batches(tmp_path):
-    for name, content in (
-        ("hostile", pickle.dumps(Hostile(open, str(tmp_path / "executed"), "w"))),
-        ("cut", b"\x80\x02}q\x00"),
-    ):
-        _batch_files(tmp_path / name, content)
-        line = _refused(tmp_path / "out", "jobs/train_ddp.py", "--data_url", tmp_path / name)
-        assert f"data_batch_1 is not the official file (truncated or changed): {len(content)} bytes" in line
-    assert not (tmp_path / "executed").exists()
 
 
 def test_no_data_and_no_network_names_the_three_ways(tmp_path):
@@ -66,13 +42,8 @@ def test_no_data_and_no_network_names_the_three_ways(tmp_path):
         https_proxy="http://127.0.0.1:9", HTTPS_PROXY="http://127.0.0.1:9", no_proxy="", NO_PROXY=""
     )
     line = _refused(tmp_path / "out", "jobs/train.py", "--data_url", tmp_path / "data", env=env)
-    for part in (
-        "cannot download https://www.cs.toronto.edu",
-        "--custom_data=true",
-        "cifar-10-batches-py",
-        "--data_url",
-    ):
-        assert part in line
+    ways = ("cannot download https://www.cs.toronto.edu", "--custom_data=true", "cifar-10-batches-py")
+    assert all(part in line for part in ways)
     assert list((tmp_path / "data").iterdir()) == []
 
 
@@ -125,8 +96,6 @@ def test_files_without_an_end(kind, tmp_path):
 @pytest.mark.parametrize(
     "name, value, text",
     [
-        ("LOCAL_WORLD_SIZE", "0", "LOCAL_WORLD_SIZE=0"),
-        ("LOCAL_WORLD_SIZE", "abc", "LOCAL_WORLD_SIZE=abc"),
         ("BOOTFILE_ERROR_PIPE", "abc", "x"),
         ("SM_HOSTS", "[" * 100_000, "SM_HOSTS"),
     ],

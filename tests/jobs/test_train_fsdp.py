@@ -57,7 +57,7 @@ def test_a_state_moves_between_jobs_and_1_2_and_4_processes_without_a_changed_bi
         assert digest.summarize(6, {"model": weights})["parts"].items() <= expected["parts"].items()
 
 
-@pytest.mark.parametrize("ranks, by, change", [(1, 9, ADAMW), (2, 15, ADAMW), (2, 9, ()), (4, 9, ())])
+@pytest.mark.parametrize("ranks, by, change", [(1, 9, ADAMW), (2, 15, ADAMW), (2, 9, ())])
 def test_a_restart_on_the_same_processes_is_bit_equal(ranks, by, change, tmp_path, monkeypatch):
     monkeypatch.setenv("KILL_BY", str(by))
     job = changed("train_fsdp.py", tmp_path / "job.py", KILLED, *[change] * bool(change))
@@ -66,9 +66,8 @@ def test_a_restart_on_the_same_processes_is_bit_equal(ranks, by, change, tmp_pat
         monkeypatch.setenv("KILL_AT", str(kill_at))
         code = (143 if by == signal.SIGTERM else -by) if kill_at else 0
         run_ranks(job, *SMALL, f"--output_dir={tmp_path / 'killed'}", ranks=ranks, code=code)
-    whole, killed = facts(tmp_path / "whole"), facts(tmp_path / "killed")
-    killed["state"] = {step: killed["state"].get(step) for step in whole["state"]}  # SIGTERM saves, too
-    assert killed == whole and len(whole["state"]) == 3
+    whole = facts(tmp_path / "whole")
+    assert same(facts(tmp_path / "killed"), whole) and len(whole["state"]) == 3
 
 
 def test_checkpointed_activations_have_the_same_bits_and_bfloat16_is_near(tmp_path):

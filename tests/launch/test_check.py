@@ -1,16 +1,12 @@
 """`python -m launch check` checks a node, and a job prints the findings of its node when it starts."""
 
 import argparse
-import contextlib
 import os
 import re
 import resource
-import socket
 import subprocess
 import sys
-import sysconfig
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,8 +19,7 @@ from launch import check
 from tests.conftest import ROOT, environment, finish, free_port, run, start
 
 NAMES = [
-    "accelerators", "shm", "outputs", "scratch", "limits", "master", "interface", "versions", "packages",
-    "infiniband", "presets",
+    "accelerators", "shm", "outputs", "limits", "master", "interface", "versions", "infiniband", "presets",
 ]  # fmt: skip
 NO_HOST = "bootfile-no-such-host.invalid"  # RFC 2606: never resolves
 
@@ -61,7 +56,6 @@ def test_a_plain_machine(tmp_path):
             [f"--init_method=tcp://{NO_HOST}:6666", "--rank=1", "--world_size=2"], {}, 14,
             {"master": f"{NO_HOST}:6666; .*does not resolve"},
         ),
-        ([], {"GLOO_SOCKET_IFNAME": "none0"}, 14, {"interface": "_IFNAME=none0, .* here are .*lo"}),
     ],
 )  # fmt: skip
 def test_errors_have_exit_codes_and_name_the_value(
@@ -88,19 +82,6 @@ def test_few_open_files(tmp_path):
     assert found["limits"][0] == "error" and re.match("open_files=100 .*ulimit -n 1024", found["limits"][1])
 
 
-def test_packages_that_are_not_there(tmp_path):
-    """The check names two missing packages, in a folder with links to all others."""
-    for entry in Path(sysconfig.get_paths()["purelib"]).iterdir():
-        if not re.match(r"numpy|tqdm", entry.name):
-            (tmp_path / entry.name).symlink_to(entry)
-    output = finish(
-        start("-S", "-m", "launch", "check", env=environment(PYTHONPATH=str(tmp_path))), 15
-    ).stdout
-    assert re.search("name=versions verdict=error .*torch cannot use NumPy", output)
-    for text in ("needs numpy: pip install numpy", "needs tqdm"):
-        assert re.search(f"name=packages .*{text}", output)
-
-
 def test_little_shared_memory_and_a_small_disk():
     script = f"""mount -t tmpfs -o size=64m none /dev/shm
     {sys.executable} -m launch check --output_dir /dev/shm/results"""
@@ -114,20 +95,8 @@ def test_little_shared_memory_and_a_small_disk():
     assert re.search("name=outputs verdict=error 0.1 GB free at /dev/shm/results; no room", result.stdout)
 
 
-def test_a_name_server_that_is_silent():
-    """The check ends in time if the name server does not answer; getaddrinfo() would wait two minutes."""
-    script = "import runpy, socket, time; socket.getaddrinfo = lambda *_, **__: time.sleep(90)\n"
-    script += "runpy.run_module('launch', run_name='__main__', alter_sys=True)"
-    words = ("check", "--init_method=tcp://node-0.example:6666", "--rank=1", "--world_size=2")
-    began = time.monotonic()
-    output = run("-c", script, *words, code=14, fresh=True).stdout
-    assert "name=master verdict=error node-0.example:6666; the master's host name does not resolve" in output
-    assert "no answer within 3 s" in output
-    assert time.monotonic() - began < 80, "the waiting thread must not delay the end of the process"
-
-
 def _args(**given):
-    names = ("init_method", "rank", "world_size", "rank_level", "local_rank", "enable_gpu")
+    names = ("init_method", "rank", "world_size", "local_rank", "enable_gpu")
     args = argparse.Namespace(
         **dict.fromkeys(names) | {"processes_per_node": 1, "output_dir": "/tmp"} | given
     )
@@ -141,23 +110,14 @@ def _inspect(env=None, **given):
     return {finding.name: (finding.verdict, finding.text) for finding in findings}
 
 
-@pytest.mark.parametrize(
-    ("rank", "listening", "verdict", "text"),
-    [
-        (1, False, "warning", "not listening yet (refused)"),
-        (1, True, "ok", "127.0.0.1:PORT is 127.0.0.1"),
-        (0, False, "ok", "127.0.0.1:PORT is 127.0.0.1"),
-        (0, True, "warning", "port PORT is in use on this node"),
-    ],
-)
-def test_the_master_seen_from_both_nodes(rank, listening, verdict, text):
-    port = free_port()
-    listener = socket.create_server(("127.0.0.1", port)) if listening else contextlib.nullcontext()
-    with listener:
-        found = _inspect(init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    assert found["master"][0] == verdict and text.replace("PORT", str(port)) in found["master"][1]
+def test_masters_of_other_layouts():
+    found = _inspect(init_method="tcp://127.0.0.1:6666", rank=1, world_size=2)
+    assert found["master"] == ("ok", "127.0.0.1:6666 is 127.0.0.1")
     assert found["interface"][0] == "warning", "two nodes can use loopback only on one machine"
     assert found["interface"][1].startswith("lo with 127.0.0.1; 2 nodes, but 127.0.0.1")
+    found = _inspect(init_method=f"tcp://{NO_HOST}:6666", rank=0, world_size=1)
+    assert found["master"] == ("ok", "none needed: one node")
+    assert found["interface"] == ("ok", "loopback: one node")
 
 
 def test_versions_of_ascend(tmp_path):
@@ -171,41 +131,16 @@ def test_versions_of_ascend(tmp_path):
     assert node._ascend(str(tmp_path)) == ", NPU driver 24.1.rc2, CANN 8.0.RC2"
 
 
-def test_masters_of_other_layouts():
-    found = _inspect(init_method="tcp://198.51.100.7:6666", rank=0, world_size=2)  # RFC 5737: not in use
-    assert (
-        found["master"][0] == "warning" and "198.51.100.7 is not one of its addresses" in found["master"][1]
-    )
-    found = _inspect(init_method=f"tcp://{NO_HOST}:6666", rank=0, world_size=1)
-    assert found["master"] == ("ok", "none needed: one node")
-    assert found["interface"] == ("ok", "loopback: one node")
-
-
-@pytest.mark.parametrize(
-    ("presets", "verdict"),
-    [
-        ({"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "NCCL_DEBUG": "INFO"}, "ok"),
-        ({"NCCL_SOCKET_IFNAME": "none,l"}, "ok"),
-        ({"NCCL_SOCKET_IFNAME": "^lo"}, "ok"),
-        ({"NCCL_SOCKET_IFNAME": "=l"}, "error"),
-        ({"GLOO_SOCKET_IFNAME": "lo,none0"}, "error"),
-    ],
-)
-def test_presets_are_shown_and_never_changed(presets, verdict):
-    env, before = dict(presets), dict(os.environ)
-    found = _inspect(env)
-    assert env == presets and dict(os.environ) == before
-    assert found["presets"] == ("ok", " ".join(f"{name}={env[name]}" for name in sorted(env)))
-    assert found["interface"][0] == verdict
-    for name in env.keys() - {"NCCL_DEBUG"}:
-        assert f"{name}={env[name]}" in found["interface"][1]
-    assert not torch.cuda.is_initialized()
+def test_presets_are_shown_and_never_changed():
+    env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "INFO"}
+    presets, before = dict(env), dict(os.environ)
+    assert _inspect(env)["presets"] == ("ok", "GLOO_SOCKET_IFNAME=lo NCCL_DEBUG=INFO")
+    assert env == presets and dict(os.environ) == before and not torch.cuda.is_initialized()
 
 
 def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
     args = _args(output_dir=str(tmp_path / "results"))
     topology = resolve(args, {})
     began = time.monotonic()
@@ -214,18 +149,7 @@ def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
     first, *others = capsys.readouterr().out.splitlines()
     assert re.match(rf"preflight \w+: .*torch {re.escape(torch.__version__)}, .* 0 GPUs, .*shm ", first)
     assert "presets NCCL_DEBUG=WARN" in first
-    scratch = "/cache" if os.access("/cache", os.W_OK) else tmp_path
-    assert re.search(rf"scratch \S+ GB free at {re.escape(str(scratch))},", first)
     assert first.startswith("preflight warning: " if others else "preflight ok: ")
-
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "gone"))
-    node.print_findings(args, topology)
-    first, *more = capsys.readouterr().out.splitlines()
-    assert first.startswith("preflight warning: ") and len(more) == len(others) + 1
-    assert any(
-        re.match(r"check name=scratch verdict=warning .*/gone is not a writable folder", line)
-        for line in more
-    )
 
 
 def test_infiniband_ports_and_peer_memory(tmp_path):

@@ -19,6 +19,8 @@ STUCK = textwrap.dedent(f"""
     print("ready", flush=True)
     {{wait}}
 """)
+# C code that never returns to the interpreter, as inside a collective
+LOCKED = "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()"
 
 
 @pytest.mark.parametrize(
@@ -26,9 +28,7 @@ STUCK = textwrap.dedent(f"""
     [(signal.SIGTERM, 143), (signal.SIGUSR2, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)],
 )
 def test_a_process_that_hangs_exits_after_its_grace(number, code):
-    """The process is in C code that never returns to the interpreter: a lock, as inside a collective."""
-    stuck = "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()"
-    process = start("-c", STUCK.format(wait=stuck))
+    process = start("-c", STUCK.format(wait=LOCKED))
     assert process.stdout.readline() == "ready\n"
     begin = time.monotonic()
     process.send_signal(number)
@@ -40,8 +40,7 @@ def test_a_process_that_hangs_exits_after_its_grace(number, code):
 
 
 def test_a_second_interrupt_ends_a_stuck_process_at_once():
-    stuck = "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()"
-    process = start("-c", STUCK.format(wait=stuck).replace("watch(1.0)", "watch(1000)"))
+    process = start("-c", STUCK.format(wait=LOCKED).replace("watch(1.0)", "watch(1000)"))
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline().startswith("SIGINT: stopping at the next step")

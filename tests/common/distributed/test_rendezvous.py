@@ -6,8 +6,6 @@ import re
 import signal
 import socket
 import socketserver
-import subprocess
-import sys
 import threading
 import time
 
@@ -15,8 +13,7 @@ import pytest
 
 from common.distributed import rendezvous
 from common.platform.topology import Topology
-from launch.simulate.network import Network
-from tests.conftest import QUICK, ROOT, environment, finish, free_port, processes_of, run, start
+from tests.conftest import QUICK, environment, finish, free_port, processes_of, run, start
 
 JOB = ("jobs/train_ddp.py", *QUICK, "--max_steps=2", "--batch_size=24", "--timeout=3")
 
@@ -48,7 +45,7 @@ def _one_error(process, code):
 @pytest.mark.parametrize(
     ("rank", "world_size", "host", "message"),
     [
-        (0, 3, "127.0.0.1", "4 of 6 processes did not arrive within N s: ranks [2, 3, 4, 5] of nodes [1, 2]"),
+        (0, 3, "127.0.0.1", "4 of 6 processes did not arrive within N s: ranks [2, 3, 4, 5]"),
         (
             1,
             2,
@@ -127,12 +124,11 @@ def test_a_late_node_is_waited_for(tmp_path):
     finish(second)
 
 
-@pytest.mark.parametrize("job", ["train.py", "train_dp.py", "train_amp.py"])
-def test_a_job_of_one_process_refuses_to_be_several(job, tmp_path):
+def test_a_job_of_one_process_refuses_to_be_several(tmp_path):
     launched = dict(
         RANK="1", LOCAL_RANK="1", WORLD_SIZE="2", LOCAL_WORLD_SIZE="2", MASTER_ADDR="h", MASTER_PORT="1"
     )
-    result = run(f"jobs/{job}", *QUICK, "--output_dir", tmp_path, env=environment(**launched), code=2)
+    result = run("jobs/train.py", *QUICK, "--output_dir", tmp_path, env=environment(**launched), code=2)
     assert "this job is one process, but launcher started 2: use jobs/train_ddp.py" in result.stderr
 
 
@@ -169,29 +165,3 @@ def test_where_rank_0_listens(host, found, bound):
     found = [(socket.AF_INET, (address, topology.master_port)) for address in found]
     with rendezvous._listen(topology, found, 1) as listener:
         assert listener.getsockname() == (bound, topology.master_port)
-
-
-PROBE = """
-import socket
-def refused(host):
-    with socket.socket() as probe:
-        return probe.connect_ex((host, 23456)) != 0
-while refused("10.77.0.1"):
-    pass
-assert refused("127.0.0.1")
-"""
-
-
-def test_the_store_is_at_the_masters_address_only(namespaces, tmp_path):
-    with Network(2) as network:
-
-        def on(node, *command):
-            command = network.command(node, [sys.executable, *command])
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            return subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes)
-
-        given = (*JOB, *PATIENT, "--init_method=tcp://10.77.0.1:23456", "--world_size=2")
-        first = on(0, *given, "--rank=0", f"--output_dir={tmp_path}")
-        finish(on(0, "-c", PROBE))
-        finish(on(1, *given, "--rank=1", f"--output_dir={tmp_path}"))
-        finish(first)

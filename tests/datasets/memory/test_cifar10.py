@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import struct
-import subprocess
 import tarfile
 
 import numpy as np
@@ -114,13 +113,12 @@ def test_archive_is_read_in_place(tmp_path, known):
     assert [entry.name for entry in tmp_path.rglob("*")] == ["data", cifar10.ARCHIVE]
 
 
-def test_class_folders(tmp_path):
+def test_class_folders(tmp_path, monkeypatch):
     def write_png(pixels, path):
         Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path)
 
-    classes = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
     for part, count in (("train", 2), ("test", 1)):
-        for label, name in enumerate(classes):
+        for label, name in enumerate(cifar10.CLASSES):
             (tmp_path / part / name).mkdir(parents=True)
             for number in range(count):
                 image = torch.full((3, 32, 32), 10 * label + number, dtype=torch.uint8)
@@ -131,21 +129,15 @@ def test_class_folders(tmp_path):
     assert "copy" in train.source
     shutil.copy(tmp_path / "train" / "cat" / "0.png", tmp_path / "train" / "cat" / "0.jpg")
     assert len(cifar10.load(str(tmp_path), custom_data=False)[0]) == 21, "a PNG may be named .jpg"
-    (tmp_path / "test" / "cat" / "0.png").write_bytes(
-        b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\n"
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "check_call", lambda *_, **__: pytest.fail("Ghostscript was started"))
-        patch.setattr("PIL.EpsImagePlugin.gs_binary", "gs")
-        patch.setattr("PIL.EpsImagePlugin.has_ghostscript", lambda: True)
-        with pytest.raises(BadInput, match=r"cannot decode .*0\.png"):
-            cifar10.load(str(tmp_path), custom_data=False)
     write_png(torch.zeros(3, 16, 32, dtype=torch.uint8), str(tmp_path / "test" / "cat" / "0.png"))
     with pytest.raises(BadInput, match=r"cat.0\.png is 32x16 pixels, expected 32x32"):
         cifar10.load(str(tmp_path), custom_data=False)
-    (tmp_path / "test" / "cat" / "0.png").write_bytes(b"<html>")
-    with pytest.raises(BadInput, match=r"cannot decode .*0\.png"):
-        cifar10.load(str(tmp_path), custom_data=False)
+    monkeypatch.setattr("PIL.EpsImagePlugin.has_ghostscript", lambda: pytest.fail("Pillow opens EPS files"))
+    postscript = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 32 32\n%%EndComments\n"
+    for content in (postscript, b"<html>"):
+        (tmp_path / "test" / "cat" / "0.png").write_bytes(content)
+        with pytest.raises(BadInput, match=r"cannot decode .*0\.png"):
+            cifar10.load(str(tmp_path), custom_data=False)
 
 
 @pytest.mark.parametrize("name, cut, message", [
@@ -167,15 +159,10 @@ def test_a_batch_that_is_truncated_or_missing(tmp_path, known, name, cut, messag
 @pytest.mark.parametrize("protocol", range(6))
 def test_hostile_pickle_executes_nothing(tmp_path, known, protocol):
     trap, files = tmp_path / "executed", _files(known)
-    for call in (
-        (os.system, f"touch {trap}"),
-        (eval, f"open({str(trap)!r}, 'w')"),
-        (exec, f"open({str(trap)!r}, 'w')"),
-    ):
-        files["data_batch_1"] = pickle.dumps(Hostile(*call), protocol)
-        known(**files)
-        for name, content in files.items():
-            (tmp_path / name).write_bytes(content)
-        with pytest.raises(BadInput, match=r"which is not allowed"):
-            cifar10.load(str(tmp_path), custom_data=False)
+    files["data_batch_1"] = pickle.dumps(Hostile(os.system, f"touch {trap}"), protocol)
+    known(**files)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInput, match=r"which is not allowed"):
+        cifar10.load(str(tmp_path), custom_data=False)
     assert not trap.exists()

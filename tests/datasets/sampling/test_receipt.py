@@ -127,15 +127,10 @@ def test_the_digest_is_the_documented_chain():
 def test_a_torn_or_foreign_file(tmp_path):
     _run(tmp_path)
     path = tmp_path / receipt.FILE
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(BadInput, match=r"is cut: its last record has 27 of 32 bytes"):
-        receipt.read(str(tmp_path))
-    path.write_bytes(b"\xff" * 96)
-    with pytest.raises(BadInput, match="is not a receipt: its steps do not ascend"):
-        receipt.read(str(tmp_path))
-    path.write_bytes(b"")
-    with pytest.raises(BadInput, match="holds no step"):
-        receipt.read(str(tmp_path))
+    for content in (path.read_bytes()[:-5], b"\xff" * 96, b""):
+        path.write_bytes(content)
+        with pytest.raises(BadInput, match="is empty, cut or not a receipt"):
+            receipt.read(str(tmp_path))
     path.unlink()
     with pytest.raises(BadInput, match=r"no receipt of a run at .*: No such file or directory"):
         receipt.read(str(tmp_path))

@@ -1,6 +1,5 @@
 import functools
 import itertools
-import time
 import tracemalloc
 
 import numpy as np
@@ -128,17 +127,6 @@ def test_weights_that_cannot_be_drawn_are_refused(weights, named):
         BatchSampler(3, 1, seed=0, weights=weights)
 
 
-def test_an_epoch_visits_no_sample_twice_and_epochs_differ():
-    order = BatchSampler(1000, 30, seed=1)
-    epochs = []
-    for epoch in (1, 2):
-        order.seek((epoch - 1) * len(order))
-        epochs.append(np.concatenate(list(order)))
-        assert len(set(epochs[-1].tolist())) == 990 == 30 * len(order)
-    assert (epochs[0] != epochs[1]).mean() > 0.99
-    assert set(range(1000)) - set(epochs[0].tolist()) != set(range(1000)) - set(epochs[1].tolist())
-
-
 @pytest.mark.parametrize(
     "order",
     [BatchSampler(10_007, 16, 2**40), WholeBatchSampler(10_007, 16, 2**40, rank=1, world_size=2)],
@@ -200,44 +188,17 @@ def test_limits_of_a_training():
     assert list(itertools.islice(BatchSampler(34, 10, 0).epochs_from(5), 3)) == [2, 3, 4]
 
 
-def _chi_square_bound(cells):
-    return cells + 5 * np.sqrt(2 * cells)  # five standard deviations above the mean
-
-
-@functools.cache
-def _orders(size):
-    """The permutations of 1,000 epochs: (epoch, position)."""
-    ids = permute(np.tile(np.arange(size), 1000), size, 11, np.arange(1000).repeat(size))
-    return ids.reshape(1000, size)
-
-
 @pytest.mark.parametrize("size", [7, 64, 1000])
 def test_positions_are_uniform(size):
     """Over many epochs every sample has every position equally often (positions in up to 10 groups)."""
-    epochs, groups = len(_orders(size)), min(10, size)
-    counts = np.zeros((size, groups))
+    groups, counts = min(10, size), np.zeros((size, min(10, size)))
+    orders = permute(np.tile(np.arange(size), 1000), size, 11, np.arange(1000).repeat(size))
     place = np.arange(size) * groups // size
-    for order in _orders(size):
+    for order in orders.reshape(1000, size):
         counts[order, place] += 1
-    expected = np.bincount(place, minlength=groups) * epochs / size
-    assert ((counts - expected) ** 2 / expected).sum() < _chi_square_bound(size * groups)
-
-
-@pytest.mark.parametrize("size", [64, 1000])
-def test_neighbours_are_independent(size):
-    """The difference between neighbours and the successor of a sample are uniform."""
-    epochs = len(_orders(size))
-    distance, successor = np.zeros(size), np.zeros(100)
-    for ids in _orders(size):
-        distance += np.bincount((ids[1:] - ids[:-1]) % size, minlength=size)
-        tenth = ids * 10 // size
-        successor += np.bincount(tenth[:-1] * 10 + tenth[1:], minlength=100)
-    assert distance[0] == 0
-    expected = epochs * (size - 1) / (size - 1)
-    assert ((distance[1:] - expected) ** 2 / expected).sum() < _chi_square_bound(size - 1)
-    share = np.bincount(np.arange(size) * 10 // size) / size
-    expected = epochs * (size - 1) * (np.outer(share, share) * size - np.diag(share)) / (size - 1)
-    assert ((successor.reshape(10, 10) - expected) ** 2 / expected).sum() < _chi_square_bound(100)
+    cells, expected = size * groups, np.bincount(place, minlength=groups) * 1000 / size
+    bound = cells + 5 * np.sqrt(2 * cells)  # five standard deviations above the mean
+    assert ((counts - expected) ** 2 / expected).sum() < bound
 
 
 @pytest.mark.parametrize("other", [dict(seed=0, epoch=2), dict(seed=1, epoch=1), dict(seed=2**32, epoch=1)])
@@ -260,9 +221,6 @@ def test_a_billion_samples_cost_the_memory_of_a_batch():
     tracemalloc.stop()
     assert len(set(ids.tolist())) == 256 and ids.min() >= 0 and ids.max() < 10**9
     assert peak < 1_000_000
-    start = time.perf_counter()  # not a benchmark: a stored permutation would take a minute and 8 GB
-    order.batch(3_906_249)
-    assert time.perf_counter() - start < 5
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 359, 1000])
