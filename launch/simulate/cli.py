@@ -18,9 +18,6 @@ every process. A script outside a Bootfile repository gets only the arguments th
 
 --fault may be repeated:
     kill:rank=R,step=S  term:...  stop:...    SIGKILL, SIGTERM, SIGSTOP to the process of a global rank
-    cut:node=N,step=S,seconds=T|forever       the node's link is down; needs --network-namespaces
-    late:node=N,seconds=T  missing:node=N     started later, never
-    duplicate:rank=R                          a second node is started with the identity of R's node
     restart:node=N,step=S                     SIGKILL, then the command again in the same folders
     reschedule:node=N,step=S                  SIGKILL, then a new container with only a copy of the nodes'
                                               outputs; all nodes if none is named
@@ -47,7 +44,6 @@ from launch.bundle.code_folder import CodeFolder
 from launch.profiles import PROFILES, Folders, make_starts
 from launch.simulate import faults
 from launch.simulate.commands import Commands, get_option
-from launch.simulate.network import Network
 from launch.simulate.nodes import Node
 from launch.simulate.simulation import Simulation, log
 
@@ -70,17 +66,19 @@ def main(argv: list[str]) -> int:
         folder = args.keep or tempfile.mkdtemp(prefix="bootfile-simulate-")
         if not args.keep:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        nodes = _nodes(args, folder)
-        network = stack.enter_context(Network(len(nodes))) if args.network_namespaces else None
-        commands = Commands(args, network)
+        nodes = [
+            Node(index, os.path.join(folder, f"node-{index}"), args.code, args.data)
+            for index in range(args.nodes)
+        ]
+        commands = Commands(args)
         kept = "" if args.keep else " (--keep FOLDER keeps them)"
         log(
             f"platform={args.platform} nodes={args.nodes} processes={args.processes} "
             f"device={commands.device} folders={folder}{kept}"
         )
-        code = simulation.run(nodes, commands, network)
+        code = simulation.run(nodes, commands)
         for node in nodes if args.keep else []:
-            log(f"node {node.label}: outputs={node.output} log={node.log}")
+            log(f"node {node.index}: outputs={node.output} log={node.log}")
         return code
 
 
@@ -93,7 +91,6 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--processes", type=positive_int, default=1, help="processes of every node (default: 1)")
     add("--platform", choices=PROFILES, default="modelarts", help="default: modelarts")
     add("--fault", action="append", default=[], help="a fault, see above")
-    add("--network-namespaces", action="store_true", help="give every node its own network; needs root")
     add("--code_dir", metavar="FOLDER", help="the uploaded folder of a script (default: the script's own)")
     add("--keep", help="keep the nodes' folders in this empty or new folder (default: temporary)")
     add("--limit", type=positive_float, help="end the simulation after this many seconds (default: never)")
@@ -106,10 +103,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
         raise BadInput(f"--nodes {args.nodes} --processes {args.processes}: at most {_MOST_PROCESSES} in all")
     somewhere, addresses = Folders("", "", "", "", ""), ["127.0.0.1"] * args.nodes
     make_starts(args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere)  # checks
-    parsed = faults.parse(args.fault, args.nodes, args.processes)
-    cuts = [fault.text for fault in parsed if fault.kind == "cut"]
-    if cuts and not args.network_namespaces:
-        raise BadInput(f"--fault {cuts[0]} needs --network-namespaces: otherwise the nodes share one network")
+    parsed = [faults.parse(spec, args.nodes, args.processes) for spec in args.fault]
     data, below = get_option(options, "--data_url"), []
     if data and "://" in data:  # the job itself fetches it
         data = None
@@ -138,24 +132,3 @@ def _read_config(arguments: list[str]) -> list[str]:
         return config.to_words(config.read(get_option(arguments, "--config") or ""), {})
     except BadInput:
         return []
-
-
-def _nodes(args: argparse.Namespace, folder: str) -> list[Node]:
-    """Return the nodes of the job, and one more for every duplicate."""
-    nodes: list[Node] = []
-
-    def add(index: int, label: str, name: str) -> None:
-        place = os.path.join(folder, name)
-        nodes.append(Node(index, label, len(nodes), place, args.code, args.data))
-
-    for index in range(args.nodes):
-        add(index, str(index), f"node-{index}")
-    for fault in args.faults:
-        if fault.kind == "duplicate":
-            index = fault.rank // args.processes
-            add(index, f"{index} again", f"node-{index}-again-{len(nodes)}")
-            nodes[-1].fault = fault
-        elif fault.kind in ("late", "missing"):
-            nodes[fault.node].fault = fault
-            nodes[fault.node].delay = fault.seconds if fault.kind == "late" else None
-    return nodes

@@ -12,7 +12,6 @@ from common.ground.exits import BadInput
 from common.object_store.paths import SCRATCH
 from common.platform.platforms import available_cores
 from launch.profiles import make_rank_table, make_starts
-from launch.simulate.network import Network
 from launch.simulate.nodes import INPUT, Node
 
 _NAMES = {  # variables of the user's environment that must not reach a node
@@ -30,15 +29,12 @@ class Commands:
     """A builder of the nodes' commands. args: of `simulate`. code: the uploaded files. device: "cuda" or
     "cpu"."""
 
-    def __init__(self, args: argparse.Namespace, network: Network | None):
-        self._args, self._network = args, network
-        self.code = args.code
+    def __init__(self, args: argparse.Namespace):
+        self._args, self.code = args, args.code
         gpus = [] if get_option(args.job_options, "--enable_gpu") == "false" else _visible_gpus()
         self._gpus = gpus if len(gpus) >= args.nodes * args.processes else []
         self.device = "cuda" if self._gpus else "cpu"
         self._hosts, self._port = _loopback(args.nodes), _free_port()
-        if network is not None:
-            self._hosts = network.addresses[: args.nodes]
         self._environment = {
             name: value
             for name, value in os.environ.items()
@@ -72,10 +68,7 @@ class Commands:
                 counts = {"MA_SCHEDULE_CNT": node.scheduled, "MA_PROC_START_CNT": node.started + 1}
                 added |= {name: str(count) for name, count in counts.items()}
             own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), SCRATCH: node.folders.scratch}
-            environment = self._environment | own | added
-            if self._network is not None:
-                command = self._network.command(node.slot, command)
-            commands.append((command, environment, added))
+            commands.append((command, self._environment | own | added, added))
         return commands
 
     def _is_mounted(self, name: str) -> bool:
@@ -100,7 +93,7 @@ class Commands:
             given.append(f"--train_url={node.output}")
         if tell_processes and args.processes > 1 and get_option(options, "--processes_per_node") is None:
             given.append(f"--processes_per_node={args.processes}")  # no GPUs that the job could count
-        if any(fault.step for fault in args.faults) and get_option(options, "--report_every") is None:
+        if args.faults and get_option(options, "--report_every") is None:
             given.append("--report_every=1")
         return given
 

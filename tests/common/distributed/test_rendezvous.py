@@ -6,8 +6,6 @@ import re
 import signal
 import socket
 import socketserver
-import subprocess
-import sys
 import threading
 import time
 
@@ -15,8 +13,7 @@ import pytest
 
 from common.distributed import rendezvous
 from common.platform.topology import Topology
-from launch.simulate.network import Network
-from tests.conftest import QUICK, ROOT, environment, finish, free_port, processes_of, run, start
+from tests.conftest import QUICK, environment, finish, free_port, processes_of, run, start
 
 JOB = ("jobs/train_ddp.py", *QUICK, "--max_steps=2", "--batch_size=24", "--timeout=3")
 
@@ -176,22 +173,16 @@ import socket
 def refused(host):
     with socket.socket() as probe:
         return probe.connect_ex((host, 23456)) != 0
-while refused("10.77.0.1"):
+while refused("127.0.0.2"):
     pass
 assert refused("127.0.0.1")
 """
 
 
-def test_the_store_is_at_the_masters_address_only(namespaces, tmp_path):
-    with Network(2) as network:
-
-        def on(node, *command):
-            command = network.command(node, [sys.executable, *command])
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-            return subprocess.Popen(command, cwd=ROOT, env=environment(), **pipes)
-
-        given = (*JOB, *PATIENT, "--init_method=tcp://10.77.0.1:23456", "--world_size=2")
-        first = on(0, *given, "--rank=0", f"--output_dir={tmp_path}")
-        finish(on(0, "-c", PROBE))
-        finish(on(1, *given, "--rank=1", f"--output_dir={tmp_path}"))
-        finish(first)
+def test_the_store_is_at_the_masters_address_only(tmp_path):
+    port = free_port()
+    given = (*PATIENT, f"--output_dir={tmp_path}")
+    master = _node(port, 0, 2, *given, host="127.0.0.2")
+    finish(start("-c", PROBE.replace("23456", str(port))))
+    finish(_node(port, 1, 2, *given, host="127.0.0.2"))
+    finish(master)
