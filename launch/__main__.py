@@ -33,7 +33,9 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
     "data": ("data.cli", "show the samples of a step, or the steps of a sample, checked against the receipt"),
 }
 REMOVED = {  # former options: what to use instead
+    "pack --keep_torch": "use an image with the torch that the job needs",
     "pack --single_file": "upload the folder that pack makes",
+    "prove --seed": "the moments of the kills are the same in each proof",
     "simulate --network-namespaces": "the fault stop:rank=R,step=S makes a process silent",
     "submit --snapshot": "run it in the code folder; code in job.toml names the snapshot",
     "data --samples": "--sample needs a run of 0.15 or later; ask an older one with --step",

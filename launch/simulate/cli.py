@@ -10,11 +10,11 @@ Every node has its own folders:
     cache                                     its scratch disk (BOOTFILE_SCRATCH)
     logs                                      its log
 
-URLs among the job's arguments are not changed. A --train_url that is a folder of this machine stands for a
-volume: all nodes write to it, and a new container finds it as it was. The job uses the GPUs if there is one
-for every process, else the CPU. On the CPU it also gets --processes_per_node if the platform does not start
-every process. A script outside a Bootfile repository gets only the arguments that the platform passes
-(guides/own_script.md).
+URLs among the job's arguments are not changed. Options in a file of its --config are not looked at. A
+--train_url that is a folder of this machine stands for a volume: all nodes write to it, and a new container
+finds it as it was. The job uses the GPUs if there is one for every process, else the CPU. On the CPU it also
+gets --processes_per_node if the platform does not start every process. A script outside a Bootfile repository
+gets only the arguments that the platform passes (guides/own_script.md).
 
 --fault may be repeated:
     kill:rank=R,step=S  term:...  stop:...    SIGKILL, SIGTERM, SIGSTOP to the process of a global rank
@@ -35,11 +35,10 @@ import signal
 import tempfile
 from typing import NoReturn
 
-from common.console import config
 from common.console.arguments import Parser, positive_float, positive_int
 from common.ground.exits import BadInput
-from common.ground.files import explained
 from datasets.folders import shards
+from launch import confirm
 from launch.bundle.code_folder import CodeFolder
 from launch.profiles import PROFILES, Folders, make_starts
 from launch.simulate import faults
@@ -95,7 +94,6 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--keep", help="keep the nodes' folders in this empty or new folder (default: temporary)")
     add("--limit", type=positive_float, help="end the simulation after this many seconds (default: never)")
     args, given = parser.parse_args(argv[:split]), argv[split + 1 :]
-    options = [*_read_config(given), *given]
     if not os.path.isfile(args.job):
         raise BadInput(f"{args.job}: no such file")
     code = CodeFolder(args.job, code_dir=args.code_dir)
@@ -104,7 +102,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     somewhere, addresses = Folders("", "", "", "", ""), ["127.0.0.1"] * args.nodes
     make_starts(args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere)  # checks
     parsed = [faults.parse(spec, args.nodes, args.processes) for spec in args.fault]
-    data, below = get_option(options, "--data_url"), []
+    data, below = get_option(given, "--data_url"), []
     if data and "://" in data:  # the job itself fetches it
         data = None
     if data is not None and not os.path.isdir(data):
@@ -114,21 +112,9 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
         data, *below = shards.split_pattern(data)
     keep = args.keep and os.path.abspath(args.keep)
     if keep:
-        with explained(f"--keep {keep}"):
-            os.makedirs(keep, exist_ok=True)
-            if os.listdir(keep):
-                raise BadInput(f"--keep {keep} is not empty")
+        confirm.make_empty(keep)
     follows = {
-        "job_arguments": given, "job_options": options, "code": code, "faults": parsed, "keep": keep,
+        "job_arguments": given, "code": code, "faults": parsed, "keep": keep,
         "data": data and os.path.abspath(data), "below": below,
     }  # fmt: skip
     return argparse.Namespace(**vars(args) | follows)
-
-
-def _read_config(arguments: list[str]) -> list[str]:
-    """Return the options in the job's --config as words; none if the file is invalid or of another
-    program."""
-    try:
-        return config.to_words(config.read(get_option(arguments, "--config") or ""), {})
-    except BadInput:
-        return []

@@ -186,14 +186,12 @@ class Simulation:
         log(f"{reason} after {seconds:.1f} s: ending all nodes")
         for node in self._nodes:
             if node.running:
-                node.runs[-1].note = f"ended by {reason}"
+                node.runs[-1].note, node.restarts = f"ended by {reason}", 0
                 node.end(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE
         while any(node.running for node in self._nodes) and time.monotonic() < deadline:
             self._read()
-            for node in self._nodes:
-                if node.poll() is not None:
-                    self._finish(node)
+            self._reap()
         for node in self._nodes:
             if node.running:
                 node.kill()

@@ -187,7 +187,6 @@ CHANGES = [  # part of the example, its replacement, words of the error
     ("epochs = 20", "data_url = 'x'", "[parameters] data_url is also an input or output"),
     ("epochs = 20", "epochs = [20]", "[parameters] epochs: expected a text of one line, a number"),
     ("epochs = 20", 'epochs = "2\\n0"', "[parameters] epochs: expected a text of one line"),
-    ('OMP_NUM_THREADS = "8"', 'PYTHONUNBUFFERED = "0"', "a log would lose its last lines"),
     ('OMP_NUM_THREADS = "8"', 'RANK = "0"', "[environment] RANK: the platform sets this variable"),
     ('OMP_NUM_THREADS = "8"', 'A = "$HOME/x"', "[environment] A: "),
     ('OMP_NUM_THREADS = "8"', "\n".join(f"A{n} = 1" for n in range(100)), "environment: "),

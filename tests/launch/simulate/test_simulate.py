@@ -166,9 +166,8 @@ def test_bad_input_starts_nothing(arguments, message, capsys):
     assert message in str(error.value) and not capsys.readouterr().out
 
 
-@pytest.mark.parametrize("words", [["--data_url", "data"], ["--config=run.toml"], ["--data_url=data/*.bin"]])
+@pytest.mark.parametrize("words", [["--data_url", "data"], ["--data_url=data/*.bin"]])
 def test_what_a_node_gets(words, script, tmp_path):
-    (tmp_path / "run.toml").write_text('data-url = "data"')
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "sample.bin").write_text("0")
     outside = environment(
@@ -181,9 +180,8 @@ def test_what_a_node_gets(words, script, tmp_path):
     assert {"MY_OWN", "PYTHONUNBUFFERED"} <= {*names}
     assert not {"RANK", "SLURM_PROCID", "MASTER_ADDR", "MA_NUM_GPUS", "PYTHONPATH"} & {*names}
     node = kept / "node-0"
-    kept_words = "--config=run.toml --lr=1" if "--config=run.toml" in words else "--lr=1"
     below = "/*.bin" if "--data_url=data/*.bin" in words else ""
-    assert f"] arguments {kept_words} --data_url={node}/inputs/data_url_0{below}\n" in result.stdout
+    assert f"] arguments --lr=1 --data_url={node}/inputs/data_url_0{below}\n" in result.stdout
     assert "] data sample.bin\n" in result.stdout
     assert f"] path None {node}/user-job-dir/mine\n" in result.stdout
     assert os.listdir(node / "user-job-dir" / "mine") == ["job.py"]
