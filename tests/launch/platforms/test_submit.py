@@ -131,6 +131,7 @@ def test_volumes_hold_data_and_results(tmp_path, capsys):
         ('"obs://bucket/runs"', '"/mnt/runs/1"'),
         ("prefetch_to_local = true", "prefetch_to_local = false"),
         ("# pool_id", "pool_id"),
+        ("faults = 3", "faults = 3\npods = 2\nunconditional = true\nhang = true\nhccl_op = false"),
     )  # fmt: skip
     text += "[schedule]\naffinity_type = 'cabinet'\npriority = 2\n"
     text += "[notification]\ntopic_urn = 'urn:smn:x'\nevents = ['JobFailed']\n"
@@ -146,6 +147,12 @@ def test_volumes_hold_data_and_results(tmp_path, capsys):
     assert body["spec"]["schedule_policy"] == {
         "priority": 2, "required_affinity": {"affinity_type": "cabinet"}
     }  # fmt: skip
+    assert body["metadata"]["annotations"] == {
+        "fault-tolerance/job-retry-num": "3", "fault-tolerance/pod-retry-num": "2",
+        "fault-tolerance/job-unconditional-retry": "true", "fault-tolerance/hang-retry": "true",
+        "fault-tolerance/hccl_op_retry": "false",
+    }  # fmt: skip
+    assert body["spec"]["auto_stop"] == {"time_unit": "HOURS", "duration": 24}
     assert body["spec"]["notification"] == {"topic_urn": "urn:smn:x", "events": ["JobFailed"]}
     algorithm = body["algorithm"]
     assert algorithm["outputs"] == [] and [each["name"] for each in algorithm["inputs"]] == ["more"]
