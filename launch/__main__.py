@@ -1,6 +1,7 @@
 """`python -m launch VERB`: check, simulate, pack, submit, follow, fetch and compare jobs."""
 
 import importlib
+import itertools
 import os
 import sys
 
@@ -31,26 +32,12 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
     "receipt": ("receipt", "compare the data and the states of two runs; show the first step that differs"),
     "data": ("data.cli", "show the samples of a step, or the steps of a sample, checked against the receipt"),
 }
-REMOVED = {  # former options, and former words after a verb: what to use instead
-    "pack --with": "add a line !PATH to .jobignore in the code folder",
+REMOVED = {  # former options: what to use instead
+    "pack --keep_torch": "use an image with the torch that the job needs",
     "pack --single_file": "upload the folder that pack makes",
-    "simulate --seed": "name the step of each fault: --fault kill:rank=1,step=20",
+    "prove --seed": "the moments of the kills are the same in each proof",
+    "simulate --network-namespaces": "the fault stop:rank=R,step=S makes a process silent",
     "submit --snapshot": "run it in the code folder; code in job.toml names the snapshot",
-    "submit --to": "write > FILE",
-    "submit --force": "write > FILE",
-    "fetch --latest_checkpoint": "fetch takes all files; --keep of the job limits its checkpoints",
-    "clean --older_than": "unfinished uploads are removed after a day, snapshots by --keep",
-    "check --json": "check prints lines of name=value",
-    "status --json": "status prints text",
-    "status --events": "status shows the last 5 events",
-    "logs --give_up": "logs -f ends after 30 minutes without an answer",
-    "logs --from_start": "logs always begins at the first line that the service shows",
-    "cache stat": "use cache ls, which shows the same",
-    "cache --node": "run preload on one node with more --workers",
-    "cache --nodes": "run preload on one node with more --workers",
-    "cache --short_side": "jobs use packs with a short side of 256 pixels only",
-    "cache --missing_ok": "check counts what is missing, damaged and different",
-    "cache --json": "ls and check print text",
     "data --samples": "--sample needs a run of 0.15 or later; ask an older one with --step",
     "predict --workers": "predict uses all cores",
     "bench --plot": "its table has all figures",
@@ -68,10 +55,9 @@ USAGE = "\n".join(
 
 def refuse_removed(verb: str, arguments: list[str]) -> None:
     """Raise BadInput if an argument is in REMOVED. The arguments of a job, after --, are not looked at."""
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    for number, word in enumerate(own):
+    for word in itertools.takewhile(lambda word: word != "--", arguments):
         name = f"{verb} {word.partition('=')[0]}"
-        if name in REMOVED and (number == 0 or word.startswith("--")):
+        if name in REMOVED:
             raise BadInput(f"{name} was removed: {REMOVED[name]}")
 
 

@@ -37,14 +37,11 @@ def main(arguments: list[str]) -> int:
     """Print the findings and return the exit code. Raises BadInput."""
     parser = Parser(__doc__, "python -m launch check")
     process_group.add_arguments(parser)
-    parser.add_argument(
-        "--output_dir",
-        "--train_url",
-        default=os.path.join(ROOT, "output_dir"),
-        help="folder for results (default: output_dir/ next to jobs/)",
-    )
-    parser.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
-    parser.add_argument("--nodes", action="store_true", help="measure the network between the processes")
+    add, results = parser.add_argument, os.path.join(ROOT, "output_dir")
+    help = "folder for results (default: output_dir/ next to jobs/)"
+    add("--output_dir", "--train_url", default=results, help=help)
+    add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    add("--nodes", action="store_true", help="measure the network between the processes")
     args, ignored = parser.parse_known_args(arguments)
     gpus = 0 if args.enable_gpu is False else accelerator.count()
 

@@ -43,6 +43,14 @@ def check_replaceable(path: str, mark: re.Pattern, force: bool) -> None:
     raise BadInput(f"--to {path} exists and was not made by this command: name another file, or add --force")
 
 
+def make_empty(folder: str) -> None:
+    """Make the folder of --keep. Raises BadInput if it cannot be made, or if it has files."""
+    with explained(f"--keep {folder}"):
+        os.makedirs(folder, exist_ok=True)
+        if os.listdir(folder):
+            raise BadInput(f"--keep {folder} is not empty")
+
+
 @contextlib.contextmanager
 def open_result(path: str) -> Iterator[BinaryIO]:
     """Open the file of --to for writing, as open_atomic() does. Raises BadInput."""

@@ -29,7 +29,7 @@ def describe(
     name: str,
     sources: dict[str, str | bytes],
     job: str | None = None,
-    git: dict | None = None,
+    git: str | None = None,
 ) -> dict:
     """Return the manifest of files. Its digest covers paths and contents, but no time, owner or mode.
 

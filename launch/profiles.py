@@ -10,12 +10,18 @@ port.
 
 import json
 import os
+import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from common.ground.exits import BadInput
 
 MODELARTS_JOB = "modelarts-job-simulated"  # the real name contains the job's id
+VARIABLES = re.compile(  # names of variables that a platform or a launcher sets
+    r"(MA|VC|VK|PET|SLURM|SRUN|SM|MLP|SKYPILOT|DSTACK|AZUREML|TORCHELASTIC|OMPI|PMI|RANK|ASCEND_DEVICE)_.*"
+    r"|((LOCAL|NODE|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|NPROC_PER_NODE|MASTER_(ADDR|PORT)|PYTHONPATH"
+    r"|BOOTFILE_STARTED.*"
+)
 
 
 class Folders(NamedTuple):
@@ -63,10 +69,6 @@ _PET = {
     "PET_NNODES": "{nodes}", "PET_NODE_RANK": "{node}", "PET_NPROC_PER_NODE": "{processes}",
     "PET_MASTER_ADDR": "{master}", "PET_MASTER_PORT": "{port}",
 }  # fmt: skip
-_LAUNCHER = (
-    "--nnodes={nodes}", "--nproc-per-node={processes}", "--node-rank={node}", "--master-addr={master}",
-    "--master-port={port}",
-)  # fmt: skip
 # An input named data_url and an output named train_url arrive as folders.
 _CHANNELS = ("--data_url={folders.inputs}/data_url_0", "--train_url={folders.outputs}/train_url_0")
 # The code is below user-job-dir, and its parent is on PYTHONPATH. Both counters start at 1: MA_SCHEDULE_CNT
@@ -83,7 +85,10 @@ _RANK_TABLE = {
     "RANK_TABLE_FILE": "{folders.logs}/jobstart_hccl.json", "RANK_ID": "{rank}", "RANK_SIZE": "{world_size}",
     "ASCEND_DEVICE_ID": "{local_rank}", "MASTER_PORT": "{port}",
 }  # fmt: skip
-_TORCHRUN = ("-m", "torch.distributed.run", *_LAUNCHER)
+_TORCHRUN = (
+    "-m", "torch.distributed.run", "--nnodes={nodes}", "--nproc-per-node={processes}", "--node-rank={node}",
+    "--master-addr={master}", "--master-port={port}",
+)  # fmt: skip
 # torch's own names, but RANK and WORLD_SIZE count nodes; NPROC_PER_NODE is the number of GPUs.
 _PAI_DLC = _Profile(_MASTER | {"RANK": "{node}", "WORLD_SIZE": "{nodes}", "NPROC_PER_NODE": "{gpus}"})
 
@@ -106,7 +111,7 @@ PROFILES: dict[str, _Profile] = {
     "pai-dlc": _PAI_DLC,
     # The variables hold a JSON list of host names and the node's own name, but no rank and no port.
     "sagemaker": _Profile({
-        "SM_HOSTS": "{named_hosts}", "SM_CURRENT_HOST": "{named_host}", "SM_NUM_GPUS": "{gpus}",
+        "SM_HOSTS": "{named_hosts}", "SM_CURRENT_HOST": "{host}", "SM_NUM_GPUS": "{gpus}",
         "SM_CHANNELS": '["training"]', "SM_CHANNEL_TRAINING": "{folders.inputs}",
         "SM_MODEL_DIR": "{folders.outputs}", "SM_OUTPUT_DATA_DIR": "{folders.outputs}",
         "MASTER_PORT": "{port}",
@@ -156,8 +161,6 @@ PROFILES: dict[str, _Profile] = {
     "baidu": _PAI_DLC,
     # The launcher starts the node's processes and sets all variables that they need.
     "torchrun": _Profile(prefix=_TORCHRUN),
-    # torchrun's predecessor, deprecated but still shipped. It also passes --local-rank as first argument.
-    "launch": _Profile(prefix=("-m", "torch.distributed.launch", *_LAUNCHER)),
     "plain": _Profile(),
 }  # fmt: skip
 
@@ -188,7 +191,7 @@ def make_starts(
     processes: per node. Platforms that start one process per rank (azureml, slurm) give one Start for each.
         The others give one Start: the job starts its other processes, or the prefix is a launcher that does.
         Of these only Kubeflow tells the number: if nodes have no GPUs, pass --processes_per_node
-    host_names: the address of every node, in order; all may be equal
+    host_names: the address of every node, in order
     port: a free port of the first node
     gpus: per node, as the platform reports them to the job
 
@@ -197,14 +200,11 @@ def make_starts(
     if name == "plain" and nodes > 1:
         raise BadInput(f"platform plain passes no rank or address, so it cannot start {nodes} nodes")
     master, mount, parent = host_names[0], os.path.dirname(folders.inputs), os.path.dirname(folders.code)
-    named = host_names
-    if len(set(named)) < nodes:  # names must differ between nodes; only the first one is resolved
-        named = [master, *(f"algo-{number}" for number in range(2, nodes + 1))]
     values = {
         "node": node, "nodes": nodes, "processes": processes, "world_size": nodes * processes, "gpus": gpus,
         "master": master, "port": port, "url_host": f"[{master}]" if ":" in master else master,
         "host": host_names[node], "hosts": ",".join(host_names), "host_lines": "\n".join(host_names),
-        "named_hosts": json.dumps(named), "named_host": named[node], "workers": ",".join(host_names[1:]),
+        "named_hosts": json.dumps(host_names), "workers": ",".join(host_names[1:]),
         "worker_count": nodes - 1 or "", "task_index": max(0, node - 1), "folders": folders, "mount": mount,
         "home": os.path.dirname(mount), "code_parent": parent,
         "tasks_per_node": f"{processes}(x{nodes})" if nodes > 1 else processes,

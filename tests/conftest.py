@@ -18,8 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from common.ground.exits import BadInput
-from launch.simulate.network import Network
 from tests.support import forkserver
 
 # A signal that is ignored in the background of a shell, or by nohup, would be ignored by every job too.
@@ -257,16 +255,6 @@ def folders_of_the_module(request, tmp_path_factory):
     if request.session.testsfailed == failed:
         for folder in set(base.iterdir()) - before:
             folder.unlink() if folder.is_symlink() else shutil.rmtree(folder, ignore_errors=True)
-
-
-@pytest.fixture
-def namespaces():
-    """This machine may give every node a network of its own; skips where not."""
-    try:
-        with Network(1):
-            pass
-    except BadInput as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,7 @@ again). Skipped files are listed with their rule.
 
 The digits are those of a digest of the content; manifest.json lists the files with sizes and SHA-256. The
 same content has the same name, and packing it again changes nothing. If a text looks like a key, a token or a
-password, an error names file and line. The platform's limits are checked: 1000 files and folders, 5 GB, 32
-levels.
+password, an error names file and line. The platform's limits are checked: 1000 files and folders, 5 GB.
 
 Exit codes: 0 packed, or unchanged; 2 bad input, and nothing was written.
 """
@@ -20,7 +19,6 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from common.console.arguments import Parser
 from common.ground.exits import BadInput
@@ -30,14 +28,6 @@ from launch.bundle.code_folder import REQUIREMENTS, CodeFolder
 from launch.explain import human_size
 
 _SHOWN = 5  # findings in an error, skipped files of one rule
-
-
-class Packed(NamedTuple):
-    """A snapshot. path: its folder. made: False if it existed. manifest: the content of manifest.json."""
-
-    path: str
-    made: bool
-    manifest: dict
 
 
 def main(arguments: list[str]) -> int:
@@ -51,43 +41,35 @@ def main(arguments: list[str]) -> int:
         help="file without secrets, as the error names it; repeatable",
     )  # fmt: skip
     add("--code_dir", metavar="FOLDER", help="pack this folder above the script (default: the script's own)")
-    add("--keep_torch", action="store_true", help="keep torch and nvidia-* in pip-requirements.txt")
     pack(**vars(parser.parse_args(arguments)))
     return 0
 
 
-def pack(
-    job: str,
-    to: str,
-    allow_secret: Sequence[str] = (),
-    code_dir: str | None = None,
-    keep_torch: bool = False,
-) -> Packed:
-    """Make the snapshot of a job in the folder `to`, and print the kept and the skipped files. The arguments
-    are those of the command. Raises BadInput; then nothing is written."""
+def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | None = None) -> str:
+    """Make the snapshot of a job in the folder `to`, and print the kept and the skipped files. Return its
+    path. The arguments are those of the command. Raises BadInput; then nothing is written."""
     if not os.path.isfile(job) or not job.endswith(".py"):
         raise BadInput(f"{job}: expected a .py file as boot file")
     code = CodeFolder(job, to, code_dir)
     if os.path.realpath(to) == os.path.realpath(code.root):
         raise BadInput(f"--to {to} is the folder that is packed: name another one, in it or elsewhere")
     contents: dict[str, str | bytes] = {**code.files}
-    packed, left_out = [*contents], []
+    left_out = list[str]()
     if listed := next((each for each in REQUIREMENTS if os.path.isfile(os.path.join(code.root, each))), None):
-        text, left_out = requirements.adapt(os.path.join(code.root, listed), keep_torch)
-        packed.append(listed)
+        text, left_out = requirements.adapt(os.path.join(code.root, listed))
         contents |= {REQUIREMENTS[0]: text.encode()} if text else {}
     _refuse_secrets(contents, allow_secret)
     path = code.job_path.removeprefix("jobs/").removesuffix(".py")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path).strip("-.") or "job"  # for every shell, URL and store
-    git = snapshot.read_git_state(code.root, packed)
-    manifest = manifests.describe(name, contents, code.job_path, git)
+    manifest = manifests.describe(name, contents, code.job_path, snapshot.describe_git(code.root))
     _print_files(manifest, code.skipped)
     if left_out:
         print(f"{REQUIREMENTS[0]} is without {', '.join(left_out)}")
     target, made = snapshot.write(to, manifest, contents)
-    facts = {"packed" if made else "unchanged": target, "job": code.job_path, "digest": manifest["digest"]}
-    print(*(f"{name}={value}" for name, value in (facts | (git or {})).items()))
-    return Packed(target, made, manifest)
+    facts = {"packed" if made else "unchanged": target, "job": code.job_path}
+    facts |= {name: manifest[name] for name in ("digest", "git")}
+    print(*(f"{name}={value or 'none'}" for name, value in facts.items()))
+    return target
 
 
 def _refuse_secrets(contents: dict[str, str | bytes], allowed: Sequence[str]) -> None:

@@ -1,16 +1,22 @@
 """Select the files that are uploaded with a script: `pack` writes them, `simulate` runs them."""
 
 import os
+from collections import Counter
+from pathlib import PurePosixPath
 
 from common.ground.exits import BadInput
 from common.object_store.paths import check_keys
 from launch import manifests
-from launch.bundle import ignore, limits
+from launch.bundle import ignore
+from launch.explain import human_size
 
 _PARTS = ("common", "datasets", "jobs")  # of a Bootfile repository
 _LINKED = ("common", "datasets")  # may be links to those of another Bootfile repository
 _DOCUMENTS = ("*.md", "*.ipynb")  # of a Bootfile repository
 REQUIREMENTS = ("pip-requirements.txt", "requirements.txt")  # dependency lists; the first that exists counts
+# limits of ModelArts for a code folder (its documents, November 2026): files and folders, bytes
+_ENTRIES, _SIZE = 1000, 5 * 10**9
+_OWN = 2  # files that pack adds: the dependency list and the manifest
 
 
 class CodeFolder:
@@ -32,17 +38,14 @@ class CodeFolder:
 
     def __init__(self, job: str, without: str | None = None, code_dir: str | None = None):
         job = os.path.abspath(job)
-        folder = os.path.dirname(job)
-        while not _is_repository(folder) and folder != os.path.dirname(folder):
-            folder = os.path.dirname(folder)
-        self.root, self._parts = os.path.dirname(job), set[str]()
-        self.is_repository = _is_repository(folder)
+        repository = next(filter(_is_repository, map(str, PurePosixPath(job).parents)), "")
+        self.root, self._parts, self.is_repository = os.path.dirname(job), set[str](), bool(repository)
         if code_dir is not None:
             self.root = os.path.abspath(code_dir)
             if not os.path.isdir(self.root) or os.path.commonpath([self.root, job]) != self.root:
                 raise BadInput(f"--code_dir {code_dir} is not a folder above {job}")
-        elif self.is_repository:
-            self.root, self._parts = folder, {*_PARTS, os.path.relpath(job, folder).split(os.sep)[0]}
+        elif repository:
+            self.root, self._parts = repository, {*_PARTS, os.path.relpath(job, repository).split(os.sep)[0]}
         self.name = os.path.basename(self.root) or "code"
         self.job_path = os.path.relpath(job, self.root)
         self._without = without and os.path.realpath(without)
@@ -58,12 +61,23 @@ class CodeFolder:
             if f"{self.job_path}/".startswith(f"{path.rstrip('/')}/"):
                 raise BadInput(f"{self.job_path} is not uploaded (rule: {rule}): name another boot file")
         check_keys(self.files, self.root)
-        limits.check(self.files)
+        self._check_limits()
 
     def copy(self, destination: str) -> None:
         """Copy the files to a new folder."""
         os.makedirs(destination)
         manifests.write_files(destination, self.files)
+
+    def _check_limits(self) -> None:
+        paths = [PurePosixPath(path) for path in self.files]
+        entries = {str(entry) for path in paths for entry in (path, *path.parents)} - {"."}
+        count, size = len(entries) + _OWN, sum(map(os.path.getsize, self.files.values()))
+        if count > _ENTRIES or size > _SIZE:
+            folder, most = Counter(path.rpartition("/")[0] for path in entries).most_common(1)[0]
+            raise BadInput(
+                f"{count} files and folders of {human_size(size)}, and a code folder may have {_ENTRIES} of "
+                f"{human_size(_SIZE)}; {most} are in {folder or '.'}/: put data into an input, not here"
+            )
 
     def _visit(self, folder: str, real: tuple[str, ...]) -> None:
         """Add the content of `folder` (relative, "" or with / at its end). real: the real paths of the

@@ -13,19 +13,17 @@ _OF_THIS_MACHINE = re.compile(
 )
 
 
-def adapt(path: str, keep_torch: bool) -> tuple[str, list[str]]:
+def adapt(path: str) -> tuple[str, list[str]]:
     """Return (text, omitted names) of the list to install, from the one at `path`.
 
     torch, torch_npu, torchvision, torchaudio, triton and nvidia-* would replace those of the image, and are
-    omitted unless keep_torch is set. Lines about files of this machine are also omitted. Environment markers
-    stay. Raises BadInput.
+    omitted. Lines about files of this machine are also omitted. Environment markers stay. Raises BadInput.
     """
     kept, left_out = [], []
     for line in _read_lines(path):
         named = _NAME.match(line)
         package = re.sub(r"[-_.]+", "-", named[0].lower()) if named else ""
-        of_the_image = not keep_torch and _OF_THE_IMAGE.fullmatch(package)
-        if of_the_image or _OF_THIS_MACHINE.match(line):
+        if _OF_THE_IMAGE.fullmatch(package) or _OF_THIS_MACHINE.match(line):
             left_out.append(package or line.split()[0])
         else:
             kept.append(line)

@@ -47,19 +47,11 @@ def _find_wrong(folder: str, manifest: dict) -> str | None:
     return None
 
 
-def read_git_state(root: str, paths: list[str]) -> dict | None:
-    """Return {"commit", "dirty"} of a working tree; None if it is not one. dirty: whether a file of `paths`
-    (relative to root) is not in that commit, or a file in the same top folders differs from it."""
-    tops = {path.partition("/")[0] for path in paths}
-    commands = (
-        ["rev-parse", "--verify", "HEAD"],
-        ["ls-files", "-z"],
-        ["status", "--porcelain", "--untracked-files=no", "--", *tops],
-    )
-    git = ["git", "-C", root, "--no-optional-locks"]
+def describe_git(root: str) -> str | None:
+    """Return the commit of a working tree, with -dirty at its end if a tracked file differs from it; None if
+    it is not one."""
+    words = ["git", "-C", root, "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40"]
     try:
-        outputs = [subprocess.check_output([*git, *words], stderr=subprocess.DEVNULL) for words in commands]
+        return subprocess.check_output([*words, "--exclude=*"], stderr=subprocess.DEVNULL, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return None
-    commit, tracked, changed = map(os.fsdecode, outputs)
-    return {"commit": commit.strip(), "dirty": bool(changed) or not {*paths} <= {*tracked.split("\0")}}

@@ -27,16 +27,14 @@ _ENGINES = {**CACHED, "dali-gpu": "dali", "ray": "threads"}  # they need no cach
 def find_script(run: Run, given: str | None) -> str:
     """Return the path of the run's job: `given`, or the file of this name in jobs/.
 
-    The path in starts.jsonl is only compared, because the folder of the run may be another user's. Raises
-    BadInput if the file is missing, or if the run was made by another one on this machine.
+    The path in starts.jsonl is not used, because the folder of the run may be another user's. Raises BadInput
+    if the file is missing.
     """
     name = os.path.basename(str(run.starts[-1]["environment"].get("job")))
-    path, theirs = given or os.path.join(ROOT, "jobs", name), str(run.starts[-1].get("script"))
+    path = given or os.path.join(ROOT, "jobs", name)
     if not os.path.isfile(path):
         hint = "" if given else f": name the script of the run, {name}, with --job SCRIPT"
         raise BadInput(f"{path}: no such file{hint}")
-    if not given and os.path.isfile(theirs) and not os.path.samefile(path, theirs):
-        raise BadInput(f"the run was made by {theirs}, not by {path}: name one of them with --job SCRIPT")
     return path
 
 

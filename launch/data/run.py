@@ -36,7 +36,6 @@ class Run:
         if not os.path.isdir(folder):
             raise BadInput(f"no run at {folder}: not a folder")
         self.folder, self.records = folder, receipt.read(folder)
-        path = os.path.join(folder, starts.FILE)
         known = starts.read(folder, whole=True)
         self.starts = [start for start in known if isinstance(start.get("step"), int)]
         if not self.starts:

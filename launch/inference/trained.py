@@ -52,16 +52,12 @@ _OPTIONS: dict[str, Callable[[str], Any]] = {  # of the run: the type of the opt
 
 def add_arguments(parser: Parser) -> None:
     """Add the options of load()."""
-    parser.add_argument(
-        "weights", metavar="WEIGHTS", help="best.pth, epoch_<n>.pth, a checkpoint, or a run's folder"
-    )
-    parser.add_argument(
-        "--arch", type=models.arch, help="network (default: that of starts.jsonl next to WEIGHTS)"
-    )
-    help = "pixels (default: that of starts.jsonl)"
-    parser.add_argument("--image_size", type=models.image_size, metavar="N", help=help)
+    add = parser.add_argument
+    add("weights", metavar="WEIGHTS", help="best.pth, epoch_<n>.pth, a checkpoint, or a run's folder")
+    add("--arch", type=models.arch, help="network (default: that of starts.jsonl next to WEIGHTS)")
+    add("--image_size", type=models.image_size, metavar="N", help="pixels (default: that of starts.jsonl)")
     help = "function of your own without arguments; it runs, and returns the network"
-    parser.add_argument("--model", metavar="FILE.py:FUNCTION", help=help)
+    add("--model", metavar="FILE.py:FUNCTION", help=help)
 
 
 def load(
@@ -87,10 +83,10 @@ def load(
         name, channels = model or str(arch), 3
         size = settings.get("image_size", 224)
     if model:
-        network, size = _call(model), settings.get("val_image_size", size)
+        size = settings.get("val_image_size", size)
+        network, count = _call(model, size)
         weights.fill(path, network, tensors, complete=True)
-        classes = _classes(path, _count_classes(network, model, size))
-        return Trained(network, name, channels, size, mean, std, share, classes, settings)
+        return Trained(network, name, channels, size, mean, std, share, _classes(path, count), settings)
     if arch:
         kwargs = settings.get("model_kwargs", models.NO_KWARGS)
         make = lambda classes: models.build(arch, classes, size, kwargs).eval()  # noqa: E731
@@ -99,11 +95,9 @@ def load(
         name, channels, mean, std, share = _SMALL, len(form.MEAN), form.MEAN, form.STD, 1.0
         size, width = image_size or form.SIDE, settings.get("width", 64)
         make = lambda classes: models.resnet18(channels, classes, width).eval()  # noqa: E731
-    elif runs := starts.read(folder):
-        job = runs[-1]["environment"].get("job")
-        raise BadInput(f"{path}: a network of {job!r:.80}: add --model FILE.py:FUNCTION, which returns it")
     else:
-        raise BadInput(f"{path}: no starts.jsonl of its job in the folder: add --arch and --image_size")
+        options = "--arch and --image_size, or --model FILE.py:FUNCTION"
+        raise BadInput(f"{path}: {starts.FILE} next to it names no network: add {options}")
     first, dim = next(iter(models.head(make).items()), ("", 0))
     shape = tensors[first].shape if first in tensors else ()
     if dim >= len(shape) or 0 in shape:
@@ -116,26 +110,20 @@ def load(
     return Trained(network, name, channels, size, mean, std, share, _classes(path, count), settings)
 
 
-def _call(model: str) -> nn.Module:
-    """Return the network of FILE.py:FUNCTION, in evaluation mode. Raises BadInput."""
+@torch.no_grad()
+def _call(model: str, size: int) -> tuple[nn.Module, int]:
+    """Return (the network of FILE.py:FUNCTION in evaluation mode, the number of its classes). Raises
+    BadInput."""
     file, _, function = model.rpartition(":")
     sys.path.insert(0, os.path.dirname(os.path.abspath(file)))  # as `python FILE` does
     try:
-        return runpy.run_path(file)[function]().eval()
+        network = runpy.run_path(file)[function]().eval()
+        _, count = network(torch.zeros(1, 3, size, size)).shape
     except (Exception, SystemExit) as error:  # code of the user may raise anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise BadInput(f"--model {model}: {reason}; expected FILE.py:FUNCTION, without arguments") from error
-
-
-@torch.no_grad()
-def _count_classes(network: nn.Module, model: str, size: int) -> int:
-    """Return the number of logits of one image. Raises BadInput."""
-    try:
-        _, count = network(torch.zeros(1, 3, size, size)).shape
-    except Exception as error:
-        reason = f"{' '.join(str(error).split())[:200]}; expected logits [1, classes]"
-        raise BadInput(f"--model {model} with --image_size {size}: {reason}") from error
-    return count
+        expected = "FILE.py:FUNCTION without arguments; its network returns logits [1, classes]"
+        raise BadInput(f"--model {model} with --image_size {size}: {reason}; expected {expected}") from error
+    return network, count
 
 
 def _classes(path: str, count: int) -> tuple[str, ...]:

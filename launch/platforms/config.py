@@ -13,6 +13,7 @@ from common.ground.files import is_url
 from common.object_store import location as object_store
 from common.platform import platforms
 from launch import secret_scan
+from launch.profiles import VARIABLES
 
 if TYPE_CHECKING:
     import pydantic
@@ -24,10 +25,7 @@ _Other = Literal[
 ]  # platforms for whose tools a file is written
 PLATFORMS = ("modelarts", *get_args(_Other))
 UNBUFFERED = "PYTHONUNBUFFERED"  # otherwise a killed node loses its last log lines
-_PLATFORM_VARIABLES = re.compile(
-    r"(MA_|VC_|VK_|SLURM_|PET_|SM_|TORCHELASTIC_|BOOTFILE_STARTED).*|(LOCAL_|NODE_)?RANK|(LOCAL_)?WORLD_SIZE"
-    r"|MASTER_ADDR|NCCL_SOCKET_IFNAME|NCCL_IB_HCA|PYTHONPATH"
-)
+_INTERFACES = ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")  # variables that ModelArts sets, too
 _SNAPSHOT = re.compile(r"[A-Za-z0-9_.-]+-[0-9a-f]{12}")
 
 
@@ -71,7 +69,7 @@ def _check_argument(name: str) -> str:
 
 
 def _check_variable(name: str) -> str:
-    if _PLATFORM_VARIABLES.fullmatch(name):
+    if name in _INTERFACES or (VARIABLES.fullmatch(name) and name != "MASTER_PORT"):
         raise ValueError("the platform sets this variable: remove it")
     return name
 
@@ -216,8 +214,6 @@ class JobConfig(_Table):
     @pydantic.field_validator("environment")
     @classmethod
     def _set_unbuffered(cls, table: dict[str, str]) -> dict[str, str]:
-        if table.get(UNBUFFERED, "1") != "1":
-            raise ValueError(f"{UNBUFFERED} must be 1: a log would lose its last lines")
         return {UNBUFFERED: "1"} | table
 
     @property

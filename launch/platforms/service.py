@@ -154,14 +154,11 @@ class ModelArts:
             return answer
         except self._errors as error:
             refused: Any = error
-            text, status = (
-                getattr(error, "error_msg", None) or str(error),
-                getattr(error, "status_code", None),
-            )
+            status = getattr(error, "status_code", None)
+            text = getattr(error, "error_msg", None) or str(error)
             for secret in self._secrets:
                 text = text.replace(secret, "***")
             reason = f"no usable answer from {self._host} ({type(error).__name__}: {text[:500]})"
             if status is not None:
-                request_id = refused.request_id or "unknown"
-                reason = f"{refused.error_code} {text[:500]} (HTTP {status}, request id {request_id})"
+                reason = f"{refused.error_code} {text[:500]} (HTTP {status}, request id {refused.request_id})"
             raise ServiceError(f"{call.replace('_', ' ')}: {reason}", status) from error

@@ -30,7 +30,6 @@ import time
 from common.console.arguments import Parser, positive_int
 from common.distributed import preemption
 from common.ground.exits import BadInput
-from common.ground.files import explained
 from launch import confirm
 from launch.explain import DIFFERS, UNVERIFIED
 from launch.prove import evidence, page, trial
@@ -50,7 +49,6 @@ def main(arguments: list[str]) -> int:
     add("--to", metavar="FILE", help="also write a page, for example proof.html")
     add("--force", action="store_true", help="replace FILE even if it is not such a page")
     add("--kills", type=positive_int, default=3, help="SIGKILLs at random moments (default: 3)")
-    add("--seed", type=int, default=0, help="seed of these moments (default: 0)")
     add("--keep", metavar="FOLDER", help="keep the runs in this new or empty folder (default: temporary)")
     add("--compare", metavar="FILES", help='for a script without Bootfile: its weights, as "OUT/*.pt"')
     add("--resume_with", metavar="OPTIONS", help="for a script without Bootfile: options of a restart")
@@ -67,11 +65,8 @@ def main(arguments: list[str]) -> int:
     preemption.unwind_within(_UNWIND)
     with contextlib.ExitStack() as stack:
         folder = args.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="bootfile-prove-"))
-        with explained(f"--keep {folder}"):
-            os.makedirs(folder, exist_ok=True)
-        if os.listdir(folder):
-            raise BadInput(f"--keep {folder} is not empty")
-        words = (args.job, arguments[split + 1 :], os.path.abspath(folder), args.kills, args.seed)
+        confirm.make_empty(folder)
+        words = (args.job, arguments[split + 1 :], os.path.abspath(folder), args.kills)
         job: Job
         if args.compare:
             job = OtherJob(*words, compare=args.compare, resume_with=args.resume_with)

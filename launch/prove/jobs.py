@@ -55,16 +55,14 @@ class Job:
     """A job with its options, and the folders of its runs.
 
     script: its path. options: of the user. root: a folder for the runs. kills: SIGKILLs of the case KILLED.
-    seed: of their moments.
     `unchecked`: lines on what could not be checked. `doubts`: lines on why the runs prove nothing.
     `same_bits`: numbers of processes whose runs must have equal states; [] for a job without shards.
     """
 
     weights: str  # pattern of the files of weights in a run's folder
 
-    def __init__(self, script: str, options: list[str], root: str, kills: int, seed: int):
-        self.script, self.options, self.root = script, options, root
-        self.kills, self.seed = kills, seed
+    def __init__(self, script: str, options: list[str], root: str, kills: int):
+        self.script, self.options, self.root, self.kills = script, options, root, kills
         self.unchecked: list[str] = []
         self.doubts: list[str] = []
         self.same_bits: list[int] = []
@@ -169,7 +167,7 @@ class OwnJob(Job):
         command = self.command((*option, f"--output_dir={folder}"))
         kills: list[float] = []
         if case.name == KILLED:
-            kills = trial.choose_steps(self.kills, self._every + 1, self.steps - 1, self.seed)
+            kills = trial.choose_steps(self.kills, self._every + 1, self.steps - 1)
 
         def after_kill() -> list[str]:
             if not os.path.exists(self._snapshot):
@@ -239,7 +237,7 @@ class OtherJob(Job):
             command = self._restart()
         if case.name == KILLED:
             first, last = (int(self._writes * part) for part in (0.2, 0.8))
-            kills = trial.choose_steps(self.kills, max(1, first), max(1, last), self.seed)
+            kills = trial.choose_steps(self.kills, max(1, first), max(1, last))
         writes = set[tuple]()
 
         def watch() -> float:

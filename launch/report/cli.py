@@ -20,7 +20,6 @@ from launch.report import charts, tables
 from launch.report import runs as report_runs
 from launch.report.runs import Run
 
-MOST_RUNS = 24
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 
@@ -32,9 +31,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--force", action="store_true", help="replace FILE even if it is not a report")
     parser.add_argument("--title", help="default: the names of the runs")
     args = parser.parse_args(arguments)
-    paths = [path for named in args.runs for path in report_runs.find_runs(named)]
-    if len(paths) > MOST_RUNS:
-        raise BadInput(f"{len(paths)} runs are too many for one page: at most {MOST_RUNS}")
+    found = (path for named in args.runs for path in report_runs.find_runs(named))
+    paths = [*dict.fromkeys(map(os.path.realpath, found))]
     if not args.to.endswith(".html"):  # the name of no result of a run
         raise BadInput(f"--to {args.to}: expected a name that ends in .html")
     confirm.check_replaceable(args.to, re.compile(re.escape(_POLICY)), args.force)
@@ -50,13 +48,9 @@ def main(arguments: list[str]) -> int:
 
 
 def _names(paths: list[str]) -> list[str]:
-    """Return the paths below the folder that holds all runs. Raises BadInput if a folder is named twice."""
-    whole = [os.path.realpath(path) for path in paths]
-    for place, path in enumerate(whole):
-        if path in whole[:place]:
-            raise BadInput(f"{paths[place]} is named twice")
-    parent = os.path.commonpath([os.path.dirname(path) for path in whole])
-    return [os.path.relpath(path, parent) for path in whole]
+    """Return the paths below the folder that holds all runs."""
+    parent = os.path.commonpath([os.path.dirname(path) for path in paths])
+    return [os.path.relpath(path, parent) for path in paths]
 
 
 def render_page(runs: list[Run], title: str | None = None) -> str:

@@ -117,9 +117,7 @@ def _read_starts(run: Run) -> list[Start]:
         is_known = bool(history) and (history[-1].time, history[-1].step) == (time, step)
         if is_known or not (math.isfinite(time) and math.isfinite(step)):
             continue
-        settings, ignored = line["settings"], line.get("ignored")
-        if isinstance(ignored, list) and ignored:
-            settings = settings | {"ignored arguments": " ".join(map(str, ignored))}
+        settings = line["settings"]
         if settings.get("resume") == "never":
             history, lost = [], {}
         begun = time - sum(seconds for seconds in _numbers(line.get("laps")).values() if seconds >= 0)

@@ -10,17 +10,14 @@ Every node has its own folders:
     cache                                     its scratch disk (BOOTFILE_SCRATCH)
     logs                                      its log
 
-URLs among the job's arguments are not changed. A --train_url that is a folder of this machine stands for a
-volume: all nodes write to it, and a new container finds it as it was. The job uses the GPUs if there is one
-for every process, else the CPU. On the CPU it also gets --processes_per_node if the platform does not start
-every process. A script outside a Bootfile repository gets only the arguments that the platform passes
-(guides/own_script.md).
+URLs among the job's arguments are not changed. Options in a file of its --config are not looked at. A
+--train_url that is a folder of this machine stands for a volume: all nodes write to it, and a new container
+finds it as it was. The job uses the GPUs if there is one for every process, else the CPU. On the CPU it also
+gets --processes_per_node if the platform does not start every process. A script outside a Bootfile repository
+gets only the arguments that the platform passes (guides/own_script.md).
 
 --fault may be repeated:
     kill:rank=R,step=S  term:...  stop:...    SIGKILL, SIGTERM, SIGSTOP to the process of a global rank
-    cut:node=N,step=S,seconds=T|forever       the node's link is down; needs --network-namespaces
-    late:node=N,seconds=T  missing:node=N     started later, never
-    duplicate:rank=R                          a second node is started with the identity of R's node
     restart:node=N,step=S                     SIGKILL, then the command again in the same folders
     reschedule:node=N,step=S                  SIGKILL, then a new container with only a copy of the nodes'
                                               outputs; all nodes if none is named
@@ -38,16 +35,14 @@ import signal
 import tempfile
 from typing import NoReturn
 
-from common.console import config
 from common.console.arguments import Parser, positive_float, positive_int
 from common.ground.exits import BadInput
-from common.ground.files import explained
 from datasets.folders import shards
+from launch import confirm
 from launch.bundle.code_folder import CodeFolder
 from launch.profiles import PROFILES, Folders, make_starts
 from launch.simulate import faults
 from launch.simulate.commands import Commands, get_option
-from launch.simulate.network import Network
 from launch.simulate.nodes import Node
 from launch.simulate.simulation import Simulation, log
 
@@ -70,17 +65,19 @@ def main(argv: list[str]) -> int:
         folder = args.keep or tempfile.mkdtemp(prefix="bootfile-simulate-")
         if not args.keep:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        nodes = _nodes(args, folder)
-        network = stack.enter_context(Network(len(nodes))) if args.network_namespaces else None
-        commands = Commands(args, network)
+        nodes = [
+            Node(index, os.path.join(folder, f"node-{index}"), args.code, args.data)
+            for index in range(args.nodes)
+        ]
+        commands = Commands(args)
         kept = "" if args.keep else " (--keep FOLDER keeps them)"
         log(
             f"platform={args.platform} nodes={args.nodes} processes={args.processes} "
             f"device={commands.device} folders={folder}{kept}"
         )
-        code = simulation.run(nodes, commands, network)
+        code = simulation.run(nodes, commands)
         for node in nodes if args.keep else []:
-            log(f"node {node.label}: outputs={node.output} log={node.log}")
+            log(f"node {node.index}: outputs={node.output} log={node.log}")
         return code
 
 
@@ -93,12 +90,10 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--processes", type=positive_int, default=1, help="processes of every node (default: 1)")
     add("--platform", choices=PROFILES, default="modelarts", help="default: modelarts")
     add("--fault", action="append", default=[], help="a fault, see above")
-    add("--network-namespaces", action="store_true", help="give every node its own network; needs root")
     add("--code_dir", metavar="FOLDER", help="the uploaded folder of a script (default: the script's own)")
     add("--keep", help="keep the nodes' folders in this empty or new folder (default: temporary)")
     add("--limit", type=positive_float, help="end the simulation after this many seconds (default: never)")
     args, given = parser.parse_args(argv[:split]), argv[split + 1 :]
-    options = [*_read_config(given), *given]
     if not os.path.isfile(args.job):
         raise BadInput(f"{args.job}: no such file")
     code = CodeFolder(args.job, code_dir=args.code_dir)
@@ -106,11 +101,8 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
         raise BadInput(f"--nodes {args.nodes} --processes {args.processes}: at most {_MOST_PROCESSES} in all")
     somewhere, addresses = Folders("", "", "", "", ""), ["127.0.0.1"] * args.nodes
     make_starts(args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere)  # checks
-    parsed = faults.parse(args.fault, args.nodes, args.processes)
-    cuts = [fault.text for fault in parsed if fault.kind == "cut"]
-    if cuts and not args.network_namespaces:
-        raise BadInput(f"--fault {cuts[0]} needs --network-namespaces: otherwise the nodes share one network")
-    data, below = get_option(options, "--data_url"), []
+    parsed = [faults.parse(spec, args.nodes, args.processes) for spec in args.fault]
+    data, below = get_option(given, "--data_url"), []
     if data and "://" in data:  # the job itself fetches it
         data = None
     if data is not None and not os.path.isdir(data):
@@ -120,42 +112,9 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
         data, *below = shards.split_pattern(data)
     keep = args.keep and os.path.abspath(args.keep)
     if keep:
-        with explained(f"--keep {keep}"):
-            os.makedirs(keep, exist_ok=True)
-            if os.listdir(keep):
-                raise BadInput(f"--keep {keep} is not empty")
+        confirm.make_empty(keep)
     follows = {
-        "job_arguments": given, "job_options": options, "code": code, "faults": parsed, "keep": keep,
+        "job_arguments": given, "code": code, "faults": parsed, "keep": keep,
         "data": data and os.path.abspath(data), "below": below,
     }  # fmt: skip
     return argparse.Namespace(**vars(args) | follows)
-
-
-def _read_config(arguments: list[str]) -> list[str]:
-    """Return the options in the job's --config as words; none if the file is invalid or of another
-    program."""
-    try:
-        return config.to_words(config.read(get_option(arguments, "--config") or ""), {})
-    except BadInput:
-        return []
-
-
-def _nodes(args: argparse.Namespace, folder: str) -> list[Node]:
-    """Return the nodes of the job, and one more for every duplicate."""
-    nodes: list[Node] = []
-
-    def add(index: int, label: str, name: str) -> None:
-        place = os.path.join(folder, name)
-        nodes.append(Node(index, label, len(nodes), place, args.code, args.data))
-
-    for index in range(args.nodes):
-        add(index, str(index), f"node-{index}")
-    for fault in args.faults:
-        if fault.kind == "duplicate":
-            index = fault.rank // args.processes
-            add(index, f"{index} again", f"node-{index}-again-{len(nodes)}")
-            nodes[-1].fault = fault
-        elif fault.kind in ("late", "missing"):
-            nodes[fault.node].fault = fault
-            nodes[fault.node].delay = fault.seconds if fault.kind == "late" else None
-    return nodes

@@ -1,6 +1,7 @@
 """Build the commands of simulated nodes: the platform's arguments, the user's, and a clean environment."""
 
 import argparse
+import contextlib
 import os
 import random
 import shutil
@@ -11,38 +12,26 @@ import sys
 from common.ground.exits import BadInput
 from common.object_store.paths import SCRATCH
 from common.platform.platforms import available_cores
-from launch.profiles import make_rank_table, make_starts
-from launch.simulate.network import Network
+from launch.profiles import VARIABLES, make_rank_table, make_starts
 from launch.simulate.nodes import INPUT, Node
-
-_NAMES = {  # variables of the user's environment that must not reach a node
-    "RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "NPROC_PER_NODE", "PYTHONPATH",
-    "CUDA_VISIBLE_DEVICES",
-}  # fmt: skip
-_PREFIXES = (
-    "MASTER_", "MA_", "VC_", "VK_", "PET_", "SLURM_", "SRUN_", "SM_", "MLP_", "SKYPILOT_", "DSTACK_",
-    "AZUREML_", "TORCHELASTIC_", "OMPI_", "PMI_", "BOOTFILE_", "RANK_", "ASCEND_DEVICE_",
-)  # fmt: skip
 
 
 class Commands:
     """A builder of the nodes' commands. args: of `simulate`. code: the uploaded files. device: "cuda" or
     "cpu"."""
 
-    def __init__(self, args: argparse.Namespace, network: Network | None):
-        self._args, self._network = args, network
-        self.code = args.code
-        gpus = [] if get_option(args.job_options, "--enable_gpu") == "false" else _visible_gpus()
+    def __init__(self, args: argparse.Namespace):
+        self._args, self.code = args, args.code
+        gpus = [] if get_option(args.job_arguments, "--enable_gpu") == "false" else _visible_gpus()
         self._gpus = gpus if len(gpus) >= args.nodes * args.processes else []
         self.device = "cuda" if self._gpus else "cpu"
-        self._hosts, self._port = _loopback(args.nodes), _free_port()
-        if network is not None:
-            self._hosts = network.addresses[: args.nodes]
+        # Linux has all addresses of 127.0.0.0/8
+        self._hosts = [f"127.0.{node // 254}.{node % 254 + 1}" for node in range(args.nodes)]
+        self._port = _free_port()
         self._environment = {
             name: value
             for name, value in os.environ.items()
-            if name not in _NAMES and not name.startswith(_PREFIXES)
+            if not VARIABLES.fullmatch(name) and not name.startswith("BOOTFILE_")
         }
         self._environment["PYTHONUNBUFFERED"] = "1"
         if not self._gpus:  # all nodes share the cores of this machine
@@ -72,16 +61,13 @@ class Commands:
                 counts = {"MA_SCHEDULE_CNT": node.scheduled, "MA_PROC_START_CNT": node.started + 1}
                 added |= {name: str(count) for name, count in counts.items()}
             own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), SCRATCH: node.folders.scratch}
-            environment = self._environment | own | added
-            if self._network is not None:
-                command = self._network.command(node.slot, command)
-            commands.append((command, environment, added))
+            commands.append((command, self._environment | own | added, added))
         return commands
 
     def _is_mounted(self, name: str) -> bool:
         """Return whether the user passes a URL for this option, or an own folder for results, as if it was
         mounted on every node. A platform then passes no folder."""
-        given = get_option(self._args.job_options, name) or ""
+        given = get_option(self._args.job_arguments, name) or ""
         return "://" in given or (name == "--train_url" and bool(given))
 
     def _given(self, node: Node, platforms: list[str], tell_processes: bool) -> list[str]:
@@ -95,12 +81,12 @@ class Commands:
             ]
         if not args.code.is_repository:  # it may not accept them
             return given
-        options = [*args.job_options, *platforms]
+        options = [*args.job_arguments, *platforms]
         if get_option(options, "--train_url", "--output_dir") is None:
             given.append(f"--train_url={node.output}")
         if tell_processes and args.processes > 1 and get_option(options, "--processes_per_node") is None:
             given.append(f"--processes_per_node={args.processes}")  # no GPUs that the job could count
-        if any(fault.step for fault in args.faults) and get_option(options, "--report_every") is None:
+        if args.faults and get_option(options, "--report_every") is None:
             given.append("--report_every=1")
         return given
 
@@ -121,19 +107,12 @@ def _split(arguments: list[str], *names: str) -> tuple[str | None, list[str]]:
     return known.value, others
 
 
-def _loopback(nodes: int) -> list[str]:
-    """Return an address for every node: Linux has all of 127.0.0.0/8."""
-    return [f"127.0.{node // 254}.{node % 254 + 1}" for node in range(nodes)]
-
-
 def _free_port() -> int:
     """Return a port below those of outgoing connections, so that it is still free when a node restarts."""
     for port in random.SystemRandom().sample(range(20000, 30000), 100):
-        try:
+        with contextlib.suppress(OSError):
             socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        return port
+            return port
     raise BadInput("no free port among 100 in 20000..29999 on 127.0.0.1")
 
 

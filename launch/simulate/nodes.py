@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import math
 import os
 import shutil
 import signal
@@ -17,7 +16,6 @@ from common.distributed import preemption
 from launch.bundle.code_folder import CodeFolder
 from launch.explain import normalize
 from launch.profiles import Folders
-from launch.simulate.faults import Fault
 
 INPUT, OUTPUT = "data_url_0", "train_url_0"  # as ModelArts names the first input and the first output
 _MOST = 2**20  # bytes of a log that are read at a time: a job may print endlessly
@@ -45,11 +43,7 @@ class Node:
     """A container that a platform would start.
 
     index: the node's rank
-    slot: its place in the network
     data: a folder that is linked as the first input; a platform would copy it
-    delay: seconds from the begin of the simulation to its start; None if it is not to be started
-    fault: the fault of its start
-    mend_at: the time.monotonic() at which its link comes up again
     restarts: how often it is restarted in place if it fails
 
     make_folders() makes a new container and start() begins a run in it. Call read() and poll() until poll()
@@ -57,11 +51,8 @@ class Node:
     ended, also processes in another session.
     """
 
-    def __init__(self, index: int, label: str, slot: int, folder: str, code: CodeFolder, data: str | None):
-        self.index, self.label, self.slot = index, label, slot
-        self.delay: float | None = 0.0
-        self.fault: Fault | None = None
-        self.mend_at, self.restarts = math.inf, 0
+    def __init__(self, index: int, folder: str, code: CodeFolder, data: str | None):
+        self.index, self.restarts = index, 0
         self.scheduled, self.started = 0, 0  # as MA_SCHEDULE_CNT and MA_PROC_START_CNT count
         self.runs: list[Run] = []
         self._folder, self._code, self._data = folder, code, data
@@ -92,7 +83,7 @@ class Node:
 
     @property
     def log(self) -> str:
-        return os.path.join(self.folders.logs, f"node_{self.label.replace(' ', '_')}.log")
+        return os.path.join(self.folders.logs, f"node_{self.index}.log")
 
     @property
     def running(self) -> bool:
@@ -186,7 +177,7 @@ class Node:
 
     @property
     def _mark(self) -> str:
-        return f"{os.getpid()}.{self.slot}"
+        return f"{os.getpid()}.{self.index}"
 
     def _processes(self) -> dict[int, dict[str, Any]]:
         """Return the living processes of this node by process id."""

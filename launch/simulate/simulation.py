@@ -1,6 +1,5 @@
 """Run a simulation: start nodes, fire faults, wait until the nodes end."""
 
-import math
 import os
 import re
 import shlex
@@ -11,8 +10,7 @@ import time
 
 from launch.explain import NEVER_FIRED, TIME_LIMIT, explain_end
 from launch.simulate.commands import Commands
-from launch.simulate.faults import NOT_GIVEN, Fault
-from launch.simulate.network import Network
+from launch.simulate.faults import Fault
 from launch.simulate.nodes import Node, copy_tree
 
 _STEP = re.compile(r"epoch=\d+ step=(\d+) ")  # the beginning of a job's log line
@@ -47,21 +45,18 @@ class Simulation:
         """End all nodes and the simulation: a signal handler."""
         self._interrupts.append(number)
 
-    def run(self, nodes: list[Node], commands: Commands, network: Network | None) -> int:
+    def run(self, nodes: list[Node], commands: Commands) -> int:
         """Make the folders, start the nodes, wait until they end, print a table, and return the exit code. On
         any error all nodes are killed."""
         self._nodes, self._commands = nodes, commands
-        self._set_link = network.link if network else lambda node, up: None
         for node in nodes:
             node.make_folders()
         self._began = time.monotonic()
-        for node in nodes:
-            if node.fault and node.delay is None:
-                self._note(node.fault, f"node {node.label} is not started", None)
-        code = self._end_from_outside()
+        code = None
         try:
-            while code is None and any(node.running or node.delay is not None for node in nodes):
-                self._start_due()
+            for node in nodes:
+                self._start(node)
+            while code is None and any(node.running for node in nodes):
                 self._read()
                 self._fire_faults()
                 self._reap()
@@ -73,20 +68,12 @@ class Simulation:
                 if node.running:
                     node.kill()
 
-    def _start_due(self) -> None:
-        for node in self._nodes:
-            if node.delay is not None and time.monotonic() - self._began >= node.delay:
-                node.delay = None
-                self._start(node)
-                if node.fault:
-                    self._note(node.fault, f"node {node.label} is started now", node.pids[0])
-
     def _start(self, node: Node) -> None:
         processes = self._commands.build(node)
         node.start([(command, environment) for command, environment, _ in processes])
         for (command, _, added), pid in zip(processes, node.pids, strict=True):
             variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(added.items()))
-            line = f"node {node.label}: pid={pid} {variables} {shlex.join(command)}"
+            line = f"node {node.index}: pid={pid} {variables} {shlex.join(command)}"
             log(" ".join(line.split()))
 
     def _read(self) -> None:
@@ -98,7 +85,7 @@ class Simulation:
 
     def _show(self, node: Node, lines: list[str]) -> None:
         for line in lines:
-            print(f"[node {node.label}] {line}")
+            print(f"[node {node.index}] {line}")
             if match := _STEP.match(line):
                 self._step = int(match[1])
             if match := _ERROR.fullmatch(line):
@@ -107,23 +94,15 @@ class Simulation:
             sys.stdout.flush()
 
     def _fire_faults(self) -> None:
-        for fault in [fault for fault in self._pending if fault.step and self._step >= fault.step]:
-            if fault.kind in _SIGNALS:
-                self._signal_rank(fault)
-            elif fault.kind == "cut":
-                self._cut(fault)
+        for fault in [fault for fault in self._pending if self._step >= fault.step]:
+            if fault.rank is not None:
+                self._signal_rank(fault, fault.rank)
             else:
                 self._start_again(fault)
-        now = time.monotonic()
-        for node in self._nodes:
-            if node.mend_at <= now:
-                node.mend_at = math.inf
-                self._set_link(node.slot, up=True)
-                log(f"node {node.label}: the link is up again time={now - self._began:.1f} step={self._step}")
 
-    def _signal_rank(self, fault: Fault) -> None:
-        node = self._nodes[fault.rank // self._processes]
-        pid = node.ranks(self._processes).get(fault.rank) if node.running else None
+    def _signal_rank(self, fault: Fault, rank: int) -> None:
+        node = self._nodes[rank // self._processes]
+        pid = node.ranks(self._processes).get(rank) if node.running else None
         if pid is None:
             return
         number = _SIGNALS[fault.kind]
@@ -133,23 +112,16 @@ class Simulation:
             return
         if number == signal.SIGSTOP:
             self._stopped.add(pid)
-        self._note(fault, f"{number.name} to rank {fault.rank} on node {node.label}", pid)
-
-    def _cut(self, fault: Fault) -> None:
-        node = self._nodes[fault.node]
-        if not node.running:
-            return
-        self._set_link(node.slot, up=False)
-        node.mend_at = time.monotonic() + fault.seconds
-        self._note(fault, f"the link of node {node.label} is down", node.pids[0])
+        self._note(fault, f"{number.name} to rank {rank} on node {node.index}", pid)
 
     def _start_again(self, fault: Fault) -> None:
         """Restart nodes in place, or in new containers with a copy of the outputs of all nodes."""
-        targets = self._nodes if fault.node == NOT_GIVEN else [self._nodes[fault.node]]
+        targets = self._nodes if fault.node is None else [self._nodes[fault.node]]
         targets = [node for node in targets if node.running]
         if not targets:
             return
-        self._note(fault, f"SIGKILL to nodes {', '.join(node.label for node in targets)}", targets[0].pids[0])
+        names = ", ".join(str(node.index) for node in targets)
+        self._note(fault, f"SIGKILL to nodes {names}", targets[0].pids[0])
         for node in targets:
             node.kill()
         for node in targets:
@@ -166,10 +138,10 @@ class Simulation:
             if node not in targets:
                 node.restarts += 1
 
-    def _note(self, fault: Fault, what: str, pid: int | None) -> None:
+    def _note(self, fault: Fault, what: str, pid: int) -> None:
         self._pending.remove(fault)
         seconds = time.monotonic() - self._began
-        log(f"fault {fault.text}: {what} time={seconds:.1f} step={self._step} pid={pid or 'none'}")
+        log(f"fault {fault.text}: {what} time={seconds:.1f} step={self._step} pid={pid}")
 
     def _reap(self) -> None:
         for node in self._nodes:
@@ -178,7 +150,7 @@ class Simulation:
             code = self._finish(node)
             if code and node.restarts:
                 node.restarts -= 1
-                log(f"node {node.label} ended with {code}: it is restarted in place")
+                log(f"node {node.index} ended with {code}: it is restarted in place")
                 self._start(node)
 
     def _finish(self, node: Node, note: str = "") -> int:
@@ -190,9 +162,8 @@ class Simulation:
     def _kill_if_all_stopped(self) -> None:
         """Kill stopped processes if nothing else runs: they never end by themselves."""
         left = [node for node in self._nodes if node.running]
-        waits = any(node.delay is not None for node in self._nodes)
         remain = [{*node.ranks(self._processes).values()} for node in left] if self._stopped else []
-        if waits or not remain or not all(ranks and ranks <= self._stopped for ranks in remain):
+        if not remain or not all(ranks and ranks <= self._stopped for ranks in remain):
             self._stopped_since = None
             return
         now = time.monotonic()
@@ -214,16 +185,13 @@ class Simulation:
             return None
         log(f"{reason} after {seconds:.1f} s: ending all nodes")
         for node in self._nodes:
-            node.delay = None
             if node.running:
-                node.runs[-1].note = f"ended by {reason}"
+                node.runs[-1].note, node.restarts = f"ended by {reason}", 0
                 node.end(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE
         while any(node.running for node in self._nodes) and time.monotonic() < deadline:
             self._read()
-            for node in self._nodes:
-                if node.poll() is not None:
-                    self._finish(node)
+            self._reap()
         for node in self._nodes:
             if node.running:
                 node.kill()
@@ -235,11 +203,9 @@ class Simulation:
         print(f"\n{'node':<16}{'exit code':>9}{'seconds':>10}  explanation")
         for node in self._nodes:
             for number, run in enumerate(node.runs, start=1):
-                label = node.label if len(node.runs) == 1 else f"{node.label} run {number}"
+                label = str(node.index) if len(node.runs) == 1 else f"{node.index} run {number}"
                 meaning = run.note or explain_end(run.code or 0, run.error)
                 print(f"{label:<16}{run.code:>9}{run.ended - run.began:>10.1f}  {meaning}")
-            if not node.runs:
-                print(f"{node.label:<16}{'-':>9}{'-':>10}  not started")
         print(flush=True)
         failed = any(run.error for node in self._nodes for run in node.runs)
         if failed and not self._commands.code.is_repository:
@@ -247,6 +213,6 @@ class Simulation:
         for fault in self._pending:
             log(f"fault {fault.text} never fired: the last step seen is {self._step}")
         if code is None:
-            last = sorted((node.runs[-1] for node in self._nodes if node.runs), key=lambda run: run.ended)
+            last = sorted((node.runs[-1] for node in self._nodes), key=lambda run: run.ended)
             code = next((run.code for run in last if run.code), NEVER_FIRED if self._pending else 0)
         return code

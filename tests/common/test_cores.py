@@ -48,5 +48,5 @@ def test_simulated_nodes_share_the_cores(monkeypatch):
     threads = []
     for layout in (["--nodes=3"], ["--nodes=3", "--processes=2"], ["--nodes=20"]):
         args = cli._parse_args([*layout, "jobs/train_ddp.py", "--", "--enable_gpu=false"])
-        threads.append(commands.Commands(args, None)._environment["OMP_NUM_THREADS"])
+        threads.append(commands.Commands(args)._environment["OMP_NUM_THREADS"])
     assert threads == ["4", "2", "1"]

@@ -18,8 +18,6 @@ from datasets.loaders.loader import MEAN, STD
 from datasets.loaders.replay import Step
 from datasets.memory import image_set
 from datasets.sampling import augment, effects
-from datasets.sampling.loop_receipt import RECORD
-from datasets.sampling.receipt import batch_sums
 from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
 from launch.data import cli, job, sheet
@@ -165,12 +163,9 @@ def test_the_items_of_a_dataset_of_your_own(project, tmp_path, capsys):
     assert Image.open(picture).info["Software"] == sheet.MARK.pattern
 
 
-def test_a_job_of_the_same_name_in_another_folder_is_not_started(project):
+def test_the_job_of_a_projects_own_folder_is_found(project):
     folder, output = project
-    script = folder / "jobs" / "train.py"
-    with pytest.raises(BadInput, match=rf"was made by {script}, not by .*jobs/train.py: .* --job SCRIPT"):
-        cli.main([str(output), "--step=1"])
-    shown = run("-m", "launch", "data", output, "--step=3", cwd=folder)  # the project's own folder
+    shown = run("-m", "launch", "data", output, "--step=3", cwd=folder)
     assert len(lines_of(shown.stdout)) == 120
 
 
@@ -241,27 +236,6 @@ def test_the_steps_of_a_file(photographs, capsys, monkeypatch):
         assert ["1", "1", "0"] in lines_of(text)
 
 
-def test_a_sample_of_a_thousand_million(tmp_path, capsys):
-    """The receipt has the records of the steps that are looked at, and no others."""
-    sampler, id = BatchSampler(10**9, 4096, 5), 123_456_789
-    steps = sampler.find(id, np.arange(1, 4)) + 1
-    last = 3 * len(sampler)
-    records = np.zeros(4, dtype=RECORD)
-    for record, step in zip(records, [*steps.tolist(), last], strict=True):
-        ids = sampler.batch(step - 1)
-        sums = batch_sums(ids, ids, (), np.array([len(ids)]))[0].view(np.uint64)
-        record["epoch"], record["step"], record["sums"] = (step - 1) // len(sampler) + 1, step, sums
-    (tmp_path / "receipt.bin").write_bytes(records.tobytes())
-    sampling = {"sampler": "BatchSampler", "samples": 10**9, "global batch": 4096, "seed": 5, "views": 1}
-    start = {"step": 0, "settings": {}, "environment": {"world size": 8}, "sampling": sampling}
-    (tmp_path / "starts.jsonl").write_text(json.dumps(start) + "\n")
-    assert cli.main([str(tmp_path), f"--sample={id}"]) == 0
-    text = capsys.readouterr().out
-    assert "3 times" in text and [int(words[1]) for words in lines_of(text)] == steps.tolist()
-    for _, step, rank in lines_of(text):
-        assert id in sampler.shard(int(rank), 8).batch(int(step) - 1)
-
-
 # The steps before a jump of the loss
 
 
@@ -308,14 +282,9 @@ def other_seed(content: bytes) -> bytes:
 CHANGES = {  # what happens to the folder of a run: (change, words, message)
     "no folder": (shutil.rmtree, ["--step=1"], "no run at RUN: not a folder"),
     "no receipt": (lambda run: (run / "receipt.bin").unlink(), ["--step=1"], "no receipt of a run at"),
-    "cut receipt": (lambda run: edit(run, "receipt.bin", lambda it: it[:70]), ["--step=1"],
-                    "receipt.bin is empty, cut or not a receipt"),
     "short receipt": (lambda run: edit(run, "receipt.bin", lambda it: it[:64]), ["--step=3"],
                       "RUN has no step 3: its receipt has the steps 1-2"),
-    "empty receipt": (lambda run: edit(run, "receipt.bin", lambda it: b""), ["--step=1"], "is empty, cut or"),
     "no starts": (lambda run: (run / "starts.jsonl").unlink(), ["--step=1"], "has no start that can be read"),
-    "cut starts": (lambda run: edit(run, "starts.jsonl", lambda it: it[:200]), ["--sample=1"],
-                   "starts.jsonl: 1 of 1 lines are cut or damaged"),
     "second start cut": (lambda run: edit(run, "starts.jsonl", lambda it: it[:-20]), ["--sample=1"],
                          "starts.jsonl: 1 of 2 lines are cut or damaged"),
     "metrics cut": (lambda run: edit(run, "metrics.jsonl", lambda it: it[:90]), ["--around"],
@@ -324,8 +293,6 @@ CHANGES = {  # what happens to the folder of a run: (change, words, message)
                    r"another digest for step \d: ids \w{16}, and now \w{16}"),
     "old run": (lambda run: edit(run, "starts.jsonl", lambda it: it.replace(b'"sampling"', b'"old"')),
                 ["--sample=1"], "does not describe the order of the samples: sampling is {}"),
-    "seed of the job": (lambda run: edit(run, "starts.jsonl", other_seed), ["--step=4"],
-                        r"another digest for step 4: ids \w{16}, and now \w{16}: the data changed"),
     "labels": (lambda run: edit(run, "receipt.bin", lambda it: it[:16] + b"\0" * 8 + it[24:]), ["--step=1"],
                "another digest for step 1: labels 0{16}, and now"),
     "other options of the job": (bool, ["--step=1", "--", "--custom_data=true"],
@@ -333,13 +300,11 @@ CHANGES = {  # what happens to the folder of a run: (change, words, message)
     "unknown option of the job": (bool, ["--step=1", "--", "--batchsize=4"], "unknown option"),
     "other job": (lambda run: edit(run, "starts.jsonl", lambda it: it.replace(b"train_ddp.py", b"mine.py")),
                   ["--step=1"], "name the script of the run, mine.py, with --job SCRIPT"),
-    "no metrics": (lambda run: (run / "metrics.jsonl").unlink(), ["--around"], "has 0 reports with a loss"),
     "step": (bool, ["--step=7"], "RUN has no step 7: its receipt has the steps 1-6"),
     "step of around": (bool, ["--around=7"], "has no report of step 7: the last one is of step 6"),
     "sample": (bool, ["--sample=1438"], r"sample 1438 is not in 0\.\.1437"),
     "file": (bool, ["--sample=a/b.jpg"], r"a/b.jpg is not an id in 0\.\.1437, and no index"),
     "two questions": (bool, ["--sample=1", "--step=1"], "expected one of --step N"),
-    "no question": (bool, [], "expected one of --step N"),
     "script": (bool, ["--step=1", "--job=none.py"], "none.py: no such file"),
     "folder of the picture": (bool, ["--step=1", "--to=none/step.png"], "none is not a folder in which"),
     "name": (bool, ["--step=1", "--to=step.jpg"], r"ends in .png"),

@@ -22,11 +22,10 @@ def test_no_verb_or_an_unknown_one(verb, said):
 
 
 def test_what_was_removed_is_one_line():
-    result = run("-m", "launch", "pack", "jobs/train.py", "--with=README.md", code=2)
-    assert re.fullmatch(r"error: pack --with was removed: .*\.jobignore.*\n", result.stderr)
+    result = run("-m", "launch", "pack", "jobs/train.py", "--single_file=x", code=2)
+    assert re.fullmatch(r"error: pack --single_file was removed: .*\n", result.stderr)
     for name, instead in REMOVED.items():
         verb, word = name.split(" ")
         with pytest.raises(BadInput, match=re.escape(f"{name} was removed: {instead}")):
             refuse_removed(verb, [word, "value"])
-    refuse_removed("bench", ["loaders", "--data_url", "train"])
-    refuse_removed("pack", ["job.py", "--", "--with"])
+    refuse_removed("pack", ["job.py", "--", "--single_file"])

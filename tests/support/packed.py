@@ -22,8 +22,9 @@ def listed(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def paths(packed) -> list[str]:
-    return [file["path"] for file in packed.manifest["files"]]
+def paths(packed: str) -> list[str]:
+    """Return the files of a snapshot, without its manifest."""
+    return [path for path in listed(Path(packed)) if path != "manifest.json"]
 
 
 def refused(job, to, **options) -> str:

@@ -8,10 +8,10 @@ from tests.conftest import run
 
 
 class Row(NamedTuple):
-    """A line of the final table. code and seconds are None for a node that was not started."""
+    """A line of the final table."""
 
-    code: int | None
-    seconds: float | None
+    code: int
+    seconds: float
     meaning: str
 
 
@@ -24,9 +24,7 @@ def rows(output: str) -> dict[str, Row]:
     table = output.partition(f"\n{'node':<16}exit code   seconds  explanation\n")[2].partition("\n\n")[0]
     found = {}
     for line in table.splitlines():
-        code, seconds = line[16:25].strip(), line[25:35].strip()
-        numbers = (None, None) if code == "-" else (int(code), float(seconds))
-        found[line[:16].strip()] = Row(*numbers, line[37:])
+        found[line[:16].strip()] = Row(int(line[16:25]), float(line[25:35]), line[37:])
     return found
 
 

@@ -165,3 +165,23 @@ def test_where_rank_0_listens(host, found, bound):
     found = [(socket.AF_INET, (address, topology.master_port)) for address in found]
     with rendezvous._listen(topology, found, 1) as listener:
         assert listener.getsockname() == (bound, topology.master_port)
+
+
+PROBE = """
+import socket
+def refused(host):
+    with socket.socket() as probe:
+        return probe.connect_ex((host, 23456)) != 0
+while refused("127.0.0.2"):
+    pass
+assert refused("127.0.0.1")
+"""
+
+
+def test_the_store_is_at_the_masters_address_only(tmp_path):
+    port = free_port()
+    given = (*PATIENT, f"--output_dir={tmp_path}")
+    master = _node(port, 0, 2, *given, host="127.0.0.2")
+    finish(start("-c", PROBE.replace("23456", str(port))))
+    finish(_node(port, 1, 2, *given, host="127.0.0.2"))
+    finish(master)

@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import resource
 import shutil
 import subprocess
@@ -57,12 +56,12 @@ def test_the_repository_is_packed_as_the_user_does_it(tmp_path):
     assert "without torch, torchvision, nvidia-dali-cuda120\n" in result.stdout
     assert ": not needed by the job\n" in result.stdout and "jobs/quickstart.ipynb" in result.stdout
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True)
-    assert (manifest["git"] or {}).get("commit", "") == commit.stdout.strip()
+    assert (manifest["git"] or "").removesuffix("-dirty") == commit.stdout.strip()
 
 
-def test_the_same_content_has_the_same_name(repository, tmp_path):
+def test_the_same_content_has_the_same_name(repository, tmp_path, capsys):
     first = pack(str(repository / "jobs/job.py"), str(tmp_path / "to"))
-    assert first.made and first.manifest["git"] is None
+    assert "git=none" in capsys.readouterr().out
     copy = shutil.copytree(repository, tmp_path / "elsewhere" / "copy")
     for path in copy.rglob("*.py"):
         path.chmod(0o755)
@@ -71,29 +70,26 @@ def test_the_same_content_has_the_same_name(repository, tmp_path):
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "all"]):
         subprocess.run([*git, *command], check=True)
 
-    def again(path: str, content: str | None):
-        if content is None:
-            (copy / path).unlink()
-        else:
-            (copy / path).write_text(content)
+    def again() -> tuple[bool, str, bool]:
         packed = pack(str(copy / "jobs/job.py"), str(tmp_path / "to"))
-        return packed.path == first.path, packed.made, packed.manifest["git"]["dirty"]
+        shown = capsys.readouterr().out.splitlines()[-1]
+        return packed == first, shown.partition("=")[0], shown.endswith("-dirty")
 
-    assert again("README.md", "changed, and not packed") == (True, False, False)
-    assert again("requirements.txt", "torch>=2.2\nnumpy\n") == (True, False, True)
-    assert again("common/new.py", "") == (False, True, True)
-    (copy / "common/new.py").unlink()
-    assert again("common/a.py", None) == (False, True, True)
+    assert again() == (True, "unchanged", False)
+    tree(copy, {"requirements.txt": "torch>=2.2\nnumpy\n"})
+    assert again() == (True, "unchanged", True)
+    (copy / "common/a.py").unlink()
+    assert again() == (False, "packed", True)
 
 
 def test_a_snapshot_that_was_changed_is_not_called_unchanged(mine, tmp_path):
-    packed = pack(str(mine / "job.py"), str(tmp_path / "to"))
-    tree(Path(packed.path), {"__pycache__/base.pyc": "x", "results.txt": "the user's"})
-    assert not pack(str(mine / "job.py"), str(tmp_path / "to")).made
-    tree(Path(packed.path), {"base.py": "ZERO = 1\n"})
+    packed = Path(pack(str(mine / "job.py"), str(tmp_path / "to")))
+    tree(packed, {"__pycache__/base.pyc": "x", "results.txt": "the user's"})
+    assert pack(str(mine / "job.py"), str(tmp_path / "to")) == str(packed)
+    tree(packed, {"base.py": "ZERO = 1\n"})
     with pytest.raises(BadInput, match=r"base\.py in it is not what was packed"):
         pack(str(mine / "job.py"), str(tmp_path / "to"))
-    assert (Path(packed.path) / "results.txt").exists()
+    assert (packed / "results.txt").exists()
 
 
 def test_what_a_job_needs_is_kept(repository):
@@ -179,7 +175,7 @@ def test_the_dependency_list(tmp_path):
         "torch_npu\n--extra-index-url https://host/simple\ntorchmetrics\nnumpy>=1.26\n",
     })  # fmt: skip
     path = str(tmp_path / "requirements.txt")
-    text, left_out = requirements.adapt(path, keep_torch=False)
+    text, left_out = requirements.adapt(path)
     assert text.splitlines() == [
         "numpy>=1.26", "redis[hiredis]>=5; python_version < '4'", "--extra-index-url https://host/simple",
         "torchmetrics",
@@ -188,7 +184,6 @@ def test_the_dependency_list(tmp_path):
         "torch", "torch", "nvidia-cublas-cu12", "torch", "-e", "./a.whl", "-c", "torchaudio", "nvidia-dali",
         "torch-npu",
     ]  # fmt: skip
-    assert "torch==2.1+cu118" in requirements.adapt(path, keep_torch=True)[0]
 
 
 def test_no_list_outside_of_the_code_is_written_out(mine, tmp_path):
@@ -205,19 +200,13 @@ def test_limits(mine, tmp_path):
     job, to = str(mine / "job.py"), str(tmp_path / "to")
     for number in range(1000):
         (mine / "words" / f"{number}.txt").touch()
+    limit = "and a code folder may have 1000 of 5.00GB;"
     message = refused(job, to)
-    limit = "files and folders, and a code folder may have 1000: most are in"
-    assert message.startswith(f"1006 {limit} words/ (1001)")
+    assert message.startswith("1006 files and folders of ") and f"{limit} 1001 are in words/: " in message
     shutil.rmtree(mine / "words")
-    deep = mine / "/".join(["d"] * 32)
-    tree(deep, {"x.txt": ""})
-    assert re.match(r"d/d/.*/x\.txt is 33 levels deep, and a code folder may have 32", refused(job, to))
-    shutil.rmtree(mine / "d")
-    for name, size in (("large.bin", 4 * 10**9), ("middle.bin", 2 * 10**9)):
-        with open(mine / name, "wb") as file:
-            file.truncate(size)
-    biggest = "the biggest file is large.bin (4.00GB)"
-    assert refused(job, to) == f"6.00GB, and a code folder may have 5.00GB; {biggest}"
+    with open(mine / "large.bin", "wb") as file:
+        file.truncate(6 * 10**9)
+    assert f" of 6.00GB, {limit} " in refused(job, to)
 
 
 @pytest.mark.parametrize("name", [b"bad\xff.txt", b"a\nb.txt", b"a\\b.txt"])
@@ -232,7 +221,7 @@ def test_links_and_special_files(mine, tmp_path):
     (mine / "copy.py").symlink_to(mine / "base.py")
     packed = pack(job, to)
     assert {"also/list.txt", "copy.py"} <= {*paths(packed)}
-    assert not any(path.is_symlink() for path in Path(packed.path).rglob("*"))
+    assert not any(path.is_symlink() for path in Path(packed).rglob("*"))
     shutil.rmtree(to)
     (mine / "common").symlink_to(tmp_path)  # allowed only for a link to Bootfile's folder
     assert "common is a symbolic link to" in refused(job, to)
@@ -252,24 +241,24 @@ def test_a_folder_in_the_code_does_not_pack_itself(mine, capsys):
     first = pack(str(mine / "job.py"), to)
     tree(mine, {"base.py": "ZERO = 1\n"})
     second = pack(str(mine / "job.py"), to)
-    assert second.made and len(paths(second)) == 3 and "the output of pack" in capsys.readouterr().out
-    assert pack(os.path.join(first.path, "job.py"), to).path == first.path, "that of a snapshot is equal"
+    assert second != first and len(paths(second)) == 3 and "the output of pack" in capsys.readouterr().out
+    assert pack(os.path.join(first, "job.py"), to) == first, "that of a snapshot is equal"
     with pytest.raises(BadInput, match="is the folder that is packed"):
         pack(str(mine / "job.py"), str(mine))
 
 
-def test_bad_input(mine, tmp_path):
-    job, to = str(mine / "job.py"), str(tmp_path / "to")
-    assert "expected a .py file" in refused(str(mine / "words/list.txt"), to)
-    assert "expected a .py file" in refused(str(mine / "none.py"), to)
-    (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match="cannot be written: Not a directory"):
-        pack(job, str(tmp_path / "file" / "to"))
+@pytest.mark.parametrize("job, to, message", [
+    ("words/list.txt", "to", "expected a .py file"),
+    ("none.py", "to", "expected a .py file"),
+    ("job.py", "base.py/to", "cannot be written: Not a directory"),
+])  # fmt: skip
+def test_bad_input(job, to, message, mine):
+    assert message in refused(str(mine / job), str(mine / to))
 
 
 def test_an_interrupted_pack_leaves_nothing_half(mine, tmp_path):
     with open(mine / "zeros.bin", "wb") as file:
-        file.truncate(300 * 10**6)
+        file.truncate(150 * 10**6)
     to = tmp_path / "to"
     packing = start("-m", "launch", "pack", mine / "job.py", "--to", to)
     while not any(files for _, _, files in os.walk(to)):

@@ -116,9 +116,9 @@ def test_weights_of_a_job_of_your_own(trained, tmp_path, capsys):
     command = [str(tmp_path), str(trained[1] / "val"), "--to", str(tmp_path / "found.csv")]
     model = f"--model={tmp_path}/model.py"
     for settings, option, message in (
-        ({}, (), r"a network of 'own.py': add --model FILE.py:FUNCTION"),
+        ({}, (), r"names no network: add --arch and --image_size, or --model FILE.py:FUNCTION"),
         (start["settings"], (f"{model}:build2",), "KeyError: 'build2'"),
-        (start["settings"], (f"{model}:wrong",), r"expected logits \[1, classes\]"),
+        (start["settings"], (f"{model}:wrong",), r"too many values to unpack .*logits \[1, classes\]"),
         (start["settings"], (f"{model}:leave",), "SystemExit: 0"),
         (start["settings"], ("--model=build",), r"--model build: .*expected FILE.py:FUNCTION"),
     ):
@@ -219,7 +219,7 @@ def test_what_is_refused(trained, tmp_path, capsys):
     shutil.copy(output / "best.pth", tmp_path / "alone.pth")
     (tmp_path / "mine.csv").write_text("mine")
     for arguments, message in (
-        ((tmp_path / "alone.pth", data), "no starts.jsonl"),
+        ((tmp_path / "alone.pth", data), "starts.jsonl next to it names no network"),
         ((tmp_path / "alone.pth", data, "--arch=resnet50", "--image_size=32"), "belong to another network"),
         ((output / "best.pth", tmp_path), "contains no images"),
         (

@@ -131,6 +131,7 @@ def test_volumes_hold_data_and_results(tmp_path, capsys):
         ('"obs://bucket/runs"', '"/mnt/runs/1"'),
         ("prefetch_to_local = true", "prefetch_to_local = false"),
         ("# pool_id", "pool_id"),
+        ("faults = 3", "faults = 3\npods = 2\nunconditional = true\nhang = true\nhccl_op = false"),
     )  # fmt: skip
     text += "[schedule]\naffinity_type = 'cabinet'\npriority = 2\n"
     text += "[notification]\ntopic_urn = 'urn:smn:x'\nevents = ['JobFailed']\n"
@@ -146,6 +147,12 @@ def test_volumes_hold_data_and_results(tmp_path, capsys):
     assert body["spec"]["schedule_policy"] == {
         "priority": 2, "required_affinity": {"affinity_type": "cabinet"}
     }  # fmt: skip
+    assert body["metadata"]["annotations"] == {
+        "fault-tolerance/job-retry-num": "3", "fault-tolerance/pod-retry-num": "2",
+        "fault-tolerance/job-unconditional-retry": "true", "fault-tolerance/hang-retry": "true",
+        "fault-tolerance/hccl_op_retry": "false",
+    }  # fmt: skip
+    assert body["spec"]["auto_stop"] == {"time_unit": "HOURS", "duration": 24}
     assert body["spec"]["notification"] == {"topic_urn": "urn:smn:x", "events": ["JobFailed"]}
     algorithm = body["algorithm"]
     assert algorithm["outputs"] == [] and [each["name"] for each in algorithm["inputs"]] == ["more"]
@@ -168,30 +175,22 @@ def _example(*replacements: tuple[str, str]) -> str:
 CHANGES = [  # part of the example, its replacement, words of the error
     ('name = "train-ddp"', 'nmae = "x"', "name is missing"),
     ('name = "train-ddp"', 'name = "x"\nregoin = "x"', "regoin: unknown key: expected one of "),
-    ('name = "train-ddp"', f'name = "{"x" * 65}"', "name: "),
-    ('name = "train-ddp"', "name = 5", "name: "),
     ('name = "train-ddp"', f"name = {'[' * 100_000}", "is not TOML: "),
     ("code/bootfile-0123456789ab", "code/bootfile", "is not the URL of an uploaded snapshot"),
     ('"obs://bucket/code/', '"bucket/code/', "code: expected obs://"),
     ('"obs://bucket/code/', '"obs://me:pw@bucket/code/', "holds a user name or a password"),
-    ("prefetch_to_local = true", 'prefetch_to_local = "true"', "prefetch_to_local: "),
     ('engine_name = "PyTorch"', "", "[image] has engine_version: expected engine_name, engine_version, or"),
-    ('engine_name = "PyTorch"', 'engine_name = "P"\nimage_url = "a:1"', "expected engine_name, "),
     ('engine_name = "PyTorch"', 'engine_name = "P"\ncommand = "x"', "[image] has command, engine_name, "),
     ('engine_name = "PyTorch"', 'engine_nam = "P"', "[image] engine_nam: unknown key: expected one of"),
     ('flavor_id = "modelarts.pool.visual.8xlarge"', "", "[resources] has neither flavor_id nor pool_id"),
-    ("node_count = 2", "node_count = true", "[resources] node_count: "),
     ("node_count = 2", "node_count = 1_000_000_000", "less than or equal to 10000"),
     ('data_url = "obs', 'rank = "obs', "[inputs] rank: the platform passes --rank itself"),
     ('"obs://bucket/runs"', '"obs://bucket/runs"\nmore = "obs://bucket/runs/"', "has the same URL twice"),
     ("epochs = 20", "data_url = 'x'", "[parameters] data_url is also an input or output"),
     ("epochs = 20", "epochs = [20]", "[parameters] epochs: expected a text of one line, a number"),
-    ("epochs = 20", 'epochs = "2\\n0"', "[parameters] epochs: expected a text of one line"),
-    ('OMP_NUM_THREADS = "8"', 'PYTHONUNBUFFERED = "0"', "a log would lose its last lines"),
     ('OMP_NUM_THREADS = "8"', 'RANK = "0"', "[environment] RANK: the platform sets this variable"),
     ('OMP_NUM_THREADS = "8"', 'A = "$HOME/x"', "[environment] A: "),
     ('OMP_NUM_THREADS = "8"', "\n".join(f"A{n} = 1" for n in range(100)), "environment: "),
-    ("faults = 3", "faults = 0", "[retries] faults: "),
     ("[auto_stop]", "[schedule]\npriority = 1\n[auto_stop]", "[schedule] needs a dedicated pool"),
     ('"obs://bucket/runs"', '"/mnt/runs"', "/mnt/runs is not in a folder of [volumes]"),
     (
@@ -206,13 +205,10 @@ CHANGES = [  # part of the example, its replacement, words of the error
 ]
 SECRETS = [  # a value that may be a secret, in place of `epochs = 20`, and words of the error
     ('AWS_SECRET_ACCESS_KEY = "hunter2"', "looks like a secret"),
-    ('db_password = "hunter2"', "looks like a secret"),
     ('URL = "redis://me:hunter2@host"', "looks like a secret"),
-    ('X = "-----BEGIN RSA PRIVATE KEY-----hunter2"', "looks like a secret"),
     (f'X = """\n-----BEGIN {"OPENSSH"} PRIVATE KEY-----\nhunter2\n"""', "looks like a secret"),
     (f'X = "AKIA{"Q3WE5RTY7UIO9PAS"} hunter2"', "looks like a secret"),
     ('PASSWORD = ["hunter2"]', "looks like a secret"),
-    ('X = ["hunter2"]', "expected a text of one line"),
     ('X = { y = "hunter2" }', "expected a text of one line"),
 ]
 
