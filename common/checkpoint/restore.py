@@ -61,26 +61,25 @@ def read_list(store: ObjectStore) -> tuple[dict[str, File], str | None]:
     return files, etag
 
 
-def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[str]) -> set[str]:
+def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]:
     """Download the newest whole checkpoint and the history to the folder.
 
     Nothing is downloaded if the folder has a checkpoint of the same run that is at least as recent. A
-    checkpoint in the folder stays until a complete one replaces it; then the weights in the folder, which are
-    older than those at the URL, are deleted. Returns the paths of the checkpoints that were refused. Raises
-    BadInput if the list names checkpoints, and none is whole at the URL, listed or not, or in the folder.
+    checkpoint in the folder stays until a complete one replaces it; then later checkpoints in the folder,
+    which are of another run, and the weights in the folder, which are older than those at the URL, are
+    deleted. Returns the paths of the checkpoints that were refused. Raises BadInput if the list names
+    checkpoints, and none is whole at the URL or in the folder.
 
     store: the object store of the URL.
     folder: the output folder on this node.
     files: the files that the list names.
-    there: the paths of all objects in the URL's checkpoints/.
     """
     steps = sorted(steps_of(path for path in files if path.endswith(".pt")), reverse=True)
     own = _newest(os.path.join(folder, CHECKPOINTS))
-    unlisted = sorted(steps_of(there) - set(steps), reverse=True) if steps and not own else []
     refused, reasons = set(), []
-    for step in steps[:_TRIED] + unlisted[:_TRIED]:
+    for step in steps[:_TRIED]:
         try:
-            facts = _read_facts(store, step, files if step in steps else stored(store, names_of(step)))
+            facts = _read_facts(store, step, files)
             has_it = own.get("sha256") == facts["sha256"]
             has_later = own.get("run") == facts.get("run") and own.get("step", 0) >= step
             if not own or not (has_it or has_later):
@@ -89,7 +88,7 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[
         except (checkpoint.Refused, StoreError) as error:
             if isinstance(error, StoreError) and error.reason not in _OF_THE_OBJECT:
                 raise
-            refused |= of_steps(files.keys() | there, {step})
+            refused |= of_steps(files, {step})
             reasons.append(f"{store.location.url(names_of(step)[0])}: {error}")
             print(f"checkpoint refused: {reasons[-1]}", flush=True)
     if reasons and not own:
@@ -132,8 +131,11 @@ def _bring(store: ObjectStore, folder: str, step: int, facts: dict) -> None:
         _restore_history(store, folder, each)
     for each in filter(WEIGHTS.fullmatch, os.listdir(folder)):
         os.unlink(os.path.join(folder, each))
-    checkpoint.write_latest(path)
     checkpoint.write_facts(path, facts)
+    for each in checkpoint.list_newest_first(os.path.dirname(path)):
+        if each == path:
+            break
+        checkpoint.discard(each)
     print(
         f"restored {os.path.basename(name)} and the history up to it from {store.location.url()}", flush=True
     )

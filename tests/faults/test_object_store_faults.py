@@ -47,7 +47,6 @@ CHECKPOINTS = """
 import os, sys, torch
 from common.ground import exits
 from common.checkpoint import files as checkpoint, mirror
-from common.ground.files import write_atomic
 from common.distributed.entry import entry
 from common.run.output import Output
 folder, url = sys.argv[1:]
@@ -62,7 +61,6 @@ def main():
     for step in range(begun + 1, begun + 4):
         state = {"step": step, "x": torch.full((2_500_000,), float(step))}
         checkpoint.write(f"{folder}/checkpoints/step_{step}.pt", state, step=step, run="r")
-        write_atomic(f"{folder}/checkpoints/latest", f"step_{step}.pt")
         one.saved(step)
     if error := one.finish():
         raise exits.BadInput(error)

@@ -172,11 +172,10 @@ def test_a_batch_may_be_counted_by_process(tmp_path):
 
 
 def test_the_files_of_a_run(whole):
-    """They are the newest three checkpoints, `latest`, and the weights of every epoch and the best epoch."""
+    """They are the newest three checkpoints, and the weights of every epoch and the best epoch."""
     names = sorted(os.listdir(whole[1] / "checkpoints"))
     steps = [f"step_{step}.pt" for step in (12, 14, 15)]
-    assert names == sorted(["latest", *steps, *(f"{step}.json" for step in steps)])
-    assert (whole[1] / "checkpoints" / "latest").read_text() == "step_15.pt\n"
+    assert names == sorted([*steps, *(f"{step}.json" for step in steps)])
     best = max((line for line in figures(whole[1]) if "val_acc" in line), key=lambda line: line["val_acc"])
     assert same_weights(weights(whole[1], "best.pth"), weights(whole[1], f"epoch_{best['epoch']}.pth"))
     state = checkpoint.read(str(whole[1] / "checkpoints" / "step_15.pt"))

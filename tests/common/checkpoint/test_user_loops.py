@@ -656,22 +656,6 @@ def test_generators_of_ones_own_draw_different_numbers(tmp_path):
     Two().train(tmp_path)
 
 
-def test_a_run_whose_first_save_waits_for_its_gradients_begins_again(tmp_path):
-    """The weights of the first epoch are there before its checkpoint."""
-
-    class Long(Accumulation):
-        def step(self, inputs, labels, step):
-            loss = self.loss(inputs, labels)
-            loss.backward()
-            if self.checkpoint.accepts(loss) and (step + 1) % 13 == 0:
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-
-    Long().train(tmp_path, kill_at=11)
-    assert (tmp_path / "epoch_1.pth").exists() and not list((tmp_path / "checkpoints").glob("*.pt"))
-    Long().train(tmp_path)
-
-
 @pytest.mark.parametrize(
     "value, named",
     [
