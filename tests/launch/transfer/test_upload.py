@@ -228,30 +228,6 @@ def test_files_of_another_content_are_replaced_after_a_yes_only(server, url, tmp
     assert "unchanged 4 files" in launch("fetch", url, "--to", tmp_path).stdout, "no question"
 
 
-def test_a_fetch_that_was_killed_goes_on(server, url, tmp_path, launch):
-    files = {f"{number:02}": os.urandom(1000) for number in range(20)} | {"big": os.urandom(40_000_000)}
-    put(server, url, files)
-    back = tmp_path / "back"
-    with FaultProxy(server.port, held="/big", passed=4) as proxy:
-        job = start(
-            "-m", "launch", "fetch", url, "--to", back,
-            env=environment(**server.environment | proxy.environment),
-        )  # fmt: skip
-        wait_until(
-            lambda: proxy.holding and any(each.stat().st_size for each in back.glob(".partial-*")), job
-        )
-        job.kill()
-        finish(job, code=-9)
-    assert not (back / "big").exists()
-    for name, content in contents(back).items():
-        assert name.startswith(".partial-") or content == files[name]
-    folder_of(back, {".partial-0123456789abcdef": b"part of a deleted object"})
-    with FaultProxy(server.port) as proxy:
-        said = launch("fetch", url, "--to", back, **proxy.environment)
-    assert contents(back) == files
-    assert "unchanged" in said.stdout
-
-
 @pytest.mark.parametrize(
     ("objects", "here", "message"),
     [
