@@ -50,15 +50,12 @@ def read_list(store: ObjectStore) -> tuple[dict[str, File], str | None]:
         return {}, None
     url = store.location.url(output_list.NAME)
     try:
-        form, files = output_list.parse(content)
+        return output_list.parse(content), etag
     except ValueError as error:
         raise BadInput(
             f"{url} is damaged, so the complete results are not known: download what you need, and use "
             "another train_url"
         ) from error
-    if form != output_list.FORMAT:
-        raise BadInput(f"{url}: its format is {form}, expected {output_list.FORMAT}")
-    return files, etag
 
 
 def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]:
