@@ -61,11 +61,10 @@ def read_list(store: ObjectStore) -> tuple[dict[str, File], str | None]:
 def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]:
     """Download the newest whole checkpoint and the history to the folder.
 
-    Nothing is downloaded if the folder has a checkpoint of the same run that is at least as recent. A
-    checkpoint in the folder stays until a complete one replaces it; then later checkpoints in the folder,
-    which are of another run, and the weights in the folder, which are older than those at the URL, are
-    deleted. Returns the paths of the checkpoints that were refused. Raises BadInput if the list names
-    checkpoints, and none is whole at the URL or in the folder.
+    Nothing is downloaded if the folder has a checkpoint of the same run that is at least as recent. The
+    checkpoints of another run stay until a complete one is downloaded; then they and the weights in the
+    folder, which are older than those at the URL, are deleted. Returns the paths of the checkpoints that were
+    refused. Raises BadInput if the list names checkpoints, and none is whole at the URL or in the folder.
 
     store: the object store of the URL.
     folder: the output folder on this node.
@@ -81,6 +80,8 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]
             has_later = own.get("run") == facts.get("run") and own.get("step", 0) >= step
             if not own or not (has_it or has_later):
                 _bring(store, folder, step, facts)
+                if own.get("run") != facts.get("run"):
+                    _discard_others(os.path.join(folder, names_of(step)[0]))
             return refused
         except (checkpoint.Refused, StoreError) as error:
             if isinstance(error, StoreError) and error.reason not in _OF_THE_OBJECT:
@@ -129,13 +130,15 @@ def _bring(store: ObjectStore, folder: str, step: int, facts: dict) -> None:
     for each in filter(WEIGHTS.fullmatch, os.listdir(folder)):
         os.unlink(os.path.join(folder, each))
     checkpoint.write_facts(path, facts)
-    for each in checkpoint.list_newest_first(os.path.dirname(path)):
-        if each == path:
-            break
-        checkpoint.discard(each)
     print(
         f"restored {os.path.basename(name)} and the history up to it from {store.location.url()}", flush=True
     )
+
+
+def _discard_others(path: str) -> None:
+    for each in checkpoint.list_newest_first(os.path.dirname(path)):
+        if each != path:
+            checkpoint.discard(each)
 
 
 def stored(store: ObjectStore, names: Iterable[str]) -> dict[str, File]:
