@@ -22,7 +22,6 @@ from common.object_store.errors import of_the_disk
 from common.object_store.paths import check_keys
 
 NAME = "manifest.json"
-_FORMAT = 1
 
 
 def describe(
@@ -40,7 +39,8 @@ def describe(
     """
     with ThreadPoolExecutor() as pool:
         files = list(pool.map(lambda path: describe_file(path, sources[path]), sorted(sources)))
-    return {"format": _FORMAT, "name": name, "digest": _digest(files), "files": files, "git": git, "job": job}
+    listed = {"format": output_list.FORMAT, "name": name, "digest": _digest(files), "files": files}
+    return listed | {"git": git, "job": job}
 
 
 def describe_file(path: str, source: str | bytes) -> dict:
@@ -56,9 +56,9 @@ def describe_file(path: str, source: str | bytes) -> dict:
 def parse(content: bytes) -> dict | None:
     """Return a checked manifest; None if it is not one."""
     try:
-        form, _ = output_list.parse(content)
+        output_list.parse(content)
         manifest = json.loads(content)
-        valid = form == _FORMAT and isinstance(manifest["name"], str) and "job" in manifest
+        valid = isinstance(manifest["name"], str) and "job" in manifest
         return manifest if valid and manifest["digest"] == _digest(manifest["files"]) else None
     except (ValueError, KeyError, TypeError):
         return None

@@ -2,7 +2,6 @@
 
     FOLDER/step_400.pt         a dictionary of plain types, torch.load(..., weights_only=True)
     FOLDER/step_400.pt.json    its sha256, size in bytes, step and run
-    FOLDER/latest              the name of the newest checkpoint, written after that checkpoint is on the disk
 
 A file appears under its name only when it and its checksum are on the disk (temporary file, fsync, rename,
 fsync of the folder). So a job that is killed at any moment leaves the files of other names as they were.
@@ -40,7 +39,6 @@ from common.ground.files import (
 )
 from common.run.output import checkpoint_names
 
-LATEST = "latest"
 _ZIP, _TORCHSCRIPT = b"PK\3\4", "constants.pkl"
 
 
@@ -68,11 +66,6 @@ def write(path: str, state: dict, **facts: Any) -> None:
 def write_facts(path: str, facts: dict) -> None:
     """Write the .json of a checkpoint: the facts, with a digest that shows if this file itself is damaged."""
     write_atomic(f"{path}.json", _sealed(facts))
-
-
-def write_latest(path: str) -> None:
-    """Record that this checkpoint is the newest one of its folder."""
-    write_atomic(os.path.join(os.path.dirname(path), LATEST), f"{os.path.basename(path)}\n")
 
 
 def write_weights(path: str, weights: dict) -> None:
@@ -220,41 +213,29 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True) -> dict:
 
 
 def list_newest_first(folder: str) -> list[str]:
-    """Return the paths of the checkpoints in a folder, in the order in which to try them: first those of the
-    run of `latest`, then those of other runs; within each, the highest step first."""
+    """Return the paths of the checkpoints in a folder, the highest step first."""
     with explained(f"checkpoints in {folder} cannot be listed"):
-        names = checkpoint_names(folder)
-    paths = [os.path.join(folder, name) for name in reversed(names)]
-    current = _run_of(os.path.join(folder, _latest(folder)))
-    return sorted(paths, key=lambda path: _run_of(path) != current)
+        return [os.path.join(folder, name) for name in reversed(checkpoint_names(folder))]
 
 
-def keep(folder: str, run: str, count: int, whole: dict[str, tuple]) -> None:
-    """Delete old checkpoints: those of other runs, and those of this run except the last `count` whole ones.
+def keep(newest: str, count: int, whole: dict[str, tuple]) -> None:
+    """Delete the checkpoints in a folder except the last `count` whole ones.
 
-    The checkpoint that `latest` names stays. A damaged checkpoint is not counted, and is deleted only if
-    there are `count` whole ones.
+    A damaged checkpoint is not counted, and is deleted only if there are `count` whole ones.
 
-    folder: the folder of the checkpoints.
-    run: the id of this run.
+    newest: the checkpoint that was just written; it stays.
     count: the number of whole checkpoints to keep.
     whole: the checkpoints that are known to be whole, path -> identity; updated, so each file is read once.
     """
-    latest = os.path.join(folder, _latest(folder))
-    whole[latest] = state_of(latest)
-    own, stays = [], {latest}
-    for path in list_newest_first(folder):
-        if _run_of(path) in (run, None):
-            own.append(path)
-        else:
-            discard(path)
-    for path in own:
+    folder, stays = os.path.dirname(newest), {newest}
+    whole[newest] = state_of(newest)
+    paths = list_newest_first(folder)
+    for path in paths:
         if len(stays) < count and path not in stays and _is_whole(path, whole):
             stays.add(path)
-    if len(stays) >= count:
-        for path in own:
-            if path not in stays:
-                discard(path)
+    for path in paths if len(stays) >= count else ():
+        if path not in stays:
+            discard(path)
     for each in glob.glob(os.path.join(glob.escape(folder), "*.shards")):  # left by a job that was killed
         if not os.path.exists(path := f"{each.removesuffix('.shards')}.pt"):
             discard(path)
@@ -276,18 +257,6 @@ def discard(path: str) -> None:
         with contextlib.suppress(OSError):
             os.unlink(each)
     shutil.rmtree(shards.folder_of(path), ignore_errors=True)
-
-
-def _latest(folder: str) -> str:
-    with contextlib.suppress(OSError):
-        return os.path.basename(read_file(os.path.join(folder, LATEST), 256).decode(errors="replace").strip())
-    return ""
-
-
-def _run_of(path: str) -> str | None:
-    with contextlib.suppress(Refused):
-        return facts_of(path).get("run")
-    return None
 
 
 def _save(state: dict, file: IO[bytes]) -> str:

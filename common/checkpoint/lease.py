@@ -14,7 +14,6 @@ import time
 import uuid
 
 from common.ground.exits import BadInput, print_line, printable
-from common.ground.files import read_file, write_atomic
 from common.object_store.store import ObjectStore
 
 KEY = ".bootfile-lease.json"
@@ -24,16 +23,15 @@ RENEW, WATCH = 10.0, 25.0  # seconds
 class Lease:
     """The right to write below a URL.
 
-    folder: a folder of this node for the identity, so that a restart on the node finds its own lease. Raises
-    BadInput if another job holds the lease, and StoreError.
+    Raises BadInput if another job holds the lease, and StoreError.
     """
 
-    def __init__(self, store: ObjectStore, folder: str):
+    def __init__(self, store: ObjectStore):
         self.store, self.url = store, store.location.url()
-        self.id, self.lost = _identity(folder), ""
+        self.id, self.lost = uuid.uuid4().hex, ""
         self._ended = threading.Event()
         other, self._etag = self._read()  # the ETag of the version that the next write replaces
-        if other and other.get("id") != self.id:
+        if other:
             self._watch(other)
         self._write()
         self.check()
@@ -99,13 +97,3 @@ def _in_use(url: str, other: dict) -> str:
         f"{url} belongs to another job that is running (process {printable(str(other.get('pid')))} on "
         f"{printable(str(other.get('host')))}): the results would be mixed; give every job its own train_url"
     )
-
-
-def _identity(folder: str) -> str:
-    path = os.path.join(folder, ".identity")
-    with contextlib.suppress(OSError):
-        if known := read_file(path, 64).decode(errors="replace").strip():
-            return known
-    own = uuid.uuid4().hex
-    write_atomic(path, own)
-    return own

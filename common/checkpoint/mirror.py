@@ -1,6 +1,6 @@
 """--train_url s3://...: the job writes to a folder of this node, and a thread of rank 0 uploads it.
 
-    <train_url>/checkpoints/step_400.pt step_400.pt.json step_400.shards/ latest    epoch_<n>.pth best.pth ...
+    <train_url>/checkpoints/step_400.pt step_400.pt.json step_400.shards/    epoch_<n>.pth best.pth ...
     <train_url>/.bootfile-outputs.json    the list of complete files with size and sha256 (output_list.py)
 
 At any moment, every file in the list is at the URL with that sha256. Before a file is overwritten, the list
@@ -10,8 +10,7 @@ Files in other folders (an index, packs) stay on the node.
 
 If the list names a checkpoint, the weights of all epochs that were evaluated before it are at the URL; a
 restart from it evaluates the later epochs, and writes their weights again. A job that was paused and lost its
-lease cannot replace the list of its successor, because the list is written with If-Match. If a store ignores
-If-Match, a restart still finds the successor's checkpoints (restore.py).
+lease cannot replace the list of its successor, because the list is written with If-Match.
 """
 
 import contextlib
@@ -31,14 +30,13 @@ from common.ground import exits
 from common.ground.exits import BadInput, print_line
 from common.ground.files import sha256_file, state_of
 from common.ground.heartbeat import Heartbeat
-from common.object_store.store import ObjectStore, StoreError
+from common.object_store.store import ObjectStore
 from common.run.output import WEIGHTS, Output
 
 _EVERY = 30.0  # seconds between uploads
 _TRIES = 2  # for the last upload
 _LAST = 10.0  # seconds for the last upload if the job ends with an error
 _FOREVER = re.compile(r".*\.(pt|pth|pt\.json|distcp|metadata)")  # they are never changed in place
-_LATEST = f"{CHECKPOINTS}/{checkpoint.LATEST}"
 _SNAPSHOTS = ".mirror"  # in the output folder: copies of the files that are being sent
 
 
@@ -59,7 +57,7 @@ class Mirror:
         self._wake, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
-        self.lease = Lease(self.store, self.folder)
+        self.lease = Lease(self.store)
         try:
             self._look(resume)
         except BaseException as error:
@@ -76,12 +74,8 @@ class Mirror:
         there = {entry.key for entry in self.store.list(CHECKPOINTS)}
         # files that the next checkpoint replaces, here those of uploads that did not end
         self._doomed = {path for path in there - self._files.keys() if restoring.step_of(path) is not None}
-        with contextlib.suppress(StoreError):  # the permission may be missing; `launch clean` does it too
-            for key, upload, _ in self.store.uploads():  # left by a killed job: billed until aborted
-                if restoring.step_of(key) is not None or WEIGHTS.fullmatch(key) or key in HISTORY:
-                    self.store.abort(key, upload)  # those of other names belong to other programs
         if resume == "auto" and self._files:
-            self._doomed |= restoring.restore(self.store, self.folder, self._files, there)
+            self._doomed |= restoring.restore(self.store, self.folder, self._files)
             # a job that was killed while it replaced best.pth has removed it from the list
             self._files = restoring.stored(self.store, ["best.pth"]) | self._files
 
@@ -162,7 +156,7 @@ class Mirror:
         pair = self._find_whole(step)
         entries = os.scandir(self.folder)
         plain = sorted(each.name for each in entries if each.is_file() and not each.name.startswith("."))
-        first = [*filter(WEIGHTS.fullmatch, plain), *HISTORY, *pair, *([_LATEST] if pair else [])]
+        first = [*filter(WEIGHTS.fullmatch, plain), *HISTORY, *pair]
         others = [name for name in plain if name not in first]
         try:
             changed = {name: file for name in (*first, *others) if (file := self._snapshot(name))}
@@ -218,7 +212,7 @@ class Mirror:
         """Remove from the list the files that the checkpoint of `step` replaces."""
         steps = restoring.steps_of(self._files.keys() - self._doomed)
         self._doomed |= restoring.of_steps(self._files, sorted(steps | {step})[: -self.keep])
-        self._doomed -= {*restoring.of_steps(self._doomed, {step}), _LATEST}
+        self._doomed -= restoring.of_steps(self._doomed, {step})
         for path in self._doomed:
             self._files.pop(path, None)
 

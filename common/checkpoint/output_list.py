@@ -20,10 +20,12 @@ class File(NamedTuple):
     sha256: str
 
 
-def parse(content: bytes) -> tuple[object, dict[str, File]]:
-    """Return the format of a list and its files by path. Raises ValueError if it is not a list of files."""
+def parse(content: bytes) -> dict[str, File]:
+    """Return the files of a list by path. Raises ValueError if it is not a list of files of this format."""
     try:
         table = json.loads(content)
+        if table["format"] != FORMAT:
+            raise ValueError("another format")
         files = {each["path"]: File(each["size"], each["sha256"]) for each in table["files"]}
         for path, file in files.items():
             is_size = type(file.size) is int and file.size >= 0
@@ -31,7 +33,7 @@ def parse(content: bytes) -> tuple[object, dict[str, File]]:
                 raise ValueError(f"{path!r} has no valid size and sha256")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError("not a list of files") from error
-    return table.get("format"), files
+    return files
 
 
 def text(files: dict[str, File], step: int | None) -> bytes:

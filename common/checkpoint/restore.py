@@ -50,46 +50,43 @@ def read_list(store: ObjectStore) -> tuple[dict[str, File], str | None]:
         return {}, None
     url = store.location.url(output_list.NAME)
     try:
-        form, files = output_list.parse(content)
+        return output_list.parse(content), etag
     except ValueError as error:
         raise BadInput(
             f"{url} is damaged, so the complete results are not known: download what you need, and use "
             "another train_url"
         ) from error
-    if form != output_list.FORMAT:
-        raise BadInput(f"{url}: its format is {form}, expected {output_list.FORMAT}")
-    return files, etag
 
 
-def restore(store: ObjectStore, folder: str, files: dict[str, File], there: set[str]) -> set[str]:
+def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]:
     """Download the newest whole checkpoint and the history to the folder.
 
-    Nothing is downloaded if the folder has a checkpoint of the same run that is at least as recent. A
-    checkpoint in the folder stays until a complete one replaces it; then the weights in the folder, which are
-    older than those at the URL, are deleted. Returns the paths of the checkpoints that were refused. Raises
-    BadInput if the list names checkpoints, and none is whole at the URL, listed or not, or in the folder.
+    Nothing is downloaded if the folder has a checkpoint of the same run that is at least as recent. The
+    checkpoints of another run stay until a complete one is downloaded; then they and the weights in the
+    folder, which are older than those at the URL, are deleted. Returns the paths of the checkpoints that were
+    refused. Raises BadInput if the list names checkpoints, and none is whole at the URL or in the folder.
 
     store: the object store of the URL.
     folder: the output folder on this node.
     files: the files that the list names.
-    there: the paths of all objects in the URL's checkpoints/.
     """
     steps = sorted(steps_of(path for path in files if path.endswith(".pt")), reverse=True)
     own = _newest(os.path.join(folder, CHECKPOINTS))
-    unlisted = sorted(steps_of(there) - set(steps), reverse=True) if steps and not own else []
     refused, reasons = set(), []
-    for step in steps[:_TRIED] + unlisted[:_TRIED]:
+    for step in steps[:_TRIED]:
         try:
-            facts = _read_facts(store, step, files if step in steps else stored(store, names_of(step)))
+            facts = _read_facts(store, step, files)
             has_it = own.get("sha256") == facts["sha256"]
             has_later = own.get("run") == facts.get("run") and own.get("step", 0) >= step
             if not own or not (has_it or has_later):
                 _bring(store, folder, step, facts)
+                if own.get("run") != facts.get("run"):
+                    _discard_others(os.path.join(folder, names_of(step)[0]))
             return refused
         except (checkpoint.Refused, StoreError) as error:
             if isinstance(error, StoreError) and error.reason not in _OF_THE_OBJECT:
                 raise
-            refused |= of_steps(files.keys() | there, {step})
+            refused |= of_steps(files, {step})
             reasons.append(f"{store.location.url(names_of(step)[0])}: {error}")
             print(f"checkpoint refused: {reasons[-1]}", flush=True)
     if reasons and not own:
@@ -132,11 +129,16 @@ def _bring(store: ObjectStore, folder: str, step: int, facts: dict) -> None:
         _restore_history(store, folder, each)
     for each in filter(WEIGHTS.fullmatch, os.listdir(folder)):
         os.unlink(os.path.join(folder, each))
-    checkpoint.write_latest(path)
     checkpoint.write_facts(path, facts)
     print(
         f"restored {os.path.basename(name)} and the history up to it from {store.location.url()}", flush=True
     )
+
+
+def _discard_others(path: str) -> None:
+    for each in checkpoint.list_newest_first(os.path.dirname(path)):
+        if each != path:
+            checkpoint.discard(each)
 
 
 def stored(store: ObjectStore, names: Iterable[str]) -> dict[str, File]:

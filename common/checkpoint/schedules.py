@@ -2,24 +2,19 @@
 
 A checkpoint holds the scheduler's state_dict and how the schedule began. There are two kinds of schedules:
 
-- torch's schedules that depend only on the number of calls of step(). If the schedule began as in the
-  checkpoint, its state is loaded. If it began with other settings (--lr, --epochs), the new schedule repeats
-  the calls of step(): it continues at the same step. A schedule with a function of the user (LambdaLR)
-  always does, because its state does not hold the function.
+- torch's schedules that depend only on the number of calls of step(). The schedule repeats these calls. If it
+  began with other settings (--lr, --epochs), it continues at the same step of the new schedule.
 - all others, such as ReduceLROnPlateau and classes of the user's own. Their state is loaded. It is an error
   if --lr, --epochs or the schedule's own settings are not those of the checkpoint.
 
 A scheduler whose state a checkpoint cannot hold is refused by the name of its class, before training.
 """
 
-import collections
-import copy
 import warnings
 from typing import Any
 
 import torch
 
-from common.checkpoint.files import Refused
 from common.ground.exits import BadInput
 
 _TORCH = "torch.optim.lr_scheduler"
@@ -58,28 +53,21 @@ class ScheduleState:
         }
 
     def load(self, saved: dict) -> None:
-        """Load a result of state(). Raises Refused, with both values, if the schedule cannot continue
-        exactly. It may be called again after an error."""
-        self._load_scheduler(self._began)
-        for group, own in zip(self.optimizer.param_groups, self._groups, strict=False):
-            _set(group, own)
-        self.change = change = self._change(saved)
-        if self.scheduler is None or _of_the_step(self.scheduler):
-            replayed = self.scheduler is None or bool(change) or _calls_a_function(self.scheduler)
-        elif change := change or self._changed_argument(saved["began"]["settings"]):
-            raise Refused(
+        """Load a result of state(). Raises BadInput, with both values, if the schedule cannot continue
+        exactly."""
+        self.change = self._change(saved)
+        if self.scheduler is None:
+            pass
+        elif _of_the_step(self.scheduler) and saved["calls"] is not None:
+            self._replay(saved)
+        elif change := self.change or self._changed_argument(saved["began"]["settings"]):
+            raise BadInput(
                 f"its schedule {self.name} depends on more than the step, so its settings must be the same: "
                 f"{change}"
             )
         else:
-            replayed = False
-        if replayed:
-            self._replay(saved["calls"])
-        else:
-            self._load_scheduler(saved["state"])
-        self._load_groups(saved, replayed)
-        if replayed:
-            self._check_replay(saved)
+            self.scheduler.load_state_dict(saved["state"])
+        self._load_groups(saved)
 
     def _check(self) -> None:
         """Raise BadInput if a checkpoint cannot hold the state of the scheduler."""
@@ -97,20 +85,21 @@ class ScheduleState:
             if name not in state and value is not self.optimizer and not callable(value):
                 raise BadInput(f"{refusal}its state_dict() leaves out {name!r}")
 
-    def _load_scheduler(self, state: dict) -> None:
-        if self.scheduler:
-            self.scheduler.load_state_dict(_merged(self.scheduler.state_dict(), state))
-
     def _change(self, saved: dict) -> str:
         """Return how the schedule's beginning differs from the saved one; "" if it does not."""
         if saved["class"] != self.name:
             return f"it was {saved['class']}"
         began = saved["began"]
-        pairs = [*zip(began["groups"], self._groups, strict=True), (began["state"], self._began)]
+        groups = zip(began["groups"], self._groups, strict=True)
+        pairs = [
+            tuple({name: each[name] for name in each if _scheduled(name)} for each in pair) for pair in groups
+        ]
+        pairs.append((began["state"], self._began))
+        if _calls_a_function(self.scheduler):  # it may depend on any option
+            pairs.append((began["settings"], self.settings))
         for there, here in pairs:
             for name in sorted(there.keys() | here.keys()):
-                is_of_schedule = here is self._began or _scheduled(name)
-                if is_of_schedule and not _same(there.get(name), here.get(name)):
+                if not _same(there.get(name), here.get(name)):
                     return f"its {name} began as {there.get(name)}, this run's as {here.get(name)}"
         return ""
 
@@ -120,23 +109,28 @@ class ScheduleState:
                 return f"its --{name} was {there.get(name)}, this run's is {self.settings.get(name)}"
         return ""
 
-    def _replay(self, calls: int | None) -> None:
+    def _replay(self, saved: dict) -> None:
         """Call step() as often as on the old schedule: about 3 us for each call."""
-        if self.scheduler is None:
-            return
-        if calls is None:
-            raise Refused(f"its schedule {self.name} was not called once per step, and its settings changed")
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch warns if a scheduler steps before its optimizer
-                for _ in range(calls):
+                for _ in range(saved["calls"]):
                     self.scheduler.step()
         except ValueError as error:  # OneCycleLR after its last step
-            raise Refused(f"its schedule {self.name} does not reach step {calls}: {error}") from error
+            raise BadInput(f"its schedule {self.name} does not reach its step: {error}") from error
+        before, groups = saved["began"], (saved["groups"], self.optimizer.param_groups)
+        bases = ([group.get("initial_lr") for group in each] for each in (before["groups"], self._groups))
+        is_same = before["settings"] == self.settings and _same(*bases)
+        there, here = ([float(group["lr"]) for group in each] for each in groups)
+        if there != here and is_same and _calls_a_function(self.scheduler):
+            raise BadInput(
+                f"its schedule {self.name} had the learning rates {there} and now gives {here} for "
+                "the same step: it is another function, or depends on more than the step"
+            )
 
-    def _load_groups(self, saved: dict, replayed: bool) -> None:
-        """Load the saved hyperparameters, except those that began with another value in this run, and those
-        that a replayed schedule has set."""
+    def _load_groups(self, saved: dict) -> None:
+        """Load the saved hyperparameters, except those that began with another value in this run and, if the
+        schedule is another one, those that it has set."""
         groups, count = self.optimizer.param_groups, len(self._groups)
         for group, values in zip(groups[count:], saved["groups"][count:], strict=True):
             _set(group, values)  # the loop has added it
@@ -145,27 +139,10 @@ class ScheduleState:
             taken = {}  # set together: lr and initial_lr may be the same tensor
             for name, value in values.items():
                 first = began_here.get(name)
-                is_moved = not _same(group.get(name), first) or (self.scheduler and _scheduled(name))
-                if _same(began_there.get(name), first) and not (replayed and is_moved):
+                is_set = self.change and (_scheduled(name) or not _same(group.get(name), first))
+                if _same(began_there.get(name), first) and not is_set:
                     taken[name] = value
             _set(group, taken)
-
-    def _check_replay(self, saved: dict) -> None:
-        """Raise Refused if a function of the user's own gives other learning rates for the same steps. If an
-        option or a base rate has changed, the rates are not compared: they are expected to differ."""
-        if self.scheduler is None or not _calls_a_function(self.scheduler):
-            return
-        before = saved["began"]
-        bases = ([group.get("initial_lr") for group in each] for each in (before["groups"], self._groups))
-        if not _same(*bases) or before["settings"] != self.settings:
-            return
-        groups = saved["groups"], self.optimizer.param_groups
-        there, here = ([float(group["lr"]) for group in each] for each in groups)
-        if there != here:
-            raise Refused(
-                f"its schedule {self.name} had the learning rates {there} and now gives {here} for "
-                "the same step: it is another function, or depends on more than the step"
-            )
 
 
 def plain(value: Any, refusal: str = "a checkpoint cannot hold ") -> Any:
@@ -249,17 +226,6 @@ def _set(group: dict, values: dict) -> None:
 
 def _scheduled(name: str) -> bool:
     return name == "lr" or name.endswith(("_lr", "_momentum"))
-
-
-def _merged(own: Any, saved: Any) -> Any:
-    """Return the saved state in the types of the scheduler's present state, with its functions."""
-    if isinstance(own, dict) and isinstance(saved, dict):
-        merged = {name: _merged(own.get(name), saved[name]) for name in saved}
-        merged = {name: value for name, value in own.items() if name not in saved} | merged
-        return collections.Counter(merged) if isinstance(own, collections.Counter) else merged
-    if isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
-        return [_merged(*pair) for pair in zip(own, saved, strict=True)]
-    return copy.deepcopy(saved)  # a scheduler may change its lists in place
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -101,10 +101,7 @@ class RunState:
         if state.get("format") != FORMAT:
             raise files.Refused(f"its format is {state.get('format')}, this program reads {FORMAT}")
         saved, own = state["identity"], self.identity
-        names = saved.keys() | own.keys()
-        if "training data" in names:  # train_own.py lost these options in 0.17; the data are compared
-            names -= {"--dataset", "--custom_data"} - own.keys()
-        for name in sorted(names):
+        for name in sorted(saved.keys() | own.keys()):
             if saved.get(name) != own.get(name):
                 raise files.Refused(f"its {name} is {saved.get(name)}, this run's is {own.get(name)}")
         models = state["objects"]["model"], self.objects["model"].state_dict()
@@ -137,9 +134,6 @@ class RunState:
     def _check_objects(self, saved: dict) -> None:
         """Raise Refused if the objects of a state cannot be loaded into those of this run."""
         optional = {"scheduler", "scaler"}  # not every job had a scaler
-        criterion = self.objects.get("criterion")
-        if not (isinstance(criterion, torch.nn.Module) and list(criterion.parameters())):
-            optional.add("criterion")  # version 0.11 did not save its constants
         if missing := sorted(self.objects.keys() - saved.keys() - optional):
             raise files.Refused(
                 f"it has no {missing[0]!r}, which this run saves: leave it out, as in that run"
@@ -166,7 +160,7 @@ class RunState:
         if not self._later:
             self._restore_optimizers(state)
         self.initial_weights = state["weights"]
-        self._frozen_before = set(state["frozen"]) if "frozen" in state else None  # not in 0.11
+        self._frozen_before = set(state["frozen"])
         for name in _COUNTS:
             setattr(self, name, state[name])
 

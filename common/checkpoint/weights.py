@@ -135,12 +135,10 @@ def fill(path: str, model: torch.nn.Module, tensors: dict[str, torch.Tensor], co
     missing = [name for name in names if name not in tensors and not name.endswith(_COUNTERS)]
     unused = [name for name in tensors if name not in names]
     line = f"weights from {path}: {len(same)} of {len(names)} tensors"
-    if other:
-        line += f"; different shape: {_some(other, '; ')}"
-    if missing:
-        line += f"; not in the file: {_some(missing)}"
-    if unused:
-        line += f"; not in the model: {_some(unused)}"
+    differences = {"different shape": other, "not in the file": missing, "not in the model": unused}
+    for text, several in differences.items():
+        if several:
+            line += f"; {text}: {_some(several)}"
     matrices = [name for name in names if own[names[name]].ndim > 1] or list(names)
     if 2 * len(set(same) & set(matrices)) < len(matrices):
         raise BadInput(f"{line}: they belong to another network")
@@ -161,9 +159,9 @@ def _kind(tensor: torch.Tensor) -> str:
     return f"{list(tensor.shape)}" + f" {tensor.dtype}" * (not tensor.is_floating_point())
 
 
-def _some(names: list[str], between: str = ", ") -> str:
-    more = f"{between}and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return between.join(printable(f"{name:.160}") for name in names[:_SHOWN]) + more
+def _some(names: list[str]) -> str:
+    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(printable(f"{name:.160}") for name in names[:_SHOWN]) + more
 
 
 def run_folder(path: str) -> str:

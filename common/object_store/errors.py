@@ -88,11 +88,8 @@ def explain(error: Exception, url: str, endpoint: str) -> StoreError | None:
 
 def _explain_answer(answer: dict, url: str) -> StoreError:
     code = str(answer.get("Error", {}).get("Code") or "unknown")
-    about = answer.get("ResponseMetadata", {})
-    status = about.get("HTTPStatusCode", 0)
+    status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     cause = _CAUSE_OF.get(code) or _CAUSE_OF.get(str(status))
-    if code == "RequestTimeTooSkewed" and (sent := about.get("HTTPHeaders", {}).get("date")):
-        cause = f"{cause}, that of the store is {sent}"
     if not code.isalnum() or len(code) > 60:
         code = "unknown"
     cause = cause or f"the store {'failed' if status >= 500 else 'refused'} (status {status})"

@@ -90,13 +90,11 @@ class ObjectStore(contextlib.AbstractContextManager):
         for (prefix,) in self._list("list_objects", "CommonPrefixes", ("Prefix",), **options):
             yield prefix[len(below) : -1]
 
-    def uploads(self, key: str = "") -> Iterator[tuple[str, str, float]]:
-        """Yield (key, upload id, seconds since 1970) of unfinished multipart uploads: of a key, or all."""
-        prefix, skip = self.location.full(key), len(self.location.full(""))
-        fields = ("Key", "UploadId", "Initiated")
-        for full, upload, begun in self._list("list_multipart_uploads", "Uploads", fields, Prefix=prefix):
-            if not key or full == prefix:
-                yield full[skip:], upload, begun.timestamp()
+    def uploads(self) -> Iterator[tuple[str, str, float]]:
+        """Yield (key, upload id, seconds since 1970) of the unfinished multipart uploads."""
+        below, fields = self.location.full(""), ("Key", "UploadId", "Initiated")
+        for full, upload, begun in self._list("list_multipart_uploads", "Uploads", fields, Prefix=below):
+            yield full[len(below) :], upload, begun.timestamp()
 
     def head(self, key: str) -> Object | None:
         """Return an object, with the sha256 of its metadata; None if it does not exist."""
@@ -168,9 +166,6 @@ class ObjectStore(contextlib.AbstractContextManager):
             if sha256 not in (None, actual):
                 raise BadInput(f"{printable(path)} has changed since its sha256 was computed")
             self._repeat(transfer)
-            if before[1] > _PART:  # uploads of killed processes would be billed for ever
-                for _, earlier, _ in list(self.uploads(key)):
-                    self.abort(key, earlier)
             if state_of(path) != before:
                 self.delete([key])
                 raise BadInput(f"{printable(path)} has changed while it was uploaded")

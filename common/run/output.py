@@ -30,9 +30,6 @@ PARENT = os.path.join(ROOT, "output_dir")
 LATEST, LOCK, CHECKPOINTS = "latest", ".lock", "checkpoints"
 WEIGHTS = re.compile(r"best\.pth|epoch_(\d+)\.pth")
 _OWN = "BOOTFILE_RUN_FOLDER"  # a parent passes the folder that it made to the processes that it starts
-_FILES = (
-    "metrics.jsonl", "receipt.bin", "state.jsonl", "starts.jsonl", "best.pth", f"{CHECKPOINTS}/{LATEST}"
-)  # fmt: skip
 _CHECKPOINT = re.compile(r"step_(\d+)\.pt")
 _REPORTS = re.compile(r"metrics\.jsonl|receipt\.bin|events\.out\.tfevents\..*")
 _BUSY = 10.0  # seconds that a start waits for the previous job to end
@@ -159,12 +156,7 @@ def local_output(path: str) -> str:
     """Return the real, absolute path of an output folder. Raises BadInput if it is not writable. The folder
     is not made."""
     check_writable("output_dir", path)
-    path = os.path.realpath(path)  # `latest` may point to another folder later
-    for name in (CHECKPOINTS, *_FILES):
-        own, is_folder = os.path.join(path, name), name == CHECKPOINTS
-        if os.path.lexists(own) and not (os.path.isdir if is_folder else os.path.isfile)(own):
-            raise BadInput(f"{own} is not a {'folder' if is_folder else 'file'}, and the job writes to it")
-    return path
+    return os.path.realpath(path)  # `latest` may point to another folder later
 
 
 def check_writable(option: str, path: str) -> None:

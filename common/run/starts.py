@@ -40,7 +40,6 @@ from common.run.output import Output, writes_nothing
 FILE = "starts.jsonl"  # in a run's output folder
 _MOST = 2**26  # bytes of FILE
 _OBJECTS = ("settings", "environment")
-_SMALL_BATCH = 32  # samples of a GPU
 
 
 def write(folder: str, args: argparse.Namespace, **facts: Any) -> None:
@@ -128,11 +127,6 @@ def describe(
         lines += [
             f"global batch {batch} = {processes} x {local}{hint}; {steps_per_epoch:,} steps an epoch{in_all}"
         ]
-        if device.type != "cpu" and local < _SMALL_BATCH:
-            lines += [
-                f"warning: {local} samples per GPU and step: most GPUs are faster from {_SMALL_BATCH} on; "
-                "raise --batch_size, and --lr with it"
-            ]
     if not writes_nothing(args):
         folder = shlex.quote(args.output.folder)
         lines += [f"results in {args.output}"]

@@ -70,15 +70,6 @@ def test_other_jobs_have_their_own_loss_and_no_accuracy(criterion, last, labels)
     assert (loss_sum, count) == (0, 0) and math.isnan(correct)
 
 
-def test_the_loss_is_that_of_the_criterion():
-    model, images, labels = nn.Flatten(), torch.randn(6, 3, 2, 2), torch.randint(12, (6,))
-    model.register_parameter("weight", nn.Parameter(torch.zeros(1)))
-    smooth = nn.CrossEntropyLoss(label_smoothing=0.1)
-    loss_sum, correct, count = evaluate(model, [(images, labels)], smooth).tolist()
-    assert loss_sum / count == pytest.approx(smooth(images.flatten(1), labels).item(), rel=1e-5)
-    assert correct == (images.flatten(1).argmax(1) == labels).sum()
-
-
 @pytest.mark.parametrize(
     ("criterion", "message"),
     [

@@ -49,11 +49,11 @@ def test_a_fifo_does_not_hang_a_report(name, tmp_path, capsys):
     assert "are incomplete" in printed and "step=3" in printed
 
 
-@pytest.mark.parametrize("name", ["step_2.pt", "step_2.pt.json", "latest"])
-def test_a_fifo_among_checkpoints_is_refused_or_passed_over(name, tmp_path):
+@pytest.mark.parametrize("name", ["step_2.pt", "step_2.pt.json"])
+def test_a_fifo_among_checkpoints_is_passed_over(name, tmp_path):
     checkpoint.write(str(tmp_path / "step_1.pt"), {"a": 1}, step=1, run="r")
     checkpoint.write(str(tmp_path / "step_2.pt"), {"a": 1}, step=2, run="r")
-    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
     path, _ = resume.choose("auto", str(tmp_path), lambda state: None)
-    assert os.path.basename(path) == ("step_2.pt" if name == "latest" else "step_1.pt")
+    assert os.path.basename(path) == "step_1.pt"

@@ -15,7 +15,6 @@ from tests.conftest import environment, finish, free_port, start, wait_until
 from tests.support.fault_proxy import FaultProxy
 from tests.support.hostile_store import HostileStore, listing
 
-STAGE = "import sys; from datasets import staging; print('at', staging.stage(sys.argv[1]))"
 # as above, in a process group of two; logs what it waits for
 STAGE_TOGETHER = """
 import datetime, sys, time, torch
@@ -148,26 +147,6 @@ def test_a_full_disk_is_found_before_the_download(here, monkeypatch):
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", store.environment["AWS_ENDPOINT_URL_S3"])
         with pytest.raises(BadInput, match=r"needs 1000000\.000 GB more on this node, [\d.]+ GB are free"):
             here("s3://data")
-
-
-def test_a_killed_staging_is_gone_on_with(server, tmp_path):
-    files = many(server, "killed")
-    with FaultProxy(server.port, delay=0.3) as slow:
-        env = environment(**server.environment | slow.environment, BOOTFILE_SCRATCH=str(tmp_path))
-        job = start("-c", STAGE, "s3://data/killed", env=env)
-        wait_until(
-            lambda: sum(path.name.isdigit() for path in tmp_path.rglob("*")) >= 32, job
-        )  # 16 may lack their time
-        job.send_signal(signal.SIGKILL)
-        finish(job, -signal.SIGKILL)
-        (place,) = (tmp_path / f"bootfile-{os.getuid()}" / "staged").iterdir()
-        there = {name: content for name, content in found(place / "data").items() if name in files}
-        assert there == {name: files[name] for name in there}
-        slow.delay = 0.0
-        output = finish(start("-c", STAGE, "s3://data/killed", env=env)).stdout
-    fetched = int(re.search(r"60 files, (\d+) fetched", output)[1])
-    assert fetched <= 60 - 16
-    assert found(place / "data") == files
 
 
 def test_one_process_of_a_node_fetches_and_the_others_wait(server, tmp_path):

@@ -1,14 +1,12 @@
-"""Two hundred random faults of fifteen kinds between a job and its object store damage no file.
+"""Two hundred random faults of fourteen kinds between a job and its object store damage no file.
 
-Upload, fetch, staging and the upload of checkpoints use a proxy that injects faults, or their disk fills
-up, or they are killed. Afterwards all visible files are complete, on both sides. A failure is one line, in
-bounded time. The same command finishes when the fault is over. A dozen of the faults run with the other
-tests.
+Upload, fetch and staging use a proxy that injects faults, or their disk fills up, or they are killed.
+Afterwards all visible files are complete, on both sides. A failure is one line, in bounded time. The same
+command finishes when the fault is over. One fault of each kind runs with the other tests.
 """
 
 import contextlib
 import hashlib
-import json
 import random
 import resource
 import subprocess
@@ -26,9 +24,9 @@ from tests.support.small_disk import small_disk
 pytest.importorskip("boto3", reason="boto3 is not installed")
 pytest.importorskip("moto", reason="moto is not installed")
 
-RUNS, QUICK = 200, 12
+RUNS, QUICK = 200, 14
 WIRE = ("busy", "reset", "stall", "cut", "flip", "slow", "expired", "forbidden", "clock", "gone")
-KINDS = (*WIRE, "missing", "full", "kill upload", "kill fetch", "kill checkpoint")
+KINDS = (*WIRE, "missing", "full", "kill upload", "kill fetch")
 REFUSED = {
     "expired": "credentials have expired",
     "forbidden": "no permission",
@@ -43,32 +41,6 @@ from common.distributed.entry import entry
 from datasets import staging
 entry(lambda: print("staged at", staging.stage(sys.argv[1])))()
 """
-CHECKPOINTS = """
-import os, sys, torch
-from common.ground import exits
-from common.checkpoint import files as checkpoint, mirror
-from common.ground.files import write_atomic
-from common.distributed.entry import entry
-from common.run.output import Output
-folder, url = sys.argv[1:]
-
-def main():
-    os.makedirs(folder, exist_ok=True)
-    one = mirror.Mirror(Output(folder, url), "auto", 2)
-    paths = checkpoint.list_newest_first(f"{folder}/checkpoints")
-    begun = max([0, *(checkpoint.verify(path)["step"] for path in paths)])
-    one.start(begun)
-    os.makedirs(f"{folder}/checkpoints", exist_ok=True)
-    for step in range(begun + 1, begun + 4):
-        state = {"step": step, "x": torch.full((2_500_000,), float(step))}
-        checkpoint.write(f"{folder}/checkpoints/step_{step}.pt", state, step=step, run="r")
-        write_atomic(f"{folder}/checkpoints/latest", f"step_{step}.pt")
-        one.saved(step)
-    if error := one.finish():
-        raise exits.BadInput(error)
-
-entry(main)()
-"""
 
 
 class Case:
@@ -78,17 +50,8 @@ class Case:
         self.server, self.folder = server, folder
         self.draw = random.Random(number)
         self.kind = KINDS[number % len(KINDS)]
-        names = ("upload", "fetch", "stage", "checkpoint")
-        if self.kind.startswith("kill"):
-            names = {"kill upload": names[:1], "kill fetch": names[1:3], "kill checkpoint": names[3:]}[
-                self.kind
-            ]
-        elif self.kind == "full":
-            names = names[1:3]
-        # the job with checkpoints imports torch, so only the long runs use it
-        self.name = self.draw.choice(
-            [name for name in names if number >= QUICK or name != "checkpoint"] or names
-        )
+        names = {"kill upload": ("upload",), "kill fetch": ("fetch", "stage"), "full": ("fetch", "stage")}
+        self.name = self.draw.choice(names.get(self.kind, ("upload", "fetch", "stage")))
         self.prefix = f"{number}-{self.name}"
         self.bucket = "nothing" if self.kind == "missing" else "bucket"
         self.files = {f"{n}/ü {n}": self.draw.randbytes(self.draw.randrange(60_000)) for n in range(10)}
@@ -101,7 +64,7 @@ class Case:
             for name, content in self.files.items():
                 (self.here / name).parent.mkdir(parents=True, exist_ok=True)
                 (self.here / name).write_bytes(content)
-        elif self.name in ("fetch", "stage"):
+        else:
             self.here.mkdir()
             client = self.server.client()
             for name, content in self.files.items():  # with a sha256, as `upload` stores it, or without
@@ -118,7 +81,6 @@ class Case:
             "upload": ["-m", "launch", "upload", str(self.here), "--to", url],
             "fetch": ["-m", "launch", "fetch", url, "--to", str(self.here)],
             "stage": ["-c", STAGE, url],
-            "checkpoint": ["-c", CHECKPOINTS, str(self.here), url],
         }[self.name]
 
     def start(self, bucket: str = "bucket", limit: int | None = None, **more: str) -> subprocess.Popen:
@@ -164,8 +126,6 @@ class Case:
             assert not manifest or there == self.files, "a manifest exists, but a file is missing"
             assert manifest or not done  # a killed process may have finished before
             assert not manifest or manifests.parse(manifest)
-        elif self.name == "checkpoint":
-            self._check_checkpoints(done)
         else:
             here = self.visible()
             assert {name: self.files[name] for name in here} == here, "a corrupt file was accepted"
@@ -175,19 +135,6 @@ class Case:
             )
             if done:
                 assert not list(self.here.rglob(".partial-*"))
-
-    def _check_checkpoints(self, done: bool) -> None:
-        there = self.stored()
-        marker = json.loads(there.get(".bootfile-outputs.json", '{"files": []}'))
-        for file in marker["files"]:
-            content = there[file["path"]]
-            found = (len(content), hashlib.sha256(content).hexdigest())
-            assert found == (file["size"], file["sha256"]), f"{file['path']} differs from the list"
-        listed = {file["path"] for file in marker["files"]}
-        for name in listed:
-            if name.endswith(".pt"):
-                assert json.loads(there[f"{name}.json"])["sha256"] == hashlib.sha256(there[name]).hexdigest()
-        assert not done or any(name.endswith(".pt") for name in listed)
 
 
 def finished(job: subprocess.Popen) -> tuple[int, str]:
@@ -242,7 +189,7 @@ def test_a_fault_leaves_nothing_wrong(server, tmp_path, number):
         again, errors = finished(case.start(**mended.environment))
     assert again == 0, errors
     case.check(done=True)
-    if case.name == "checkpoint" and case.unfinished():  # uploads of a step that no later run sends again
+    if case.unfinished():  # an answer was lost, or the process was killed
         case.clean()
     assert case.unfinished() == []
 

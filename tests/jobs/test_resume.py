@@ -104,23 +104,6 @@ def test_sigterm_costs_no_step(whole, tmp_path):
     assert (tmp_path / receipt.FILE).read_bytes() == (whole[0] / receipt.FILE).read_bytes()
 
 
-@pytest.mark.faults
-def test_sigkill_costs_at_most_an_interval(whole, tmp_path):
-    killed = start(*TWO, f"--output_dir={tmp_path}")
-    read_until(killed, r"^epoch=2 step=9 ")
-    os.kill(processes_of(killed)[-1], signal.SIGKILL)
-    result = finish(killed, None)
-    assert result.returncode not in (0, 143)
-    paths = checkpoint.list_newest_first(str(tmp_path / "checkpoints"))
-    assert checkpoint.read(paths[0])["step"] >= 6  # step 8 may have been in flight
-
-    run_ranks(*DDP, f"--output_dir={tmp_path}")
-    assert figures(tmp_path) == figures(whole[1])
-    assert same_weights(weights(tmp_path), weights(whole[1]))
-    compared = run("-m", "launch", "receipt", tmp_path, whole[0]).stdout
-    assert "data equal for 15 steps: the same ids, labels and augmentation" in compared
-
-
 def test_an_evaluation_within_an_epoch_changes_no_training_step(whole, tmp_path):
     """An epoch has 5 steps, and --evaluate_every 3. The run is killed after step 7. It continues from
     step 6, and repeats its evaluation."""
@@ -172,11 +155,10 @@ def test_a_batch_may_be_counted_by_process(tmp_path):
 
 
 def test_the_files_of_a_run(whole):
-    """They are the newest three checkpoints, `latest`, and the weights of every epoch and the best epoch."""
+    """They are the newest three checkpoints, and the weights of every epoch and the best epoch."""
     names = sorted(os.listdir(whole[1] / "checkpoints"))
     steps = [f"step_{step}.pt" for step in (12, 14, 15)]
-    assert names == sorted(["latest", *steps, *(f"{step}.json" for step in steps)])
-    assert (whole[1] / "checkpoints" / "latest").read_text() == "step_15.pt\n"
+    assert names == sorted([*steps, *(f"{step}.json" for step in steps)])
     best = max((line for line in figures(whole[1]) if "val_acc" in line), key=lambda line: line["val_acc"])
     assert same_weights(weights(whole[1], "best.pth"), weights(whole[1], f"epoch_{best['epoch']}.pth"))
     state = checkpoint.read(str(whole[1] / "checkpoints" / "step_15.pt"))
@@ -219,32 +201,6 @@ def test_another_label_is_another_run(started, tmp_path):
     error = run(job, *DATA, f"--output_dir={started}", code=2).stderr
     fingerprint = digits.load(None, False)[0].fingerprint
     assert f"its training data is {fingerprint}, this run's is " in error
-
-
-def test_a_schedule_that_follows_the_validation_loss_resumes_exactly(tmp_path):
-    """The job is stopped once, and killed once after the rate has changed."""
-    old = "OneCycleLR(\n        optimizer, args.lr, total_steps=total_steps, cycle_momentum=False\n    )"
-    job = changed(
-        tmp_path,
-        (old, "ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0.5)"),
-        ("            scheduler.step()\n", ""),
-        (
-            "        log.validation(",
-            "        scheduler.step(val_sums[0] / val_sums[2])\n        log.validation(",
-        ),
-    )
-    arguments = (*QUICK, "--batch_size=480", "--epochs=4", "--report_every=1", "--save_every=2")
-    run(job, *arguments, f"--output_dir={tmp_path / 'whole'}")
-    output = f"--output_dir={tmp_path / 'again'}"
-    interrupt(job, *arguments, output, at="^epoch=2 step=3 ", by=signal.SIGTERM)
-    interrupt(job, *arguments, output, at="^epoch=4 step=7 ")
-    run(job, *arguments, output)
-    whole, again = (figures(tmp_path / name) for name in ("whole", "again"))
-    assert again == whole and len({line["lr"] for line in whole if "lr" in line}) > 2
-    names = ("epoch_4.pth", "best.pth")
-    assert all(
-        same_weights(weights(tmp_path / "whole", name), weights(tmp_path / "again", name)) for name in names
-    )
 
 
 def test_damaged_files_are_named_and_the_one_before_is_taken(started, whole):

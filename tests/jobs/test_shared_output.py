@@ -127,21 +127,6 @@ def test_a_run_that_was_killed_before_its_first_save_begins_anew(tmp_path):
     assert [line["step"] for line in records(tmp_path)] == [1, 2, 3, 4, 5, 5, 6, 7, 7]
 
 
-def test_what_stands_in_the_way_is_found_at_the_start(tmp_path):
-    (tmp_path / "file").mkdir()
-    (tmp_path / "file" / "checkpoints").touch()
-    (tmp_path / "folder" / "checkpoints" / "latest").mkdir(parents=True)
-    (tmp_path / "fifo").mkdir()
-    os.mkfifo(tmp_path / "fifo" / "metrics.jsonl")
-    for name, path in (
-        ("file", "file/checkpoints"),
-        ("folder", "folder/checkpoints/latest"),
-        ("fifo", "fifo/metrics.jsonl"),
-    ):
-        result = run(*THREE, f"--output_dir={tmp_path / name}", code=2)
-        assert f"error: {tmp_path / path} is not a f" in result.stderr and "data train" not in result.stdout
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """Return a copy of the code with an empty output_dir/."""

@@ -101,7 +101,7 @@ def test_a_checkpoint_holds_no_secret_and_everything_else(recovery, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / ".partial-left").touch()  # by a writer that was killed
     _train(keeper, model)
-    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["latest", "step_4.pt", "step_4.pt.json"]
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step_4.pt", "step_4.pt.json"]
     path = str(tmp_path / "checkpoints" / "step_4.pt")
     state = checkpoint.read(path)
     assert b"hunter2" not in open(path, "rb").read()  # noqa: SIM115
@@ -295,20 +295,6 @@ def test_another_run_is_refused_with_both_values(recovery):
     state["objects"]["model"] |= {"0.weight": torch.zeros(2, 4)}
     with pytest.raises(checkpoint.Refused, match=r"0.weight is \[2, 4\], this run's is \[2, 3\]"):
         load(state, 20)
-
-
-def test_an_option_of_the_data_that_the_job_no_longer_has_is_not_compared(recovery):
-    """As that of jobs/train_own.py before 0.17. The fingerprint of the data is compared."""
-    keeper, model = recovery()
-    _train(keeper, model)
-    state = keeper._state.capture(4)
-    state["identity"] = state["identity"] | {"training data": "one"}
-    del keeper._state.identity["--dataset"]
-    keeper._state.identity["training data"] = "one"
-    keeper._state.load(state, 20)
-    keeper._state.identity["training data"] = "another"
-    with pytest.raises(checkpoint.Refused, match="its training data is one, this run's is another"):
-        keeper._state.load(state, 20)
 
 
 def test_weights_that_are_not_finite_are_not_written(recovery, tmp_path, capsys):

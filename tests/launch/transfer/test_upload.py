@@ -166,8 +166,7 @@ def test_what_cannot_be_uploaded(server, url, tmp_path, launch):
     assert keys(server, url) == {"manifest.json": b"of another program"}
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_an_upload_that_was_ended_goes_on(server, url, tmp_path, how, launch):
+def test_an_upload_that_was_interrupted_goes_on(server, url, tmp_path, launch):
     big = os.urandom(40_000_000)
     folder = folder_of(tmp_path / "data", {f"{n:02}": os.urandom(1000) for n in range(20)} | {"big": big})
     with FaultProxy(server.port, held="partNumber") as proxy:
@@ -176,20 +175,15 @@ def test_an_upload_that_was_ended_goes_on(server, url, tmp_path, how, launch):
             env=environment(**server.environment | proxy.environment),
         )  # fmt: skip
         wait_until(lambda: proxy.holding, job)
-        job.send_signal(how)
+        job.send_signal(signal.SIGINT)
         # after Ctrl-C, requests may take longer than the 3 s in which a command without clean-up ends
-        threading.Timer(4 if how == signal.SIGINT else 0, proxy.released.set).start()
-        ended = finish(job, code=130 if how == signal.SIGINT else -9)
-    if how == signal.SIGINT:
-        assert ended.stderr.splitlines()[-1] == "error: interrupted"
-        assert unfinished(server) == []
+        threading.Timer(4, proxy.released.set).start()
+        assert finish(job, code=130).stderr.splitlines()[-1] == "error: interrupted"
+    assert unfinished(server) == []
     assert "manifest.json" not in keys(server, url)
-    assert keys(server, url).get("big") in (None, big)
     launch("upload", folder, "--to", url)
     there = keys(server, url)
-    assert there.pop("manifest.json")
-    assert there == contents(folder)
-    assert unfinished(server) == []
+    assert there.pop("manifest.json") and there == contents(folder)
 
 
 OUTPUTS = {  # as a job uploads them, without the list
@@ -198,11 +192,8 @@ OUTPUTS = {  # as a job uploads them, without the list
 }  # fmt: skip
 
 
-def test_outputs_that_are_not_as_listed(server, url, tmp_path, launch):
-    entries = manifests.describe("", OUTPUTS | {"gone.pth": b"gone"})["files"]
-    marker = {".bootfile-outputs.json": json.dumps({"format": 1, "files": entries, "step": 1}).encode()}
-    files = OUTPUTS | {"metrics.jsonl": b'{"step": 3}\n'}  # files of a job that is running
-    put(server, url, files | marker)
+def test_damaged_objects_are_not_fetched_and_lists_stay(server, url, tmp_path, launch):
+    put(server, url, OUTPUTS | {".bootfile-outputs.json": b"{}"})
     damaged = {"Body": b"damaged", "Metadata": {"sha256": "0" * 64}}
     server.client().put_object(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/damaged", **damaged)
     said = launch(
@@ -211,12 +202,8 @@ def test_outputs_that_are_not_as_listed(server, url, tmp_path, launch):
     assert f"{url}/damaged: the received bytes are not those that were sent" in said.stderr
     assert not (tmp_path / "damaged" / "damaged").exists()
     server.client().delete_object(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/damaged")
-    said = launch("fetch", url, "--to", tmp_path / "back", code=1)
-    assert "listed, but not in the store: 1 files, first: gone.pth" in said.stdout
-    assert contents(tmp_path / "back") == files
-    deep, none = b"[" * 100_000, b'{"files": [{"path": 5, "size": 1, "sha256": "%s"}]}' % (b"0" * 64)
-    put(server, url, {".bootfile-outputs.json": none, "manifest.json": deep})
-    assert "2 files" not in launch("fetch", url, "--to", tmp_path / "back").stderr
+    launch("fetch", url, "--to", tmp_path / "back")
+    assert contents(tmp_path / "back") == OUTPUTS
 
 
 def test_files_of_another_content_are_replaced_after_a_yes_only(server, url, tmp_path, launch):
@@ -234,53 +221,19 @@ def test_files_of_another_content_are_replaced_after_a_yes_only(server, url, tmp
     assert "unchanged 4 files" in launch("fetch", url, "--to", tmp_path).stdout, "no question"
 
 
-def test_a_fetch_that_was_killed_goes_on(server, url, tmp_path, launch):
-    files = {f"{number:02}": os.urandom(1000) for number in range(20)} | {"big": os.urandom(40_000_000)}
-    put(server, url, files)
-    back = tmp_path / "back"
-    with FaultProxy(server.port, held="/big", passed=4) as proxy:
-        job = start(
-            "-m", "launch", "fetch", url, "--to", back,
-            env=environment(**server.environment | proxy.environment),
-        )  # fmt: skip
-        wait_until(
-            lambda: proxy.holding and any(each.stat().st_size for each in back.glob(".partial-*")), job
-        )
-        job.kill()
-        finish(job, code=-9)
-    assert not (back / "big").exists()
-    for name, content in contents(back).items():
-        assert name.startswith(".partial-") or content == files[name]
-    folder_of(back, {".partial-0123456789abcdef": b"part of a deleted object"})
-    with FaultProxy(server.port) as proxy:
-        said = launch("fetch", url, "--to", back, **proxy.environment)
-    assert contents(back) == files
-    assert "unchanged" in said.stdout
-
-
-LISTED = {"path": "best.pth", "size": 1, "sha256": "0" * 64}
-NOTHING_YET = {".bootfile-lease.json": b"{}", ".bootfile-outputs.json": b'{"format": 1, "files": []}'}
-
-
 @pytest.mark.parametrize(
-    ("objects", "here", "code", "message"),
+    ("objects", "here", "message"),
     [
-        ({"a": b"1", "../x": b"2"}, {}, 2, "key ../x"),
-        ({"a/b": b"1"}, {"a": b"file"}, 2, "its folder is a file"),
-        ({"a/b": b"1"}, {"a/b/c": b"file"}, 2, "Is a directory"),
-        ({}, {}, 2, "no objects below"),
-        (NOTHING_YET, {}, 2, "no results below"),
-        (
-            {".bootfile-outputs.json": json.dumps({"format": 1, "files": [LISTED]}).encode()},
-            {}, 1, "not in the store: 1 files, first: best.pth",
-        ),
+        ({"a": b"1", "../x": b"2"}, {}, "key ../x"),
+        ({"a/b": b"1"}, {"a": b"file"}, "its folder is a file"),
+        ({"a/b": b"1"}, {"a/b/c": b"file"}, "Is a directory"),
+        ({".bootfile-lease.json": b"{}"}, {}, "no files below"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_fetched(server, url, tmp_path, launch, objects, here, code, message):
+)
+def test_what_cannot_be_fetched(server, url, tmp_path, launch, objects, here, message):
     put(server, url, objects)
     folder_of(tmp_path / "in" / "back", here)
-    said = launch("fetch", url, "--to", tmp_path / "in" / "back", code=code)
-    assert message in said.stderr + said.stdout
+    assert message in launch("fetch", url, "--to", tmp_path / "in" / "back", code=2).stderr
     assert contents(tmp_path) == {f"in/back/{name}": content for name, content in here.items()}
 
 
