@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from common.checkpoint import resume
+from common.checkpoint import digest, resume
 from common.checkpoint.files import write_weights
 from common.checkpoint.nonfinite import Diverged, Guard, Verdict
 from common.checkpoint.optimizer_steps import OptimizerSteps
@@ -336,6 +336,8 @@ class Checkpointer:
         epoch = max(output.epochs(self.output.folder), default=0)
         first_save = self.args.save_every.steps(self.steps_per_epoch) or self.total_steps
         is_before = epoch * self.steps_per_epoch < min(first_save, self.total_steps)
+        lines = digest.read(self.output.folder).values()  # a save may have waited for an optimizer step
+        is_before = is_before or (bool(lines) and not any(line.get("saved", True) for line in lines))
         return is_before and all(identity[name] == each for name, each in self._state.identity.items())
 
     def _warn_of_generators(self) -> None:

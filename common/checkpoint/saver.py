@@ -161,10 +161,10 @@ class Saver:
         """Return rank 0's decision: only rank 0 knows which writes have failed."""
         return ranks.broadcast_object(decision) if self.is_sharded else decision
 
-    def _digest(self, step: int, objects: dict, is_planned: bool = True) -> None:
+    def _digest(self, step: int, objects: dict, is_planned: bool = True, is_saved: bool = False) -> None:
         """Write the digest of the state after `step` steps, before its checkpoint is on the disk: then a run
         that is resumed from the checkpoint has it."""
-        line = digest.summarize(step, objects) | {"planned": is_planned}
+        line = digest.summarize(step, objects) | {"planned": is_planned, "saved": is_saved}
         self._digested = step
         if is_planned:
             self._digests.append((step, line["digest"]))
@@ -179,7 +179,7 @@ class Saver:
         """Write the shards of a state on every rank, while the training waits. Return the rest of it."""
         objects, path = state["objects"], os.path.join(self.checkpoints, files.name_of(state["step"]))
         self._check_finite(objects["model"])
-        self._digest(state["step"], objects, is_planned)
+        self._digest(state["step"], objects, is_planned, is_saved=True)
         if ranks.is_first():
             files.discard(path)
         rest, facts = shards.save(path, objects)
@@ -191,7 +191,7 @@ class Saver:
             files.check_readable(state["objects"])
             self._is_readable = True
         if not self.in_shards:
-            self._digest(state["step"], state["objects"], is_planned)
+            self._digest(state["step"], state["objects"], is_planned, is_saved=True)
         facts = {"shards": state["shards"]} if self.in_shards else {}
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         files.write(path, state, step=state["step"], run=run, **facts)
