@@ -65,7 +65,7 @@ def python(image, tmp_path_factory):
 
 
 def test_all_that_pack_lists_can_be_imported_and_a_pack_is_trained_on(python, tmp_path):
-    folder = pack(str(ROOT / "jobs/imagenet.py"), str(tmp_path / "to")).path
+    folder = pack(str(ROOT / "jobs/imagenet.py"), str(tmp_path / "to"))
     result = _pip(python, "-r", f"{folder}/pip-requirements.txt")
     assert result.returncode == 0, result.stderr
     versions, modules = _run(python, "-c", IMPORT_ALL, f"{folder}/pip-requirements.txt", *sorted(LISTED))

@@ -120,7 +120,7 @@ def test_weights_of_a_job_of_your_own(trained, tmp_path, capsys):
         (start["settings"], (f"{model}:build2",), "KeyError: 'build2'"),
         (start["settings"], (f"{model}:wrong",), r"too many values to unpack .*logits \[1, classes\]"),
         (start["settings"], (f"{model}:leave",), "SystemExit: 0"),
-        (start["settings"], ("--model=build",), r"--model build: .*expected FILE.py:FUNCTION"),
+        (start["settings"], ("--model=build",), r"--model build with .*expected FILE.py:FUNCTION"),
     ):
         (tmp_path / starts.FILE).write_text(json.dumps(start | {"settings": settings}) + "\n")
         with pytest.raises(BadInput, match=message):
