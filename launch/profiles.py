@@ -161,6 +161,8 @@ PROFILES: dict[str, _Profile] = {
     "baidu": _PAI_DLC,
     # The launcher starts the node's processes and sets all variables that they need.
     "torchrun": _Profile(prefix=_TORCHRUN),
+    # torchrun's predecessor, deprecated but still shipped. It also passes --local-rank as first argument.
+    "launch": _Profile(prefix=("-m", "torch.distributed.launch", *_LAUNCHER)),
     "plain": _Profile(),
 }  # fmt: skip
 
