@@ -162,7 +162,7 @@ PROFILES: dict[str, _Profile] = {
     # The launcher starts the node's processes and sets all variables that they need.
     "torchrun": _Profile(prefix=_TORCHRUN),
     # torchrun's predecessor, deprecated but still shipped. It also passes --local-rank as first argument.
-    "launch": _Profile(prefix=("-m", "torch.distributed.launch", *_LAUNCHER)),
+    "launch": _Profile(prefix=("-m", "torch.distributed.launch", *_TORCHRUN[2:])),
     "plain": _Profile(),
 }  # fmt: skip
 
