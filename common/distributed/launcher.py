@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from types import FrameType
+from typing import Any
 
 import torch
 
@@ -19,6 +20,12 @@ from common.platform.topology import Topology
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" in the children if their parent holds the store
 # seconds from SIGTERM to SIGKILL after another process has failed: enough to finish a save in flight
 _GRACE = 5.0
+
+
+def store_options(version: Any = torch.__version__) -> dict[str, Any]:
+    """Return the arguments of a TCPStore that gets an open socket: in torch 2.4 to 2.7 its default, libuv,
+    cannot take one."""
+    return {"use_libuv": False} if version >= "2.4" and version < "2.8" else {}
 
 
 def start(topology: Topology, grace: float) -> int:
@@ -36,8 +43,9 @@ def start(topology: Topology, grace: float) -> int:
         listener = socket.create_server(("127.0.0.1", 0))
         host, port = listener.getsockname()
         store = torch.distributed.TCPStore(
-            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(),
+            **store_options(),
+        )  # fmt: skip
         environment[AGENT_STORE] = "True"
     else:
         assert topology.master_host and topology.master_port  # several nodes: topology.resolve() has checked

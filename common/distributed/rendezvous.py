@@ -20,7 +20,7 @@ from typing import TypeVar
 import torch
 
 from common.distributed import barrier
-from common.distributed.launcher import AGENT_STORE
+from common.distributed.launcher import AGENT_STORE, store_options
 from common.ground.exits import NO_RENDEZVOUS, BadInput, NoRendezvous, leave, say_error
 from common.ground.heartbeat import Heartbeat
 from common.platform import network
@@ -114,6 +114,7 @@ def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distr
             wait_for_workers=False,
             timeout=datetime.timedelta(seconds=timeout),
             master_listen_fd=listener.detach() if listener else None,
+            **store_options(),
         )
         # torch 2.1 connects without waiting for an answer, and accepts any bytes as an answer.
         if not 0 < store.add("greetings", 1) < 2**31:

@@ -4,6 +4,7 @@ torch.cuda, torch.npu and torch.xpu have the same functions, so most callers nee
 has no streams. torch.accelerator exists only since torch 2.6.
 """
 
+import contextlib
 import functools
 import importlib
 import importlib.util
@@ -27,7 +28,10 @@ def kind() -> str:
                 f"torch_npu cannot be imported: {reason}; uninstall it, or install CANN"
             ) from error
         return "npu"
-    device = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
+    device = None
+    if hasattr(torch, "accelerator"):
+        with contextlib.suppress(RuntimeError):  # torch 2.6 raises it if there is none
+            device = torch.accelerator.current_accelerator()
     return device.type if device else "cuda"
 
 

@@ -2,9 +2,12 @@
 
 import json
 import textwrap
+import types
 
 import pytest
+import torch
 
+from common.ground import accelerator
 from launch.profiles import make_rank_table
 from tests.conftest import QUICK, ROOT, environment, finish, free_port, refused, run, start
 from tests.support import python_device
@@ -24,6 +27,16 @@ def _packages(tmp_path, text):
     (tmp_path / "torch_npu").mkdir()
     (tmp_path / "torch_npu" / "__init__.py").write_text(text)
     return environment(PYTHONPATH=str(tmp_path))
+
+
+def test_without_an_accelerator_torch_2_6_raises(monkeypatch):
+    def refuse():
+        raise RuntimeError("Cannot access accelerator device when none is available.")
+
+    monkeypatch.setattr(
+        torch, "accelerator", types.SimpleNamespace(current_accelerator=refuse), raising=False
+    )
+    assert accelerator.kind.__wrapped__() == "cuda"
 
 
 @needs_device

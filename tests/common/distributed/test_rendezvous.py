@@ -10,8 +10,9 @@ import threading
 import time
 
 import pytest
+import torch
 
-from common.distributed import rendezvous
+from common.distributed import launcher, rendezvous
 from common.platform.topology import Topology
 from tests.conftest import QUICK, environment, finish, free_port, processes_of, run, start
 
@@ -185,3 +186,11 @@ def test_the_store_is_at_the_masters_address_only(tmp_path):
     finish(start("-c", PROBE.replace("23456", str(port))))
     finish(_node(port, 1, 2, *given, host="127.0.0.2"))
     finish(master)
+
+
+@pytest.mark.parametrize(
+    "version, is_old", [("2.1.0", False), ("2.4.1", True), ("2.7.1", True), ("2.10.0", False)]
+)
+def test_a_store_that_gets_a_socket(version, is_old):
+    version = torch.torch_version.TorchVersion(version)
+    assert launcher.store_options(version) == ({"use_libuv": False} if is_old else {})
