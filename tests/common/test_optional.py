@@ -51,7 +51,6 @@ USES = {
     "huaweicloudsdkmodelarts": (lambda: modelarts.ModelArts("", "https://x", "p"), "huaweicloudsdkmodelarts"),
     "cv2": ("datasets.folders.resize", "opencv-python-headless"),
     "simplejpeg": ("datasets.folders.images", "simplejpeg"),
-    "psutil": ("datasets.stores.local", "psutil"),
     "pydantic": ("launch.platforms.config", "pydantic"),
     "jinja2": ("launch.page", "jinja2"),
     "matplotlib.figure": ("launch.report.charts", "matplotlib"),

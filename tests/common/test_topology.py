@@ -217,7 +217,7 @@ def _parsed(words):
 
 
 def test_all_profiles_are_tested():
-    assert set(PROFILES) == {*SOURCES, "torchrun", "modelarts-npu-torchrun"}
+    assert set(PROFILES) == {*SOURCES, "torchrun", "launch", "modelarts-npu-torchrun"}
 
 
 # The example of "Preparing the Ranktable Resource Configuration File", template 1, hiascend.com

@@ -144,7 +144,7 @@ def test_a_sharded_checkpoint_has_the_state_of_a_full_one_and_a_damaged_shard_is
     assert "step_5.pt: its shard __1_0.distcp changed" in first.stdout and "step 4 of 6" in first.stdout
     assert same(facts(output), whole)
     left = {path.name for path in (output / "checkpoints").iterdir()}
-    assert left == {"latest"} | {f"step_{n}.{end}" for n in (4, 6) for end in ("pt", "pt.json", "shards")}
+    assert left == {f"step_{n}.{end}" for n in (4, 6) for end in ("pt", "pt.json", "shards")}
 
     path = output / "checkpoints" / "step_6.pt"  # readable by any job, on any number of processes
     for command, ranks in (("jobs/train.py", 1), ("jobs/train_ddp.py", 2), (JOB, 4)):

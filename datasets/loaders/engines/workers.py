@@ -1,6 +1,7 @@
 """An engine whose batches are made by workers; and the worker processes of torch's DataLoader."""
 
 import functools
+import gc
 import multiprocessing
 import os
 import signal
@@ -65,6 +66,7 @@ class Workers:
                 persistent_workers=self.count > 0,
                 generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
             )
+            gc.collect()  # a worker that deletes a pipeline of DALI would wait for its threads for ever
         for batch, result in self._loader:
             if isinstance(result, BadInput):
                 raise result

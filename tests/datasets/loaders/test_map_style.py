@@ -1,6 +1,8 @@
 """A map-style Dataset gives the same tensors and receipts with any workers and ranks, after any restart."""
 
 import contextlib
+import gc
+import os
 import random
 
 import numpy as np
@@ -195,6 +197,38 @@ def test_a_sample_that_ends_the_loading_is_an_error(workers, end):
     loader.engine.run = lambda plan: (each for each in ())
     with pytest.raises(RuntimeError, match=r"the data of epoch 1 ended at step 0, \d+ steps too early"):
         list(loader)
+
+
+class Garbage:
+    """An object in a cycle, as a pipeline of DALI is, that notes the process that deletes it."""
+
+    def __init__(self, path):
+        self.path, self.itself = path, self
+
+    def __del__(self):
+        with open(self.path, "a") as file:
+            file.write(f"{os.getpid()} ")
+
+
+class Collects(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, id):
+        gc.collect()
+        return torch.zeros(2), id
+
+
+def test_workers_do_not_delete_the_garbage_of_their_parent(tmp_path):
+    loader = map_style_loader(Collects(), SequentialBatchSampler(4, 4), CPU, workers=1)
+    gc.disable()
+    try:
+        Garbage(tmp_path / "deleted")
+        with contextlib.closing(loader):
+            assert len(list(loader)) == 1
+    finally:
+        gc.enable()
+    assert (tmp_path / "deleted").read_text() == f"{os.getpid()} "
 
 
 def test_a_sampler_of_torch_is_refused_with_what_to_use():
