@@ -32,7 +32,7 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
     "receipt": ("receipt", "compare the data and the states of two runs; show the first step that differs"),
     "data": ("data.cli", "show the samples of a step, or the steps of a sample, checked against the receipt"),
 }
-REMOVED = {  # former options: what to use instead
+REMOVED = {  # former options, and former words after a verb: what to use instead
     "pack --keep_torch": "use an image with the torch that the job needs",
     "pack --single_file": "upload the folder that pack makes",
     "prove --seed": "the moments of the kills are the same in each proof",
@@ -65,9 +65,10 @@ USAGE = "\n".join(
 
 def refuse_removed(verb: str, arguments: list[str]) -> None:
     """Raise BadInput if an argument is in REMOVED. The arguments of a job, after --, are not looked at."""
-    for word in itertools.takewhile(lambda word: word != "--", arguments):
+    own = itertools.takewhile(lambda word: word != "--", arguments)
+    for number, word in enumerate(own):
         name = f"{verb} {word.partition('=')[0]}"
-        if name in REMOVED:
+        if name in REMOVED and (number == 0 or word.startswith("--")):
             raise BadInput(f"{name} was removed: {REMOVED[name]}")
 
 

@@ -119,7 +119,7 @@ def build(name: str, classes: int, image_size: int, kwargs: str = NO_KWARGS) -> 
         model = make(**values)
     except Exception as error:  # the values have any type, so the class may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise BadInput(f"{cannot}: {reason}") from error
+        raise BadInput(f"{given if values else cannot}: {reason}") from error
     _try(model.eval(), image_size, cannot, classes)
     return model.train()
 

@@ -1,4 +1,4 @@
-"""Check a node before a job runs on it: one finding per subject, within seconds.
+"""Check a node before a job runs on it: one finding per subject.
 
 code  names              an error is
 0                        (none; warnings do not stop a job)
@@ -68,7 +68,7 @@ def judge(name: str, facts: str, errors: list[str], warnings: list[str]) -> Find
 def inspect(
     args: argparse.Namespace, env: Mapping[str, str], topology: Topology, probe: Callable[[str], str]
 ) -> list[Finding]:
-    """Check every subject once, in the order of the table, then `infiniband` and `presets`, within seconds.
+    """Check every subject once, in the order of the table, then `infiniband` and `presets`.
 
     args: output_dir (a path) and enable_gpu (None: a GPU is used if there is one). CUDA is not initialised,
     and nothing is left on the disk. probe: returns the folder of output_dir, or raises BadInput.

@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import inspect
 import random
 import struct
 import types
@@ -142,14 +141,20 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(value, types.FunctionType):
         if value.__module__ and value.__module__.startswith("torch."):
             return []
-        variables = inspect.getclosurevars(value)
-        return [*variables.nonlocals.items(), *variables.globals.items()]
-    for kind in type(value).__mro__:  # class attributes and methods of the user's own classes
+        names = value.__code__.co_freevars
+        cells = [
+            (name, cell.cell_contents)
+            for name, cell in zip(names, value.__closure__ or (), strict=True)
+            if cell != types.CellType()  # an empty one has no cell_contents
+        ]
+        return cells + [(name, value.__globals__.get(name)) for name in value.__code__.co_names]
+    for kind in type(value).__mro__:  # class attributes, methods and slots of the user's own classes
         if kind.__module__.partition(".")[0] in _OF_LIBRARIES:
             continue
         of_kind = {name: each for name, each in vars(kind).items() if not name.startswith("__")}
         methods = {name: vars(kind)[name] for name in ("__getitem__", "__call__") if name in vars(kind)}
-        parts = of_kind | methods | parts
+        slots = [name for name, each in of_kind.items() if isinstance(each, types.MemberDescriptorType)]
+        parts = of_kind | methods | {name: getattr(value, name, None) for name in slots} | parts
     parts |= getattr(value, "__dict__", {})
     parts |= parts.pop("_modules", {}) if isinstance(value, torch.nn.Module) else {}
     hidden = (types.FunctionType, types.MethodType)  # a function's name is not a part of a path

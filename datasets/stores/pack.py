@@ -66,7 +66,7 @@ class PackStore(Store):
             if self._checked[id]:
                 return sample
             rows, columns, length = map(int, forms.sizes(self.index, id, self.form))
-            length = length or max(1, len(sample.content))  # of a JPEG it is not known
+            length = length or max(1, len(sample.content))  # the length of a JPEG is not known
             expected = rows, columns, length
             if (*sample[:2], len(sample.content)) == expected and zlib.crc32(sample.content) == checksum:
                 self._checked[id] = 1

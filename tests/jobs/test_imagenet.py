@@ -224,7 +224,7 @@ def test_a_restart_takes_the_backend_of_the_last_start_which_else_is_the_fastest
     (["--pack={file}/packs"], "--pack {file}/packs cannot be written: Not a directory ({file})"),
     (["--pack=s3://bucket/packs"], "--pack s3://bucket/packs is a URL"),
     (["--pack_form=jpeg"], "--pack_form jpeg: there is no pack; name its folder with --pack"),
-    (["--pack=/tmp/packs", "--cache=redis://host"], "--pack and --cache contradict each other"),
+    (["--pack=output_dir/packs", "--cache=redis://host"], "--pack and --cache contradict each other"),
     (["--data_backend=kspeed"], "kspeed needs --cache URL or --pack FOLDER, such as --pack /dev/shm/packs"),
     (["--cache=redis://host?form=jpeg"], "form=decoded|encoded are valid after the ?"),
     (["--cache_dir={file}"], "--cache_dir {file} cannot be written: Not a directory ({file})"),

@@ -284,4 +284,4 @@ def test_memory_of_thirty_epochs(folder, cache):
     printed = run("-c", SOAK.format(root=str(ROOT)), folder, cache, fresh=True).stdout
     used = [int(line) for line in printed.splitlines() if line[0].isdigit()]
     assert len(used) == 30
-    assert max(used[-5:]) < 1.08 * max(used[1:6])  # of 420 MB; DALI's own buffers grew by up to 4.9 %
+    assert max(used[-5:]) < 1.08 * max(used[1:6])  # DALI's own buffers grew by up to 4.9 % of 420 MB
