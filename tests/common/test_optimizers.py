@@ -88,7 +88,7 @@ def test_each_layer_ends_at_its_share_of_the_last_rate(schedule, decay):
 
 def test_arguments_of_the_model_are_a_table():
     assert models.build("efficientnet_b0", 3, 32, "{dropout = 0.7}").classifier[0].p == 0.7
-    with pytest.raises(BadInput, match=r"--model_kwargs {dropot = 0.7} cannot.*'dropot'"):
+    with pytest.raises(BadInput, match=r"--model_kwargs {dropot = 0.7}: .*'dropot'"):
         models.build("efficientnet_b0", 3, 32, "{dropot = 0.7}")
 
 
