@@ -75,6 +75,11 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     if backend == f"{own} or gloo":  # processes share GPUs, or the launcher shows each one only its own GPU
         gpus = rendezvous.count_different(store, topology, devices.identify_gpu(), args.timeout)
         backend = own if gpus == topology.world_size else "gloo"
+        if backend == "gloo" and (kind := accelerator.kind()) != "cuda":
+            raise exits.BadInput(
+                f"{topology.world_size} processes share the accelerators ({kind}, {gpus} in all), and gloo sends"
+                " none of their tensors: start one process for each, or add --enable_gpu=false"
+            )
     _choose_interface(topology, backend)
     options = {
         "backend": backend,

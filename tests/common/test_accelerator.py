@@ -72,6 +72,13 @@ def test_a_job_on_npus_that_the_platform_starts_with_a_rank_table(tmp_path):
     assert begin["environment"]["backend"] == "hccl"
 
 
+@needs_device
+def test_processes_that_share_an_npu_are_one_line(tmp_path):
+    command = ("jobs/train_ddp.py", *QUICK, f"--output_dir={tmp_path / 'out'}", "--processes_per_node=2")
+    line = refused(*command, env=_packages(tmp_path, TORCH_NPU), fresh=True)
+    assert "2 processes share the accelerators (npu, 1 in all)" in line
+
+
 def test_a_torch_npu_that_cannot_be_imported_is_one_line(tmp_path):
     """Without CANN its import ends with such an error."""
     env = _packages(tmp_path, 'raise ImportError("libhccl.so: cannot open shared object file")')
