@@ -1,0 +1,61 @@
+"""Two nodes train on after the link between them was cut for seconds."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from common.checkpoint import digest
+from datasets.sampling import receipt
+from tests.conftest import QUICK, ROOT, environment, finish, read_until, run_ranks
+
+pytestmark = [
+    pytest.mark.faults,
+    pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2"),
+]
+LINK = ("ip", "link", "set", "lo")
+CUT = 4  # seconds; TCP sends again after up to twice as long
+JOB = ("jobs/train_ddp.py", *QUICK, "--batch_size=32", "--epochs=2", "--report_every=1", "--timeout=60")
+
+
+@pytest.fixture
+def network():
+    """Yield the first words of a command that runs in a network namespace of its own."""
+    holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
+    inside = ("nsenter", f"--target={holder.pid}", "--net")
+    try:
+        while os.readlink(f"/proc/{holder.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+            assert holder.poll() is None, "no namespace"
+        subprocess.run([*inside, *LINK, "up"], check=True)
+        yield inside
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+def test_a_link_that_is_cut_for_seconds_changes_nothing(network, tmp_path):
+    address = ("--init_method=tcp://127.0.0.1:29500", "--world_size=2", f"--output_dir={tmp_path / 'cut'}")
+    options = dict(cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    first, second = (
+        subprocess.Popen([*network, sys.executable, *JOB, *address, f"--rank={rank}"], **options)
+        for rank in range(2)
+    )
+    read_until(first, " step=3 ")
+    subprocess.run([*network, *LINK, "down"], check=True)
+    time.sleep(CUT / 2)
+    metrics = tmp_path / "cut" / "metrics.jsonl"
+    before = metrics.read_text()
+    time.sleep(CUT / 2)
+    assert metrics.read_text() == before and '"step": 88' not in before
+    assert first.poll() is None and second.poll() is None
+    subprocess.run([*network, *LINK, "up"], check=True)
+    assert "epoch=2 step=88 " in finish(first).stdout
+    finish(second)
+
+    run_ranks(*JOB, f"--output_dir={tmp_path / 'whole'}")
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    assert (cut / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
+    assert digest.read(str(cut)) == digest.read(str(whole))
