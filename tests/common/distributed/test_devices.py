@@ -11,7 +11,7 @@ from common.ground.exits import BadInput
 from common.platform.platforms import available_cores
 from tests.conftest import ROOT, environment, free_port, run
 
-GPUS = 4
+GPUS = 2
 
 # The job itself, in real processes, until they would connect.
 FAKE = textwrap.dedent(f"""
