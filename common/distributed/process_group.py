@@ -77,8 +77,8 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
         backend = own if gpus == topology.world_size else "gloo"
         if backend == "gloo" and (kind := accelerator.kind()) != "cuda":
             raise exits.BadInput(
-                f"{topology.world_size} processes share the accelerators ({kind}, {gpus} in all), and gloo sends"
-                " none of their tensors: start one process for each, or add --enable_gpu=false"
+                f"{topology.world_size} processes share the accelerators ({kind}, {gpus} in all), and gloo"
+                " sends none of their tensors: start one process for each, or add --enable_gpu=false"
             )
     _choose_interface(topology, backend)
     options = {

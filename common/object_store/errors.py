@@ -13,6 +13,7 @@ _CAUSES = {  # cause: classes of exceptions of the libraries and the network; co
         "ExpiredToken ExpiredTokenException TokenRefreshRequired InvalidToken"
     ),
     "the credentials are not accepted": "InvalidSecurity 401",
+    "the store says no reason; perhaps the credentials have expired: renew them": "400",  # of a HEAD request
     "the store does not know the access key": "InvalidAccessKeyId",
     "the secret key does not belong to the access key": "SignatureDoesNotMatch",
     "the clock of this machine is wrong": "RequestTimeTooSkewed",

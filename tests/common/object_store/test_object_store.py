@@ -326,6 +326,12 @@ def test_what_the_store_refuses_is_one_line(server, store, monkeypatch, kind, wo
         assert proxy.requests == 2  # no second attempt
 
 
+def test_the_answer_to_a_head_request_names_no_reason(server, store, monkeypatch):
+    with FaultProxy(server.port, "expired", share=1.0) as proxy:
+        with pytest.raises(StoreError, match=r"/key: .*perhaps the credentials have expired.* \(400\)"):
+            through(monkeypatch, proxy, store).head("key")
+
+
 def test_what_is_not_there_is_one_line(store, monkeypatch):
     nothing = ObjectStore("s3://nothing")
     for call, words in (
