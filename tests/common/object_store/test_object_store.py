@@ -327,9 +327,9 @@ def test_what_the_store_refuses_is_one_line(server, store, monkeypatch, kind, wo
 
 
 def test_the_answer_to_a_head_request_names_no_reason(server, store, monkeypatch):
-    with FaultProxy(server.port, "expired", share=1.0) as proxy:
-        with pytest.raises(StoreError, match=r"/key: .*perhaps the credentials have expired.* \(400\)"):
-            through(monkeypatch, proxy, store).head("key")
+    said = r"/key: .*perhaps the credentials have expired.* \(400\)"
+    with FaultProxy(server.port, "expired", share=1.0) as proxy, pytest.raises(StoreError, match=said):
+        through(monkeypatch, proxy, store).head("key")
 
 
 def test_what_is_not_there_is_one_line(store, monkeypatch):
