@@ -13,7 +13,6 @@ _CAUSES = {  # cause: classes of exceptions of the libraries and the network; co
         "ExpiredToken ExpiredTokenException TokenRefreshRequired InvalidToken"
     ),
     "the credentials are not accepted": "InvalidSecurity 401",
-    "the store says no reason; perhaps the credentials have expired: renew them": "400",  # of a HEAD request
     "the store does not know the access key": "InvalidAccessKeyId",
     "the secret key does not belong to the access key": "SignatureDoesNotMatch",
     "the clock of this machine is wrong": "RequestTimeTooSkewed",
@@ -91,6 +90,8 @@ def _explain_answer(answer: dict, url: str) -> StoreError:
     code = str(answer.get("Error", {}).get("Code") or "unknown")
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     cause = _CAUSE_OF.get(code) or _CAUSE_OF.get(str(status))
+    if code == "400":  # the answer to HEAD has no text, and boto3 gives its status as the code
+        cause = "the store gives no reason; perhaps the credentials have expired: renew them"
     if not code.isalnum() or len(code) > 60:
         code = "unknown"
     cause = cause or f"the store {'failed' if status >= 500 else 'refused'} (status {status})"

@@ -14,6 +14,7 @@ from common.ground.exits import BadInput
 from common.ground.files import is_url, sha256_file
 from common.object_store import paths as object_store_paths
 from common.object_store import store as object_store
+from common.object_store.errors import explain
 from common.object_store.location import Location, check_encrypted, find_endpoint, parse
 from common.object_store.store import ObjectStore, StoreError
 from tests.conftest import environment, free_port, run
@@ -330,6 +331,13 @@ def test_the_answer_to_a_head_request_names_no_reason(server, store, monkeypatch
     said = r"/key: .*perhaps the credentials have expired.* \(400\)"
     with FaultProxy(server.port, "expired", share=1.0) as proxy, pytest.raises(StoreError, match=said):
         through(monkeypatch, proxy, store).head("key")
+
+
+def test_another_refusal_with_the_same_status_keeps_its_own_reason():
+    answer = {"Error": {"Code": "InvalidArgument"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+    error = pytest.importorskip("botocore.exceptions").ClientError(answer, "PutObject")
+    said = explain(error, "s3://bucket/key", "store")
+    assert str(said) == "s3://bucket/key: the store refused (status 400) (InvalidArgument)"
 
 
 def test_what_is_not_there_is_one_line(store, monkeypatch):
