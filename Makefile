@@ -41,7 +41,7 @@ compat: $(foreach python,$(COMPAT_PYTHON),$(COMPAT)/$(notdir $(python))/installe
 	  $$(dirname $$installed)/bin/python -m pytest tests/faults/test_platform_image.py || status=$$?; \
 	done; exit $$status
 
-# CASES: names of tests/zoo/cases.py (default: all, about 8 minutes on 2 cores).
+# CASES: names of tests/zoo/cases.py (default: all; 8 minutes on 2 cores with CASES="--jobs 2").
 zoo: $(ZOO)/installed
 	@$(ZOO)/bin/python -m tests.zoo $(CASES)
 
