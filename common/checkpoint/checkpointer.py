@@ -258,7 +258,7 @@ class Checkpointer:
         """Print the last result and the TIME COST table, and wait for the last write and upload. Raises
         NotSaved. If main() returns without it, it is called then."""
         self.log.finish()
-        lost = [*self._saver.finish(), self._mirror.finish() if self._mirror else ""]
+        lost = [self.log.lost, *self._saver.finish(), self._mirror.finish() if self._mirror else ""]
         if any(lost):
             raise NotSaved("; ".join(filter(None, lost)))
 

@@ -67,6 +67,7 @@ class Log:
         self._class_names: tuple[str, ...] = ()
         self._unit = "images", 1  # what is counted for the speed, and how many a sample has
         self._result = ""  # text about the last evaluation
+        self.lost = ""  # why receipt.bin is not whole, after finish()
         self._trains = False  # whether the job reports steps, and not only epochs of loading
         self._end_lap("imports and set-up")
 
@@ -246,6 +247,8 @@ class Log:
             self._bar.close()
         if self._trains and not writes_nothing(self.args):
             self._print_time_cost(loader)
+        if not writes_nothing(self.args):
+            self.lost = loader.receipt.finish(self.output.folder)
         arguments.remind(self.args, self.info)
         with self._reported():
             if self._trackers is not None and (states := dict(self.states())):  # no evaluation at the end

@@ -94,8 +94,11 @@ class Receipt:
 
     def _open(self) -> list[Any]:
         """Open the files after their last whole record, and append the record of this start."""
+        # before they are opened: s3fs has no name for a new file that is open
+        records = np.zeros(0, RECORD)
+        with contextlib.suppress(FileNotFoundError):
+            records = np.fromfile(self._paths[0], RECORD)  # whole ones: a kill may leave a part of one
         receipt, hashes = self._files = [open(path, "ab", 0) for path in self._paths]  # noqa: SIM115
-        records = np.fromfile(self._paths[0], RECORD)  # whole ones: a killed process may leave a part of one
         receipt.truncate(records.nbytes)
         hashes.truncate(8 * int(records["sums"][records["step"] > 0, 1].sum()))
         sums = self._world_size, 0 if self._seed is None else self._seed + 1, time.time_ns()

@@ -9,7 +9,6 @@ ranks do not matter, and one all_reduce combines the ranks. The steps are chaine
 """
 
 import hashlib
-import io
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,7 +18,8 @@ import torch
 
 from common.distributed import ranks
 from common.ground.exits import BadInput
-from common.ground.files import explained, opener, read_file
+from common.ground.files import explained, opener, read_file, write_atomic
+from common.run import starts
 from datasets.sampling.loop_receipt import RECORD, mix
 
 FILE = "receipt.bin"  # in a run's output folder
@@ -42,7 +42,9 @@ class Receipt:
         self.step = 0  # the last step that is in the digest
         self._batches: list[tuple] = []  # (ids, labels, crops) whose sums are not computed yet
         self._sums: list[np.ndarray] = []
-        self._file: io.FileIO | None = None
+        self._content = bytearray()  # of FILE: it may be deleted or cut while the job runs
+        self._stored: int | None = None  # bytes of the content that are in FILE; None: FILE was not read yet
+        self._begun = 0, bytes(8)  # the step and the digest before the first record of this start
         self._warned: set[str] = set()
 
     def add(self, ids: np.ndarray, labels: np.ndarray, crops: Sequence[np.ndarray] = ()) -> None:
@@ -89,25 +91,83 @@ class Receipt:
 
         sums: int64 [steps, 3], take() summed over all ranks.
         """
-        before, records = self.step, np.zeros(len(sums), dtype=RECORD)
+        begun, records = (self.step, self.digest), np.zeros(len(sums), dtype=RECORD)
         records["step"] = np.arange(step - len(sums) + 1, step + 1)
         records["epoch"] = (records["step"] - 1) // steps_per_epoch + 1
         records["sums"] = sums.cpu().numpy().view(np.uint64)
         for record in records:
-            self.digest = hashlib.blake2b(self.digest + record.tobytes(), digest_size=8).digest()
+            self.digest = _extend(self.digest, record)
         self.step = step
         if folder is None:
             return
+        if not self._content and self._stored is None:
+            self._begun = begun
+        self._content += records.tobytes()
         try:
-            if self._file is None:
-                os.makedirs(folder, exist_ok=True)
-                self._file = _open(os.path.join(folder, FILE), before)
-            self._file.write(records.tobytes())
+            self._store(folder)
         except OSError as error:
-            line = f"warning: {FILE} in {folder} is incomplete: {error}"
-            if line not in self._warned:
-                self._warned.add(line)
-                print(line, flush=True)
+            self._warn(f"{FILE} in {folder} is incomplete: {error}")
+
+    def finish(self, folder: str) -> str:
+        """Compare FILE on rank 0 with the records of this run, and write it again if it differs. Return why
+        it is not whole, or ""."""
+        if not self.step:
+            return ""
+        if not self._content and self._stored is None:
+            self._begun = self.step, self.digest
+        try:
+            self._store(folder, compare=True)
+        except OSError as error:
+            return f"{FILE} in {folder} is not whole: {error}"
+        return ""
+
+    def _store(self, folder: str, compare: bool = False) -> None:
+        """Append the new records to FILE, or write it again if it is not as long as this run has left it.
+
+        FILE is open only here, and is not read meanwhile: s3fs has no name for a new file that is open.
+        """
+        path = os.path.join(folder, FILE)
+        if self._stored is None:
+            os.makedirs(folder, exist_ok=True)
+            self._content[:0] = kept = self._restore(path)
+            self._stored = len(kept)
+        size = os.path.getsize(path) if os.path.exists(path) else 0
+        if size != self._stored or (compare and size and read_file(path, _MOST) != self._content):
+            self._warn(
+                f"{path} was deleted, cut or changed while the job ran ({size} bytes, expected "
+                f"{self._stored}): all its records are written again"
+            )
+            write_atomic(path, self._content)
+        elif len(self._content) > size:
+            with open(path, "ab", opener=opener) as file:
+                file.write(self._content[size:])
+        self._stored = len(self._content)
+
+    def _restore(self, path: str) -> bytes:
+        """Return the records of earlier starts, and delete those that a resumed run writes again. A warning
+        is printed if steps of this run are missing."""
+        step, digest = self._begun
+        records = _whole(path) if os.path.exists(path) else np.zeros(0, RECORD)
+        if (np.diff(records["step"].astype(np.int64)) <= 0).any():
+            records = records[:0]
+        kept = records[records["step"] <= step]
+        if os.path.exists(path) and os.path.getsize(path) != kept.nbytes:
+            with open(path, "r+b", opener=opener) as file:
+                file.truncate(kept.nbytes)
+        begins = [each.get("step") for each in starts.read(os.path.dirname(path))]
+        first, chained = min((each for each in begins if type(each) is int), default=step), bytes(8)
+        for record in kept if first == 0 else ():
+            chained = _extend(chained, record)
+        missing = max(0, step - first) - int((kept["step"] > first).sum())
+        if missing or (first == 0 and chained != digest):
+            what = f"lacks {missing} of the steps" if missing else "has other records than those of the steps"
+            self._warn(f"{path} {what} {first + 1} to {step}: it was deleted, cut or changed since")
+        return kept.tobytes()
+
+    def _warn(self, line: str) -> None:
+        if line not in self._warned:
+            self._warned.add(line)
+            print(f"warning: {line}", flush=True)
 
     def __str__(self) -> str:
         return self.digest.hex()
@@ -164,11 +224,8 @@ def read(folder: str) -> np.ndarray:
     return records
 
 
-def _open(path: str, step: int) -> io.FileIO:
-    """Open FILE for appending, without the records after `step`: a resumed run writes them again."""
-    file = io.FileIO(path, "a+", opener=opener)
-    file.truncate(int((_whole(path)["step"] <= step).sum()) * RECORD.itemsize)
-    return file
+def _extend(digest: bytes, record: np.void) -> bytes:
+    return hashlib.blake2b(digest + record.tobytes(), digest_size=8).digest()
 
 
 def _whole(path: str) -> np.ndarray:

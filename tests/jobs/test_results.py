@@ -115,3 +115,11 @@ def test_a_terminal_gets_a_progress_bar(tmp_path):
     os.close(terminal)
     assert "0/2" in shown and "2/2" in shown, "from before the first step to the last"
     assert "loss=" in shown
+
+
+def test_a_receipt_that_cannot_be_written_is_an_error(tmp_path):
+    """What was deleted is written again (tests/datasets/sampling/test_receipt.py). Here that fails."""
+    (tmp_path / "receipt.bin").mkdir()
+    done = run("jobs/train.py", *QUICK, "--max_steps=3", "--report_every=1", "--output_dir", tmp_path, code=6)
+    assert done.stdout.count("warning: receipt.bin in ") == 1
+    assert f"receipt.bin in {tmp_path} is not whole: [Errno 21] Is a directory" in done.stderr

@@ -1,7 +1,9 @@
 """The receipt depends on the delivered data only, and is cheap."""
 
 import argparse
+import contextlib
 import hashlib
+import os
 
 import numpy as np
 import pytest
@@ -147,3 +149,68 @@ def test_a_link_is_not_written_through(tmp_path, capsys):
     with pytest.raises(OSError, match="symbolic links"):
         starts.write(str(tmp_path), argparse.Namespace())
     assert mine.read_text() == "mine"
+
+
+def _train(folder, steps, first=1):
+    """Commit `steps` steps one by one. Return the receipt."""
+    chain = Receipt()
+    for step in range(first, first + steps):
+        chain.add(np.arange(4) + step, np.zeros(4))
+        chain.commit(step, 100, str(folder))
+    return chain
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.unlink(),
+        lambda path: path.rename(f"{path}.1"),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(path.read_bytes()[:50]),
+        lambda path: path.write_bytes(path.read_bytes() * 2),
+        lambda path: path.write_bytes(bytes(path.stat().st_size)),  # seen at the end only
+    ],
+)
+def test_a_receipt_that_is_changed_while_the_job_runs_is_written_again(tmp_path, capsys, damage):
+    """A script that rotates logs may move it, for example. One warning, and the receipt is whole."""
+    _train(tmp_path / "whole", 5)
+    chain = _train(tmp_path, 3)
+    damage(tmp_path / receipt.FILE)
+    for step in (4, 5):
+        chain.add(np.arange(4) + step, np.zeros(4))
+        chain.commit(step, 100, str(tmp_path))
+    assert chain.finish(str(tmp_path)) == ""
+    assert (tmp_path / receipt.FILE).read_bytes() == (tmp_path / "whole" / receipt.FILE).read_bytes()
+    assert capsys.readouterr().out.count("was deleted, cut or changed while the job ran") == 1
+    (tmp_path / receipt.FILE).unlink()
+    (tmp_path / receipt.FILE).mkdir()
+    assert "is not whole" in chain.finish(str(tmp_path))
+
+
+def test_a_receipt_that_was_damaged_between_two_starts_is_reported(tmp_path, capsys):
+    """A restart cannot compute the records of earlier steps again. Also if it has no step to do."""
+    for damage, words in (
+        (lambda content: content, None),
+        (lambda content: content[:-32], "lacks 1 of the steps 1 to 3"),
+        (lambda content: bytes(32) + content[32:], "lacks 1 of the steps 1 to 3"),
+        (lambda content: content[:8] + bytes(8) + content[16:], "has other records"),
+    ):
+        saved = _train(tmp_path, 3).state_dict()
+        (tmp_path / starts.FILE).write_text('{"step": 0, "settings": {}, "environment": {}}\n')
+        path = tmp_path / receipt.FILE
+        path.write_bytes(damage(path.read_bytes()))
+        resumed = Receipt()
+        resumed.load_state_dict(saved)
+        assert resumed.finish(str(tmp_path)) == ""
+        output = capsys.readouterr().out
+        assert words in output if words else not output
+        path.unlink()
+        (tmp_path / starts.FILE).unlink()
+
+
+def test_a_receipt_is_open_only_while_it_is_written(tmp_path):
+    """On s3fs a new file that is open loses its name when it is also read. A commit must not need its name."""
+    _train(tmp_path, 2)
+    for each in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # that of the listing
+            assert os.readlink(f"/proc/self/fd/{each}") != str(tmp_path / receipt.FILE)
