@@ -140,7 +140,8 @@ class Checkpointer:
         self._saver.check()
         self._state.before_step()
         late, report = (ranks.is_first() and each() for each in (self._is_late, self.log.asks_to_report))
-        return self._guard.check(loss, preemption.asked(), late, report)
+        asked = preemption.asked() or bool(self._saver.hopeless)
+        return self._guard.check(loss, asked, late, report)
 
     @property
     def found_inf(self) -> torch.Tensor | None:
@@ -333,11 +334,12 @@ class Checkpointer:
         """
         identity = {name: start["settings"].get(name[2:]) for name in self._state.identity}
         identity |= {"training data": start.get("training data")}
-        epoch = max(output.epochs(self.output.folder), default=0)
-        first_save = self.args.save_every.steps(self.steps_per_epoch) or self.total_steps
-        is_before = epoch * self.steps_per_epoch < min(first_save, self.total_steps)
-        lines = digest.read(self.output.folder).values()  # a save may have waited for an optimizer step
-        is_before = is_before or (bool(lines) and not any(line.get("saved", True) for line in lines))
+        epoch, total = max(output.epochs(self.output.folder), default=0), self.total_steps
+        first_save = min(self.args.save_every.steps(self.steps_per_epoch) or total, total)
+        lines = digest.read(self.output.folder)  # a save may have waited for an optimizer step, or failed
+        if any("saved" in line for line in lines.values()):
+            first_save = min((step for step, line in lines.items() if line.get("saved")), default=0)
+        is_before = not first_save or epoch * self.steps_per_epoch < first_save
         return is_before and all(identity[name] == each for name, each in self._state.identity.items())
 
     def _warn_of_generators(self) -> None:
@@ -391,6 +393,9 @@ class Checkpointer:
         """Exit after rank 0 has saved: when one process exits, its parent ends the others."""
         if ranks.is_first() and not self.args.evaluate:
             self._saver.check(wait=True)
+        if hopeless := ranks.broadcast_object(self._saver.hopeless):
+            raise NotSaved(hopeless)
+        if ranks.is_first() and not self.args.evaluate:
             self.log.info(
                 f"stopped as asked after step {step}; the newest checkpoint is that of step "
                 f"{self._saver.durable}"

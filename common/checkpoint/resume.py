@@ -9,6 +9,7 @@ from common.checkpoint import files as checkpoint
 from common.console import arguments
 from common.distributed import barrier, ranks
 from common.ground.exits import BadInput
+from common.ground.files import check_rename
 from common.run import output, starts
 
 
@@ -42,6 +43,7 @@ def take_output(args: argparse.Namespace, is_own: Callable[[dict], bool], keep: 
     """
     mirror = None
     args.output.hold()
+    check_rename(args.output.folder)
     if args.output.url:
         from common.checkpoint.mirror import Mirror  # only a job with a URL needs it
 

@@ -18,6 +18,8 @@ from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.ground.files import explain_write, sweep
 
+# a file system refuses what a save needs: unlike a full disk, this does not pass
+_FINAL, _MOST_FAILURES = (errno.ENOSYS, errno.EROFS, errno.EPERM, errno.EOPNOTSUPP), 3
 _ALIGNED, _PADDING = 64, 2**20  # bytes: of a tensor in pinned memory, and for all alignment
 
 
@@ -46,6 +48,9 @@ class Saver:
         self._write: concurrent.futures.Future | None = None  # the last write, until check() has seen its end
         self._name = ""  # the file of the last write
         self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
+        self._refusals = 0  # failures in a row for a reason that does not pass
+        self.hopeless = ""  # why no checkpoint can be saved in this folder: the job has to end
+        self._marked: dict | None = None  # the line of state.jsonl of a checkpoint that is being written
         self._digested = 0  # the step of the last state whose digest was submitted
         self._digests: list[tuple[int, str]] = []  # (step, digest) that digests() has not returned
         self._digest_done = threading.Event()
@@ -144,6 +149,7 @@ class Saver:
             try:
                 write(state)
             finally:
+                self._unmark()
                 self._digest_done.set()
 
         self.check(wait=True)  # the last write may change values that are part of this state
@@ -172,8 +178,16 @@ class Saver:
         try:
             if ranks.is_first():
                 digest.write(self.folder, line)
+                self._marked = line if is_saved else self._marked
         except OSError as error:
             self.log(f"warning: {digest.FILE} lacks step {step}: {describe(error, self.folder)}")
+
+    def _unmark(self) -> None:
+        """Take back the mark `saved` of a checkpoint whose write has failed."""
+        line, self._marked = self._marked, None
+        with contextlib.suppress(OSError):
+            if line:
+                digest.write(self.folder, line | {"saved": False})
 
     def _write_shards(self, state: dict[str, Any], is_planned: bool) -> dict[str, Any]:
         """Write the shards of a state on every rank, while the training waits. Return the rest of it."""
@@ -195,7 +209,7 @@ class Saver:
         facts = {"shards": state["shards"]} if self.in_shards else {}
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         files.write(path, state, step=state["step"], run=run, **facts)
-        self.durable = state["step"]
+        self.durable, self._marked, self._refusals = state["step"], None, 0
         files.keep(path, self.keep, self._whole)
         sweep(self.checkpoints)
         self.saved(state["step"])
@@ -217,11 +231,16 @@ class Saver:
             raise ValueError("the weights are not finite")
 
     def _report(self, error: BaseException) -> None:
+        self._unmark()
         reason = f"{self._name} was not saved: {describe(error, self.folder)}"
         if ranks.is_first():  # only it learns later whether a write succeeds
             self._failures[os.path.splitext(self._name)[1]] = reason
         self.step = self.durable
-        self.log(f"warning: {reason}; the training continues, older checkpoints are unchanged")
+        self._refusals += isinstance(error, OSError) and error.errno in _FINAL
+        others = "older checkpoints are unchanged" if self.durable else "there is no checkpoint yet"
+        if not self.durable and self._refusals == _MOST_FAILURES:
+            self.hopeless = f"{reason}, {_MOST_FAILURES} times, and no checkpoint was saved before"
+        self.log(f"warning: {reason}; the training continues, {others}")
 
 
 class HostCopies:

@@ -7,6 +7,7 @@ the owner may read, and the umask cannot be read without setting it for all thre
 import contextlib
 import errno
 import fcntl
+import functools
 import glob
 import hashlib
 import json
@@ -14,14 +15,17 @@ import os
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, print_line
 
 ROOT = os.path.abspath(f"{__file__}/../../..")  # the folder that holds jobs/ and common/
 PARTIAL = ".partial-"  # the names of temporary files and folders begin with this
 _BLOCK = 2**20  # bytes
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre and NFS without locks, for example
+_UNLOCKED = 86400.0  # seconds after which a temporary file is deleted on a file system without locks
 
 
 def is_url(path: object) -> bool:
@@ -39,8 +43,8 @@ def open_atomic(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
     while True:
         name = os.path.join(os.path.dirname(path), f"{PARTIAL}{secrets.token_hex(8)}")
         handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):
+            _lock(handle, fcntl.LOCK_EX)
         if os.path.lexists(name):
             break
         os.close(handle)  # sweep() of another thread was faster than the lock
@@ -100,8 +104,44 @@ def sweep(folder: str) -> None:
     """Delete the temporary files of killed processes in a folder, but not those that a process has locked."""
     for path in glob.glob(os.path.join(glob.escape(folder), f"{PARTIAL}*")):
         with contextlib.suppress(OSError), open(path, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.unlink(path)
+            is_locked = _lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_locked or time.time() - os.stat(path).st_mtime > _UNLOCKED:
+                os.unlink(path)
+
+
+def _lock(handle: int, kind: int) -> bool:
+    """Lock an open file or folder. Return False on a file system without locks; a warning is then printed,
+    once. Raises OSError."""
+    try:
+        fcntl.flock(handle, kind)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        _warn_of_locks(error.strerror)
+        return False
+    return True
+
+
+@functools.cache  # one warning per process
+def _warn_of_locks(reason: str) -> None:
+    print_line(
+        f"warning: a file system has no locks ({reason}): do not start two jobs at a time that make the same "
+        "index, pack or download"
+    )
+
+
+def check_rename(folder: str) -> None:
+    """Raise BadInput if a file in a folder cannot be replaced by a rename, as on some mounts of buckets."""
+    path = os.path.join(folder, f"{PARTIAL}check")
+    try:
+        for _ in range(2):
+            write_atomic(path, "")
+        os.unlink(path)
+    except OSError as error:
+        raise BadInput(
+            f"{folder}: a file cannot be replaced by a rename there ({error.strerror}), so no checkpoint can "
+            "be saved: use a folder of another file system, or the s3:// URL of the bucket"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -117,7 +157,7 @@ def locked(path: str, shared: bool = False, wait: bool = True) -> Iterator[int]:
         flags = os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT
         handle = os.open(path, flags | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(handle, kind)
+            _lock(handle, kind)
             if is_at(handle, path):  # otherwise the previous holder has deleted it
                 yield handle
                 return
@@ -181,6 +221,8 @@ def explain_write(error: Exception, path: str) -> str:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     while not os.path.exists(path):
         path = os.path.dirname(path)
+    if isinstance(error, OSError) and error.errno in (errno.EFBIG, errno.EDQUOT):
+        return f"{reason} (a limit of the size of files, or a quota, at {path})"
     with contextlib.suppress(OSError):  # a stale mount
         space = os.statvfs(path)
         return f"{reason} ({space.f_bavail * space.f_frsize / 1e6:.1f} MB free at {path})"

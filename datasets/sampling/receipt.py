@@ -137,7 +137,7 @@ class Receipt:
                 f"{path} was deleted, cut or changed while the job ran ({size} bytes, expected "
                 f"{self._stored}): all its records are written again"
             )
-            write_atomic(path, self._content)
+            write_atomic(path, bytes(self._content))
         elif len(self._content) > size:
             with open(path, "ab", opener=opener) as file:
                 file.write(self._content[size:])

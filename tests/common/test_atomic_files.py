@@ -1,5 +1,7 @@
 """Writes are atomic and have the permissions of the umask; locks and digests are right."""
 
+import errno
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -155,3 +157,22 @@ def test_a_sweep_in_another_thread_deletes_no_file_that_is_written(tmp_path):
         ended.set()
         cleaner.join()
     assert (tmp_path / "file").read_text() == "499"
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_gets_one_warning(tmp_path, monkeypatch, capsys, reason):
+    def fail(*_):
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    files._warn_of_locks.cache_clear()
+    folder = random_folder.make(str(tmp_path / "images"), lambda path: pictures.make(Path(path), 3, 0))
+    image_folder.load(folder, "train", str(tmp_path / "cache"))
+    files.write_atomic(str(tmp_path / "a"), "a")
+    assert capsys.readouterr().out.count("warning: a file system has no locks") == 1
+    left = [tmp_path / f"{files.PARTIAL}{name}" for name in ("old", "new")]
+    for path in left:
+        path.touch()
+    os.utime(left[0], (0, 0))
+    files.sweep(str(tmp_path))
+    assert [path.exists() for path in left] == [False, True], "a process may still write the new one"

@@ -122,3 +122,16 @@ def test_too_few_open_files_for_two_processes(tmp_path):
     ]
     result = run("-c", *command, "--processes_per_node=2", f"--output_dir={tmp_path}", code=2)
     assert result.stderr.startswith("error: the limit of 16 open files") and not list(tmp_path.iterdir())
+
+
+def test_a_file_system_without_rename_is_refused_before_the_first_step(tmp_path):
+    """Some mounts of buckets have no rename. Without it no checkpoint can be saved."""
+    code = (
+        "import os, runpy, sys\n"
+        "def fail(*args, **options): raise OSError(38, os.strerror(38))\n"
+        "os.replace = os.rename = fail\n"
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    result = run("-c", code, "jobs/train.py", *QUICK, "--max_steps=3", f"--output_dir={tmp_path}", code=2)
+    assert "cannot be replaced by a rename there (Function not implemented)" in result.stderr
+    assert "step=" not in result.stdout and not list(tmp_path.iterdir())

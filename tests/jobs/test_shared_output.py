@@ -34,6 +34,22 @@ def snapshot(folder) -> dict[str, bytes | None]:
     return {str(path): None if path.is_dir() else path.read_bytes() for path in paths}
 
 
+def test_a_run_whose_checkpoints_failed_begins_anew(tmp_path):
+    """A quota, or a limit of the size of files, permits the weights (0.7 MB), but no checkpoint."""
+    limit = (
+        "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, 10**6));"
+        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    )
+    output = run("-c", limit, *THREE, f"--output_dir={tmp_path}", code=6).stdout
+    assert (
+        "warning: step_1.pt was not saved: File too large (a limit of the size of files, or a quota" in output
+    )
+    assert "there is no checkpoint yet" in output and (tmp_path / "epoch_1.pth").exists()
+    run(*THREE, f"--output_dir={tmp_path}")
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert "holds results" in refused(*THREE, f"--output_dir={tmp_path}")
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """Return the output folder of a run of three steps."""

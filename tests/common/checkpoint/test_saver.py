@@ -1,7 +1,10 @@
 """The saver copies into reused memory, has one write in flight, and reports errors."""
 
+import errno
+import os
 import threading
 
+import pytest
 import torch
 
 from common.checkpoint.saver import HostCopies, Saver, find_infinite, size_of
@@ -43,6 +46,25 @@ def test_an_error_is_reported_once_and_forgotten_after_a_success(tmp_path):
     assert reason.startswith("best.pth was not saved: No space left on device (") and len(lines) == 1
     saver._submit("best.pth", dict, lambda copy: None)
     assert saver.finish() == [] and len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "durable", "is_hopeless"),
+    [(errno.EROFS, 0, True), (errno.EROFS, 4, False), (errno.ENOSPC, 0, False)],
+)
+def test_a_file_system_that_takes_no_checkpoint_at_all(tmp_path, reason, durable, is_hopeless):
+    """A full disk may have space again, and a run with checkpoints keeps them."""
+    saver = Saver(str(tmp_path), 1, lambda line: None)
+    saver.durable = durable
+
+    def fail(copy):
+        raise OSError(reason, os.strerror(reason))
+
+    for _ in range(3):
+        assert not saver.hopeless
+        saver._submit("step_8.pt", dict, fail)
+        saver.check(wait=True)
+    assert bool(saver.hopeless) == is_hopeless
 
 
 def test_sizes_and_finiteness():

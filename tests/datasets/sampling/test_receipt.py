@@ -209,7 +209,7 @@ def test_a_receipt_that_was_damaged_between_two_starts_is_reported(tmp_path, cap
 
 
 def test_a_receipt_is_open_only_while_it_is_written(tmp_path):
-    """On s3fs a new file that is open loses its name when it is also read. A commit must not need its name."""
+    """On s3fs a new file that is open loses its name when it is also read."""
     _train(tmp_path, 2)
     for each in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # that of the listing
