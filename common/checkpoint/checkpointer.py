@@ -464,6 +464,8 @@ def _add_arguments(parser: JobParser) -> None:
     add("--epoch_weights", type=boolean, default=True, help=help)
     help = "most time from SIGTERM to the exit (default: 25)"
     add("--grace", type=positive_float, default=25, metavar="SECONDS", help=help)
+    help = "most time to repeat the last upload to a URL if its store is busy or away (default: 300)"
+    add("--upload_timeout", type=positive_float, default=300, metavar="SECONDS", help=help)
     help = "stop after N consecutive steps without a finite loss and gradient (default: 20)"
     add("--max_bad_steps", type=positive_int, default=20, help=help)
     help = "also send settings and metrics to it (default: none)"

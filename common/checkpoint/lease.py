@@ -18,6 +18,7 @@ from common.object_store.store import ObjectStore
 
 KEY = ".bootfile-lease.json"
 RENEW, WATCH = 10.0, 25.0  # seconds
+_LATE = 3  # reads, one a second, of a lease that is not found: some stores show a new object late
 
 
 class Lease:
@@ -35,12 +36,17 @@ class Lease:
             self._watch(other)
         self._write()
         self.check()
+        self._check_store()
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
     def check(self) -> None:
         """Raise BadInput if another job has taken the lease, because this job was paused for too long."""
         if not self.lost:
-            holder, etag = self._read()
+            for _ in range(_LATE):
+                holder, etag = self._read()
+                if holder:
+                    break
+                time.sleep(1)
             if holder.get("id") == self.id:
                 self._etag = etag
             else:
@@ -86,8 +92,23 @@ class Lease:
 
     def _write(self) -> None:
         """Replace the version that was read. check() notices if another job has replaced it."""
+        etag = self.store.replace(KEY, self._content(), self._etag)
+        self._etag = self._etag if etag is None else etag
+
+    def _content(self) -> bytes:
         own = {"id": self.id, "host": socket.gethostname(), "pid": os.getpid(), "time": time.time()}
-        self._etag = self.store.replace(KEY, json.dumps(own).encode(), self._etag) or self._etag
+        return json.dumps(own).encode()
+
+    def _check_store(self) -> None:
+        """Print a warning if the store cannot refuse the write of a second job: If-None-Match must fail."""
+        reason = "" if self._etag else "returns no ETag"
+        if not reason and (etag := self.store.replace(KEY, self._content(), None)) is not None:
+            self._etag, reason = etag, "ignores conditional writes"
+        if reason:
+            print_line(
+                f"warning: the store of {self.url} {reason}: two jobs that start there at the same moment "
+                "cannot be kept apart; start only one"
+            )
 
 
 def _in_use(url: str, other: dict) -> str:

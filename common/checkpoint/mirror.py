@@ -18,23 +18,27 @@ import os
 import re
 import shutil
 import threading
+import time
 
 from common.checkpoint import files as checkpoint
 from common.checkpoint import output_list, shards
 from common.checkpoint import restore as restoring
 from common.checkpoint.lease import Lease
 from common.checkpoint.output_list import File
-from common.checkpoint.restore import CHECKPOINTS, HISTORY
+from common.checkpoint.restore import CHECKPOINTS, HISTORY, names_of
 from common.checkpoint.saver import describe
+from common.distributed import preemption
 from common.ground import exits
 from common.ground.exits import BadInput, print_line
 from common.ground.files import sha256_file, state_of
 from common.ground.heartbeat import Heartbeat
-from common.object_store.store import ObjectStore
-from common.run.output import WEIGHTS, Output
+from common.object_store.store import ObjectStore, StoreError
+from common.run.output import WEIGHTS, Output, checkpoint_names
 
 _EVERY = 30.0  # seconds between uploads
-_TRIES = 2  # for the last upload
+PATIENCE = 300.0  # seconds for which the last upload is repeated if the store is busy or cannot be reached
+_SAY = 10.0  # seconds between the lines about the last upload
+_LONGEST_PAUSE = 20.0  # seconds between two attempts; the first pause is 1 s
 _LAST = 10.0  # seconds for the last upload if the job ends with an error
 _FOREVER = re.compile(r".*\.(pt|pth|pt\.json|distcp|metadata)")  # they are never changed in place
 _SNAPSHOTS = ".mirror"  # in the output folder: copies of the files that are being sent
@@ -44,13 +48,14 @@ class Mirror:
     """Uploads the files of an output to its URL, in a thread of rank 0, and holds the lease of the URL.
 
     If `resume` is "auto", it restores the newest checkpoint of the URL first. keep: the number of checkpoints
-    to keep at the URL. Raises BadInput.
+    to keep at the URL. patience: as PATIENCE. Raises BadInput.
     """
 
-    def __init__(self, output: Output, resume: str | None = None, keep: int = 1):
+    def __init__(self, output: Output, resume: str | None = None, keep: int = 1, patience: float = PATIENCE):
         if output.url is None:
             raise ValueError(f"{output.folder} has no URL")
         self.folder, self.url, self.keep, self.error = output.folder, output.url, keep, ""
+        self.patience, self._may_pass = patience, False  # whether the cause of the error may pass
         self.store = ObjectStore(output.url, threads=4)
         self._sent: dict[str, tuple] = {}  # path -> the file's state when it was sent
         self._resumed = self._step = 0  # step of the checkpoint of start(); of the newest one of this run
@@ -105,12 +110,12 @@ class Mirror:
         self._wake.set()
         if self._thread.ident is None:  # there was no training
             self._release()
-        heartbeat = Heartbeat()
+        heartbeat = Heartbeat(_SAY)
         while self._thread.is_alive():
             if seconds is not None and heartbeat.seconds > seconds:
                 self.error = self.error or f"the last upload to {self.url} did not end within {seconds:.0f} s"
                 break
-            heartbeat.beat(f"waiting for the upload to {self.url}")
+            heartbeat.beat(f"waiting for the upload to {self.url}{self.error and ': '}{self.error}")
             self._thread.join(0.1)
         return self.error
 
@@ -127,32 +132,47 @@ class Mirror:
             self._wake.wait(_EVERY)
             self._wake.clear()
             if not self._ending.is_set():
-                self._try()
-        for _ in range(_TRIES):
-            self._try()
-            if not self.error:
-                break
+                self._try(self._step)
+        deadline = time.monotonic() + self.patience
+        for step in self._last_steps():
+            pause, attempts = 1.0, 0
+            while self._try(step) and time.monotonic() + pause < deadline:
+                attempts += 1
+                if not self._may_pass and attempts > 1:
+                    break
+                time.sleep(pause * self._may_pass)
+                pause = min(2 * pause, _LONGEST_PAUSE)
         self._release()
+
+    def _last_steps(self) -> list[int]:
+        """Return the steps of the checkpoints that are sent at the end: the newest one, and those of the last
+        `keep` of this node that came too fast, unless the job was asked to stop."""
+        names = [f"{CHECKPOINTS}/{name}" for name in checkpoint_names(os.path.join(self.folder, CHECKPOINTS))]
+        steps = sorted(restoring.steps_of(names))[-self.keep :]
+        early = [step for step in steps if step < self._step and names_of(step)[0] not in self._files]
+        return [self._step, *([] if preemption.asked() else reversed(early))]
 
     def _release(self) -> None:
         with contextlib.suppress(BadInput):  # the next job takes over a lease that does not change
             self.lease.release()
 
-    def _try(self) -> None:
+    def _try(self, step: int) -> str:
+        """Upload the checkpoint of a step and all other files. Return the error, or ""."""
         before = self.error
         try:
-            self._upload()
+            self._upload(step)
             self.error = ""
         except Exception as error:  # no error of an upload may stop the training
             reason = str(error) if isinstance(error, BadInput) else describe(error, self.folder)
             self.error = f"not uploaded to {self.url}: {reason}"
+            self._may_pass = isinstance(error, StoreError) and error.later
             if self.error != before and not self._ending.is_set():
                 print_line(f"warning: {self.error}; the training continues, and the next save retries")
+        return self.error
 
-    def _upload(self) -> None:
+    def _upload(self, step: int) -> None:
         self.lease.check()
-        # The checkpoint is chosen first, so the weights and the history reach at least to its step.
-        step = self._step
+        # The checkpoint was chosen first, so the weights and the history reach at least to its step.
         pair = self._find_whole(step)
         entries = os.scandir(self.folder)
         plain = sorted(each.name for each in entries if each.is_file() and not each.name.startswith("."))
@@ -167,7 +187,7 @@ class Mirror:
                     path = os.path.join(self.folder, _SNAPSHOTS, name)
                     self.store.send(path, name, sha256=changed[name].sha256)
                     self._files[name] = changed[name]
-                replaces = step > self._resumed and bool(pair) and set(pair) <= self._files.keys()
+                replaces = self._step > self._resumed and bool(pair) and set(pair) <= self._files.keys()
                 if replaces:
                     self._retire(step)
                 self._write_list()
@@ -181,7 +201,7 @@ class Mirror:
     def _find_whole(self, step: int) -> list[str]:
         """Return the files of the checkpoint of a step, its shards first; [] if this node does not have it,
         or if it is damaged."""
-        name, checksum = restoring.names_of(step)
+        name, checksum = names_of(step)
         path = os.path.join(self.folder, name)
         with contextlib.suppress(checkpoint.Refused, OSError):
             is_sent = name in self._files and self._sent.get(name) == state_of(path)
@@ -221,8 +241,7 @@ class Mirror:
         files = {
             path: file
             for path, file in self._files.items()
-            if (step := restoring.step_of(path)) is None
-            or set(restoring.names_of(step)) <= self._files.keys()
+            if (step := restoring.step_of(path)) is None or set(names_of(step)) <= self._files.keys()
         }
         if files == self._listed:
             return
@@ -230,7 +249,8 @@ class Mirror:
         self._listed = None
         text = output_list.text(files, max(restoring.steps_of(files), default=None))
         for _ in range(2):
-            if etag := self.store.replace(output_list.NAME, text, self._etag):
+            etag = self.store.replace(output_list.NAME, text, self._etag)
+            if etag is not None:
                 self._etag, self._listed = etag, files
                 return
             # another job has replaced it, or an attempt of this job whose answer was lost

@@ -45,9 +45,10 @@ def take_output(args: argparse.Namespace, is_own: Callable[[dict], bool], keep: 
     args.output.hold()
     check_rename(args.output.folder)
     if args.output.url:
-        from common.checkpoint.mirror import Mirror  # only a job with a URL needs it
+        from common.checkpoint.mirror import PATIENCE, Mirror  # only a job with a URL needs it
 
-        mirror = Mirror(args.output, getattr(args, "resume", None), keep)
+        patience = getattr(args, "upload_timeout", PATIENCE)
+        mirror = Mirror(args.output, getattr(args, "resume", None), keep, patience)
     if reason := refusal(args, is_own, mirror.results() if mirror else ()):
         raise BadInput(reason)
     return mirror

@@ -8,11 +8,12 @@ EVERY = 30.0  # seconds
 
 
 class Heartbeat:
-    """Prints a line at most every 30 seconds, with the seconds since it was made. Threads may share it; two
-    of them may print at the same time."""
+    """Prints a line at most every 30 seconds (or `every`), with the seconds since it was made. Threads may
+    share it; two of them may print at the same time."""
 
-    def __init__(self) -> None:
+    def __init__(self, every: float | None = None) -> None:
         self._begin = self._last = time.monotonic()
+        self.every = EVERY if every is None else every
 
     @property
     def seconds(self) -> float:
@@ -22,6 +23,6 @@ class Heartbeat:
     def beat(self, text: str) -> None:
         """Print "TEXT (N s)" if a line is due."""
         now = time.monotonic()
-        if now - self._last >= EVERY:
+        if now - self._last >= self.every:
             self._last = now
             print_line(f"{text} ({now - self._begin:.0f} s)")

@@ -39,6 +39,8 @@ _CAUSES = {  # cause: classes of exceptions of the libraries and the network; co
         "BotoCoreError HTTPError HTTPException ConnectionError IncompleteReadError"
     ),
 }
+_NETWORK = [each for each in _CAUSES if each.startswith("{endpoint}") and "certificate" not in each]
+_LATER = ("the store is too busy", *_NETWORK)
 _CAUSE_OF = {name: cause for cause, names in _CAUSES.items() for name in names.split()}
 # codes that another attempt may cure, and that botocore does not retry
 _PASSING = {
@@ -51,12 +53,13 @@ class StoreError(BadInput):
     """A request to an object store failed. The message names the bucket, the key and the cause.
 
     reason: the code of the store ("NoSuchBucket"), the class of the exception ("ReadTimeoutError"),
-    "damaged", "replaced", "interrupted" or "disk". again: whether another attempt may succeed.
+    "damaged", "replaced", "interrupted" or "disk". again: whether another attempt may succeed at once. later:
+    whether it may succeed some minutes later: the store is busy, or the network is interrupted.
     """
 
-    def __init__(self, message: str, reason: str = "", again: bool = False):
+    def __init__(self, message: str, reason: str = "", again: bool = False, later: bool = False):
         super().__init__(message)
-        self.reason, self.again = reason, again
+        self.reason, self.again, self.later = reason, again, later or again
 
 
 class Damaged(Exception):
@@ -79,7 +82,8 @@ def explain(error: Exception, url: str, endpoint: str) -> StoreError | None:
     for kind in type(error).__mro__:
         if cause := _CAUSE_OF.get(kind.__name__):
             name = type(error).__name__
-            return StoreError(f"{url}: {cause.format(endpoint=endpoint)} ({name})", name)
+            text = f"{url}: {cause.format(endpoint=endpoint)} ({name})"
+            return StoreError(text, name, later=cause in _LATER)
     if isinstance(error, OSError):
         return None
     # for example an invalid date, or an answer without a field
@@ -95,7 +99,8 @@ def _explain_answer(answer: dict, url: str) -> StoreError:
     if not code.isalnum() or len(code) > 60:
         code = "unknown"
     cause = cause or f"the store {'failed' if status >= 500 else 'refused'} (status {status})"
-    return StoreError(f"{url}: {cause} ({code})", code, code in _PASSING)
+    is_later = cause in _LATER or status >= 500
+    return StoreError(f"{url}: {cause} ({code})", code, code in _PASSING, is_later)
 
 
 def of_the_disk(error: OSError, path: str) -> StoreError:

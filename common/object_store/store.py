@@ -20,6 +20,7 @@ import os
 import random
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -41,7 +42,8 @@ _Progress = Callable[[int], object]  # takes a number of bytes
 class Object(NamedTuple):
     """An object, with its key relative to the URL. size in bytes, modified in seconds since 1970.
 
-    sha256: from the metadata; md5: the ETag, if it is one. Both are in hex, and None in listings.
+    etag, modified: "" and 0.0 if the store does not give them. sha256: from the metadata; md5: the ETag, if
+    it is one. Both are in hex, and None in listings.
     """
 
     key: str
@@ -50,6 +52,11 @@ class Object(NamedTuple):
     modified: float
     sha256: str | None = None
     md5: str | None = None
+
+    @property
+    def digest(self) -> str | None:
+        """The digest of the content that the store keeps, if any."""
+        return self.sha256 or self.md5
 
 
 class ObjectStore(contextlib.AbstractContextManager):
@@ -69,32 +76,31 @@ class ObjectStore(contextlib.AbstractContextManager):
             self.client = self._connect(timeout)
 
     def list(self, prefix: str = "") -> Iterator[Object]:
-        """Yield all objects below URL/prefix, by key, without the empty objects that represent folders."""
-        skip, last = len(self.location.full("")), ""
-        folder = prefix.strip("/")
+        """Yield all objects below URL/prefix, without the empty objects that represent folders. Most stores
+        list them by key, but not all."""
+        skip, folder = len(self.location.full("")), prefix.strip("/")
         below = self.location.full(f"{folder}/" if folder else "")
-        fields, options = ("Key", "Size", "ETag", "LastModified"), {"Prefix": below, "MaxKeys": _PAGE}
+        options = {"Prefix": below, "MaxKeys": _PAGE}
         # not ListObjectsV2: stores without it stop silently at 1,000 keys
-        for key, size, etag, modified in self._list("list_objects", "Contents", fields, **options):
+        for entry in self._list("list_objects", "Contents", **options):
             with self._explained(prefix):
-                if key <= last:
-                    raise Damaged("the listing does not end")
-            last = key
-            if not (key.endswith("/") and size == 0):
-                yield Object(key[skip:], size, etag.strip('"'), modified.timestamp())
+                key, size = entry["Key"], entry["Size"]
+                if not (key.endswith("/") and size == 0):
+                    yield Object(key[skip:], size, _etag_of(entry), _seconds(entry.get("LastModified")))
 
     def folders(self) -> Iterator[str]:
         """Yield the names of the folders directly below the URL, without listing their content."""
         below = self.location.full("")
         options = {"Prefix": below, "Delimiter": "/", "MaxKeys": _PAGE}
-        for (prefix,) in self._list("list_objects", "CommonPrefixes", ("Prefix",), **options):
-            yield prefix[len(below) : -1]
+        for entry in self._list("list_objects", "CommonPrefixes", **options):
+            yield entry["Prefix"][len(below) : -1]
 
     def uploads(self) -> Iterator[tuple[str, str, float]]:
         """Yield (key, upload id, seconds since 1970) of the unfinished multipart uploads."""
-        below, fields = self.location.full(""), ("Key", "UploadId", "Initiated")
-        for full, upload, begun in self._list("list_multipart_uploads", "Uploads", fields, Prefix=below):
-            yield full[len(below) :], upload, begun.timestamp()
+        below = self.location.full("")
+        for entry in self._list("list_multipart_uploads", "Uploads", Prefix=below):
+            begun = _seconds(entry.get("Initiated")) or time.time()  # it may be running
+            yield entry["Key"][len(below) :], entry["UploadId"], begun
 
     def head(self, key: str) -> Object | None:
         """Return an object, with the sha256 of its metadata; None if it does not exist."""
@@ -110,7 +116,8 @@ class ObjectStore(contextlib.AbstractContextManager):
         return self._read(key)[0]
 
     def read_version(self, key: str) -> tuple[bytes, str | None]:
-        """Return (bytes, ETag) of an object, as replace() needs it; (b"", None) if there is no object."""
+        """Return (bytes, ETag) of an object, as replace() needs it; (b"", None) if there is no object. The
+        ETag is "" if the store gives none."""
         try:
             content, entry = self._read(key)
             return content, entry.etag
@@ -126,8 +133,9 @@ class ObjectStore(contextlib.AbstractContextManager):
         size: int,
         progress: _Progress = lambda count: None,
         sha256: str | None = None,
-    ) -> None:
-        """Download an object to the file `path`, atomically. The folder must exist.
+    ) -> bool:
+        """Download an object to the file `path`, atomically. The folder must exist. Return False if there was
+        no digest to compare the bytes with.
 
         size: the expected length in bytes.
         progress: called with the number of new bytes; negative if bytes must be downloaded again.
@@ -136,10 +144,12 @@ class ObjectStore(contextlib.AbstractContextManager):
         try:
             with open_atomic(path) as file:
                 if size <= _PART:
-                    file.write(self._read(key, size, sha256)[0])
+                    content, entry = self._read(key, size, sha256)
+                    file.write(content)
                     progress(size)
                 else:
-                    self._repeat(lambda: self._fetch_parts(key, file, size, sha256, progress))
+                    entry = self._repeat(lambda: self._fetch_parts(key, file, size, sha256, progress))
+            return bool(sha256 or entry.digest)
         except OSError as error:
             raise of_the_disk(error, path) from error
 
@@ -176,14 +186,15 @@ class ObjectStore(contextlib.AbstractContextManager):
         """Store a few bytes under a key, and return the ETag. condition: IfMatch or IfNoneMatch."""
         parameters = {"Body": content, "Metadata": {_SHA256: hashlib.sha256(content).hexdigest()}}
         answer = self._repeat(lambda: self._call("put_object", key, **parameters, **condition))
-        with self._explained(key):
-            return answer["ETag"].strip('"')
+        return _etag_of(answer)
 
     def replace(self, key: str, content: bytes, etag: str | None) -> str | None:
         """Store a few bytes under a key if the object has this ETag (None: if there is no object). Return the
-        new ETag; None if the object is another one. A store without conditional writes always replaces it."""
+        new ETag; None if the object is another one. A store without conditional writes always replaces it,
+        and so does one without ETags ("")."""
+        condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag} if etag else {}
         try:
-            return self.write(key, content, **({"IfMatch": etag} if etag else {"IfNoneMatch": "*"}))
+            return self.write(key, content, **condition)
         except StoreError as error:
             if error.reason == "NotImplemented":
                 return self.write(key, content)
@@ -297,7 +308,7 @@ class ObjectStore(contextlib.AbstractContextManager):
         """Return an object and the answer to a HEAD or GET. size: the expected length."""
         answer = self._call(operation, key)
         with self._explained(key):
-            length, etag = answer["ContentLength"], answer["ETag"].strip('"')
+            length, etag = answer["ContentLength"], _etag_of(answer)
             if size not in (None, length):
                 text = f"it has {length} bytes, expected {size}: it was replaced"
                 raise StoreError(f"{self.location.url(key)}: {text}", "replaced")
@@ -305,7 +316,7 @@ class ObjectStore(contextlib.AbstractContextManager):
             is_encrypted = any("encryption" in name for name in answer["ResponseMetadata"]["HTTPHeaders"])
             is_md5 = re.fullmatch("[0-9a-f]{32}", etag) and not is_encrypted
             return Object(
-                key, length, etag, answer["LastModified"].timestamp(),
+                key, length, etag, _seconds(answer.get("LastModified")),
                 sha256 if re.fullmatch("[0-9a-f]{64}", sha256) else None, etag if is_md5 else None,
             ), answer  # fmt: skip
 
@@ -320,18 +331,26 @@ class ObjectStore(contextlib.AbstractContextManager):
             self._stopped.wait(random.uniform(0, min(_LONGEST_WAIT, 2**attempt)))
         return transfer()
 
-    def _list(self, operation: str, kind: str, fields: tuple[str, ...], **parameters) -> Iterator[tuple]:
-        """Yield the fields of each entry of a listing; the first one is a key or a prefix."""
+    def _list(self, operation: str, kind: str, **parameters) -> Iterator[dict]:
+        """Yield each entry of a listing once. Pages may overlap, and be in any order."""
         pages = self.client.get_paginator(operation).paginate(Bucket=self.location.bucket, **parameters)
+        seen = set[Any]()
         with self._explained():
             for number, page in enumerate(pages):
-                if number == _MOST_PAGES:
-                    raise Damaged("the listing does not end")
-                for entry in page.get(kind, []):
-                    values = tuple(entry[name] for name in fields)
-                    if not values[0].startswith(parameters["Prefix"]):
-                        raise Damaged(f"the answer lists {printable(values[0])}")
-                    yield values
+                entries, before = page.get(kind, []), len(seen)
+                for entry in entries:
+                    name = entry["Prefix" if kind == "CommonPrefixes" else "Key"]
+                    if not name.startswith(parameters["Prefix"]):
+                        raise Damaged(f"the answer lists {printable(name)}")
+                    identity = (name, entry["UploadId"]) if kind == "Uploads" else name
+                    if identity not in seen:
+                        seen.add(identity)
+                        yield entry
+                is_last = page.get("IsTruncated") is False
+                if number == _MOST_PAGES or (entries and len(seen) == before and not is_last):
+                    raise Damaged("the listing does not end: the store repeats a page")
+                if len(entries) >= _PAGE and "IsTruncated" not in page:
+                    raise Damaged("the answer does not say whether the listing ends")
 
     def _read(self, key: str, size: int | None = None, sha256: str | None = None) -> tuple[bytes, Object]:
         """Read an object into memory, and check it against its metadata, or against the size and sha256."""
@@ -359,7 +378,7 @@ class ObjectStore(contextlib.AbstractContextManager):
         size: int,
         sha256: str | None,
         progress: _Progress,
-    ) -> None:
+    ) -> Object:
         entry, _ = self._open("head_object", key, size)
         file.truncate(0)
         with self._transfer(key, size, progress) as options:
@@ -368,6 +387,7 @@ class ObjectStore(contextlib.AbstractContextManager):
             with open(file.fileno(), "rb", closefd=False) as written:
                 written.seek(0)
                 _check_digest(written, entry, sha256)
+        return entry
 
     @contextlib.contextmanager
     def _transfer(self, key: str, size: int, progress: _Progress) -> Iterator[dict[str, Any]]:
@@ -408,6 +428,15 @@ def _ask_for_no_checksum(params: dict, **_: object) -> None:
     params["headers"].pop("x-amz-checksum-mode", None)
 
 
+def _etag_of(answer: dict) -> str:
+    """Return the ETag of an answer or of an entry; "" without one: the protocol leaves it optional."""
+    return (answer.get("ETag") or "").removeprefix("W/").strip('"')
+
+
+def _seconds(moment: Any) -> float:
+    return moment.timestamp() if moment else 0.0
+
+
 def _check_count(count: int, size: int) -> None:
     if count != size:
         raise Damaged(f"the answer was cut or is too long: {count} bytes arrived, expected {size}")
@@ -415,7 +444,7 @@ def _check_count(count: int, size: int) -> None:
 
 def _check_digest(file: BinaryIO, entry: Object, sha256: str | None) -> None:
     """Compare received bytes with `sha256`, or the sha256 of the metadata, or the MD5 in the ETag."""
-    digest = sha256 or entry.sha256 or entry.md5
+    digest = sha256 or entry.digest
     if digest and not has_digest(file, digest):
         raise Damaged(f"the received bytes are not those that were sent (digest {digest[:12]}... expected)")
 
