@@ -70,6 +70,11 @@ def _complete(url: str, place: str) -> None:
     with ObjectStore(url) as store:
         objects = []
         for entry in store.list():
+            if not (entry.etag or entry.modified):
+                raise BadInput(
+                    f"{url}: the listing has neither ETag nor LastModified, so a changed object is not seen: "
+                    "download the data, and pass the folder"
+                )
             objects.append(entry)
             beat(f"staging {url}: {len(objects)} objects listed")
         if not objects:
@@ -127,6 +132,8 @@ def _update(store: ObjectStore, url: str, data: str, objects: list[Object], beat
         path = os.path.join(hidden, entry.key)
         store.fetch(entry.key, path, entry.size, count)
         os.utime(path, ns=(_time_of(entry),) * 2)
+        if os.stat(path).st_mtime_ns != _time_of(entry):  # every start would fetch it again
+            raise BadInput(f"{path}: times of files are not kept here: set {SCRATCH} to a local disk")
 
     def report() -> None:
         rate = received / (time.monotonic() - begin) / 1e6

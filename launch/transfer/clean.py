@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from common.console.arguments import Parser, positive_int
-from common.ground.exits import printable
+from common.ground.exits import BadInput, printable
 from common.object_store.store import ObjectStore
 from launch import confirm, manifests
 from launch.explain import align, format_time, human_size
@@ -82,5 +82,7 @@ def _find_snapshots(store: ObjectStore) -> Iterator[_Snapshot]:
         there = store.head(f"{folder}/{manifests.NAME}")
         manifest = manifests.parse(store.read(there.key)) if there else None
         if there and manifest and manifest["job"] and manifests.make_folder_name(manifest) == folder:
+            if not there.modified:
+                raise BadInput(f"{store.location.url(there.key)}: the store does not tell its age")
             sizes = {file["path"]: file["size"] for file in manifest["files"]}
             yield _Snapshot(folder, manifest["name"], sum(sizes.values()), there.modified, list(sizes))

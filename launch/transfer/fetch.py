@@ -3,9 +3,9 @@
     python -m launch fetch s3://bucket/outputs | obs://... | RECORD --to FOLDER [--yes]
 
 RECORD: the record of a job that `submit` created; its output train_url is fetched.
-Writes are atomic, and every file is compared with the sha256 that was stored with it. Files that are
-already in FOLDER are not fetched again. Run an interrupted fetch again to continue it. Nothing in FOLDER is
-removed. Files in FOLDER with other content are listed, and replaced if you agree; without a terminal, only
+Writes are atomic, and every file is compared with the sha256 that was stored with it, or with the list that
+`upload` or the job wrote if the store keeps none. Files that are already in FOLDER are not fetched again. Run
+an interrupted fetch again to continue it. Nothing in FOLDER is removed. Files in FOLDER with other content are listed, and replaced if you agree; without a terminal, only
 with --yes.
 
 Credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY, or
@@ -14,17 +14,23 @@ boto3's usual files. Address: AWS_ENDPOINT_URL_S3 or OBS_REGION.
 Exit codes: 0 all files are fetched, 1 the answer was no, 2 bad input or the store refused, 130 interrupted.
 """
 
+import contextlib
+import filecmp
+import hashlib
 import os
+import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 
+from common.checkpoint import output_list
 from common.console.arguments import Parser
 from common.ground.exits import BadInput, printable
 from common.ground.files import has_digest, sweep
 from common.object_store.errors import of_the_disk
 from common.object_store.paths import check_keys, make_path
 from common.object_store.store import Object, ObjectStore
-from launch import confirm, records
+from launch import confirm, manifests, records
 from launch.transfer import parallel
 
 
@@ -47,8 +53,9 @@ def main(arguments: list[str]) -> int:
         check_keys((entry.key for entry in wanted), url)
         paths = {entry.key: make_path(to, entry.key) for entry in wanted}
         wanted.sort(key=lambda entry: -entry.size)
+        listed = _read_lists(store, wanted)
         missing, unchanged = parallel.split(
-            store, wanted, lambda entry: _is_here(store, paths[entry.key], entry)
+            store, wanted, lambda entry: _is_here(store, paths[entry.key], entry, listed)
         )
         others = sorted(paths[entry.key] for entry in missing if os.path.isfile(paths[entry.key]))
         for path in others:
@@ -59,10 +66,30 @@ def main(arguments: list[str]) -> int:
             return 1
         for folder in {os.path.dirname(path) for path in paths.values()}:
             sweep(folder)
-        tasks = [partial(store.fetch, entry.key, paths[entry.key], entry.size) for entry in missing]
+        unverified: list[str] = []
+
+        def fetch(entry: Object, progress: Callable[[int], object]) -> None:
+            path = paths[entry.key]
+            if store.fetch(entry.key, path, entry.size, progress):
+                return
+            if entry.key not in listed:
+                unverified.append(entry.key)
+                return
+            with open(path, "rb") as file:
+                if not has_digest(file, listed[entry.key]):
+                    raise BadInput(
+                        f"{store.location.url(entry.key)} is not the file that the list at the URL names"
+                    )
+
+        tasks = [partial(fetch, entry) for entry in missing]
         parallel.run(store, "fetching", sum(entry.size for entry in missing), tasks)
     seconds = time.monotonic() - begin
     print(f"fetched {parallel.describe(entry.size for entry in missing)} in {seconds:.1f} s to {to}")
+    if unverified:
+        print(
+            f"the store keeps no digest of {len(unverified)} of these files: only their sizes were compared, "
+            f"first: {printable(min(unverified))}"
+        )
     print(f"unchanged {parallel.describe(entry.size for entry in unchanged)}")
     return 0
 
@@ -80,13 +107,30 @@ def _output_of(text: str) -> str:
     return record["outputs"]["train_url"]
 
 
-def _is_here(store: ObjectStore, path: str, entry: Object) -> bool:
-    """Return whether the local file equals the object: by its sha256, or the MD5 in its ETag."""
+def _read_lists(store: ObjectStore, entries: list[Object]) -> dict[str, str]:
+    """Return the sha256 of the files that `upload` or a job has listed, for a store that keeps no digest."""
+    sizes, listed = {entry.key: entry.size for entry in entries}, {}
+    for name in (manifests.NAME, output_list.NAME):
+        content, _ = store.read_version(name)
+        with contextlib.suppress(ValueError):
+            files = output_list.parse(content).items()
+            listed |= {path: file.sha256 for path, file in files if file.size == sizes.get(path)}
+            listed[name] = hashlib.sha256(content).hexdigest()
+    return listed
+
+
+def _is_here(store: ObjectStore, path: str, entry: Object, listed: dict[str, str]) -> bool:
+    """Return whether the local file equals the object: by its sha256, the MD5 in its ETag, the manifest, or
+    its content if there is no digest."""
     try:
         if not os.path.isfile(path) or os.path.getsize(path) != entry.size:
             return False
         stored = store.head(entry.key)
-        digest = (stored.sha256 or stored.md5) if stored else None
+        digest = (stored and stored.digest) or listed.get(entry.key)
+        if stored and not digest:
+            with tempfile.TemporaryDirectory() as folder:
+                store.fetch(entry.key, copy := os.path.join(folder, "copy"), entry.size)
+                return filecmp.cmp(path, copy, shallow=False)
         with open(path, "rb") as file:
             return digest is not None and has_digest(file, digest)
     except OSError as error:

@@ -50,10 +50,14 @@ def main(arguments: list[str]) -> int:
             place = store.location.url(manifests.NAME)
             raise BadInput(f"{place} was not written by `upload`: it is not replaced")
 
+        unknown: list[str] = []
+
         def is_there(file: dict) -> bool:
             if there.get(file["path"]) != file["size"]:
                 return False
             entry = store.head(file["path"])
+            if entry and not entry.sha256:
+                unknown.append(file["path"])
             return entry is not None and entry.sha256 == file["sha256"]
 
         missing, unchanged = parallel.split(store, files, is_there)
@@ -69,6 +73,8 @@ def main(arguments: list[str]) -> int:
             store.write(manifests.NAME, manifests.to_bytes(manifest))
     seconds = time.monotonic() - begin
     print(f"sent {parallel.describe(file['size'] for file in missing)} in {seconds:.1f} s")
+    if unknown:
+        print(f"the store keeps no sha256 of {len(unknown)} files of the same size: they were sent again")
     print(f"unchanged {parallel.describe(file['size'] for file in unchanged)}")
     others = there.keys() - {file["path"] for file in files} - {manifests.NAME}
     if others:
