@@ -65,8 +65,8 @@ def _report(kind: type[BaseException], error: BaseException, trace: Any) -> None
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in _OURS:
         place = traceback.extract_tb(trace)[-1]
         error = BadInput(
-            f"{error}, which {place.filename}:{place.lineno} imports: pip install -r requirements.txt, or use the "
-            f"Python that has it (this is {sys.executable})"
+            f"{error}, which {place.filename}:{place.lineno} imports: pip install -r requirements.txt, or "
+            f"use the Python that has it (this is {sys.executable})"
         )
     if not isinstance(error, BadInput):
         return sys.__excepthook__(kind, error, trace)
