@@ -6,6 +6,7 @@ import os
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before another `common`
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # if this folder is a link
 from common import __version__
 from common.distributed.entry import entry
 from common.ground import exits

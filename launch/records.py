@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
     pydantic = import_optional("pydantic", "records of jobs are checked with pydantic")
 
-FOLDER = os.environ.get("BOOTFILE_JOBS") or os.path.join(ROOT, "output_dir", "jobs")
+FOLDER = os.path.expanduser(os.environ.get("BOOTFILE_JOBS", "")) or os.path.join(ROOT, "output_dir", "jobs")
 ID = r"^[A-Za-z0-9-]{1,64}$"  # the id of a job
 
 

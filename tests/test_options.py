@@ -34,6 +34,14 @@ def test_every_job_and_verb_has_its_options_in_a_table(parsers):
     assert len(rows) > 15 and all(re.fullmatch(r"[a-z ]+  +\S.*", row) for row in rows)
 
 
+def test_a_path_may_begin_with_the_home_folder():
+    """Each argument of text is one of the parser that expands ~, so none makes a folder of this name."""
+    paths = read_parsers("--paths")
+    assert {"data_url", "output_dir", "weights", "config"} <= {*paths["jobs/imagenet.py"]}
+    assert {"to", "code_dir", "job"} <= {*paths["pack"]} and {"url", "to"} <= {*paths["fetch"]}
+    assert [each for name in paths.keys() - {"verbs"} for each in paths[name] if " is ~" in each] == []
+
+
 def test_environment_variables_are_all_in_the_table():
     code = [path for room in ("common", "datasets", "launch", "jobs") for path in (ROOT / room).rglob("*.py")]
     used = {name for path in code for name in re.findall(r"BOOTFILE_(\w+)", path.read_text(encoding="utf-8"))}

@@ -39,8 +39,9 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line (BadInput) and show no value of an unknown option.
 
-    Options cannot be abbreviated; - and _ are the same in their names. If the value of an option is optional
-    (nargs="?") and has a type, a path after the option is not taken as its value.
+    Options cannot be abbreviated; - and _ are the same in their names. A path may begin with ~, the home
+    folder. If the value of an option is optional (nargs="?") and has a type, a path after the option is not
+    taken as its value.
 
     other_names: name -> the option with the same meaning. hints: name -> what to use in place of it. Both
     are names of other programs' options, with _ for -.
@@ -79,7 +80,10 @@ class Parser(argparse.ArgumentParser):
         Values may be secrets: NAMELESS stands for those without an option.
         """
         known, unknown = self._split(list(sys.argv[1:] if args is None else args))
-        parsed, rest = super().parse_known_args(known, namespace)
+        for action in self._actions:  # one that a job takes from the environment
+            if isinstance(action.default, str) and action.default != argparse.SUPPRESS:
+                action.default = expand_home(action.default)
+        parsed, rest = super().parse_known_args([*map(expand_home, known)], namespace)
         unknown += [NAMELESS for word in rest if word != _UNKNOWN]
         return parsed, list(dict.fromkeys(unknown))
 
@@ -138,6 +142,17 @@ class Parser(argparse.ArgumentParser):
             hint = self.hints.get(plain(name)) or (meant and f"did you mean {meant}?")
             said.append(f"{name} ({hint})" if hint else name)
         return f"unknown option{'s' if len(said) > 1 else ''}: {', '.join(said)}"
+
+
+def expand_home(word: str) -> str:
+    """Return a word of a command line with the home folder for a ~ at the beginning of a path: "~/data" or
+    "--data_url=~/data", which a shell leaves as it is. Raises BadInput if there is no such home folder."""
+    option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
+    path = os.path.expanduser(value) if value.startswith("~") else value
+    if path.startswith("~") and (path == "~" or "/" in path):
+        user = path.partition("/")[0]
+        raise BadInput(f"{user} is not the home folder of a user: write ./{user} for a folder of this name")
+    return option + equals + path
 
 
 def _is_option(word: str) -> bool:

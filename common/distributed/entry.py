@@ -9,6 +9,7 @@ import importlib.util
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from common.ground import exits
 from common.ground.exits import BAD_INPUT, INTERRUPTED, BadInput, leave, say_error
 
 exits.protect_output()  # at once: the imports of a job open files
+_OURS = ("", "common", "datasets", "launch", "jobs")  # if one of their modules is missing, it is a defect
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
 
 
@@ -59,7 +61,13 @@ def _end(number: int, frame: object) -> None:
 
 
 def _report(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Report an exception outside main(), for example that a package which a job imports is missing."""
+    """Report an exception that ends the program. A package that is not installed is one line."""
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in _OURS:
+        place = traceback.extract_tb(trace)[-1]
+        error = BadInput(
+            f"{error}, which {place.filename}:{place.lineno} imports: pip install -r requirements.txt, or "
+            f"use the Python that has it (this is {sys.executable})"
+        )
     if not isinstance(error, BadInput):
         return sys.__excepthook__(kind, error, trace)
     say_error(str(error))

@@ -111,12 +111,15 @@ def join(args: argparse.Namespace) -> tuple[torch.device, int, int]:
 def _choose_interface(topology: Topology, backend: str) -> None:
     """Make gloo, and nccl between nodes, use the interface that reaches the master. By default gloo resolves
     the name of the host, which may give 127.0.1.1, and nccl takes the first interface, perhaps that of a
-    container or a VPN. An interface that the platform has set is not changed.
-    """
+    container or a VPN. An interface that the platform has set is not changed. Raises BadInput if it does not
+    exist."""
     gloo = "gloo" in backend
     variable = "GLOO_SOCKET_IFNAME" if gloo else "NCCL_SOCKET_IFNAME"
     is_used = topology.world_size > 1 if gloo else topology.nodes > 1 and backend == "nccl"
-    if not is_used or variable in os.environ:
+    preset = os.environ.get(variable)
+    if preset and (is_used or backend == "nccl") and (error := network.missing_interface(variable, preset)):
+        raise exits.BadInput(error)
+    if not is_used or preset is not None:
         return
     host = "127.0.0.1" if topology.nodes == 1 or not topology.master_host else topology.master_host
     with contextlib.suppress(OSError):

@@ -69,7 +69,7 @@ def scratch_folder(kind: str, url: str) -> str:
     digest = hashlib.sha256("\0".join([where.url or "", *location]).encode()).hexdigest()[:12]
     name = re.sub(r"[^\w.-]+", "-", f"{location.bucket}-{location.prefix}".rstrip("-"))[-40:]
     is_cache = os.path.isdir(_CACHE) and os.access(_CACHE, os.W_OK | os.X_OK)
-    place = os.environ.get(SCRATCH) or (_CACHE if is_cache else tempfile.gettempdir())
+    place = os.path.expanduser(os.environ.get(SCRATCH, "")) or (_CACHE if is_cache else tempfile.gettempdir())
     own = os.path.join(os.path.abspath(place), f"bootfile-{os.getuid()}")
     path = os.path.join(own, kind, f"{name}-{digest}")
     try:

@@ -27,6 +27,20 @@ def interface_to(host: str, port: int) -> tuple[str | None, str]:
     return None, local
 
 
+def missing_interface(variable: str, value: str) -> str:
+    """Return an error if no interface of this node fits GLOO_SOCKET_IFNAME (names, with commas between them)
+    or NCCL_SOCKET_IFNAME (beginnings of names; = before whole names, ^ before those to exclude); else ""."""
+    names = [name for _, name in socket.if_nameindex()]
+    given = [each.partition(":")[0] for each in value.lstrip("^=").split(",") if each]
+    if variable.startswith("GLOO"):
+        is_missing = not {*given} <= {*names}
+    else:  # nccl uses those that exist
+        same = str.__eq__ if value.lstrip("^").startswith("=") else str.startswith
+        fits = [any(same(name, each) for each in given) for name in names]
+        is_missing = bool(given) and all(each == value.startswith("^") for each in fits)
+    return f"{variable}={value}: no such interface; this node has {', '.join(names)}" if is_missing else ""
+
+
 def is_loopback(host: str) -> bool:
     """Return whether this is a loopback address as it is written, or localhost."""
     try:

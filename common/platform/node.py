@@ -218,7 +218,9 @@ def infiniband(topology: Topology, root: str = "/") -> Finding:
 
 def _presets(env: Mapping[str, str]) -> Finding:
     named = sorted(name for name in env if name.startswith(("NCCL_", "GLOO_")))
-    return judge("presets", " ".join(f"{name}={env[name]}" for name in named) or "none", [], [])
+    interfaces = [name for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if env.get(name)]
+    missing = [*filter(None, (network.missing_interface(name, env[name]) for name in interfaces))]
+    return judge("presets", " ".join(f"{name}={env[name]}" for name in named) or "none", [], missing)
 
 
 def _driver() -> str | None:

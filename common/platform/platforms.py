@@ -5,6 +5,7 @@ other variables of the platform decide; if there are none, they count nodes.
 """
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -49,6 +50,13 @@ class Claim:
     processes: int | None = None
     local_rank: int | None = None
 
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """Return (rank, world size) of this process; None if the node must start the processes."""
+        if self.local_rank is None or self.processes is None:
+            return None
+        return self.node_rank * self.processes + self.local_rank, self.nodes * self.processes
+
 
 def detect(env: Mapping[str, str]) -> Claim | None:
     """Return the claim of the first platform that is recognised, or None. LOCAL_RANK is not read.
@@ -61,6 +69,16 @@ def detect(env: Mapping[str, str]) -> Claim | None:
             if not 0 <= claim.node_rank < claim.nodes:
                 raise BadInput(f"{claim.said}: rank {claim.node_rank} is not in 0..{claim.nodes - 1}")
             return claim
+    return None
+
+
+def started_on_node(env: Mapping[str, str], rank: int, size: int) -> int | None:
+    """Return how many processes MPI or Slurm started on this node; None if this process has another rank or
+    world size there, or was not started by them."""
+    for read in (_mpi, _slurm):
+        with contextlib.suppress(BadInput):
+            if (claim := read(env)) and claim.place == (rank, size):
+                return claim.processes
     return None
 
 
@@ -81,7 +99,8 @@ def is_first_on_node() -> bool:
 
 def has_local_rank_0() -> bool:
     """Return whether this process prints for its node."""
-    name = _first(os.environ, "LOCAL_RANK", "SLURM_LOCALID", "ASCEND_DEVICE_ID")
+    local = (names.split()[2] for names in _MPI.values())
+    name = _first(os.environ, "LOCAL_RANK", *local, "SLURM_LOCALID", "ASCEND_DEVICE_ID")
     return not name or os.environ[name] == "0"
 
 
@@ -192,6 +211,105 @@ def _sagemaker(env: Mapping[str, str]) -> Claim | None:
     return Claim("sagemaker", rank, len(hosts), said, *find_master(env, hosts))
 
 
+_COMM_WORLD = "{0}_RANK {0}_SIZE {0}_LOCAL_RANK {0}_LOCAL_SIZE"
+_MPI = {  # launcher: its variables of the rank, the size, the local rank, and the local size or the nodes
+    "openmpi": _COMM_WORLD.format("OMPI_COMM_WORLD"),
+    "mvapich2": _COMM_WORLD.format("MV2_COMM_WORLD"),
+    "mvapich": _COMM_WORLD.format("MVP_COMM_WORLD"),
+    "mpich-or-intel": "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS",
+    "pals": _COMM_WORLD.format("PMI"),
+    "jsm": _COMM_WORLD.format("JSM_NAMESPACE"),
+    "horovod": _COMM_WORLD.format("HOROVOD"),
+    "flux": "FLUX_TASK_RANK FLUX_JOB_SIZE FLUX_TASK_LOCAL_ID FLUX_JOB_NNODES",
+}
+
+
+def _mpi(env: Mapping[str, str]) -> Claim | None:
+    """Return the claim of a launcher of _MPI. A single process counts as one that was started without it.
+
+    It may run inside a job of Slurm or of a platform, whose variables then describe the launcher. If a node
+    has one process, this process starts the others, as for Slurm.
+    """
+    for source, row in _MPI.items():
+        names = row.split()
+        if not env.keys() >= {*names} or (size := whole(env, names[1])) == 1:
+            continue
+        rank, _, local_rank, count = (whole(env, name) for name in names)
+        if names[3].endswith("NNODES"):
+            count = size // max(1, count)
+        said = _said(env, *names)
+        if not 0 <= local_rank < count or size % count or rank % count != local_rank:
+            raise BadInput(
+                f"{said} do not fit: every node must run the same number of processes, with ranks in a row: "
+                "mpirun --map-by ppr:N:node, mpiexec -ppn N"
+            )
+        hosts, default_port = list[str](), _PORT
+        if count == size:  # all are on this node
+            hosts, default_port = ["127.0.0.1"], _own_port(_launcher_pid())
+        elif (platform := _sagemaker(env)) and platform.host:
+            hosts = [platform.host]
+        elif "AZ_BATCH_MASTER_NODE" in env:  # Azure ML: host:port
+            hosts = [env["AZ_BATCH_MASTER_NODE"].partition(":")[0]]
+        address = find_master(env, [] if env.get("MASTER_ADDR") else hosts, default_port)
+        if count == 1:
+            return Claim(source, rank, size, said, *address)
+        return Claim(source, rank // count, size // count, said, *address, count, local_rank)
+    return None
+
+
+def _launcher_pid() -> int:
+    """Return a number that all processes of one mpirun on this node share: the parent of the leader of this
+    process's group. A launcher gives each of its children a group of its own, also to a shell script."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{os.getpgrp()}/stat").read_text().rpartition(")")[2].split()[1])
+    return os.getppid()
+
+
+def _own_port(number: int) -> int:
+    """Return a port for a job with this number. Jobs that share a node need different ports: above Linux's
+    ephemeral ports, which end at 60999."""
+    return 61440 + number % 4096
+
+
+_RANK = re.compile(  # a rank in the variables of a known launcher: (beginning of its other names)
+    r"((?:OMPI|MV2|MVP|PMIX?|PALS|ALPS|JSM|HOROVOD|MPI|MPIRUN|FLUX_TASK|DMLC|AWS_BATCH|SLURM|CROSS|NODE)_\w*?)"
+    r"(?:RANK|RANKID|PE|PROCID|NODE_INDEX|WORKER_ID)"
+)
+_SIZES = ("SIZE", "NPROCS", "NUM_NODES", "NUM_WORKER")  # other ends: the numbers that belong to a rank
+
+
+def refuse_unknown(env: Mapping[str, str], claim: Claim | None) -> None:
+    """Raise BadInput if this is one of several processes, and the claim does not describe them: in a batch
+    script of Slurm, and if a variable is a rank above 0 (PMI_RANK=1), or a rank with a size above 1."""
+    number = functools.partial(count_in, env)
+    is_batch = env.get("SLURM_PROCID") == "0" and not any(name.startswith("SLURM_STEP") for name in env)
+    if is_batch and (claim is None or claim.source == "slurm"):
+        tasks = number("SLURM_NTASKS") or (number("SLURM_NNODES") or 1) * (
+            number("SLURM_NTASKS_PER_NODE") or 1
+        )
+        if tasks > 1:
+            said = _said(env, "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NNODES", "SLURM_NTASKS")
+            raise BadInput(
+                f"{said}: a batch script runs once, not as {tasks} tasks: write srun --kill-on-bad-exit=1 "
+                "python jobs/... (guides/slurm.md); srun --ntasks=1 starts one process"
+            )
+    if claim and claim.nodes * (claim.processes or 1) > 1:
+        return
+    names = set()
+    for name, match in ((name, _RANK.fullmatch(name)) for name in env):
+        if not match or (claim and name.startswith("SLURM_")):
+            continue
+        sizes = ["NNODES", "NUM_NODES"] if name == "NODE_RANK" else [match[1] + end for end in _SIZES]
+        several = [size for size in sizes if (number(size) or 0) > 1]
+        names |= {name, *several} if number(name) or several else set()
+    if names:
+        raise BadInput(
+            f"{_said(env, *sorted(names))}: this is one of several processes, and their number, nodes or "
+            "local ranks are not known: use torchrun, or set RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, "
+            "MASTER_ADDR and MASTER_PORT; for a job of its own: env -u NAME ... python"
+        )
+
+
 def _rank_table(env: Mapping[str, str]) -> Claim | None:
     """Return the claim of an Ascend node, where the platform starts one process per NPU. The table is that of
     HCCL, version 1.0, in JSON."""
@@ -238,8 +356,7 @@ def _slurm(env: Mapping[str, str]) -> Claim | None:
         )
     list_name = _first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
     hosts = [first_host(env[list_name])] if list_name and not env.get("MASTER_ADDR") else []
-    # Jobs that share a node need different ports: above Linux's ephemeral ports, which end at 60999.
-    address = find_master(env, hosts, 61440 + whole(env, "SLURM_JOB_ID", 0) % 4096)
+    address = find_master(env, hosts, _own_port(whole(env, "SLURM_JOB_ID", 0)))
     if count == 1 and (count_in(env, "SLURM_GPUS_ON_NODE") or 0) > 1:
         return Claim("slurm", node_rank, nodes, said, *address)
     return Claim("slurm", node_rank, nodes, said, *address, count, local_rank)
@@ -263,6 +380,7 @@ def _volcano(env: Mapping[str, str]) -> Claim | None:
 
 
 _PLATFORMS = (
+    _mpi,  # started inside a job of a platform
     _rank_table,  # on ModelArts, so before it
     # A custom image, which gets no arguments. ModelArts runs on Volcano and shares the VC_ names with it.
     _Platform(

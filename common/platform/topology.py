@@ -77,13 +77,13 @@ class Topology:
 def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> Topology:
     """Return the topology from the first of these sources that is present:
 
-    1. A launcher of processes, which sets LOCAL_RANK: torchrun, torch.distributed.launch, Azure ML, or a job
-       that started its own processes. Arguments are ignored: with torchrun a tcp:// address would make every
-       rank a client of a store without a server.
+    1. A launcher of processes, which sets LOCAL_RANK: torchrun, torch.distributed.launch, Azure ML,
+       DeepSpeed, or a job that started its own processes. Arguments are ignored: with torchrun a tcp://
+       address would make every rank a client of a store without a server.
     2. Arguments: --init_method, --rank, --world_size. They count nodes, as on ModelArts. Missing values are
        taken from 3 or 4.
-    3. The environment of a platform, the most specific first: ModelArts, Volcengine, SageMaker, SkyPilot,
-       dstack, Slurm, Kubeflow, Volcano, PAI-DLC or Baidu.
+    3. The environment of a launcher of MPI or of a platform, the most specific first: ModelArts, Volcengine,
+       SageMaker, SkyPilot, dstack, Slurm, Kubeflow, Volcano, PAI-DLC or Baidu.
     4. RANK and WORLD_SIZE without a variable of a platform, which count nodes.
     5. Otherwise: one node.
 
@@ -102,6 +102,10 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
     claim, address = platforms.detect(env), _address(args)
     rank, size = getattr(args, "rank", None), getattr(args, "world_size", None)
     given = rank is not None or size is not None
+    if given and claim and claim.place == (rank, size):
+        given = False  # mpirun ... --rank $OMPI_COMM_WORLD_RANK repeats the claim
+    if not given:
+        platforms.refuse_unknown(env, claim)
     if claim is None and not given:
         host, port = address or (None, None)
         source = "modelarts-arguments" if address else "plain"
@@ -115,8 +119,8 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
         rank, size, said, source = claim.node_rank, claim.nodes, claim.said, claim.source
     if size > 1 and not host:
         raise BadInput(
-            f"{said}, but no variable names the first node: set MASTER_ADDR and MASTER_PORT, or pass "
-            "--init_method tcp://host:port"
+            f"{said}, but no variable names the first node: set MASTER_ADDR and MASTER_PORT on all nodes "
+            "(mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=PORT), or pass --init_method tcp://host:port"
         )
     if claim and claim.local_rank is not None:
         if given and claim.processes != 1:
@@ -140,7 +144,7 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology
             other = "LOCAL_RANK" if "LOCAL_RANK" in env else "TORCHELASTIC_RUN_ID"
             raise BadInput(f"{other} is set, but {name} is not: start the job with torchrun")
     rank, local_rank, size = (whole(env, name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
-    count = _local_world_size(args, env, rank - local_rank, size)
+    count = _local_world_size(args, env, rank, local_rank, size)
     # Under torchrun two nodes with different numbers of processes can each look consistent.
     elastic = "TORCHELASTIC_RUN_ID" in env
     node_name = "GROUP_RANK" if elastic else "NODE_RANK"
@@ -174,15 +178,21 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology
     )
 
 
-def _local_world_size(args: argparse.Namespace, env: Mapping[str, str], first_rank: int, size: int) -> int:
-    """Return the number of processes per node. Azure ML sets no LOCAL_WORLD_SIZE: the number follows from the
-    number of nodes or from the first rank of this node; on the first node it is --processes_per_node."""
-    if "LOCAL_WORLD_SIZE" in env:
-        return whole(env, "LOCAL_WORLD_SIZE")
+def _local_world_size(
+    args: argparse.Namespace, env: Mapping[str, str], rank: int, local_rank: int, size: int
+) -> int:
+    """Return the number of processes per node. DeepSpeed calls it LOCAL_SIZE. A script that sets RANK from
+    the variables of MPI or Slurm may leave it out. Azure ML does: the number follows from the number of nodes
+    or from the first rank of this node; on the first node it is --processes_per_node."""
+    for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
+        if name in env:
+            return whole(env, name)
+    if count := platforms.started_on_node(env, rank, size):
+        return count
     if nodes := whole(env, "AZUREML_NODE_COUNT", 0):
         return size // nodes
     if node_rank := whole(env, "NODE_RANK", 0):
-        return first_rank // node_rank
+        return (rank - local_rank) // node_rank
     return min(_processes(args, None), max(size, 1))
 
 

@@ -35,7 +35,7 @@ import signal
 import tempfile
 from typing import NoReturn
 
-from common.console.arguments import Parser, positive_float, positive_int
+from common.console.arguments import Parser, expand_home, positive_float, positive_int
 from common.ground.exits import BadInput
 from datasets.folders import shards
 from launch import confirm
@@ -93,7 +93,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--code_dir", metavar="FOLDER", help="the uploaded folder of a script (default: the script's own)")
     add("--keep", help="keep the nodes' folders in this empty or new folder (default: temporary)")
     add("--limit", type=positive_float, help="end the simulation after this many seconds (default: never)")
-    args, given = parser.parse_args(argv[:split]), argv[split + 1 :]
+    args, given = parser.parse_args(argv[:split]), [*map(expand_home, argv[split + 1 :])]
     if not os.path.isfile(args.job):
         raise BadInput(f"{args.job}: no such file")
     code = CodeFolder(args.job, code_dir=args.code_dir)

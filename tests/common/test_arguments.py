@@ -42,6 +42,20 @@ def parse(monkeypatch, tmp_path):
     return of
 
 
+def test_a_path_begins_with_the_home_folder(parse, config, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    assert parse("--title=~/x")["title"] == parse("--title", "~/x")["title"] == "/home/me/x"
+    assert parse("--table=~/t", "~")["table"] == "/home/me/t" and parse("~")["data"] == "/home/me"
+    assert parse(*config('title = "~/x"'))["title"] == "/home/me/x"
+    for other in ("s3://~/x", "./~/x", "a~/x", "~no-such-user", "-1"):
+        assert parse(f"--title={other}")["title"] == other
+    with pytest.raises(BadInput, match=r"^~no-such-user is not the home folder .*: write \./~no-such-user "):
+        parse("--title=~no-such-user/x")
+    parser = arguments.Parser(None)
+    parser.add_argument("--cache_dir", default="~/cache")  # as from the environment
+    assert parser.parse_args([]).cache_dir == "/home/me/cache"
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

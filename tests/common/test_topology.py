@@ -2,6 +2,9 @@
 
 import argparse
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -9,7 +12,7 @@ from common.ground.exits import BadInput
 from common.platform.platforms import STARTED_BY, first_host
 from common.platform.topology import Topology, promised_gpus, resolve
 from launch.profiles import PROFILES, Folders, make_rank_table, make_starts
-from tests.conftest import ROOT, environment, run
+from tests.conftest import QUICK, ROOT, environment, run
 
 
 def _resolve(env=None, processes_per_node=1, **args):
@@ -72,6 +75,16 @@ SLURM = _words(
 )
 # A node has one task for four GPUs: a process, but not one per rank.
 ONE_TASK = SLURM | _words("SLURM_NTASKS=3 SLURM_TASKS_PER_NODE=1(x3) SLURM_PROCID=2 SLURM_LOCALID=0")
+OPENMPI = _words(
+    "OMPI_COMM_WORLD_RANK=5 OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=1 OMPI_COMM_WORLD_LOCAL_SIZE=4 "
+    "OMPI_COMM_WORLD_NODE_RANK=1 OMPI_UNIVERSE_SIZE=8 PMIX_RANK=5 PMIX_NAMESPACE=1246822401"
+)
+MPICH = _words("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 PMI_FD=9")
+# Of mpirun in a batch script, on a node where srun started mpirun's daemon.
+DAEMON = SLURM | _words("SLURM_NTASKS=2 SLURM_NNODES=2 SLURM_PROCID=1 SLURM_NODEID=1 SLURM_LOCALID=0")
+DEEPSPEED = _words(
+    "RANK=1 LOCAL_RANK=1 WORLD_SIZE=2 LOCAL_SIZE=2 CROSS_RANK=0 CROSS_SIZE=1 MASTER_ADDR=h MASTER_PORT=29500"
+)
 SKYPILOT = _words(
     "SKYPILOT_NODE_RANK=1 SKYPILOT_NUM_NODES=2 SKYPILOT_NUM_GPUS_PER_NODE=8 SKYPILOT_TASK_ID=sky-2026-11-01"
 ) | {"SKYPILOT_NODE_IPS": "10.0.0.5\n10.0.0.6"}
@@ -474,6 +487,88 @@ def test_a_platform_that_contradicts_itself_or_the_arguments(env, changed, args,
 def test_a_broken_launcher_is_named(env, changed, args, message):
     with pytest.raises(BadInput, match=message):
         _resolve(env | _words(changed), **args)
+
+
+@pytest.mark.parametrize(
+    "env, place",
+    [
+        (OPENMPI | {"MASTER_ADDR": "h"}, (1, 2, 4, 1, "h", "process", "openmpi")),
+        (OPENMPI | SAGEMAKER, (1, 2, 4, 1, "algo-1", "process", "openmpi")),
+        (OPENMPI | DAEMON | {"MASTER_ADDR": "h"}, (1, 2, 4, 1, "h", "process", "openmpi")),
+        (OPENMPI | {"AZ_BATCH_MASTER_NODE": "10.0.0.4:6000"}, (1, 2, 4, 1, "10.0.0.4", "process", "openmpi")),
+        (
+            OPENMPI | _words("OMPI_COMM_WORLD_LOCAL_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0 MASTER_ADDR=h"),
+            (5, 8, 3, None, "h", "node", "openmpi"),  # one process per node starts the others
+        ),
+        (MPICH, (0, 1, 2, 1, "127.0.0.1", "process", "mpich-or-intel")),
+        (
+            _words("FLUX_TASK_RANK=3 FLUX_JOB_SIZE=4 FLUX_TASK_LOCAL_ID=1 FLUX_JOB_NNODES=2 MASTER_ADDR=h"),
+            (1, 2, 2, 1, "h", "process", "flux"),
+        ),
+        (DEEPSPEED, (0, 1, 2, 1, "h", "process", "launcher")),
+        # A script that sets the variables of torchrun from those of MPI.
+        (
+            OPENMPI | _words("RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 MASTER_ADDR=h MASTER_PORT=1"),
+            (1, 2, 4, 1, "h", "process", "launcher"),
+        ),
+        # Not one of several: one process, and launchers inside MPI.
+        (_words("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_UNIVERSE_SIZE=8 PMIX_RANK=0"), ()),
+        (_words("PMI_RANK=0 PMI_SIZE=1 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1 NODE_RANK=0 NNODES=1"), ()),
+        (_words("FLUX_LORA_RANK=16 PAGE_RANK=2 OMPI_MCA_btl_tcp_RANK=x SLURM_ARRAY_TASK_ID=3"), ()),
+        (OPENMPI | TORCHRUN, (1, 2, 4, 1, "h", "process", "torchrun")),
+        (MODELARTS | {"PMIX_RANK": "1"}, (1, 2, 3, None, FIRST_WORKER, "node", "modelarts-environment")),
+    ],
+)
+def test_mpi(env, place):
+    node_rank, nodes, count, local_rank, host, level, source = place or (0, 1, 3, None, None, "node", "plain")
+    found = _resolve(env, processes_per_node=3)
+    assert found == Topology(node_rank, nodes, count, local_rank, host, found.master_port, level, source)
+
+
+def test_arguments_that_repeat_the_variables_of_mpi():
+    """mpirun ... --rank $OMPI_COMM_WORLD_RANK --world_size $OMPI_COMM_WORLD_SIZE"""
+    assert _resolve(MPICH, rank=1, world_size=2) == _resolve(MPICH)
+    with pytest.raises(BadInput, match="contradict PMI_RANK=1 PMI_SIZE=2"):
+        _resolve(MPICH, rank=0, world_size=2)
+
+
+BATCH = {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"} | {"SLURM_PROCID": "0"}
+BATCH |= _words("SLURM_LOCALID=0 SLURM_NODEID=0")
+
+
+@pytest.mark.parametrize(
+    "env, message",
+    [
+        (OPENMPI, "no variable names the first node: .*-x MASTER_ADDR"),
+        (OPENMPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, "LOCAL_RANK=2 .*ppr:N:node"),
+        (OPENMPI | {"OMPI_COMM_WORLD_SIZE": "7"}, "SIZE=7 .*do not fit"),
+        (_words("PMI_RANK=0 PMI_SIZE=2"), "PMI_RANK=0 PMI_SIZE=2: this is one of several"),
+        (_words("PMIX_RANK=1"), "PMIX_RANK=1: .*torchrun"),
+        (_words("ALPS_APP_PE=3"), "ALPS_APP_PE=3: "),
+        (_words("NODE_RANK=0 NNODES=2"), "NNODES=2 NODE_RANK=0: "),
+        (_words("AWS_BATCH_JOB_NODE_INDEX=0 AWS_BATCH_JOB_NUM_NODES=2"), "AWS_BATCH_JOB_NUM_NODES=2: "),
+        ({"PMI_RANK": "2", "PET_NNODES": "1"}, "PMI_RANK=2: "),
+        (BATCH, r"SLURM_NTASKS=12: a batch script .*srun .*guides/slurm\.md"),
+        ({name: value for name, value in BATCH.items() if name != "SLURM_NTASKS"}, "not as 3 tasks"),
+    ],
+)
+def test_one_of_several_processes_that_cannot_find_the_others(env, message):
+    with pytest.raises(BadInput, match=message):
+        _resolve(env)
+
+
+@pytest.mark.skipif(not shutil.which("mpirun"), reason="needs Open MPI")
+def test_mpirun_starts_one_job(tmp_path):
+    """Also if a shell script is between mpirun and Python: all ranks find one port."""
+    start = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2", "sh", "-c", '"$@"; exit $?', "-"]
+    job = [sys.executable, "jobs/train_ddp.py", *QUICK, "--max_steps=2", f"--output_dir={tmp_path}"]
+    done = subprocess.run([*start, *job], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("topology source=openmpi") == done.stdout.count("= 2 processes x 64") == 1
+    alone = subprocess.run(
+        [*start, sys.executable, "jobs/train.py"], cwd=ROOT, env=environment(), capture_output=True, text=True
+    )
+    assert alone.returncode == 2 and "is one process, but openmpi started 2" in alone.stderr
 
 
 def test_torch_is_not_imported():

@@ -88,6 +88,19 @@ def test_one_process_per_node_starts_the_others_from_any_folder(alone, tmp_path)
     assert "the wrong package" in wrong.stderr, "the fake package would have been found"
 
 
+def test_a_link_to_a_job_and_a_folder_of_links(tmp_path):
+    """The second is how Kubernetes mounts files: a link to a hidden folder, above which there is no code."""
+    (tmp_path / "job.py").symlink_to(ROOT / "jobs" / "train.py")
+    mounted = tmp_path / "project" / "jobs"
+    (mounted / "..data").mkdir(parents=True)
+    (mounted / "..data" / "train.py").write_text((ROOT / "jobs" / "train.py").read_text())
+    (mounted / "train.py").symlink_to(mounted / "..data" / "train.py")
+    for name in ("common", "datasets"):
+        (tmp_path / "project" / name).symlink_to(ROOT / name)
+    for job in (tmp_path / "job.py", mounted / "train.py"):
+        assert "--data_url" in run(job, "--help", cwd=tmp_path, fresh=True).stdout
+
+
 def test_what_is_ignored_is_printed_first_and_last_and_recorded(tmp_path):
     extras = ["--some_token", "hunter2", "--num_gpus=8", "--lr_policy=hunter2"]
     result = run("jobs/train.py", *SMALL, *extras, "--max-steps=1", "--output_dir", tmp_path)

@@ -18,7 +18,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,10 @@ def documents() -> list[Path]:
     return [ROOT / name for name in names if BLOCK.search((ROOT / name).read_text(encoding="utf-8"))]
 
 
-def read_parsers() -> dict[str, Any]:
-    """Return the rows of each job and of each command of launch, and under "verbs" what each verb does."""
-    command = [sys.executable, "-m", "tests.support.options", "--collect"]
+def read_parsers(what: str = "--collect") -> dict[str, Any]:
+    """Return the rows of each job and of each command of launch, and under "verbs" what each verb does. what:
+    "--paths" for the paths that they take."""
+    command = [sys.executable, "-m", "tests.support.options", what]
     return json.loads(subprocess.check_output(command, cwd=ROOT, text=True))
 
 
@@ -97,13 +98,24 @@ def _rows(parser: argparse.ArgumentParser) -> list[Row]:
     return rows
 
 
-def _collect() -> dict[str, Any]:
-    """Run the jobs and the verbs until they print their help, in this process."""
+def _paths(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the arguments of any text, and those of them that do not take ~ as the home folder."""
+    texts = [each for each in parser._actions if each.nargs != 0 and not each.type and not each.choices]
+    words = [f"{each.option_strings[0]}=~/x" if each.option_strings else "~/x" for each in texts]
+    parsed, _ = parser.parse_known_args(words)
+    values = {each.dest: getattr(parsed, each.dest) for each in texts}
+    values = {name: value[-1] if isinstance(value, list) else value for name, value in values.items()}
+    return [*values, *(f"{name} is {value}" for name, value in values.items() if value.startswith("~"))]
+
+
+def _collect(read: Callable[[argparse.ArgumentParser], list[Any]] = _rows) -> dict[str, Any]:
+    """Run the jobs and the verbs until they print their help, in this process. read: its argument is the
+    parser."""
     found: dict[str, Any] = {}
     now = ""
 
     def note(parser: argparse.ArgumentParser, file: object = None) -> None:
-        found[now] = _rows(parser)
+        found[now] = read(parser)
 
     argparse.ArgumentParser.print_help = note  # type: ignore[method-assign, assignment]
     sys.argv = ["", "--help"]
@@ -125,8 +137,8 @@ def _collect() -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    if arguments == ["--collect"]:
-        print(json.dumps(_collect()))
+    if arguments in (["--collect"], ["--paths"]):
+        print(json.dumps(_collect(_rows if arguments == ["--collect"] else _paths)))
         return
     parsers = read_parsers()
     for path in documents():

@@ -83,7 +83,7 @@ def password() -> str | None:
     None if neither is set. Raises BadInput if the file cannot be read."""
     if path := os.environ.get(PASSWORD_FILE):
         try:
-            with open(path, encoding="utf-8") as file:
+            with open(os.path.expanduser(path), encoding="utf-8") as file:
                 return file.read().rstrip("\r\n") or None
         except (OSError, UnicodeDecodeError) as error:
             raise BadInput(f"{PASSWORD_FILE}: cannot read {path}: {error}") from error

@@ -3,6 +3,7 @@
 import argparse
 import os
 import signal
+import socket
 import textwrap
 import threading
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 from common.distributed import process_group
 from common.ground import exits
 from common.platform.topology import Topology
-from tests.conftest import ROOT, finish, processes_of, run, start, wait_until
+from tests.conftest import QUICK, ROOT, environment, finish, processes_of, refused, run, start, wait_until
 
 # A process sees one GPU: its own, or one for all. The UUID shows it, which torch has since 2.4.
 MEET = textwrap.dedent(f"""
@@ -91,10 +92,42 @@ def test_the_interface_to_the_master_is_used(nodes, backend, preset, chosen, mon
         if kind not in preset:
             monkeypatch.delenv(f"{kind}_SOCKET_IFNAME")
     monkeypatch.setattr(process_group.network, "interface_to", lambda *_: ("eth7", "10.0.0.7"))
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "ib0"), (3, "eth7")])
     process_group._choose_interface(Topology(0, nodes, 2, 0, "10.0.0.1", 1234, "node", "plain"), backend)
     for kind in ("NCCL", "GLOO"):
         assert os.environ.get(f"{kind}_SOCKET_IFNAME") == chosen.get(kind)
     assert ("NCCL_SOCKET_IFNAME==eth7" in capfd.readouterr().out) == (chosen == {"NCCL": "=eth7"})
+
+
+@pytest.mark.parametrize(
+    ("variable", "given", "is_missing"),
+    [
+        ("GLOO", "eth0", False),
+        ("GLOO", "eth0,docker0", False),
+        ("GLOO", "eth", True),
+        ("GLOO", "eth0,eth99", True),
+        ("GLOO", "", False),
+        ("NCCL", "eth", False),
+        ("NCCL", "ib,eth", False),
+        ("NCCL", "=eth", True),
+        ("NCCL", "=eth0", False),
+        ("NCCL", "ib", True),
+        ("NCCL", "^docker,lo", False),
+        ("NCCL", "^docker,lo,eth", True),
+        ("NCCL", "^=eth", False),
+    ],
+)
+def test_a_chosen_interface_must_exist(variable, given, is_missing, monkeypatch):
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0"), (3, "docker0")])
+    error = process_group.network.missing_interface(f"{variable}_SOCKET_IFNAME", given)
+    assert bool(error) == is_missing and (not error or error.endswith("this node has lo, eth0, docker0"))
+
+
+def test_a_missing_interface_is_refused():
+    line = refused(
+        "jobs/train_ddp.py", *QUICK, "--processes_per_node=2", env=environment(GLOO_SOCKET_IFNAME="eth99")
+    )
+    assert "GLOO_SOCKET_IFNAME=eth99: no such interface; this node has " in line and "lo" in line
 
 
 # Holds the interpreter's lock while it waits. Gloo's destructor in torch 2.1 may do this without end.
