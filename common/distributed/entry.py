@@ -14,7 +14,7 @@ from typing import Any
 
 from common.distributed import preemption
 from common.ground import exits
-from common.ground.exits import BAD_INPUT, INTERRUPTED, BadInput, leave, say_error
+from common.ground.exits import BAD_INPUT, INTERRUPTED, BadInput, leave, say_error, say_traceback
 
 exits.protect_output()  # at once: the imports of a job open files
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
@@ -61,7 +61,7 @@ def _end(number: int, frame: object) -> None:
 def _report(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Report an exception outside main(), for example that a package which a job imports is missing."""
     if not isinstance(error, BadInput):
-        return sys.__excepthook__(kind, error, trace)
+        return say_traceback(error)
     say_error(str(error))
     leave(error.code)
 
