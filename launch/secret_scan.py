@@ -7,6 +7,7 @@ and parameters in clear text to every user who can view the job.
 import os
 import re
 
+from common.ground.exits import SECRET_NAME, is_secret
 from common.ground.files import explained
 
 _FORMATS = {  # formats that only such keys have
@@ -20,11 +21,12 @@ _FORMATS = {  # formats that only such keys have
 }
 _URL = re.compile(r"[a-z0-9]://[^\s/:@\"'`<>]{0,256}:([^\s/@\"'`]{1,1024})@[\w\[$.{<-]", re.IGNORECASE)
 _ASSIGNMENT = re.compile(
-    r"(?:(password|passwd|passphrase|pwd)|(?:access|api|secret|auth|private)[_-]?key(?:[_-]id)?|secret|token"
-    r"|(?:^|[^a-z])[as]k)[\"']?\s*(?::\s*\w+\s*)?[=:]\s*"
+    rf"""({SECRET_NAME.pattern})["']?\s*(?::\s*\w+\s*)?[=:]\s*"""
     r"""(?:[rbu]*(["'])(?P<quoted>[^"']*)\2|(?P<bare>[^\s"'#,;(\[{]\S*))""",
     re.IGNORECASE,
 )
+_PASSWORD = re.compile(r"(?:password|passwd|passphrase|pwd)s?", re.IGNORECASE)
+_OFTEN_PUBLIC = re.compile(r"(?:key|header|sig|signature|auth)s?", re.IGNORECASE)  # in a file
 _PLACEHOLDER = re.compile(
     r"[<${%*[(].*|os\.(?:environ|getenv).*|.*[{}<>].*|[x*.•_-]+|(?-i:[A-Z]+(?:_[A-Z0-9]+)+)"
     r"|(?:your|my|the|test|dummy|fake|example|change|insert|replace)[\w -]*"
@@ -37,11 +39,6 @@ _CREDENTIAL_FILE = re.compile(
     r"|.+\.(p12|pfx|jks|keystore|kdbx|ppk)|credentials(\.(csv|json|ya?ml|ini|toml))?|kubeconfig|\.?obsutilconfig"
 )
 _CONFIGURATION = re.compile(r"(.*\.(ini|cfg|conf|config|toml|ya?ml|json|properties|env|txt|xml|sh)|\.?[^.]+)")
-_SECRET_NAME = re.compile(
-    r"(^|_|-)(SECRET|PASSWORD|PASSWD|PASSPHRASE|TOKEN|CREDENTIALS?|APIKEY|SK|AK)(_|-|$)"
-    r"|(ACCESS|API|PRIVATE|SECRET|AUTH)_?-?KEY",
-    re.IGNORECASE,
-)
 _READ = 32 * 2**20  # bytes of a file that are scanned; longer text is probably data
 
 
@@ -71,14 +68,15 @@ def _find(line: str, is_program: bool) -> str | None:
         value = match["quoted"] or ("" if is_program else match["bare"]) or ""  # in a program: literals only
         if _PLACEHOLDER.fullmatch(value) or (is_program and " " in value):
             continue
-        if match[1] and len(value) >= 4 and value[0] not in "/.":
-            return "a password"
-        if not match[1] and _RANDOM.fullmatch(value):
+        if _PASSWORD.fullmatch(match[1]):
+            if len(value) >= 4 and value[0] not in "/.":
+                return "a password"
+        elif _RANDOM.fullmatch(value) and not _OFTEN_PUBLIC.fullmatch(match[1]):
             return "a key or token"
     return None
 
 
 def looks_secret(name: str, value: str) -> bool:
     """Return whether the name or the value of a setting looks like a secret."""
-    is_named = _SECRET_NAME.search(name) or re.search(r"://[^/@\s'\"]+@", value)
+    is_named = is_secret(name, value) or re.search(r"://[^/@\s'\"]+@", value)
     return bool(is_named or scan("job.toml", f'{name} = "{value}"'.encode()))

@@ -22,6 +22,7 @@ from common.checkpoint.nonfinite import Diverged, Guard, Verdict
 from common.checkpoint.optimizer_steps import OptimizerSteps
 from common.checkpoint.saver import Saver, find_infinite
 from common.checkpoint.state import RunState
+from common.console import arguments
 from common.console.arguments import boolean, interval, non_negative_int, positive_float, positive_int
 from common.distributed import barrier, preemption, ranks
 from common.ground import exits
@@ -402,7 +403,10 @@ class Checkpointer:
             )
             start = "torchrun ..." if "TORCHELASTIC_RUN_ID" in os.environ else "python"
             folder = [] if self.args.output_dir else ["--output_dir", self.output.folder]
-            self.log.info(exits.mask(f"to continue: {start} {shlex.join([*sys.argv, *folder])}"))
+            words, masked = arguments.mask_words([*sys.argv[1:], *folder], getattr(self.args, "ignored", ()))
+            self.log.info(f"to continue: {start} {shlex.join([sys.argv[0], *words])}")
+            if masked:
+                self.log.info(f"(fill in: {', '.join(masked)})")
             if self._mirror:  # as long as --grace permits
                 self.log.info(self._mirror.finish() or f"all results are at {self._mirror.url}")
         if ranks.world_size() > 1:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, is_secret
 
 _TORCH = "torch.optim.lr_scheduler"
 _OF_THE_STEP = {
@@ -96,7 +96,8 @@ class ScheduleState:
         ]
         pairs.append((began["state"], self._began))
         if _calls_a_function(self.scheduler):  # it may depend on any option
-            pairs.append((began["settings"], self.settings))
+            there = {name: each for name, each in began["settings"].items() if not is_secret(name, each)}
+            pairs.append((there, self.settings))
         for there, here in pairs:
             for name in sorted(there.keys() | here.keys()):
                 if not _same(there.get(name), here.get(name)):

@@ -7,11 +7,11 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
-from common.ground.exits import SECRET, BadInput, mask
+from common.ground.exits import BadInput, hide, is_secret, mask
 from common.platform.platforms import parse_number
 
 BATCH_SIZE_HELP = "samples of a step over all processes; scale --lr with it (default: %(default)s)"
@@ -25,6 +25,7 @@ REMOVED = {  # former options
 }
 _OTHER_NAMES = {"learning_rate": "lr", "bs": "batch_size", "wd": "weight_decay"}  # difflib misses these
 NAMELESS = "(a value without an option)"
+_WORD = re.compile("[a-z]{1,5}")  # a value as --key=loss: other lines may hold the word
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -79,7 +80,9 @@ class Parser(argparse.ArgumentParser):
 
         Values may be secrets: NAMELESS stands for those without an option.
         """
-        known, unknown = self._split(list(sys.argv[1:] if args is None else args))
+        words = list(sys.argv[1:] if args is None else args)
+        self._hide_secrets(words)
+        known, unknown = self._split(words)
         for action in self._actions:  # one that a job takes from the environment
             if isinstance(action.default, str) and action.default != argparse.SUPPRESS:
                 action.default = expand_home(action.default)
@@ -102,7 +105,7 @@ class Parser(argparse.ArgumentParser):
                 known.append(word)
             elif option is None:
                 known.append(_UNKNOWN)
-                unknown.append(re.split(r"[^\w.-]", word)[0] if word.startswith("--") else word[:2])
+                unknown.append(_name(word))
                 if not equals and following is not None:
                     words.pop(0)
             elif self._option_string_actions[option].nargs == "?" and not equals:
@@ -113,6 +116,22 @@ class Parser(argparse.ArgumentParser):
                 attached = "" if given.startswith("--") else given[len(option) :]  # -j5
                 known.append(f"{option}{attached}{equals}{value}")
         return known, unknown
+
+    def _hide_secrets(self, words: list[str]) -> None:
+        """Hide the values of options with a secret name: errors may quote them."""
+        action: argparse.Action | None = None
+        for word in words:
+            value = word
+            if _is_option(word):
+                given, _, value = word.partition("=")
+                action = self._option_string_actions.get(self._spelled(given) or "")
+                if action and not word.startswith("--") and given not in self._option_string_actions:
+                    value = word[2:]  # -pVALUE
+            names = action.option_strings if action and action.nargs != 0 and action.type != boolean else ()
+            if value and any(is_secret(name, value) for name in names) and not _WORD.fullmatch(value):
+                hide(value)
+            if value and action and action.nargs in (None, "?"):
+                action = None
 
     def _spelled(self, given: str) -> str | None:
         """Return the defined name of an option; None if it is unknown."""
@@ -159,6 +178,11 @@ def _is_option(word: str) -> bool:
     return re.match(r"-(?!\.?\d)[^\s=]", word) is not None and " " not in word.partition("=")[0]
 
 
+def _name(word: str) -> str:
+    """Return the name of the unknown option with which a word begins."""
+    return re.split(r"[^\w.-]", word)[0] if word.startswith("--") else word[:2]
+
+
 def _is_path(action: argparse.Action, word: str) -> bool:
     """Return whether a word is a path and not a value of the option."""
     if not callable(action.type):  # any word is a value of the option
@@ -180,6 +204,37 @@ def remind(args: argparse.Namespace, log: Callable[[str], object]) -> None:
         log(f"ignored arguments: {' '.join(args.ignored)}")
 
 
+class secret(str):
+    """A value that no log, record or report shows: parser.add_argument("--name", type=secret)."""
+
+    def __new__(cls, text: str) -> "secret":
+        hide(text)
+        return super().__new__(cls, text)
+
+
+def mask_words(words: Iterable[str], ignored: Collection[str] = ()) -> tuple[list[str], list[str]]:
+    """Return the words of a command line with *** for the values of secret options, and the names of the
+    options whose values are masked.
+
+    ignored: names of options that the job does not know, and NAMELESS: their values may be secrets.
+    """
+    shown, masked = [], []
+    option, place = "", 1  # place: the number of values that the option has
+    for word in words:
+        lead, value, place = "", word, place + 1
+        if _is_option(word):
+            option, _, value = word.partition("=")
+            if _name(word) in ignored and not word.startswith("--"):
+                option, value = word[:2], word[2:]
+            lead, place = word.removesuffix(value), int(bool(value))
+        is_hidden = _name(option) in ignored or (place > 1 and NAMELESS in ignored)
+        is_hidden = is_hidden or is_secret(option, value)
+        shown.append(f"{lead}***" if value and is_hidden else mask(word))
+        if shown[-1] != word:
+            masked.append(option or NAMELESS)
+    return shown, list(dict.fromkeys(masked))
+
+
 def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | None]:
     """Return the arguments that may be logged: plain values, without any that looks like a credential."""
     values = {
@@ -188,7 +243,8 @@ def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | N
     return {
         name: mask(value) if isinstance(value, str) else value
         for name, value in values.items()
-        if isinstance(value, str | int | float | bool | None) and not SECRET.search(name)
+        if isinstance(value, str | int | float | bool | None)
+        and not (isinstance(value, secret) or is_secret(name, value))
     }
 
 

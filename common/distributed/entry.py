@@ -15,7 +15,7 @@ from typing import Any
 
 from common.distributed import preemption
 from common.ground import exits
-from common.ground.exits import BAD_INPUT, INTERRUPTED, BadInput, leave, say_error
+from common.ground.exits import BAD_INPUT, INTERRUPTED, BadInput, leave, say_error, say_traceback
 
 exits.protect_output()  # at once: the imports of a job open files
 _OURS = ("", "common", "datasets", "launch", "jobs")  # if one of their modules is missing, it is a defect
@@ -69,7 +69,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: Any) -> None
             f"use the Python that has it (this is {sys.executable})"
         )
     if not isinstance(error, BadInput):
-        return sys.__excepthook__(kind, error, trace)
+        return say_traceback(error)
     say_error(str(error))
     leave(error.code)
 

@@ -9,7 +9,6 @@ import resource
 import socket
 import sys
 import threading
-import traceback
 from typing import Any
 
 import torch
@@ -147,7 +146,7 @@ def _leave_group(topology: Topology, error: BaseException | None) -> None:
             f"rank {topology.rank} on {socket.gethostname()} lost contact with another process: {first_line}"
         )
         exits.leave(exits.LOST_CONTACT)
-    traceback.print_exception(error)
+    exits.say_traceback(error)
     exits.leave(1)
 
 

@@ -18,6 +18,7 @@ import os
 import re
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -28,8 +29,30 @@ INTERRUPTED = 130
 # variable with a file descriptor: errors go to the parent process, which prints a shared error only once
 ERROR_PIPE = "BOOTFILE_ERROR_PIPE"
 
-SECRET = re.compile(r"key|secret|token|passw|credential|auth", re.IGNORECASE)  # in the name of a setting
-_SETTING = re.compile(rf"(\w{{0,60}}(?:{SECRET.pattern})\w{{0,60}}=)[^\s&]+", re.IGNORECASE)
+# Names of settings with a secret value: --api_key, HF_TOKEN, my-sk. Some words count only at its end.
+SECRET_NAME = re.compile(
+    r"(?:passwd|password|passphrase|passcode|secret|credential|authorization|bearer|cookie|webhook)s?(?![a-z])"
+    r"|(?:api|access|account|private|secret|auth|encryption|signing|shared|ssh)[_-]?keys?(?![a-z])"
+    r"|(?:token|signature|(?<![a-z])(?:ak|sk|sas|sig|pin(?:code)?|otp|pat|pwd|pw|pass|jwt|dsn|o?auth|header|key))s?"
+    r"(?:[_-]?(?:id|value|env|\d+))*(?![\w-])",
+    re.IGNORECASE,
+)
+_COUNTED = re.compile(r"(?:token|header|key|pass)s?$", re.IGNORECASE)  # with a number: --max_tokens 512
+_SPECIAL = re.compile(  # --pad_token, --image_key
+    r"(?:pad|mask|cls|class|[beu]os|unk|sep|special|image|label|target|text|data|sort|group|cache)"
+    r"[_-]?(?:token|header|key)s?$",
+    re.IGNORECASE,
+)
+_PLAIN = re.compile(r"true|false|none|[+-]?[\d.]+(?:e[+-]?\d+)?", re.IGNORECASE)
+_SETTING = re.compile(  # name=value, and 'name': 'value'
+    r"([A-Za-z][\w.-]{0,80})(?:=|[\"']\s*:\s*(?=[\"']))(?![{\[(]\s*[\"'])(\"[^\"]*\"|'[^']*'|[^\s&]+)"
+)
+_HEADER = re.compile(
+    r"((?:\b(?:authorization|cookie)|\bx-[\w-]{0,40}(?:token|key))\s*:\s*)[^\s'\"][^'\"]*"
+    r"|(\bbearer\s+)(?=[a-z]*[^a-z\s.,;:)])[^\s'\"]{4,}",
+    re.IGNORECASE,
+)
+_values: set[str] = set()  # of the secret options of this process
 # scheme://user:password@hosts/path?query, and user:password@host; only a password may hold spaces
 _ADDRESS = re.compile(r"(?<![\w+.-])([\w+.-]*)://((?:(?:(?!\s[^\s@]*://).)*@)?\S*)", re.DOTALL)
 _PLACE = re.compile(r"([^/?#;&]*)([^?#;&]*)(.*)", re.DOTALL)
@@ -67,11 +90,40 @@ def printable(text: str) -> str:
     )
 
 
+def is_secret(name: str, value: object = None) -> bool:
+    """Return whether a setting of this name may hold a secret. value: a number or a switch may be none."""
+    if not SECRET_NAME.search(name) or _SPECIAL.search(name):
+        return False
+    if value is None or not _PLAIN.fullmatch(str(value)):
+        return True
+    return not (_COUNTED.search(name) or str(value).lower() in ("true", "false", "none"))
+
+
+def hide(value: str) -> None:
+    """Show this value of a secret option nowhere: mask() replaces it. Shorter than 3 it is not hidden."""
+    if len(value) > 2:
+        _values.update((value, repr(value)[1:-1]))
+
+
+def mask_values(text: str) -> str:
+    """Return the text with *** for the values of hide()."""
+    for value in sorted(_values, key=len, reverse=True):
+        text = re.sub(rf"(?<!\w){re.escape(value)}(?!\w)", "***", text)
+    return text
+
+
 def mask(text: str) -> str:
-    """Return the text with *** for the parts of addresses that may be secret: user and password, query, path
-    of a cache, hosts that are not host[:port]; also for the values of settings with a name such as token."""
-    text = _ADDRESS.sub(_mask_address, _USER.sub(r"\1***@", text))
-    return _SETTING.sub(r"\1***", text)
+    """Return the text with *** for the values of hide(), and for the parts of addresses that may be secret:
+    user and password, query, path of a cache, last part of a webhook, hosts that are not host[:port]; also
+    for the values of headers and of settings with a name such as token."""
+    text = _ADDRESS.sub(_mask_address, _USER.sub(r"\1***@", mask_values(text)))
+    text = _HEADER.sub(r"\1\2***", text)
+    at = 0
+    while match := _SETTING.search(text, at):
+        at = match.start(2)
+        if is_secret(match[1], match[2].strip("'\"")):
+            text, at = f"{text[:at]}***{text[match.end() :]}", at + 3
+    return text
 
 
 def _mask_address(match: re.Match) -> str:
@@ -82,14 +134,17 @@ def _mask_address(match: re.Match) -> str:
         return f"{scheme}://***"
     if scheme.startswith("redis") and not re.fullmatch(r"(/\d{0,5})?", path):  # not the number of a database
         path = "/***"
+    if re.search("hook|/services/", hosts + path, re.IGNORECASE):
+        path = re.sub(r"[^/]+/*$", "***", path)
     unsure = "***@" if "/" in user else ""  # the @ may belong to a path
     return f"{scheme}://{unsure}{hosts}{path}{query and '?***'}"
 
 
 def print_line(line: str) -> None:
-    """Print a line at once, with escapes for what is not printable. A closed standard output is ignored."""
+    """Print a line at once, with escapes for what is not printable and *** for the values of hide(). A closed
+    standard output is ignored."""
     with contextlib.suppress(OSError, ValueError):
-        print(printable(line), flush=True)
+        print(printable(mask_values(line)), flush=True)
 
 
 class _Output(io.FileIO):
@@ -167,6 +222,12 @@ def say_error(text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # stderr may be closed; that must not stop the process
             sys.stderr.write(line)
             sys.stderr.flush()
+
+
+def say_traceback(error: BaseException) -> None:
+    """Print the traceback of an error on stderr, with *** for the values of hide()."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(mask_values("".join(traceback.format_exception(error))))
 
 
 def leave(code: int) -> None:

@@ -4,6 +4,7 @@
     output_dir/latest                     a link to the newest of these
     output_dir/index/                     indexes and generated images, for all runs
     RUN/.lock                             exists while a job writes to RUN; a killed job leaves it there
+    RUN/.lease/                           the same on mounts whose locks are local (folder_lease.py)
 
 This module imports no torch.
 """
@@ -25,6 +26,7 @@ from common.ground import exits
 from common.ground.exits import BadInput, print_line
 from common.ground.files import ROOT, explained, is_at, is_url, opener
 from common.platform.platforms import STARTED_BY
+from common.run.folder_lease import FolderLease, find_local_locks
 
 PARENT = os.path.join(ROOT, "output_dir")
 LATEST, LOCK, CHECKPOINTS = "latest", ".lock", "checkpoints"
@@ -45,6 +47,7 @@ class Output:
     def __init__(self, folder: str, url: str | None = None, is_default: bool = False):
         self.folder, self.url, self.is_default = folder, url, is_default
         self._lock: io.TextIOWrapper | None = None
+        self._lease: FolderLease | None = None
         self._made: list[str] = []  # folders that were missing
 
     def __str__(self) -> str:
@@ -92,6 +95,14 @@ class Output:
             time.sleep(0.2)
         self._lock, self._made = file, made
         exits.at_end("folder", lambda error: self.release())
+        if kind := find_local_locks(os.path.realpath(self.folder)):
+            try:
+                self._lease = FolderLease(self.folder)
+            except OSError as error:
+                print_line(
+                    f"warning: no lease in {self.folder} ({kind}: {error.strerror}): do not start two jobs "
+                    "with this folder"
+                )
 
     def begin(self) -> None:
         """Make `latest` point to a default folder, if the file system permits links: the job that holds it
@@ -111,6 +122,8 @@ class Output:
     def release(self) -> None:
         """Release the folder for other jobs. A start that was refused leaves the folder as it was."""
         file, self._lock = self._lock, None
+        if self._lease:
+            self._lease.release()
         if file:
             with contextlib.suppress(OSError):
                 os.unlink(file.name)

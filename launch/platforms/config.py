@@ -7,6 +7,7 @@ does not show the value, which may be a secret.
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
+from common.console.arguments import mask_words
 from common.console.config import read
 from common.ground.exits import BadInput, import_optional
 from common.ground.files import is_url
@@ -101,6 +102,11 @@ class _Table(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
 
+def _refuse_secret(name: str) -> None:
+    rights = "give the job its rights by an agency, a role or a mounted secret of the platform"
+    raise ValueError(f"{name} looks like a secret, and all who see the job would see it: {rights}")
+
+
 class Image(_Table):
     """A preset image (engine_name, engine_version), or the user's own (image_url) with a command."""
 
@@ -108,6 +114,13 @@ class Image(_Table):
     engine_version: _Word | None = None
     image_url: _Word | None = None
     command: Annotated[str, pydantic.Field(pattern=r"^[^\x00-\x1f]{1,1024}$")] | None = None
+
+    @pydantic.field_validator("command")
+    @classmethod
+    def _refuse_secrets(cls, command: str) -> str:
+        for name in mask_words(command.split())[1]:
+            _refuse_secret(name)
+        return command
 
 
 _IMAGES = [{"engine_name", "engine_version"}, {"image_url"}, {"image_url", "command"}]
@@ -205,10 +218,7 @@ class JobConfig(_Table):
     def _refuse_secrets(cls, table: Any) -> Any:
         for name, value in table.items() if isinstance(table, dict) else ():
             if secret_scan.looks_secret(name, str(value)):
-                rights = "give the job its rights by an agency, a role or a mounted secret of the platform"
-                raise ValueError(
-                    f"{name} looks like a secret, and all who see the job would see it: {rights}"
-                )
+                _refuse_secret(name)
         return table
 
     @pydantic.field_validator("environment")

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 
-from common.console.arguments import Parser, positive_int
+from common.console.arguments import Parser, mask_words, positive_int
 from common.distributed import preemption
 from common.ground.exits import BadInput
 from launch import confirm
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
 
 def _run_all(job: Job) -> list[Row]:
     cases, began = job.plan(), time.monotonic()
-    print(f"{len(cases) + 1} runs of {shlex.join(job.command()[1:])}", flush=True)
+    print(f"{len(cases) + 1} runs of {shlex.join(mask_words(job.command()[1:])[0])}", flush=True)
     print(f"[1/{len(cases) + 1}] {REFERENCE}", flush=True)
     try:
         job.run(Case(REFERENCE))

@@ -4,6 +4,7 @@ import shlex
 import time
 from typing import NamedTuple
 
+from common.console.arguments import mask_words
 from common.run import starts
 from launch import confirm, page
 from launch.prove.evidence import PARTS, Line
@@ -47,7 +48,7 @@ def write(path: str, job: Job, rows: list[Row], verdict: str) -> None:
         rows=rows,
         parts=PARTS,
         unchecked=job.unchecked,
-        command=shlex.join(job.command()[1:]),
+        command=shlex.join(mask_words(job.command()[1:])[0]),
         made=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         facts=facts,
     )

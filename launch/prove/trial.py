@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import psutil
 
+from common.console.arguments import mask_words
 from launch.explain import explain_exit_code
 
 _POLL = 0.005  # seconds: a short job takes a millisecond for a step
@@ -76,4 +77,5 @@ def choose_steps(count: int, first: int, last: int) -> list[float]:
 def _failure(command: list[str], code: int, log: str) -> str:
     with open(log, encoding="utf-8", errors="replace") as file:
         lines = [line.strip() for line in file if line.strip()] or ["it printed nothing"]
-    return f"{' '.join(command[1:])} ended with {code}: {lines[-1] if code > 0 else explain_exit_code(code)}"
+    words, _ = mask_words(command[1:])
+    return f"{' '.join(words)} ended with {code}: {lines[-1] if code > 0 else explain_exit_code(code)}"

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 
+from common.console.arguments import mask_words
 from launch.explain import NEVER_FIRED, TIME_LIMIT, explain_end
 from launch.simulate.commands import Commands
 from launch.simulate.faults import Fault
@@ -73,7 +74,7 @@ class Simulation:
         node.start([(command, environment) for command, environment, _ in processes])
         for (command, _, added), pid in zip(processes, node.pids, strict=True):
             variables = " ".join(f"{name}={shlex.quote(value)}" for name, value in sorted(added.items()))
-            line = f"node {node.index}: pid={pid} {variables} {shlex.join(command)}"
+            line = f"node {node.index}: pid={pid} {variables} {shlex.join(mask_words(command)[0])}"
             log(" ".join(line.split()))
 
     def _read(self) -> None:

@@ -300,3 +300,75 @@ def test_addresses_in_the_settings_and_in_errors_are_masked(parse, capsys):
         exits.say_error(f"--title {address}: no such file")
     printed = capsys.readouterr()
     assert "hunter2" not in printed.out + printed.err and printed.err.count("error: ") == len(OTHERS)
+
+
+SECRET_NAMES = """
+    sk ak SK my-sk pin pat pwd bearer cookie webhook webhook_url header auth hf_token token2 secret
+    db-password passphrase apikey apiKey access_key_id dsn private_key key accessToken X-Amz-Signature
+"""
+HARMLESS = """
+    skip=x task=x keep=x pinned_memory=x pin_memory=x pattern=x max_tokens=512 tokenizer=x author=x monkey=x
+    keypoints=x token_dim=x pad_token=x image_key=x patience=x path=x disk=x header_rows=3 use_auth=true
+"""
+
+
+def test_names_of_secrets():
+    assert [name for name in SECRET_NAMES.split() if not exits.is_secret(name, "x")] == []
+    assert [each for each in HARMLESS.split() if exits.is_secret(*each.split("="))] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "shown", "masked"),
+    [
+        ("--api_key V --lr 0.1", "--api_key *** --lr 0.1", "--api_key"),
+        ("--my-sk=V --SK V", "--my-sk=*** --SK ***", "--my-sk --SK"),
+        ("--ignored V --lr 0.1", "--ignored *** --lr 0.1", "--ignored"),
+        ("-iV --ignored=V -i V", "-i*** --ignored=*** -i ***", "-i --ignored"),
+        ("--db postgres://u:V@h/db /data", "--db postgres://h/db /data", "--db"),
+        (
+            "--hook https://hooks.slack.com/services/T/V",
+            "--hook https://hooks.slack.com/services/T/***",
+            "--hook",
+        ),
+        ("--task V --max_tokens 512 --keep=3", "--task V --max_tokens 512 --keep=3", ""),
+    ],
+)
+def test_words_of_a_command_line_are_masked(words, shown, masked):
+    got = arguments.mask_words(words.split(), ["-i", "--ignored"])
+    assert got == (shown.split(), masked.split())
+
+
+def test_a_value_without_an_option_is_masked():
+    assert arguments.mask_words(["--lr", "0.1", "V", "--a=1", "V"], [NAMELESS])[0] == [
+        "--lr", "0.1", "***", "--a=1", "***",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Bearer hunter2X is wrong", "Authorization: Basic hunter2", "{'api_key': 'hunter2'}", "h?sig=hunter2",
+        "a=token=hunter2==", "https://h/services/T/hunter2", "headers={'X-Api-Token': 'hunter2'}",
+        "https://h/api/webhooks/1/hunter2/",
+    ],
+)  # fmt: skip
+def test_a_secret_in_a_text_is_masked(text):
+    assert "hunter2" not in exits.mask(text) and "***" in exits.mask(text)
+
+
+@pytest.mark.parametrize(
+    "words", [["--pin", "hunter2"], ["-phunter2"], ["--pin=hunter2"], ["--number=hunter2"]]
+)
+def test_an_error_does_not_quote_the_value_of_a_secret_option(words, capsys):
+    def number(text):
+        return int(arguments.secret(text))
+
+    parser = Parser("")
+    parser.add_argument("-p", "--pin", type=int)
+    parser.add_argument("--number", type=number)
+    with pytest.raises(BadInput) as caught:
+        parser.parse_args(words)
+    exits.say_error(str(caught.value))
+    exits.say_traceback(caught.value)
+    printed = capsys.readouterr().err
+    assert "hunter2" not in printed and "invalid" in printed

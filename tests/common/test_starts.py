@@ -10,10 +10,12 @@ from common.run.job import JobParser
 
 def test_a_start_is_one_line_without_credentials(tmp_path, monkeypatch):
     parser = JobParser("")
-    for name in ("--data_url", "--output_dir", "--secret_key"):
+    for name in ("--data_url", "--output_dir", "--secret_key", "--ak", "--pin", "--bearer"):
         parser.add_argument(name)
+    parser.add_argument("--word", type=arguments.secret)
     parser.add_argument("--save_every", type=arguments.interval, default="1epoch")
     given = ["--data_url=redis://user:testing@host/0", f"--output_dir={tmp_path}", "--secret_key=testing"]
+    given += ["--ak=testing1", "--pin", "testing", "--bearer=testing", "--word", "testing"]
     monkeypatch.setattr(sys, "argv", ["/folder/job.py", *given])
     args = parser.parse_args()
     for step in (0, 8):
