@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from common.checkpoint import digest, resume
-from common.checkpoint.files import write_weights
+from common.checkpoint.files import plain_names, write_weights
 from common.checkpoint.nonfinite import Diverged, Guard, Verdict
 from common.checkpoint.optimizer_steps import OptimizerSteps
 from common.checkpoint.saver import Saver, find_infinite
@@ -233,6 +233,7 @@ class Checkpointer:
             name = best
 
         def write(tensors: dict) -> None:
+            tensors = plain_names(model or self.model, tensors)
             if name != best:
                 write_weights(os.path.join(self.output.folder, name), tensors)
             if score > self._state.best:
@@ -321,7 +322,8 @@ class Checkpointer:
         from common.checkpoint import pretrained, weights  # only a run with --weights or --evaluate needs it
 
         arch = getattr(self.args, "arch", None)
-        self.log.info(weights.load(path, self.model, complete, arch))
+        partial = getattr(self.args, "partial_weights", False)
+        self.log.info(weights.load(path, self.model, complete, arch, partial))
         if "ema" in self._state.objects:  # the average begins at, or consists of, these weights
             self._state.objects["ema"].module.load_state_dict(self.model.state_dict())
         line = weights.compare_class_names(path, self._class_names)
@@ -457,8 +459,12 @@ def _add_arguments(parser: JobParser) -> None:
         metavar="auto|never|FILE",
         help="checkpoint to resume from (default: auto, the newest in --output_dir; never without one)",
     )
-    help = "initial weights: best.pth, epoch_<n>.pth, step_<n>.pt (default: none)"
+    help = (
+        "initial weights: best.pth, epoch_<n>.pth, step_<n>.pt, or a file of another program (default: none)"
+    )
     add("--weights", metavar="FILE", help=help)
+    help = "true: use the tensors of --weights that fit, if others do not (default: false)"
+    add("--partial_weights", type=boolean, default=False, help=help)
     add("--evaluate", action="store_true", help="only evaluate the weights of --weights or --resume")
     add("--save_every", type=interval, default="1epoch", help="200 (steps), 90s or 1epoch (default: 1epoch)")
     add("--keep", type=positive_int, default=3, help="newest checkpoints to keep (default: 3)")

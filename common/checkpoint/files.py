@@ -39,7 +39,10 @@ from common.ground.files import (
 )
 from common.run.output import checkpoint_names
 
+CONVERT = "python -c \"import torch; torch.save({}, 'new.pth')\""  # of a state_dict
 _ZIP, _TORCHSCRIPT = b"PK\3\4", "constants.pkl"
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names of tensors
+_OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the first bytes of torch before 1.6
 
 
 class Refused(Exception):
@@ -73,6 +76,20 @@ def write_weights(path: str, weights: dict) -> None:
     with open_atomic(path) as file:
         _save(weights, file)
     sync_folder(os.path.dirname(path))
+
+
+def plain_names(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a model with the names that it has without wrappers of the model or its parts."""
+    parallel = torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel
+    modules = dict(model.named_modules(remove_duplicate=False))
+
+    def plain(name: str) -> str:
+        parts = name.split(".")
+        owners = (modules.get(".".join(parts[:place])) for place in range(len(parts)))
+        pairs = zip(parts, owners, strict=True)
+        return ".".join(each for each, own in pairs if each not in WRAPPERS and not isinstance(own, parallel))
+
+    return {plain(name): each for name, each in state.items()}
 
 
 def verify(path: str) -> dict:
@@ -184,11 +201,21 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True) -> dict:
     except OSError as error:
         raise Refused(f"it cannot be read: {error.strerror}") from error
     if not start.startswith(_ZIP):  # an HTML page shows here that a download has failed
-        raise Refused(f"it begins with {start[:15]!r}, expected {_ZIP!r}: torch.save writes a zip file")
+        reason = f"it begins with {start[:15]!r}, expected {_ZIP!r}: torch.save writes a zip file"
+        if start.startswith(_OLD):
+            reason += "; it is of torch before 1.6: " + CONVERT.format(
+                f"torch.load({path!r}, weights_only=True)"
+            )
+        elif start.startswith(b"version https://git-lfs"):
+            reason += "; it is a pointer of Git LFS: git lfs pull"
+        raise Refused(reason)
     try:
         records = torch._C.PyTorchFileReader(path).get_all_records()  # torch.load reads the same list
         if _TORCHSCRIPT in records:
-            raise Refused("it is a TorchScript archive, a program: save model.state_dict()")
+            script = CONVERT.format(f"torch.jit.load({path!r}).state_dict()")
+            raise Refused(
+                f"it is a TorchScript archive, a program: save model.state_dict(); if you trust it: {script}"
+            )
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(record.file_size for record in archive.infolist())
         if len(records) > most or unpacked > size:  # torch.save does not compress
@@ -203,7 +230,8 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True) -> dict:
     except pickle.UnpicklingError as error:
         raise Refused(
             "torch cannot load it: it is damaged, or holds objects that are not tensors or plain types (save "
-            "model.state_dict(), not the model)"
+            "model.state_dict(), not the model). If you trust it, with its modules on PYTHONPATH: "
+            + CONVERT.format(f"torch.load({path!r}, weights_only=False).state_dict()")
         ) from error
     except Exception as error:  # a damaged file can make torch raise any exception
         raise Refused(f"torch cannot load it: {first_line(error)}") from error

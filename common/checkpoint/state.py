@@ -27,7 +27,7 @@ OPERATION = {
     "local_rank", "processes_per_node", "rank_level", "timeout", "weights", "evaluate", "tracker",
     "early_stopping", "compile", "batch_size_per_gpu", "data", "fp16", "use_dali", "dali_cpu",
     "gather_checkpoints", "grad_checkpointing", "val_image_size", "checkpoint_activations",
-    "checkpoint_format",
+    "checkpoint_format", "partial_weights",
 }  # fmt: skip
 FORMAT = 2
 _COUNTS = ("bad_steps", "bad_in_a_row", "best", "best_of", "highest", "epochs_not_better")  # of a RunState

@@ -1,46 +1,61 @@
 """Load the weights of a file into a model, and compare the names of the classes.
 
-A file of weights is best.pth, epoch_<n>.pth, a checkpoint step_<n>.pt, or the state_dict of a model that was
-wrapped by DistributedDataParallel (module.) or torch.compile (_orig_mod.).
+A file of weights is best.pth, epoch_<n>.pth, a checkpoint step_<n>.pt, or a file of another program: a
+state_dict, a dictionary that holds one, or safetensors. The names of wrappers (checkpoint.WRAPPERS) and one
+prefix of all names, such as Lightning's (model.), are taken off.
 """
 
 import argparse
+import contextlib
 import json
 import math
 import os
-import re
 import warnings
 import zipfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 
 from common.checkpoint import files as checkpoint
 from common.checkpoint import pretrained
 from common.distributed import ranks, sharding
-from common.ground.exits import BadInput, printable
+from common.ground.exits import BadInput, import_optional, printable
 from common.ground.files import opener
 from common.run import output
 from common.run.metrics import CLASSES
 
 _SHOWN = 3  # tensors named in a line
 _MOST = 50_000  # tensors of a file; torch loads them in 4 s
-_WRAPPERS = re.compile(r"(module\.|_orig_mod\.)*")
+_WRAPPERS = (*checkpoint.WRAPPERS, "module")  # the last: of DataParallel, or a module of the user's
+_WHOLE = ("state_dict", "model", "model_state_dict")  # keys of a state_dict in a file of other programs
 _COUNTERS = "num_batches_tracked"  # of BatchNorm; files of old versions of torch do not have it
 
 
-def load(path: str, model: torch.nn.Module, complete: bool = False, arch: str | None = None) -> str:
+def load(
+    path: str,
+    model: torch.nn.Module,
+    complete: bool = False,
+    arch: str | None = None,
+    partial: bool = False,
+) -> str:
     """Load the weights of a file on every rank; rank 0 reads it. Return one line about the loaded tensors.
 
     path: the file; if `arch` is given, also the name of published weights of this network (pretrained.py).
     model: the model that gets the weights.
-    complete: every tensor of the model must be in the file. Otherwise tensors that are missing or have
-        another shape, such as those of a head for other classes, keep their values.
+    complete: every tensor of the model must be in the file. Otherwise a head for another number of classes
+        keeps its values.
     arch: the name of the network.
-    Raises BadInput on every rank if the file cannot be read, or has fewer than half of the model's weights.
+    partial: tensors that are missing, not in the model, or of another shape are no errors either.
+    Raises BadInput on every rank if the file cannot be read or does not fit, and always if it has fewer than
+    half of the model's weights.
     """
     is_name = bool(arch) and pretrained.is_name(arch, path)
-    tensors = ranks.call_on_first(lambda: pretrained.read(str(arch), path) if is_name else read(path))
-    return fill(path, model, tensors, complete)
+    tensors, taken = ranks.call_on_first(
+        lambda: (pretrained.read(str(arch), path), "") if is_name else read(path)
+    )
+    return fill(path, model, tensors, complete, partial, taken, is_name)
 
 
 def file_of(args: argparse.Namespace) -> str | None:
@@ -58,38 +73,88 @@ def file_of(args: argparse.Namespace) -> str | None:
     return args.weights
 
 
-def read(path: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file of weights by name, on the CPU, without the prefixes of wrappers.
+def read(path: str) -> tuple[dict[str, torch.Tensor], str]:
+    """Return (the tensors of a file of weights by name, on the CPU; which of its dictionaries they are, as
+    text, or "").
 
     From a checkpoint it returns the averaged weights (--ema) if there are any. Nothing in the file is
     executed. Raises BadInput.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns about kinds of tensors that are refused below
-            content = checkpoint.load(path, _MOST)
-        if os.path.exists(f"{path}.json"):
-            checkpoint.verify(path)
+        if _is_safetensors(path):
+            reader = import_optional("safetensors.torch", f"{path} needs safetensors", "safetensors")
+            content = reader.load_file(path)
         else:
-            _check_crc(path)
+            # other programs save their options, too; torch before 2.5 cannot allow these
+            allow: Any = getattr(torch.serialization, "safe_globals", contextlib.nullcontext)
+            with warnings.catch_warnings(), allow([argparse.Namespace]):
+                warnings.simplefilter("ignore")  # torch warns about kinds of tensors that are refused below
+                content = checkpoint.load(path, _MOST)
+            if os.path.exists(f"{path}.json"):
+                checkpoint.verify(path)
+            else:
+                _check_crc(path)
     except checkpoint.Refused as error:
-        raise BadInput(f"weights {path}: {error}") from error
-    objects = content.get("objects")
+        raise BadInput(f"weights {path}: {error}{_look_into(path)}") from error
+    except BadInput:
+        raise
+    except Exception as error:  # of safetensors
+        raise BadInput(f"weights {path}: it is damaged: {checkpoint.first_line(error)}") from error
+    objects, taken = content.get("objects"), ""
     if isinstance(objects, dict):
         kept = objects.get("ema") or objects.get("model")
         content = kept if isinstance(kept, dict) else {}
-    tensors = {
-        _bare(name): value
-        for name, value in content.items()
-        if isinstance(name, str) and isinstance(value, torch.Tensor) and name != "n_averaged"
-    }
+    elif inner := {name: each for name, each in content.items() if _tensors(each)}:
+        known = [name for name in _WHOLE if name in inner]
+        if not known and not _tensors(content):
+            known = [*inner] if len(inner) == 1 else []
+            if not known:
+                line = checkpoint.CONVERT.format(f"torch.load({path!r})[{next(iter(inner))!r}]")
+                several = _some([*map(repr, inner)])
+                raise BadInput(f"weights {path}: it holds several networks: {several}; keep one: {line}")
+        if known:
+            content = inner.pop(known[0])
+            others = f" (not of {_some([*map(repr, inner)])})" if inner else ""
+            taken = f" of its {known[0]!r}{others}"
+    tensors = _tensors(content)
     if not tensors:
         names = ", ".join(f"{name!r:.40}" for name in list(content)[:_SHOWN])
         raise BadInput(f"weights {path}: it holds {names or 'nothing'}; expected a state_dict, name: tensor")
     for name, tensor in tensors.items():
         if not _is_dense(tensor):
             raise BadInput(f"weights {path}: {name:.80} is not a dense tensor with all its elements")
-    return tensors
+        if "flat_param" in name.rpartition(".")[2]:
+            raise BadInput(
+                f"weights {path}: {name:.80} is a flat parameter of FSDP: save the whole state_dict "
+                "(StateDictType.FULL_STATE_DICT)"
+            )
+    return tensors, taken
+
+
+def _tensors(value: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a dictionary, name -> tensor, without the count of an averaged model."""
+    return {
+        name: each
+        for name, each in (value.items() if isinstance(value, dict) else ())
+        if isinstance(name, str) and isinstance(each, torch.Tensor) and name != "n_averaged"
+    }
+
+
+def _is_safetensors(path: str) -> bool:
+    """Return whether a file begins as safetensors: the length of a JSON text, 8 bytes, and the text."""
+    with contextlib.suppress(OSError), open(path, "rb", opener=opener) as file:
+        return file.read(9)[8:] == b"{"
+    return False
+
+
+def _look_into(path: str) -> str:
+    """Return the files of weights in a folder, as the end of an error; "" if it is not a folder."""
+    if os.path.exists(os.path.join(path, ".metadata")):
+        tool = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
+        return f"; a distributed checkpoint: {tool} {path} new.pth"
+    names = os.listdir(path) if os.path.isdir(path) else []
+    kept = sorted(name for name in names if name.endswith((".pth", ".pt", ".ckpt", ".bin", ".safetensors")))
+    return f"; name one of its files: {_some(kept)}" if kept else ""
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -111,48 +176,119 @@ def _check_crc(path: str) -> None:
         raise checkpoint.Refused(f"it is damaged: the CRC-32 of {damaged} differs")
 
 
-def _bare(name: str) -> str:
-    return _WRAPPERS.sub("", name, count=1)
-
-
-def fill(path: str, model: torch.nn.Module, tensors: dict[str, torch.Tensor], complete: bool = False) -> str:
+def fill(
+    path: str,
+    model: torch.nn.Module,
+    tensors: dict[str, torch.Tensor],
+    complete: bool = False,
+    partial: bool = False,
+    taken: str = "",
+    published: bool = False,
+) -> str:
     """Load the tensors of read() into a model, as load() does, but in this process only. On the meta device
-    they are only compared with the model."""
-    own = model.state_dict()
-    names = {_bare(name): name for name in own}
+    they are only compared with the model. published: tensors of the file may be left over."""
+    own = {name: each for name, each in model.state_dict().items() if isinstance(each, torch.Tensor)}
+    given, unused, note = match(path, own, tensors)
 
     def fits(name: str) -> bool:
-        there, here = tensors[name], own[names[name]]  # a counter may be of any real type
+        there, here = given[name], own[name]  # a counter may be of any real type
         is_kind = there.is_floating_point() or not here.is_floating_point()
         return is_kind and there.is_complex() == here.is_complex() and there.shape == here.shape
 
-    same = [name for name in names if name in tensors and fits(name)]
-    other = [
-        f"{name} {_kind(tensors[name])} in the file, {_kind(own[names[name]])} in the model"
-        for name in names
-        if name in tensors and not fits(name)
-    ]
-    missing = [name for name in names if name not in tensors and not name.endswith(_COUNTERS)]
-    unused = [name for name in tensors if name not in names]
-    line = f"weights from {path}: {len(same)} of {len(names)} tensors"
-    differences = {"different shape": other, "not in the file": missing, "not in the model": unused}
+    same = [name for name in own if name in given and fits(name)]
+    other = [name for name in own if name in given and not fits(name)]
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    tied = {id(parameters[name]) for name in same if name in parameters}  # safetensors hold them once
+    lost = [name for name in own if name not in given and id(parameters.get(name)) not in tied]
+    missing = [name for name in lost if not name.endswith(_COUNTERS)]
+    line = f"weights from {path}: {len(own) - len(lost) - len(other)} of {len(own)} tensors{taken}{note}"
+    shapes = [f"{name} {_kind(given[name])} in the file, {_kind(own[name])} in the model" for name in other]
+    differences = {"different shape": shapes, "not in the file": missing, "not in the model": unused}
     for text, several in differences.items():
         if several:
             line += f"; {text}: {_some(several)}"
-    matrices = [name for name in names if own[names[name]].ndim > 1] or list(names)
+    matrices = [name for name in own if own[name].ndim > 1] or list(own)
     if 2 * len(set(same) & set(matrices)) < len(matrices):
-        raise BadInput(f"{line}: they belong to another network")
-    if complete and (other or missing):
-        raise BadInput(f"{line}: expected all of them")
-    parameters = dict(model.named_parameters())
+        new = f"{{name.replace('OLD', 'NEW'): each for name, each in torch.load({path!r}).items()}}"
+        raise BadInput(
+            f"{line}: they belong to another network, or to one of other names: "
+            + checkpoint.CONVERT.format(new)
+        )
+    left = [name for name in unused if tensors[name].is_floating_point()] if not published else []
+    if complete and (other or missing or left):
+        raise BadInput(f"{line}: expected all of them, and no others")
+    if not partial and (missing or left or not _is_head(model, own, {name: given[name] for name in other})):
+        raise BadInput(
+            f"{line}: expected all of them, apart from a head for another number of classes; "
+            "--partial_weights true uses those that fit"
+        )
     for name in same:  # a buffer may be infinite, for example a mask
-        values = tensors[name] if tensors[name].is_complex() else tensors[name].float()
-        if not (values.isfinite() if names[name] in parameters else ~values.isnan()).all():
+        values = given[name] if given[name].is_complex() else given[name].float()
+        if not (values.isfinite() if name in parameters else ~values.isnan()).all():
             raise BadInput(f"weights {path}: {name} holds NaN or infinity")
     if not any(tensor.is_meta for tensor in own.values()):
-        loaded = sharding.shard({names[name]: tensors[name] for name in same}, own)
+        loaded = sharding.shard({name: given[name] for name in same}, own)
         model.load_state_dict(loaded, strict=False)
     return f"{line}; the rest keeps its initial values" if other or missing else line
+
+
+def match(
+    path: str, own: Iterable[str], tensors: dict[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], list[str], str]:
+    """Return (tensors by the names of a model, the names that are left over, the prefix that was taken off as
+    text or "").
+
+    own: the names of the model's tensors. The names of wrappers are taken off on both sides if more names are
+    equal then: a module of the user's may have the name of a wrapper. Raises BadInput if this is ambiguous.
+    """
+    own, most, fit, here, there = list(own), 0, [""], {}, {}
+    for wrappers in ((), _WRAPPERS):
+        ours, theirs = ({_bare(name, wrappers): name for name in names} for names in (own, tensors))
+        if len(ours) < len(own) or len(theirs) < len(tensors):
+            if most < len(own):
+                twice = {*(own if len(ours) < len(own) else tensors)} - {*ours.values(), *theirs.values()}
+                raise BadInput(
+                    f"weights {path}: without the names of wrappers two tensors are {_some([*twice])}"
+                )
+            continue
+        depth = max((name.count(".") for name in ours), default=0)
+        count = Counter(start for name in theirs for start, end in _splits(name, depth) if end in ours)
+        top = max(count.values(), default=0)
+        starts = [start for start in count if count[start] == top]
+        starts = [""] if "" in starts or 2 * top <= len(own) else starts
+        if count[starts[0]] > most:
+            most, fit, here, there = count[starts[0]], starts, ours, theirs
+    if len(fit) > 1:
+        raise BadInput(f"weights {path}: several networks in it have these names: {_some(fit)}; expected one")
+    names = {here[name]: there[fit[0] + name] for name in here if fit[0] + name in there}
+    used = {*names.values()}
+    note = f" without the prefix {fit[0]!r:.80}" if _bare(fit[0], _WRAPPERS) else ""
+    given = {name: tensors[each] for name, each in names.items()}
+    return given, [name for name in tensors if name not in used], note
+
+
+def _bare(name: str, wrappers: tuple[str, ...]) -> str:
+    return ".".join(part for part in name.split(".") if part not in wrappers) if wrappers else name
+
+
+def _splits(name: str, depth: int) -> Iterator[tuple[str, str]]:
+    """Yield (prefix, rest) of a name, where the rest has at most `depth` dots."""
+    for dots in range(min(depth, name.count(".")) + 1):
+        rest = ".".join(name.rsplit(".", dots + 1)[-dots - 1 :])
+        yield name.removesuffix(rest), rest
+
+
+def _is_head(model: torch.nn.Module, own: dict, other: dict[str, torch.Tensor]) -> bool:
+    """Return whether tensors of other shapes differ in the number of classes only: it is the first dimension
+    of all of them. A vocabulary is no head: its tokens have other numbers."""
+    sizes = set()
+    for name, there in other.items():
+        here, owner = own[name], model.get_submodule(name.rpartition(".")[0])
+        is_kind = there.is_floating_point() and min(there.ndim, here.ndim) > 0
+        if not is_kind or there.shape[1:] != here.shape[1:] or isinstance(owner, torch.nn.Embedding):
+            return False
+        sizes.add((len(there), len(here)))
+    return len(sizes) < 2
 
 
 def _kind(tensor: torch.Tensor) -> str:

@@ -70,7 +70,7 @@ def load(
     unknown, or if the weights belong to another network.
     """
     path = os.path.join(path, "best.pth") if os.path.isdir(path) else path
-    tensors = weights.read(path)
+    tensors, _ = weights.read(path)
     folder = weights.run_folder(path)
     given = {"arch": arch, "image_size": image_size, "val_image_size": image_size}
     settings = _read_settings(folder, given, bool(model))
@@ -99,7 +99,8 @@ def load(
         options = "--arch and --image_size, or --model FILE.py:FUNCTION"
         raise BadInput(f"{path}: {starts.FILE} next to it names no network: add {options}")
     first, dim = next(iter(models.head(make).items()), ("", 0))
-    shape = tensors[first].shape if first in tensors else ()
+    own, *_ = weights.match(path, models.on_meta(lambda: make(2)).state_dict(), tensors)
+    shape = own[first].shape if first in own else ()
     if dim >= len(shape) or 0 in shape:
         raise BadInput(f"{path}: no classifier weights of {name}: the file is of another network")
     count = shape[dim]

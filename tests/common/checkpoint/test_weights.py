@@ -1,5 +1,6 @@
 """Files of weights load if they fit, are reported if they fit in part, and are refused otherwise."""
 
+import argparse
 import io
 import json
 import os
@@ -31,11 +32,19 @@ def _prefixed(prefix: str):
     return lambda state: {f"{prefix}{name}": tensor for name, tensor in state.items()}
 
 
+def _wrapped_part(state: dict, wrapper: str) -> dict:
+    return {name.replace("2.", f"2.{wrapper}.", 1) if name[0] == "2" else name: state[name] for name in state}
+
+
 FORMS = {
     "best.pth": dict,
     "DistributedDataParallel": _prefixed("module."),
     "torch.compile": _prefixed("_orig_mod."),
     "both": _prefixed("module._orig_mod."),
+    "torch.compile of a part": lambda state: _wrapped_part(state, "_orig_mod"),
+    "FSDP of a part": lambda state: _wrapped_part(state, "_fsdp_wrapped_module"),
+    "activation checkpointing": lambda state: _wrapped_part(state, "_checkpoint_wrapped_module"),
+    "DataParallel of a part": lambda state: _wrapped_part(state, "module"),
     "averaged": lambda state: {"n_averaged": torch.tensor(3)} | _prefixed("module.")(state),
     "before BatchNorm counted": lambda state: {
         name: tensor for name, tensor in state.items() if not name.endswith("num_batches_tracked")
@@ -111,16 +120,129 @@ def test_a_file_of_the_modelarts_sample(tmp_path):
     torch.testing.assert_close(model.eval()(images), sample.eval()(images), rtol=1e-4, atol=1e-4)
 
 
+DICTIONARIES = {  # content of a file of another program: the end of the line
+    "NVIDIA": (lambda state: {"epoch": 3, "state_dict": _prefixed("module.")(state)}, " of its 'state_dict'"),
+    "torchvision": (
+        lambda state: {"model": state, "optimizer": {"state": {}}, "args": argparse.Namespace(lr=0.1)},
+        " of its 'model'",
+    ),
+    "torch's ImageNet": (
+        lambda state: {"best_acc1": torch.ones(()), "state_dict": state}, " of its 'state_dict'"
+    ),
+    "timm": (
+        lambda state: {"state_dict": state, "state_dict_ema": _model().state_dict()},
+        " of its 'state_dict' (not of 'state_dict_ema')",
+    ),
+    "Lightning": (
+        lambda state: {"state_dict": _prefixed("model.")(state), "epoch": 3},
+        " of its 'state_dict' without the prefix 'model.'",
+    ),
+    "one": (lambda state: {"generator": state}, " of its 'generator'"),
+    "prefix": (_prefixed("backbone.net."), " without the prefix 'backbone.net.'"),
+    "prefix and part": (
+        lambda state: _prefixed("net.")(_wrapped_part(state, "_orig_mod")), " without the prefix 'net.'"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", DICTIONARIES)
+def test_dictionaries_of_other_programs(tmp_path, form):
+    path, model, source = str(tmp_path / "file.pt"), _model(), _model()
+    change, end = DICTIONARIES[form]
+    if form == "torchvision" and not hasattr(torch.serialization, "safe_globals"):
+        pytest.skip("torch before 2.5 refuses it")
+    torch.save(change(source.state_dict()), path)
+    assert weights.load(path, model, True) == f"weights from {path}: 11 of 11 tensors{end}"
+    assert _same(model.state_dict(), source.state_dict())
+
+
+def test_safetensors(tmp_path):
+    torch_file = pytest.importorskip("safetensors.torch")
+    path, model, source = str(tmp_path / "model.safetensors"), _model(), _model()
+    source[2].weight = model[2].weight  # both have a tied pair below
+    state = source.state_dict()
+    torch_file.save_file(state, path)
+    assert weights.load(path, model, True).endswith("11 of 11 tensors")
+    assert _same(model.state_dict(), state)
+    tied = nn.ModuleDict({"embed": nn.Embedding(4, 8), "head": nn.Linear(8, 4, bias=False)})
+    tied.head.weight = tied.embed.weight
+    torch_file.save_file({"embed.weight": torch.ones(4, 8)}, path)
+    assert weights.load(path, tied, True).endswith(": 2 of 2 tensors")
+    assert torch.equal(tied.head.weight, torch.ones(4, 8))
+    with open(path, "r+b") as file:
+        file.truncate(os.path.getsize(path) - 1)
+    with pytest.raises(BadInput, match="it is damaged: SafetensorError"):
+        weights.load(path, model)
+
+
+def test_names_that_are_not_clear_are_refused(tmp_path):
+    path, state = str(tmp_path / "best.pth"), _model().state_dict()
+    both = _prefixed("student.")(state) | _prefixed("teacher.")(state)
+    twice = {"0._orig_mod.weight": state["0.weight"], "0.module.weight": state["0.weight"]}
+    rest = {name: each for name, each in state.items() if name != "0.weight"}
+    files = {
+        "several networks in it .*student., teacher.": both,
+        "it holds several networks: 'student', 'teacher'; keep one": {"student": state, "teacher": state},
+        r"without the names of wrappers two tensors are 0.(_orig_mod|module).weight$": twice | rest,
+        "is a flat parameter of FSDP": {"_fsdp_wrapped_module._flat_param": torch.zeros(99)},
+    }
+    for message, content in files.items():
+        torch.save(content, path)
+        with pytest.raises(BadInput, match=message):
+            weights.load(path, _model())
+
+
+def test_a_module_with_the_name_of_a_wrapper(tmp_path):
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module, self.weight = nn.Linear(2, 2, bias=False), nn.Parameter(torch.ones(2, 2))
+
+    path = str(tmp_path / "best.pth")
+    for change in (dict, _prefixed("module."), _prefixed("_orig_mod.")):
+        source, model = Own(), Own()
+        torch.save(change(source.state_dict()), path)
+        weights.load(path, model, True)
+        assert _same(model.state_dict(), source.state_dict())
+
+
+def test_a_part_that_fits_needs_an_option(tmp_path):
+    path, source = str(tmp_path / "best.pth"), _model()
+    state = source.state_dict()
+    rest = {name: each for name, each in state.items() if name != "2.bias"}
+    for content, names in (
+        (rest, "not in the file: 2.bias"),
+        (state | {"4.weight": torch.ones(2)}, "not in the model: 4.weight"),
+        (state | {"0.weight": torch.ones(8, 1)}, r"different shape: 0.weight \[8, 1\] in the file"),
+        (state | {"0.bias": torch.ones(9), "3.bias": torch.ones(5)}, "different shape: 0.bias"),
+    ):
+        torch.save(content, path)
+        with pytest.raises(BadInput, match=f"{names}.* --partial_weights true uses those that fit"):
+            weights.load(path, _model())
+        model = _model()
+        weights.load(path, model, partial=True)
+        assert torch.equal(model[2].weight, source[2].weight)
+        with pytest.raises(BadInput, match=f"{names}.* expected all of them, and no others"):
+            weights.load(path, _model(), complete=True, partial=True)
+    deep, flat = (nn.Sequential(*[nn.Linear(4, 4) for _ in range(count)]) for count in (3, 2))
+    torch.save(deep.state_dict(), path)
+    with pytest.raises(BadInput, match=r"4 of 4 tensors; not in the model: 2.weight, 2.bias: expected all"):
+        weights.load(path, flat)
+    words = [nn.Sequential(nn.Embedding(count, 4), nn.Linear(4, 4), nn.Linear(4, 4)) for count in (9, 8)]
+    torch.save(words[0].state_dict(), path)
+    with pytest.raises(BadInput, match=r"different shape: 0.weight \[9, 4\]"):
+        weights.load(path, words[1])
+
+
 def test_another_head_is_reported_and_left_as_it_is(tmp_path):
     path, source, model = str(tmp_path / "best.pth"), _model(classes=9), _model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    torch.save(source.state_dict() | {"aux.weight": torch.zeros(2)}, path)
+    torch.save(source.state_dict(), path)
     with pytest.raises(BadInput, match=r"9 of 11 tensors; .* shape: 3.weight \[9, 8\] in the file, \[4"):
         weights.load(path, model, complete=True)
     assert _same(model.state_dict(), before)
     line = weights.load(path, model)
     assert "; different shape: 3.weight [9, 8] in the file, [4, 8] in the model, 3.bias [9]" in line
-    assert "not in the model: aux.weight" in line
     head = {"3.weight", "3.bias"}
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name] if name in head else source.state_dict()[name]), name
@@ -163,10 +285,20 @@ def test_other_files_are_one_line_and_nothing_is_executed(tmp_path):
         "cut": (whole[:-500], "torch cannot load it|it is damaged"),
         "flipped": (bytes(flipped), "it is damaged: the CRC-32 of .* differs"),
         "pickle": (pickle.dumps(Hostile(open, executed, "w")), "expected b'PK"),
-        "old": (_saved(_model().state_dict(), _use_new_zipfile_serialization=False), "expected b'PK"),
-        "torchscript": (_torchscript(_model()), "it is a TorchScript archive"),
+        "old": (
+            _saved(_model().state_dict(), _use_new_zipfile_serialization=False),
+            r"it is of torch before 1.6: python -c .*torch.save\(torch.load\(.*old', weights_only=True\)",
+        ),
+        "LFS": (
+            b"version https://git-lfs.github.com/spec/v1\noid",
+            "it is a pointer of Git LFS: git lfs pull",
+        ),
+        "torchscript": (
+            _torchscript(_model()),
+            r"it is a TorchScript archive.*torch.jit.load\(.*\).state_dict",
+        ),
         "hostile": (_saved({"a": Hostile(open, executed, "w")}), r"save model.state_dict\(\)"),
-        "module": (_saved(_model()), r"save model.state_dict\(\)"),
+        "module": (_saved(_model()), r"save model.state_dict\(\).*weights_only=False\).state_dict\(\)"),
         "list": (_saved([torch.zeros(2)]), "it holds a list"),
         "other": (_saved({"epoch": 3, "lr": 0.1}), "it holds 'epoch', 'lr'; expected a state_dict"),
         "nothing": (_saved({}), "it holds nothing; expected a state_dict"),
@@ -179,7 +311,11 @@ def test_other_files_are_one_line_and_nothing_is_executed(tmp_path):
             weights.load(str(path), _model())
     with pytest.raises(BadInput, match="No such file"):
         weights.load(str(tmp_path / "none"), _model())
-    with pytest.raises(BadInput, match="Is a directory"):
+    (tmp_path / "best.pth").write_bytes(whole)
+    with pytest.raises(BadInput, match=r"Is a directory; name one of its files: best.pth"):
+        weights.load(str(tmp_path), _model())
+    (tmp_path / ".metadata").touch()
+    with pytest.raises(BadInput, match=r"a distributed checkpoint: python -m torch.distributed.checkpoint"):
         weights.load(str(tmp_path), _model())
     assert not os.path.exists(executed)
     checkpoint.write(str(tmp_path / "step_1.pt"), {"objects": {"model": _model().state_dict()}}, step=1)
@@ -264,9 +400,10 @@ def test_archives_that_take_more_than_their_size(tmp_path, monkeypatch):
 def test_prefixes_and_names_of_any_length(tmp_path, capsys):
     path, source, model = str(tmp_path / "best.pth"), _model(), _model()
     torch.save(_prefixed("module." * 10**6)(dict([*source.state_dict().items()][:1])), path)
-    assert [*weights.read(path)] == ["0.weight"]
+    tensors, _ = weights.read(path)
+    assert [*weights.match(path, model.state_dict(), tensors)[0]] == ["0.weight"]
     torch.save(source.state_dict() | {"\x1b[31m\n" + "x" * 10**6: torch.zeros(1)}, path)
-    line = weights.load(path, model)
+    line = weights.load(path, model, partial=True)
     assert line.isprintable() and len(line) < 1000
 
 
@@ -304,3 +441,26 @@ def test_names_of_classes_are_compared(tmp_path):
     for text in ('{"a": 1}', "3", "[", ""):
         (tmp_path / "classes.json").write_text(text)
         assert said("cat", "dog") == ""
+
+
+def test_weights_are_saved_with_the_names_of_the_module(tmp_path):
+    """A block of a user's job may wrap the model or a part of it."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = _model()
+
+    plain = _model()
+    part, nested = _model(), Own()
+    part[2], part[0] = torch.compile(part[2]), checkpoint_wrapper(part[0])
+    nested.module[2] = nn.DataParallel(torch.compile(nested.module[2]))
+    for model, prefix in (
+        (plain, ""), (torch.compile(plain), ""), (nn.DataParallel(torch.compile(plain)), ""), (part, ""),
+        (nested, "module."),
+    ):  # fmt: skip
+        names = checkpoint.plain_names(model, model.state_dict())
+        assert [*names] == [f"{prefix}{name}" for name in plain.state_dict()]
+        torch.save(names, tmp_path / "best.pth")
+        assert weights.load(str(tmp_path / "best.pth"), model, True).endswith("11 of 11 tensors")
