@@ -13,11 +13,12 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
+from common.distributed import ranks
 from common.ground import accelerator
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, print_line
 from common.run.metrics import check_map_style, class_names_of
-from datasets.data_fingerprint import fingerprint, hash_rows, hash_value
-from datasets.loaders.engines.workers import WorkerEngine, Workers
+from datasets.data_fingerprint import find_unstable, fingerprint, hash_rows, hash_value
+from datasets.loaders.engines.workers import WorkerEngine, Workers, check_connections
 from datasets.loaders.loader import Copy, Loader, Stage
 from datasets.sampling import generators
 from datasets.sampling.philox import Operation, draw
@@ -51,6 +52,7 @@ def map_style_loader(
     fetcher = Fetcher(dataset, collate_fn)
     if isinstance(workers, int):
         workers = Workers(workers, accelerator.has_streams(device))
+    fetcher.look(workers)
     plan = Plan(Index(fetcher), sampler, draw_seeds)
     return Loader(MapStyle(workers, fetcher), plan, device, to_device=MoveToDevice(device))
 
@@ -102,8 +104,32 @@ class Fetcher:
     @functools.cached_property
     def fingerprint(self) -> str:
         """A digest of the samples and their targets."""
+        return self._look()[0]
+
+    def look(self, workers: Workers) -> None:
+        """Compute the fingerprint, in a worker if there are some. Warn if an item differs when it is read
+        again. Raises BadInput if workers would share a connection of the dataset."""
+        if workers.forks:
+            check_connections({"dataset": self.dataset, "collate_fn": self.collate_fn}, "")
+        self.__dict__["fingerprint"], self._draws, changed = workers.call(self._look)
+        if changed is not None and ranks.is_first():
+            print_line(
+                f"warning: sample {changed} of {self._name} differs when it is read again with the same seed: "
+                "it depends on something that is not seeded, such as a counter, the time, os.urandom or a new "
+                "numpy.random.default_rng(). Restarts, and other numbers of workers, will not be exact. Draw "
+                "from the global generators of torch, NumPy or random"
+            )
+
+    def _look(self, batch: Any = None, size: int = 0) -> tuple[str, bool, int | None]:
+        """Return (fingerprint; whether an item draws random numbers; the first sample that differs when it is
+        read again, or None). batch, size: not used."""
+        read = lambda ids: self.items(ids, draw_seeds(None, ids, 0, 0).seed)  # noqa: E731
         with generators.restored():
-            return fingerprint(self.dataset, lambda ids: self.items(ids, draw_seeds(None, ids, 0, 0).seed))
+            return fingerprint(self.dataset, read), self._draws, find_unstable(self.dataset, read)
+
+    @property
+    def _name(self) -> str:
+        return type(self.dataset).__name__
 
     def __call__(self, batch: Batch, size: int = 0) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return (labels for the receipt, int64 [n]; (inputs, targets)) of a batch. size: not used."""
@@ -179,7 +205,8 @@ class MapStyle(WorkerEngine):
 
     def __init__(self, workers: Any, fetcher: Fetcher):
         super().__init__(workers, fetcher)
-        self.example, self.collate_fn, self.items = fetcher.example, fetcher.collate_fn, fetcher.items
+        self.example = lambda count: workers.call(lambda *_: fetcher.example(count))
+        self.collate_fn, self.items = fetcher.collate_fn, fetcher.items
 
     def run(self, plan: Plan) -> Any:
         """Yield each batch with its (inputs, targets). Its labels are digests of the targets."""

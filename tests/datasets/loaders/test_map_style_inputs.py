@@ -1,0 +1,133 @@
+"""What a Dataset of your own may hold and return: open files, unseeded numbers, items that are no batch."""
+
+import os
+import socket
+import sqlite3
+import time
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset
+
+from common.ground.exits import BadInput
+from datasets.loaders.engines.map_style import map_style_loader
+from datasets.sampling.sampler import BatchSampler
+
+CPU = torch.device("cpu")
+SIZE, ITEM = 200, 16384  # an item is larger than the buffer of a file
+
+
+class Items(Dataset):
+    """A data set of what a function returns for a number."""
+
+    def __init__(self, item, size=SIZE, **held):
+        self.item, self.size, self.held = item, size, held
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, id):
+        return self.item(self, id)
+
+
+def loader(dataset, workers=0, batch=8, **options):
+    return map_style_loader(dataset, BatchSampler(len(dataset), batch, 0, 1), CPU, workers=workers, **options)
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "items.bin"
+    path.write_bytes(b"".join(np.full(ITEM // 4, id, np.int32).tobytes() for id in range(SIZE)))
+    with zipfile.ZipFile(tmp_path / "items.zip", "w") as archive:
+        for id in range(SIZE):
+            archive.writestr(str(id), np.full(ITEM // 4, id, np.int32).tobytes())
+    return path
+
+
+def _seek(data, id):
+    data.held["file"].seek(id * ITEM)
+    time.sleep(1e-3)  # another worker moves the position, if it is shared
+    return torch.from_numpy(np.fromfile(data.held["file"], np.int32, ITEM // 4)), id
+
+
+def _seek_later(data, id):
+    if "file" not in data.held:
+        data.held["file"] = open(data.held["path"], "rb", buffering=0)
+    return _seek(data, id)
+
+
+def _unzip(data, id):
+    return torch.from_numpy(np.frombuffer(data.held["file"].read(str(id)), np.int32).copy()), id
+
+
+@pytest.mark.parametrize("kind", ["constructor", "list", "later", "zip", "raw"])
+def test_each_worker_reads_the_bytes_of_its_own_samples_from_a_file_that_is_open(path, kind):
+    if kind == "zip":
+        dataset = Items(_unzip, file=zipfile.ZipFile(path.with_suffix(".zip")))
+    elif kind == "later":
+        dataset = Items(_seek_later, path=path)
+    elif kind == "raw":
+        number = os.open(path, os.O_RDONLY)
+        dataset = Items(lambda data, id: (_raw(number, id), id))
+    else:
+        dataset = Items(_seek, file=open(path, "rb", buffering=0 if kind == "list" else -1))
+    with loader(Subset(dataset, range(SIZE)), workers=2) as batches:
+        wrong = [ids[(inputs != ids[:, None]).any(1)].tolist() for inputs, ids in batches]
+    assert sum(wrong, []) == []
+
+
+def _raw(number, id):
+    os.lseek(number, id * ITEM, os.SEEK_SET)
+    time.sleep(1e-3)
+    return torch.from_numpy(np.frombuffer(os.read(number, ITEM), np.int32).copy())
+
+
+def test_a_connection_that_workers_would_share_is_named(tmp_path):
+    database = sqlite3.connect(tmp_path / "x.db")
+    database.execute("create table items(id)")
+    ends = [socket.create_server(("127.0.0.1", 0))]
+    ends.append(socket.create_connection(ends[0].getsockname()))
+    pipe = os.fdopen(os.pipe()[0], "rb")
+    memory = sqlite3.connect(":memory:")
+
+    def item(data, id, default=pipe):
+        return torch.zeros(1), id
+
+    for held, name in (
+        ({"a": [database]}, r"held\.a\.0 .*Connection"),
+        ({"a": ends[1]}, r"held\.a .*socket"),
+    ):
+        with pytest.raises(BadInput, match=rf"dataset\.dataset\.{name}.*__getitem__.*--workers 0"):
+            loader(Subset(Items(lambda data, id: (torch.zeros(1), id), **held), range(9)), workers=1, batch=3)
+    with pytest.raises(BadInput, match="a pipe"):
+        loader(Items(item), workers=1)
+    for held, workers in (({"a": database}, 0), ({"a": memory, "b": ends[0]}, 1)):
+        with loader(Items(lambda data, id: (torch.zeros(1), id), **held), workers) as batches:
+            assert len(list(batches)) == len(batches)
+
+
+def _count(data, id):
+    data.held["count"] = data.held.get("count", 0) + 1
+    return torch.tensor([data.held["count"]]), id
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_item_that_draws_from_what_is_not_seeded_is_named_at_the_start(workers, capsys):
+    silent = (
+        lambda data, id: (torch.rand(1) + np.random.rand(), id),
+        lambda data, id: data.held.setdefault(id, (torch.zeros(2), id)),  # kept after the first read
+    )
+    for item in silent:
+        loader(Items(item), workers).close()
+    assert capsys.readouterr().out == ""
+    drawn = (
+        lambda data, id: (torch.tensor(list(os.urandom(8))), id),
+        lambda data, id: (torch.tensor(np.random.default_rng().random()), id),
+        _count,
+    )
+    for item in drawn:
+        loader(Items(item), workers).close()
+        line = capsys.readouterr().out
+        assert line.startswith("warning: sample 0 of Items differs") and line.count("\n") == 1
