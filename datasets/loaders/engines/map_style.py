@@ -114,9 +114,9 @@ class Fetcher:
         self.__dict__["fingerprint"], self._draws, changed = workers.call(self._look)
         if changed is not None and ranks.is_first():
             print_line(
-                f"warning: sample {changed} of {self._name} differs when it is read again with the same seed: "
-                "it depends on something that is not seeded, such as a counter, the time, os.urandom or a new "
-                "numpy.random.default_rng(). Restarts, and other numbers of workers, will not be exact. Draw "
+                f"warning: sample {changed} of {self._name} differs when it is read twice with one seed: it "
+                "depends on something that is not seeded, such as a counter, the time, os.urandom or a new "
+                "numpy.random.default_rng(). A restart or another number of workers will not be exact. Draw "
                 "from the global generators of torch, NumPy or random"
             )
 

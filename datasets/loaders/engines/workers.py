@@ -23,8 +23,7 @@ from datasets.loaders.loader import Images
 from datasets.sampling import generators
 from datasets.sampling.sampler import Batch, Plan
 
-
-# A connection that a forked process must not use. Files are opened again, see _reopen_files().
+# connections that a forked process must not use; files are opened again, see _reopen_files().
 _CONNECTIONS = {"sqlite3": "Connection", "lmdb": "Environment", "psycopg": "Connection",
                 "psycopg2.extensions": "connection"}  # fmt: skip
 _SAFE = {"redis", "asyncio", "logging"}  # packages whose objects notice the fork, or which no item reads
@@ -179,8 +178,8 @@ def check_connections(owner: Any, name: str) -> None:
     if found := generators.search(owner, name, _connection):
         path, _, kind = found[0]
         raise BadInput(
-            f"{path} is an open {kind}: the worker processes would share it, and get each other's data. Open "
-            "it at the first use in __getitem__, not in the constructor; or read without workers (--workers 0)"
+            f"{path} is an open {kind}: the workers would share it, and get each other's data. Open it at "
+            "the first use in __getitem__, not in the constructor; or read without workers (--workers 0)"
         )
 
 
@@ -195,11 +194,10 @@ def _connection(value: Any) -> str:
         is_pipe = value.readable() and value.fileno() > 2 and stat.S_ISFIFO(os.fstat(value.fileno()).st_mode)
         return f"{kind}, a pipe" if is_pipe else ""
     for module, name in _CONNECTIONS.items():
-        if isinstance(value, getattr(sys.modules.get(module), name, ())):
-            in_memory = module == "sqlite3" and not any(
-                row[2] for row in value.execute("pragma database_list")
-            )
-            return "" if in_memory else kind
+        known: Any = getattr(sys.modules.get(module), name, ())
+        if isinstance(value, known):
+            files = value.execute("pragma database_list") if module == "sqlite3" else [(0, "", kind)]
+            return kind if any(file for _, _, file in files) else ""  # otherwise it is in memory
     return ""
 
 
