@@ -1,6 +1,7 @@
 """What a Dataset of your own may hold and return: open files, unseeded numbers, items that are no batch."""
 
 import os
+import re
 import socket
 import sqlite3
 import time
@@ -9,8 +10,10 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import Dataset, Subset
 
+from common.ground import exits
 from common.ground.exits import BadInput
 from datasets.loaders.engines.map_style import map_style_loader
 from datasets.sampling.sampler import BatchSampler
@@ -131,3 +134,66 @@ def test_an_item_that_draws_from_what_is_not_seeded_is_named_at_the_start(worker
         loader(Items(item), workers).close()
         line = capsys.readouterr().out
         assert line.startswith("warning: sample 0 of Items differs") and line.count("\n") == 1
+
+
+X = torch.zeros(3, 8, 8)
+NO_BATCH = {
+    "size": (lambda id: (torch.zeros(3, 8 + id // 5, 8), 0), "sample 5 .*3, 9, 8.*3, 8, 8.*pad"),
+    "none": (lambda id: None if id == 5 else (X, 0), "sample 5 of Items is None"),
+    "pil": (lambda id: (Image.new("RGB", (8, 8)), 0), r"PIL image RGB \(8, 8\).*ToTensor"),
+    "object": (lambda id: (np.array([X, None], object), 0), r"object \[2\].*array of numbers"),
+    "key": (lambda id: {"x": X, "label": 0} | ({"y": X} if id == 5 else {}), "sample 5 .*y: float32"),
+    "no key": (lambda id: ({"x": X} if id < 5 else {}, 0), "sample 5 "),
+    "ragged": (lambda id: ([0] * (1 + id // 5), 0), r"sample 5 .*\(int, int\)"),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", NO_BATCH)
+def test_items_that_are_no_batch_are_named_with_the_way_out(kind, workers):
+    item, expected = NO_BATCH[kind]
+    batches = loader(Items(lambda data, id: item(id), 6), workers, batch=6)
+    with batches, pytest.raises(BadInput, match=f"(?s)^(?=sample ).*{expected}.*collate_fn$") as error:
+        list(batches)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_the_users_code_keeps_its_traceback_and_gets_the_samples_number(workers):
+    def fail(data, id):
+        raise OSError("bad file")
+
+    with pytest.raises(RuntimeError, match=r"sample 0 of Items raised OSError\('bad file'\)"):
+        loader(Items(fail), workers)
+    rows = Items(lambda data, id: (X, 0), 8)
+    batches = loader(rows, workers, collate_fn=lambda items: items[0].nothing)
+    with batches, pytest.raises(RuntimeError, match=r"collate_fn raised Attribute.* for samples \[\d+, "):
+        list(batches)
+
+
+def _loss(inputs, targets):
+    outputs = torch.nn.Linear(4, 3)(inputs)
+    if isinstance(targets, torch.Tensor) and targets.is_floating_point():
+        return torch.nn.functional.mse_loss(outputs[:, 0], targets)
+    return torch.nn.functional.cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    "item, expected",
+    [
+        ((torch.zeros(4, dtype=torch.float64), 0), r"inputs float64 \[1, 4\]"),
+        ((torch.zeros(4, dtype=torch.uint8), 0), r"inputs uint8"),
+        ((np.arange(4), 0), r"inputs int64"),
+        ((torch.zeros(4), torch.tensor(0, dtype=torch.int32)), r"targets int32 \[1\]"),
+        ((torch.zeros(4), 0.5), r"targets float64 \[1\]"),
+        ((torch.zeros(4), "cat"), r"targets \(str\)"),
+        ((torch.zeros(4), 3), r"has the target 3"),
+    ],
+)
+def test_an_error_of_the_model_or_the_loss_names_the_sample_whose_type_or_target_is_the_cause(item, expected):
+    batches = loader(Items(lambda data, id: item, 8))
+    [[inputs, targets]] = batches
+    with pytest.raises((RuntimeError, IndexError, TypeError)) as error:
+        _loss(inputs, targets).backward()
+    assert re.search(rf"sample \d of Items .*{expected}", exits.explain(error.value))
+    assert exits.explain(RuntimeError("mat1 and mat2 shapes cannot be multiplied (8x4 and 5x3)")) == ""
