@@ -2,16 +2,18 @@
 
 import hashlib
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Subset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from datasets.sampling.loop_receipt import mix
 
 _ITEMS = 64  # items that are read, evenly spaced
+_AGAIN = 0.5  # seconds for reading items twice
 _WHOLE = 1 << 28  # bytes: of larger arrays only some rows are digested
 
 
@@ -25,10 +27,32 @@ def fingerprint(dataset: Any, read: Callable[[np.ndarray], list]) -> str:
     """
     digest = hashlib.sha256()
     _add_dataset(digest, dataset)
-    if len(dataset) and not isinstance(getattr(dataset, "fingerprint", None), str):
-        for item in read(np.unique(np.linspace(0, len(dataset) - 1, _ITEMS).astype(np.int64))):
+    if not isinstance(getattr(dataset, "fingerprint", None), str) and len(ids := _spread(len(dataset))):
+        for item in read(ids):
             _add(digest, item)
     return digest.hexdigest()[:32]
+
+
+def find_unstable(dataset: Any, read: Callable[[np.ndarray], list]) -> int | None:
+    """Return the first of some samples that differs when it is read twice; None if none does.
+
+    At least two samples are read, and more for up to half a second. read: as for fingerprint().
+    """
+    if type(dataset) is TensorDataset:
+        return None
+    end = time.monotonic() + _AGAIN
+    for place, id in enumerate(_spread(len(dataset))):
+        first, second = (hash_value(read(id[None])[0]) for _ in range(2))
+        if first != second:
+            return int(id)
+        if place and time.monotonic() > end:
+            break
+    return None
+
+
+def _spread(size: int) -> np.ndarray:
+    """Return evenly spaced ids."""
+    return np.unique(np.linspace(0, size - 1, _ITEMS if size else 0).astype(np.int64))
 
 
 def hash_value(value: Any) -> int:

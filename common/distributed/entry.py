@@ -19,7 +19,6 @@ from common.ground.exits import BAD_INPUT, INTERRUPTED, BadInput, leave, say_err
 
 exits.protect_output()  # at once: the imports of a job open files
 _OURS = ("", "common", "datasets", "launch", "jobs")  # if one of their modules is missing, it is a defect
-_ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
 
 
 def entry(main: Callable[[], object]) -> Callable[[], None]:
@@ -31,11 +30,12 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
             preemption.end_on_interrupt()
             try:
                 main()
-            except ValueError as error:
-                if _ONE_VALUE not in str(error):
+            except BadInput:
+                raise
+            except Exception as error:
+                if not (reason := exits.explain(error)):
                     raise
-                reason = "BatchNorm needs at least 2 samples in each process: raise --batch_size"
-                raise BadInput(f"{error}: {reason}") from error
+                raise BadInput(reason) from error
             exits.end(None)
         except KeyboardInterrupt as error:
             say_error("interrupted")

@@ -61,6 +61,8 @@ _USER = re.compile(r"(?<!\S)(?!\.*/[^/])([^\s:@]*:)(?!//|\s)(?:(?!\s[^\s@]*://).
 
 # What a job does at its end, in this order.
 PLACES = ("results", "upload", "folder", "loaders", "processes")
+explanations: list[Callable[[Exception], str]] = []  # of other modules, see explain()
+_ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
 _at_end: dict[str, list[Callable[[BaseException | None], object]]] = {place: [] for place in PLACES}
 
 
@@ -189,6 +191,13 @@ def import_optional(module: str, purpose: str, package: str | None = None) -> Mo
     except Exception as error:  # not only ImportError: it may be built for another NumPy, or lack a library
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise MissingPackage(f"{purpose} ({reason}): pip install {package or module}") from error
+
+
+def explain(error: Exception) -> str:
+    """Return one line for an error that a job's data or options cause deep inside torch; "" for others."""
+    if _ONE_VALUE in str(error):
+        return f"{error}: BatchNorm needs at least 2 samples in each process: raise --batch_size"
+    return next(filter(None, (explanation(error) for explanation in explanations)), "")
 
 
 def at_end(place: str, function: Callable[[BaseException | None], object]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
 
-from common.ground import accelerator
+from common.ground import accelerator, exits
 from common.ground.exits import BadInput
 from datasets.loaders import pixels, replay
 from datasets.sampling import generators
@@ -206,6 +206,10 @@ class Loader:
 
     _leader: ClassVar[Callable[[], Any]] = staticmethod(lambda: None)  # the loader of the training, weakly
 
+    _latest: ClassVar[Callable[[], Any]] = staticmethod(
+        lambda: None
+    )  # that handed out the last batch, weakly
+
     def __init__(
         self,
         engine: Engine,
@@ -221,6 +225,7 @@ class Loader:
         self._shards = getattr(plan.sampler, "shards", 1)  # batches a step, each with its own random numbers
         self.waited, self.receipt = 0.0, Receipt(plan.fingerprint, self._shards)
         self._mean, self.step = mean, 0
+        self._batch: Any = None  # the last Batch that was handed out
         self.generators: list[generators.Generator] = []
         self.effects: Any = None
         self.backend = ""  # the name of the engine, set by backends.build()
@@ -361,7 +366,7 @@ class Loader:
                 self._seed(step, generators.BATCH, shard)  # after the loading, which may draw in this process
                 if shard == self._shards - 1:
                     step, missing = step + 1, missing - 1
-                self.step = step
+                self.step, self._batch, Loader._latest = step, batch, weakref.ref(self)
                 following = None
                 self.waited += time.perf_counter() - start
                 yield delivered
@@ -419,3 +424,20 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _explain(error: Exception) -> str:
+    """Return one line for an error of torch that a worker or an item of the last batch causes; else ""."""
+    text, loader = next(iter(str(error).splitlines()), ""), Loader._latest()
+    if text.startswith("DataLoader worker (pid"):
+        return (
+            f"{text} `Bus error`: /dev/shm is full, give the container more with --shm-size, or use "
+            "--data_backend threads; `Killed`: the memory is full, use fewer --workers or a smaller batch"
+        )
+    explain = getattr(loader and loader.engine, "explain", None)
+    with contextlib.suppress(Exception):  # the item cannot be read again
+        return explain(text, loader._batch) if explain else ""
+    return ""
+
+
+exits.explanations.append(_explain)

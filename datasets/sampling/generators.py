@@ -84,10 +84,18 @@ def find_generators(owner: Any, name: str = "") -> list[Generator]:
     """Return the generators which an object holds. name: the first part of their paths.
 
     Generators are torch.Generator, numpy.random.Generator and RandomState, random.Random, and objects with
-    set_random_seed(), such as Albumentations' pipelines. They are searched in attributes, modules, lists and
-    dictionaries, and in the objects to which functions and __getitem__ refer.
+    set_random_seed(), such as Albumentations' pipelines.
     """
-    generators: list[Generator] = []
+    return [Generator(*found) for found in search(owner, name, seed_function)]
+
+
+def search(owner: Any, name: str, pick: Callable[[Any], Any]) -> list[tuple[str, Any, Any]]:
+    """Return (path, value, pick(value)) of each value which an object holds and for which pick() is true.
+
+    name: the first part of the paths. Values are searched in attributes, modules, lists and dictionaries, and
+    in the objects to which functions and __getitem__ refer.
+    """
+    results: list[tuple[str, Any, Any]] = []
     seen: set[int] = set()
     waiting: list[tuple[str, Any, int]] = [(name, owner, 0)]
     while waiting:
@@ -100,8 +108,8 @@ def find_generators(owner: Any, name: str = "") -> list[Generator]:
         if any(value is each for each in _GLOBAL):
             continue
         try:
-            if seed := seed_function(value):
-                generators.append(Generator(path, value, seed))
+            if picked := pick(value):
+                results.append((path, value, picked))
                 continue
             parts = list(_parts(value))
         except Exception:  # the object's own methods may fail
@@ -109,7 +117,7 @@ def find_generators(owner: Any, name: str = "") -> list[Generator]:
         for part, each in parts:
             own = isinstance(value, torch.nn.Module) and isinstance(each, torch.nn.Module)
             waiting.append((f"{path}.{part}".strip("."), each, 0 if own else depth + 1))
-    return generators
+    return results
 
 
 def seed_function(value: Any) -> Callable[[int], object] | None:
@@ -126,6 +134,12 @@ def seed_function(value: Any) -> Callable[[int], object] | None:
     if callable(getattr(type(value), "set_random_seed", None)):  # not of an object that has any attribute
         return lambda seed: value.set_random_seed(seed & 0xFFFFFFFF)
     return None
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """Return the names that a function uses, also in its comprehensions and lambdas."""
+    inner = [name for each in code.co_consts if isinstance(each, types.CodeType) for name in _names(each)]
+    return [*code.co_names, *inner]
 
 
 def _parts(value: Any) -> Iterable[tuple[str, Any]]:
@@ -147,7 +161,9 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
             for name, cell in zip(names, value.__closure__ or (), strict=True)
             if cell != types.CellType()  # an empty one has no cell_contents
         ]
-        return cells + [(name, value.__globals__.get(name)) for name in value.__code__.co_names]
+        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        cells += [("", each) for each in defaults]
+        return cells + [(name, value.__globals__.get(name)) for name in _names(value.__code__)]
     for kind in type(value).__mro__:  # class attributes, methods and slots of the user's own classes
         if kind.__module__.partition(".")[0] in _OF_LIBRARIES:
             continue

@@ -5,6 +5,7 @@ So random transforms do not depend on the worker or on other samples.
 """
 
 import functools
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,17 +14,32 @@ import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
+from common.distributed import ranks
 from common.ground import accelerator
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, print_line
 from common.run.metrics import check_map_style, class_names_of
-from datasets.data_fingerprint import fingerprint, hash_rows, hash_value
-from datasets.loaders.engines.workers import WorkerEngine, Workers
+from datasets.data_fingerprint import find_unstable, fingerprint, hash_rows, hash_value
+from datasets.loaders.engines.workers import WorkerEngine, Workers, check_connections
 from datasets.loaders.loader import Copy, Loader, Stage
 from datasets.sampling import generators
 from datasets.sampling.philox import Operation, draw
 from datasets.sampling.sampler import Batch, Plan
 
 TARGETS = ("label", "labels", "target", "targets", "y")  # the first of these keys in a dictionary is used
+# a part of the description of an item -> what to do in __getitem__
+_HINTS = {
+    "PIL image": "make a tensor of the image (torchvision.transforms.ToTensor)",
+    "None": "return another sample, or leave it out of the data set",
+    "object": "return an array of numbers",
+    "requires grad": "return tensor.detach()",
+    "": "return tensors of one shape and type (resize, crop, pad)",
+}
+# types that models or losses refuse, as _describe() and errors of torch name them
+_UNUSUAL = {
+    "float64": "double|float64", "uint8": "byte|unsigned char|uint8", "int32": r"\bint\b|int32",
+    "inputs.*int64.*targets": "long|int64", "int16": "short|int16", "int8": "char|int8",
+    "float16": "half|float16", "bool": "bool", "str": "must be tensor",
+}  # fmt: skip
 
 
 def map_style_loader(
@@ -51,6 +67,7 @@ def map_style_loader(
     fetcher = Fetcher(dataset, collate_fn)
     if isinstance(workers, int):
         workers = Workers(workers, accelerator.has_streams(device))
+    fetcher.look(workers)
     plan = Plan(Index(fetcher), sampler, draw_seeds)
     return Loader(MapStyle(workers, fetcher), plan, device, to_device=MoveToDevice(device))
 
@@ -102,8 +119,32 @@ class Fetcher:
     @functools.cached_property
     def fingerprint(self) -> str:
         """A digest of the samples and their targets."""
+        return self._look()[0]
+
+    def look(self, workers: Workers) -> None:
+        """Compute the fingerprint, in a worker if there are some. Warn if an item differs when it is read
+        again. Raises BadInput if workers would share a connection of the dataset."""
+        if workers.forks:
+            check_connections({"dataset": self.dataset, "collate_fn": self.collate_fn}, "")
+        self.__dict__["fingerprint"], self._draws, changed = workers.call(self._look)
+        if changed is not None and ranks.is_first():
+            print_line(
+                f"warning: sample {changed} of {self._name} differs when it is read twice with one seed: it "
+                "depends on something that is not seeded, such as a counter, the time, os.urandom or a new "
+                "numpy.random.default_rng(). A restart or another number of workers will not be exact. Draw "
+                "from the global generators of torch, NumPy or random"
+            )
+
+    def _look(self, batch: Any = None, size: int = 0) -> tuple[str, bool, int | None]:
+        """Return (fingerprint; whether an item draws random numbers; the first sample that differs when it is
+        read again, or None). batch, size: not used."""
+        read = lambda ids: self.items(ids, draw_seeds(None, ids, 0, 0).seed)  # noqa: E731
         with generators.restored():
-            return fingerprint(self.dataset, lambda ids: self.items(ids, draw_seeds(None, ids, 0, 0).seed))
+            return fingerprint(self.dataset, read), self._draws, find_unstable(self.dataset, read)
+
+    @property
+    def _name(self) -> str:
+        return type(self.dataset).__name__
 
     def __call__(self, batch: Batch, size: int = 0) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return (labels for the receipt, int64 [n]; (inputs, targets)) of a batch. size: not used."""
@@ -114,13 +155,24 @@ class Fetcher:
             return hash_rows(targets), (inputs, targets)
         if not len(ids):
             return self._empty()
-        return self.collate(self.items(ids, seeds), int(seeds[-1]))
+        return self.collate(self.items(ids, seeds), int(seeds[-1]), ids)
 
-    def collate(self, items: list, seed: int) -> tuple[np.ndarray, tuple[Any, Any]]:
-        """Return collated items as a call does. seed: of the last item, for a random collate_fn."""
-        if self.collate_fn:
-            self._seed(seed)
-        inputs, targets = _pair((self.collate_fn or default_collate)(items))
+    def collate(self, items: list, seed: int, ids: np.ndarray) -> tuple[np.ndarray, tuple[Any, Any]]:
+        """Return collated items as a call does. seed: of the last item, for a random collate_fn. Raises
+        BadInput if torch cannot make a batch of the items."""
+        try:
+            if self.collate_fn:
+                self._seed(seed)
+            elif _keys_differ(items):  # torch would drop keys that the first item does not have
+                raise KeyError
+            batch = (self.collate_fn or default_collate)(items)
+        except BadInput:
+            raise
+        except Exception as error:
+            if self.collate_fn:
+                raise RuntimeError(f"collate_fn raised {error!r} for samples {ids[:9].tolist()}") from error
+            raise BadInput(self._misfit(items, ids)) from error
+        inputs, targets = _pair(batch)
         if self.collate_fn is None and isinstance(targets, torch.Tensor):
             return hash_rows(targets), (inputs, targets)
         # not of the batch's rows, because it may be padded
@@ -148,8 +200,10 @@ class Fetcher:
     def _read(self, id: int) -> Any:
         try:
             return self.dataset[id]
-        except (StopIteration, SystemExit) as error:  # the epoch, or the job, would end without an error
-            raise RuntimeError(f"sample {id} of {type(self.dataset).__name__} raised {error!r}") from error
+        except BadInput:
+            raise
+        except (Exception, SystemExit) as error:  # StopIteration and SystemExit would end the job as if done
+            raise RuntimeError(f"sample {id} of {self._name} raised {error!r}") from error
 
     def _seed(self, seed: int) -> None:
         generators.seed_all(seed)
@@ -158,7 +212,8 @@ class Fetcher:
 
     def _empty(self) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return a batch without rows: a rank's part of a last batch may be empty."""
-        labels, batch = self.collate(self.items(np.zeros(1, np.int64), np.zeros(1, np.int64)), 0)
+        first = np.zeros(1, np.int64)
+        labels, batch = self.collate(self.items(first, first), 0, first)
         return labels[:0], tree_map_only(torch.Tensor, lambda tensor: tensor[:0], batch)
 
     def example(self, count: int) -> Any:
@@ -166,6 +221,40 @@ class Fetcher:
         ids = np.arange(count) % len(self.dataset)  # type: ignore[arg-type]
         with generators.restored():
             return self(Batch(ids, ids, Seeds(ids)))[1][0]
+
+    def _misfit(self, items: list, ids: np.ndarray) -> str:
+        """Return why torch makes no batch of the items, with the sample that differs from most others."""
+        kinds = [_describe(item) for item in items]
+        usual = max(kinds, key=kinds.count)
+        place = next((place for place, kind in enumerate(kinds) if kind != usual), 0)
+        text = f"sample {ids[place]} of {self._name} is {kinds[place]}"
+        if kinds[place] != usual:
+            text += f", and sample {ids[kinds.index(usual)]} is {usual}"
+        hint = next((hint for word, hint in _HINTS.items() if word in kinds[place]), _HINTS[""])
+        return f"{text}: torch cannot make a batch of them: {hint}, or give map_style_loader a collate_fn"
+
+    def explain(self, error: str, batch: Batch) -> str:
+        """Return one line for an error of the model or the loss that is due to the type or the target of a
+        sample of the batch; else ""."""
+        if match := re.search(r"Target (-?\d+) is out of bounds", error):
+            ids = batch.ids[batch.labels == int(match[1])]
+            return (
+                f"sample {ids[0]} of {self._name} has the target {match[1]}, for which the model has no "
+                "output: expected 0 to its number of outputs - 1"
+            )
+        if not re.search("dtype|type|implemented|must be Tensor", error):
+            return ""
+        [seeds] = batch.crops
+        _, [inputs, targets] = self(Batch(batch.ids[:1], batch.labels[:1], Seeds(seeds[:1])))
+        kinds = f"inputs {_describe(inputs)}, targets {_describe(targets)}"
+        if not any(
+            re.search(name, kinds) and re.search(word, error.lower()) for name, word in _UNUSUAL.items()
+        ):
+            return ""
+        return (
+            f"{error}: sample {batch.ids[0]} of {self._name} gives {kinds}: convert it in __getitem__. "
+            "Models take inputs of their own type, mostly float32; losses take targets int64 or float32"
+        )
 
     def __getstate__(self) -> dict:
         return {"dataset": self.dataset, "collate_fn": self.collate_fn}
@@ -179,7 +268,8 @@ class MapStyle(WorkerEngine):
 
     def __init__(self, workers: Any, fetcher: Fetcher):
         super().__init__(workers, fetcher)
-        self.example, self.collate_fn, self.items = fetcher.example, fetcher.collate_fn, fetcher.items
+        self.example = lambda count: workers.call(lambda *_: fetcher.example(count))
+        self.collate_fn, self.items, self.explain = fetcher.collate_fn, fetcher.items, fetcher.explain
 
     def run(self, plan: Plan) -> Any:
         """Yield each batch with its (inputs, targets). Its labels are digests of the targets."""
@@ -212,6 +302,29 @@ def _table_of(dataset: Any) -> tuple[TensorDataset | None, np.ndarray | None]:
         indices = np.asarray(dataset.indices, np.int64)
         dataset, rows = dataset.dataset, indices if rows is None else indices[rows]
     return (dataset, rows) if type(dataset) is TensorDataset else (None, None)
+
+
+def _keys_differ(items: list) -> bool:
+    """Return whether items, or their inputs, are dictionaries with other keys than the first."""
+    items = [item[0] if isinstance(item, list | tuple) and item else item for item in items]
+    return isinstance(items[0], dict) and any(
+        not isinstance(item, dict) or item.keys() != items[0].keys() for item in items
+    )
+
+
+def _describe(value: Any) -> str:
+    """Return the types and shapes of an item or a batch as text."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        grad = ", requires grad" if getattr(value, "requires_grad", False) else ""
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{grad}"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_describe(each)}' for key, each in value.items())}}}"
+    if isinstance(value, list | tuple):
+        more = ", ..." * (len(value) > 8)
+        return f"({', '.join(map(_describe, value[:8]))}{more})"
+    if hasattr(value, "mode") and hasattr(value, "size"):
+        return f"PIL image {value.mode} {value.size}"
+    return "None" if value is None else type(value).__name__
 
 
 def _pair(batch: Any) -> tuple[Any, Any]:

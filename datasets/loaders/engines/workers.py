@@ -1,10 +1,15 @@
 """An engine whose batches are made by workers; and the worker processes of torch's DataLoader."""
 
+import fcntl
 import functools
 import gc
+import io
 import multiprocessing
 import os
 import signal
+import socket
+import stat
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,9 +18,15 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from common.distributed import preemption
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, print_line
 from datasets.loaders.loader import Images
+from datasets.sampling import generators
 from datasets.sampling.sampler import Batch, Plan
+
+# connections that a forked process must not use; files are opened again, see _reopen_files().
+_CONNECTIONS = {"sqlite3": "Connection", "lmdb": "Environment", "psycopg": "Connection",
+                "psycopg2.extensions": "connection"}  # fmt: skip
+_SAFE = {"redis", "asyncio", "logging"}  # packages whose objects notice the fork, or which no item reads
 
 
 class WorkerEngine:
@@ -46,6 +57,11 @@ class Workers:
         self.count, self.pinned = count, pinned
         self._loader: DataLoader | None = None
         self._plan: Plan | None = None
+        # by "spawn" and "forkserver" they get a copy, in which no handle is open
+        method = (
+            multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+        )
+        self.forks = count > 0 and method == "fork"
         self._closing = multiprocessing.Value("b", 0, lock=False)
         weakref.finalize(self, _close, self._closing)
 
@@ -71,6 +87,19 @@ class Workers:
             if isinstance(result, BadInput):
                 raise result
             yield batch, result
+
+    def call(self, function: Callable[..., Any]) -> Any:
+        """Return function(None, 0) of a worker of its own. What the function opens and keeps open is not open
+        in this process, so the workers of load() will not share it. Without forked workers this process
+        calls it."""
+        if not self.forks:
+            return function(None, 0)
+        options = {"batch_size": None, "sampler": [(None, 0)], "collate_fn": _unchanged, "num_workers": 1}
+        gc.collect()
+        [(_, result)] = self._open(_Results(function), **options, generator=torch.Generator())
+        if isinstance(result, BadInput):
+            raise result
+        return result
 
     def close(self) -> None:
         """End the workers."""
@@ -118,6 +147,58 @@ def _begin(closing: Any, worker: int) -> None:
     """Prepare a worker: it ignores SIGTERM until close(), because the job saves after the platform's."""
     preemption.ignore()
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if closing.value else None)
+    _reopen_files()
+
+
+def _reopen_files() -> None:
+    """Open each file again that is open for reading: a forked process shares the position of its parent's
+    files, and would get the bytes of another worker's sample. Linux; elsewhere workers are not forked."""
+    for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
+        file = int(name)
+        try:
+            flags = fcntl.fcntl(file, fcntl.F_GETFL)
+            is_file, place = stat.S_ISREG(os.fstat(file).st_mode), os.lseek(file, 0, os.SEEK_CUR)
+        except OSError:  # it has no position, or it was that of listdir()
+            continue
+        if file < 3 or not is_file or flags & os.O_ACCMODE == os.O_WRONLY or flags & os.O_APPEND:
+            continue
+        try:
+            new = os.open(f"/proc/self/fd/{file}", flags & ~os.O_NOFOLLOW)
+            os.lseek(new, place, os.SEEK_SET)
+            os.dup2(new, file, inheritable=False)
+            os.close(new)
+        except OSError as error:
+            path = os.readlink(f"/proc/self/fd/{file}")
+            print_line(f"warning: workers share the position of {path}: it cannot be opened again: {error}")
+
+
+def check_connections(owner: Any, name: str) -> None:
+    """Raise BadInput if an object holds a connection or a pipe that forked workers would share. name: of the
+    object in the message."""
+    if found := generators.search(owner, name, _connection):
+        path, _, kind = found[0]
+        raise BadInput(
+            f"{path} is an open {kind}: the workers would share it, and get each other's data. Open it at "
+            "the first use in __getitem__, not in the constructor; or read without workers (--workers 0)"
+        )
+
+
+def _connection(value: Any) -> str:
+    """Return the kind of an open connection; "" for another value."""
+    kind = f"{type(value).__module__}.{type(value).__name__}"
+    if kind.partition(".")[0] in _SAFE:
+        raise LookupError("not searched")
+    if isinstance(value, socket.socket):
+        return f"{kind} to {value.getpeername()}" if value.family != socket.AF_UNIX else ""
+    if isinstance(value, io.IOBase):
+        is_pipe = value.readable() and value.fileno() > 2 and stat.S_ISFIFO(os.fstat(value.fileno()).st_mode)
+        return f"{kind}, a pipe" if is_pipe else ""
+    for module, name in _CONNECTIONS.items():
+        known: Any = getattr(sys.modules.get(module), name, ())
+        if isinstance(value, known):
+            files = value.execute("pragma database_list") if module == "sqlite3" else [(0, "", kind)]
+            return kind if any(file for _, _, file in files) else ""  # otherwise it is in memory
+    return ""
 
 
 def _close(closing: Any) -> None:

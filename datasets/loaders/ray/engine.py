@@ -24,6 +24,7 @@ class RayWorkers(Workers):
 
     def __init__(self, workers: int, address: str = "auto", cpus: float = 1.0):
         super().__init__(workers, pinned=False)
+        self.forks = False
         self._place: dict[str, Any] = {"head_address": address, "cpus_per_worker": cpus}
 
     def _open(self, results: Dataset, **options: Any) -> DataLoader:
