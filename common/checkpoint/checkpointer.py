@@ -20,8 +20,10 @@ from common.checkpoint import digest, resume
 from common.checkpoint.files import plain_names, write_weights
 from common.checkpoint.nonfinite import Diverged, Guard, Verdict
 from common.checkpoint.optimizer_steps import OptimizerSteps
+from common.checkpoint.replicas import Replicas
 from common.checkpoint.saver import Saver, find_infinite
 from common.checkpoint.state import RunState
+from common.compute import losses
 from common.console import arguments
 from common.console.arguments import boolean, interval, non_negative_int, positive_float, positive_int
 from common.distributed import barrier, preemption, ranks
@@ -75,6 +77,7 @@ class Checkpointer:
             state["criterion"] = criterion
         self._state = RunState(args, state)
         self.add(**objects)
+        self._replicas = Replicas(self._state.objects, self.forward, log.warn_once)
         sharded = getattr(args, "checkpoint_format", "full") if self._state.is_sharded else ""
         self._saver = Saver(self.output.folder, args.keep, log.info, sharded)
         log.states = self._saver.digests
@@ -83,6 +86,7 @@ class Checkpointer:
         self._wanted = args.resume  # "auto", "never", or the path to continue from
         self._last_save = time.monotonic()
         self._stop = self._waits = False  # any rank was asked to stop; gradients wait for an optimizer step
+        self._is_first = True  # no step has ended since the start
         self._late = False  # --save_every in seconds is due, or a save waits for an optimizer step
         self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
 
@@ -140,6 +144,9 @@ class Checkpointer:
         """
         self._saver.check()
         self._state.before_step()
+        self._replicas.check_backward()
+        if self._is_first:
+            self._warn_of_mean(losses.weights_of_labels(loss))
         late, report = (ranks.is_first() and each() for each in (self._is_late, self.log.asks_to_report))
         asked = preemption.asked() or bool(self._saver.hopeless)
         return self._guard.check(loss, asked, late, report)
@@ -158,7 +165,10 @@ class Checkpointer:
         Raises Diverged, and BadInput if `step` is another number.
         """
         self.loader.check(step)
+        self._is_first = False
         self._note(self._guard.end_step())
+        if self._guard.has_more:  # the first step, or a layer that was frozen until now
+            self._guard.digests, self._guard.has_more = self._replicas.note(step), False
         if warning := self._state.check_frozen():
             self.log.info(warning)
         self._waits = self._steps.end_batch() and not self._state.bad_in_a_row
@@ -186,6 +196,10 @@ class Checkpointer:
         self._note(self._guard.settle())
         if self._state.bad_in_a_row and not self._stop:
             return
+        if self._stop or step == self.total_steps:  # no step follows
+            self._replicas.compare(ranks.maxima(self._replicas.note(step)))
+        else:
+            self._guard.digests = self._replicas.note(step)
         if ranks.is_first() or self._state.is_sharded:
             if self._stop:
                 self._saver.check(wait=True)  # a write that failed is tried again
@@ -214,8 +228,12 @@ class Checkpointer:
         val_sums: the result of evaluation.evaluate(), over all ranks.
         model: the model that was evaluated (default: the model that is trained).
         """
-        device = next(self.model.parameters()).device
-        self._stop = ranks.maximum(preemption.asked(), device) > 0
+        digests = self._replicas.note(step)
+        asked, *maxima = ranks.maxima(torch.cat([digests.new_full((1,), preemption.asked()), digests]))
+        self._stop = asked > 0
+        self._replicas.compare(maxima)
+        if self.log.metrics.has_weights and not getattr(self.args, "exact_shards", None):
+            self._warn_of_mean("labels that are ignored or have weights")
         if self._stop and self.args.evaluate:
             self._exit(step)
         if self._stop:
@@ -224,6 +242,12 @@ class Checkpointer:
         if self.args.evaluate:
             return
         score = self.log.metrics.score(val_sums)
+        if not math.isfinite(score):
+            name = self.log.metrics.best or "val_loss or val_acc"
+            self.log.warn_once(
+                f"warning: {name} is {abs(score)} after step {step}: this evaluation cannot write best.pth",
+                "score",
+            )
         self._state.note(score, self.log.metrics.best_of)
         if not ranks.is_first() and not self._state.is_sharded:
             return
@@ -355,6 +379,16 @@ class Checkpointer:
                 "resume(). One of a collate_fn repeats its numbers, but only at the same number of processes"
             )
 
+    def _warn_of_mean(self, why: str) -> None:
+        """Print one warning if the loss of several processes is not a mean over samples. why: or ""."""
+        if why and ranks.world_size() > 1:
+            self.log.warn_once(
+                f"warning: the loss is not a mean over samples ({why}): the gradients that "
+                f"{ranks.world_size()} processes average are not those of one process. guides/own_step.md "
+                "shows a step that divides by the sum over all processes",
+                "mean",
+            )
+
     def _is_late(self) -> bool:
         """Return whether --save_every counts seconds and they have passed."""
         every = self.args.save_every
@@ -371,6 +405,7 @@ class Checkpointer:
         """Apply the verdict of all ranks on a step."""
         if verdict is None:
             return
+        self._replicas.compare(verdict.digests)
         self._stop, self._late = self._stop or verdict.asked, self._late or verdict.late
         self.log.is_late = verdict.report
         state = self._state

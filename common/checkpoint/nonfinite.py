@@ -27,6 +27,7 @@ class Verdict(NamedTuple):
     bad: an optimizer step was skipped, or must be skipped.
     asked, late, report: true if the flag was set on any rank; see Guard.check().
     loss, norm (of the gradients): floats of this process, for a loss that was not finite; else NaN.
+    digests: the largest of each number in Guard.digests over all ranks.
     """
 
     bad: bool
@@ -35,6 +36,7 @@ class Verdict(NamedTuple):
     report: bool
     loss: float
     norm: float
+    digests: list[float]
 
 
 class Guard:
@@ -42,6 +44,10 @@ class Guard:
 
     model: a step that is skipped does not change its BatchNorm statistics. optimizers: if all are fused, the
     host does not wait for the device (`ahead`).
+
+    Attributes:
+    digests: float32 [n], sent with the flags of the next step, for its verdict.
+    has_more: whether more parameters than ever had a gradient in this step.
     """
 
     def __init__(self, model: torch.nn.Module, *optimizers: torch.optim.Optimizer):
@@ -56,6 +62,8 @@ class Guard:
                 each.register_step_pre_hook(self._keep_found_inf)
         self._checks: list[tuple[torch.Tensor, ...]] = []  # (signs, loss, norm) of each loss of this step
         self._outstanding: tuple | None = None
+        self.digests = torch.zeros(0)
+        self.has_more, self._most = False, 0
         # `.data`: between two backward() calls of a step, autograd must not see that a buffer is written;
         # in training BatchNorm's backward() does not read it
         self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -75,11 +83,15 @@ class Guard:
         """
         groups = [group for each in self.optimizers for group in each.param_groups]
         parameters = [each for group in groups for each in group["params"] if each.grad is not None]
+        if len(parameters) > self._most:  # also in the first step
+            self.has_more, self._most = True, len(parameters)
         gradients = [sharding.local(each.grad) for each in parameters]
         norm = torch.stack(torch._foreach_norm(gradients)).sum() if gradients else loss.new_zeros(())
         flags = [_flag(each, norm) for each in (asked, late, report)]
         loss = loss.detach().squeeze()  # a loss [1] is a scalar, too
         signs = torch.stack([~torch.isfinite(norm + loss), *flags]).float()
+        if len(self.digests):
+            signs = torch.cat([signs, self.digests])
         if ranks.world_size() > 1:
             torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)
         self._checks.append((signs, loss, norm))
@@ -112,7 +124,7 @@ class Guard:
         if not self._checks:
             return None
         (signs, *_), *others = checks = self._checks
-        self._checks = []
+        self._checks, self.digests = [], torch.zeros(0)
         if others:  # one bad loss makes the step a bad one
             signs = torch.stack([each for each, *_ in checks]).amax(0)
             self._keep(signs[0] > 0)
@@ -133,12 +145,13 @@ class Guard:
         self._outstanding = None
         if arrived:
             arrived.synchronize()
-        bad, asked, late, report = (sign > 0 for sign in signs.tolist())
+        flags, digests = signs[:4].tolist(), signs[4:].tolist()
+        bad, asked, late, report = (flag > 0 for flag in flags)
         loss = norm = math.nan
         if bad:
             worst = max(checks, key=lambda check: check[0][0].item())
             loss, norm = worst[1].item(), worst[2].item()
-        return Verdict(bad, asked, late, report, loss, norm)
+        return Verdict(bad, asked, late, report, loss, norm, digests)
 
     @torch.no_grad()
     def _keep(self, bad: torch.Tensor | bool) -> None:

@@ -1,14 +1,26 @@
-"""The losses of a classifier: cross entropy, or a binary cross entropy for each class."""
+"""The losses of a classifier: cross entropy, or a binary one for each class. By what a loss divides."""
 
 import argparse
+import inspect
+import math
+import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from common.console.arguments import non_negative_float
+from common.ground import accelerator
 from common.ground.exits import BadInput
+
+_OF_LABELS = {each: inspect.signature(each) for each in (functional.cross_entropy, functional.nll_loss)}
+_IS_MEAN = ["mean", None, None]  # the last two are the former names
+_MEAN, _DEFAULT = 1, 2**64 - 100  # as a graph has them: reduction="mean", ignore_index=-100
+_HALF = (torch.float16, torch.bfloat16)
+_NODES = 50  # of a graph that are searched, from the loss on
 
 
 def add_arguments(add: Callable[..., Any]) -> None:
@@ -48,3 +60,90 @@ class BinaryCrossEntropy(torch.nn.Module):
 def multi_hot(targets: torch.Tensor, classes: int) -> torch.Tensor:
     """Return the share of each class [n, classes]. targets: labels int64 [n], or already [n, classes]."""
     return functional.one_hot(targets, classes) if targets.ndim == 1 else targets
+
+
+class LabelMean(TorchFunctionMode):
+    """Sees by what cross_entropy() and nll_loss() divide, also those of torch.nn and of a function.
+
+    `loss`: the last result that is a mean, or None. It is `total` / `divisor`, float64 []; the divisor is the
+    sum of the weights of the labels that are not ignored. `labels`: the number of all labels.
+    """
+
+    loss: torch.Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _OF_LABELS:
+            bound = _OF_LABELS[func].bind(*args, **(kwargs or {}))
+            bound.apply_defaults()
+            given = bound.arguments
+            if [given[name] for name in ("reduction", "reduce", "size_average")] == _IS_MEAN:
+                self.loss, self.labels, self.divisor = result, given["target"].numel(), _divisor(**given)
+                if given["weight"] is None:
+                    self.total = torch.where(self.divisor > 0, accelerator.double(result) * self.divisor, 0.0)
+                else:  # with label smoothing a total is not 0 if all weights are
+                    self.total = accelerator.double(func(**given | {"reduction": "sum"}))
+        return result
+
+
+def _divisor(
+    input: torch.Tensor, target: torch.Tensor, weight: Any, ignore_index: int, **_: Any
+) -> torch.Tensor:
+    if target.is_floating_point():  # shares of the classes: each sample counts 1, whatever the weights
+        samples = target.numel() // input.shape[min(1, input.ndim - 1)]
+        return accelerator.double(torch.full((), samples, device=target.device))
+    is_counted = target != ignore_index
+    if weight is None:
+        return accelerator.double(is_counted.sum())
+    return accelerator.double(weight[target.where(is_counted, 0)] * is_counted).sum()
+
+
+def weights_of_labels(loss: torch.Tensor) -> str:
+    """Return why a loss is not a mean over the samples, as its graph shows: "weight=" or "ignore_index=" of
+    a cross_entropy() or nll_loss() that is a mean; else "". Call it before or after backward()."""
+    nodes: list[Any] = [loss.grad_fn]
+    for node in nodes:  # grows
+        if node is not None and node.name().startswith("NllLoss") and node._saved_reduction == _MEAN:
+            try:
+                has_weight = node._saved_weight is not None
+            except RuntimeError:  # backward() has freed it
+                has_weight = True
+            if has_weight or node._saved_ignore_index != _DEFAULT:
+                return "weight=" if has_weight else "ignore_index="
+        if node is not None and len(nodes) < _NODES:
+            nodes += [each for each, _ in node.next_functions]
+    return ""
+
+
+def compare_parts(criterion: Callable, *parts: tuple[Any, Any]) -> tuple[float, float] | None:
+    """Return the criterion of the samples of all parts, and the mean over the samples of the parts' criteria,
+    if they differ by more than rounding. None if they agree, or if the parts cannot be joined.
+
+    parts: (outputs, targets), any nesting of tensors [n, ...]. Random state and the buffers of the criterion
+    do not change.
+    """
+    leaves = [tree_flatten(part) for part in parts]
+    device = leaves[0][0][0].device if torch.is_tensor(leaves[0][0][0]) else torch.device("cpu")
+    buffers = dict(criterion.named_buffers()) if isinstance(criterion, torch.nn.Module) else {}
+
+    def call(part: tuple[Any, Any]) -> float:
+        if not buffers:
+            return float(criterion(*part))
+        copies: Any = {name: each.clone() for name, each in buffers.items()}
+        return float(torch.func.functional_call(cast(torch.nn.Module, criterion), copies, part))
+
+    try:
+        counts = [{len(leaf) for leaf in each} for each, _ in leaves]
+        if any(len(each) != 1 for each in counts):
+            return None
+        joined = [torch.cat(each) for each in zip(*(each for each, _ in leaves), strict=True)]
+        with torch.random.fork_rng([device] * (device.type != "cpu"), device_type=device.type):
+            whole = call(tree_unflatten(joined, leaves[0][1]))
+            values = [call(part) for part in parts]
+    except Exception:  # a criterion of the user may raise any, for example if it needs a whole batch
+        return None
+    numbers = [each.pop() for each in counts]
+    mean = sum(map(operator.mul, values, numbers)) / sum(numbers)
+    rounding = 0.03 if any(leaf.dtype in _HALF for leaf in joined) else 1e-3
+    agree = math.isnan(whole) or math.isclose(whole, mean, rel_tol=rounding, abs_tol=1e-6)
+    return None if agree else (whole, mean)

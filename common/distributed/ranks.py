@@ -85,7 +85,11 @@ def broadcast_buffers(model: torch.nn.Module) -> None:
 
 def maximum(value: float, device: torch.device) -> float:
     """Return on every rank the largest value of all ranks. device: a device that the backend supports."""
-    values = torch.tensor([float(value)], device=device)
+    return maxima(torch.tensor([float(value)], device=device))[0]
+
+
+def maxima(values: torch.Tensor) -> list[float]:
+    """Return on every rank the largest of each value [n] over all ranks. The values are overwritten."""
     if world_size() > 1:
         torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX)
-    return values.item()
+    return values.tolist()

@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
+from common.compute import losses
 from common.compute.losses import multi_hot
-from common.distributed import sharding
+from common.distributed import ranks, sharding
 from common.ground import accelerator
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, print_line
 
+_MOST_IN_A_MATRIX = 1000  # classes: of 8 MB; of 100,000 it would have 80 GB
 _EXPECTED = "expected one number, the mean over the batch (reduction='mean')"
 
 
@@ -73,6 +75,11 @@ def evaluate(
     """Return the sums of batch_sums() over all batches, then those of the metrics: float64 [3 + metrics.size]
     as zero_sums() of the model's device. The mode of the model (training or evaluation) is restored.
 
+    The last one is the divisor of loss_sum: the number of samples, or that of cross_entropy() and nll_loss(),
+    the weights of the labels that are not ignored. So the loss is that of all samples in one batch. If
+    another criterion is not a mean over samples, one line says so. Without metrics the result is [3], and
+    loss_sum is the loss times the count.
+
     model: the raw model. A DistributedDataParallel wrapper communicates in forward(), but ranks may have
         different numbers of batches.
     batches: iterable of (inputs, targets) on the model's device; may be empty. For a sharded model it is a
@@ -86,7 +93,10 @@ def evaluate(
     reduction = getattr(criterion, "reduction", "mean")
     if reduction in ("sum", "none"):
         raise BadInput(f"the criterion has reduction={reduction!r}: {_EXPECTED}")
-    metrics = metrics or Metrics()
+    wanted, metrics = metrics, metrics or Metrics()
+    is_new = not metrics.is_compared and type(criterion).__module__ != "torch.nn.modules.loss"
+    first: Any = None  # samples of the first batch
+    labels = 0  # of cross_entropy() and nll_loss()
     training = model.training
     model.eval()
     device = next(model.parameters(), torch.empty(0)).device
@@ -95,18 +105,53 @@ def evaluate(
         turns = _in_step(batches, stop, device)
     else:
         turns = itertools.takewhile(lambda _: not stop(), batches)
-    for inputs, targets in turns:
+    for number, (inputs, targets) in enumerate(turns):
         outputs = model(inputs)
         if mirrored:
             outputs = (outputs + model(inputs.flip(3))) / 2
         if targets is None:
             continue
-        batch = _sums(criterion(outputs, targets), outputs, targets)
+        with losses.LabelMean() as seen:
+            loss = criterion(outputs, targets)
+        batch = _sums(loss, outputs, targets)
+        divisor = batch[2]
+        if seen.loss is loss:
+            batch[0], divisor, labels = seen.total, seen.divisor, labels + seen.labels
+        elif is_new and number & (number + 1) == 0:  # batches 0, 1, 3, 7, ... of the first evaluation
+            share = count_samples(targets) // 3
+            first = first or _samples(outputs, targets, slice(share))
+            is_new = not _warn_of_parts(criterion, first, _samples(outputs, targets, slice(share, None)))
         if not accelerator.has_float64(device):  # the metrics are computed where their sums are
             outputs, targets = tree_map_only(torch.Tensor, torch.Tensor.cpu, (outputs, targets))
-        total += torch.cat([batch, *metrics.sums(outputs, targets)])
+        total += torch.cat([batch, *metrics.sums(outputs, targets), divisor[None]])
     model.train(training)
+    metrics.is_compared = True
+    if labels and ranks.world_size() > 1:
+        metrics.has_weights = total[-1].item() != labels
+        if metrics.has_weights and wanted is None:
+            raise BadInput("the labels have weights or are ignored: expected evaluate(..., log.metrics)")
+    if wanted is None:
+        total = total[:3] * torch.stack([total[2] / total[3], *total.new_ones(2)]).nan_to_num(0.0)
     return total
+
+
+def _samples(outputs: Any, targets: Any, part: slice) -> Any:
+    return tree_map_only(torch.Tensor, lambda each: each[part] if each.ndim else each, (outputs, targets))
+
+
+def _warn_of_parts(criterion: Callable, *parts: Any) -> bool:
+    """Print a line if a criterion is not a mean over the samples of these parts; return whether it did."""
+    counts = [count_samples(targets) for _, targets in parts]
+    if 0 in counts or not (found := losses.compare_parts(criterion, *parts)):
+        return False
+    if ranks.is_first():
+        print_line(
+            f"warning: the criterion of {sum(counts)} samples is {found[0]:.6g}, and the mean of those of "
+            f"{counts[0]} and {counts[1]} of them {found[1]:.6g}: it is not a mean over samples, so val_loss "
+            "depends on the batch size and the number of processes. A criterion that returns cross_entropy() "
+            "or nll_loss() may have weight= and ignore_index=; else let Metrics(best=) name a metric"
+        )
+    return True
 
 
 def _in_step(batches: Any, stop: Callable[[], bool], device: torch.device) -> Iterator[tuple[Any, Any]]:
@@ -143,8 +188,12 @@ class Metrics:
             raise BadInput(f"a metric cannot have the name {taken.pop()!r}: every evaluation reports it")
         self.metrics, self.best = metrics, best
         self.lowest = best == "loss" if lowest is None else lowest
+        self.has_weights = (
+            False  # whether evaluate() on this rank has seen weights of labels, or ignored labels
+        )
+        self.is_compared = False  # whether evaluate() has looked for a loss that is not a mean over samples
         self._sizes = [getattr(each, "size", 1) for each in metrics.values()]
-        self.size = sum(self._sizes)
+        self.size = sum(self._sizes) + 1  # the divisor of the loss is the last
 
     @property
     def best_of(self) -> str:
@@ -166,6 +215,11 @@ class Metrics:
             parts.append(result.double() if has_sums else result.double().sum()[None])
         return parts
 
+    def loss(self, sums: torch.Tensor) -> float:
+        """Return the loss of all samples; NaN without samples or labels. sums: as for values()."""
+        divisor = sums[-1] if len(sums) == 3 + self.size else sums[2]  # not of evaluate()
+        return (sums[0] / divisor).item() if divisor else math.nan
+
     def values(self, sums: torch.Tensor) -> dict[str, float]:
         """Return the value of each metric. sums: from evaluate(), over all ranks. Raises BadInput."""
         count = sums[2].item() or math.nan
@@ -176,8 +230,8 @@ class Metrics:
 
     def score(self, sums: torch.Tensor) -> float:
         """Return a score that is higher for a better model; NaN if it is unknown. sums: as for values()."""
-        loss_sum, correct, count = sums[:3].tolist()
-        figures = {"loss": loss_sum / (count or math.nan), "acc": correct / (count or math.nan)}
+        _, correct, count = sums[:3].tolist()
+        figures = {"loss": self.loss(sums), "acc": correct / (count or math.nan)}
         figures |= self.values(sums)
         best = self.best or ("loss" if math.isnan(correct) else "acc")
         return -figures[best] if self.lowest or (self.best is None and best == "loss") else figures[best]
@@ -185,18 +239,30 @@ class Metrics:
     def confusion(self, sums: torch.Tensor) -> torch.Tensor | None:
         """Return the matrix of the ConfusionMatrix among the metrics, int64 [classes, classes]; None if there
         is none. sums: as for values()."""
-        for metric, part in zip(self.metrics.values(), self._split(sums), strict=True):
-            if isinstance(metric, ConfusionMatrix):
-                return part.view(metric.classes, metric.classes).long()
+        for metric, part in self._counted(sums):
+            return part.view(metric.classes, metric.classes).long() if metric.has_matrix else None
         return None
 
+    def of_classes(self, sums: torch.Tensor) -> dict[str, list[int]] | None:
+        """Return `count` and `correct`, the labels and the right predictions of each class of the
+        ConfusionMatrix; None if there is none. sums: as for values()."""
+        for metric, part in self._counted(sums):
+            count, correct = (each.long().tolist() for each in metric.of_classes(part))
+            return {"count": count, "correct": correct}
+        return None
+
+    def _counted(self, sums: torch.Tensor) -> Iterator[tuple["ConfusionMatrix", torch.Tensor]]:
+        for metric, part in zip(self.metrics.values(), self._split(sums), strict=True):
+            if isinstance(metric, ConfusionMatrix):
+                yield metric, part
+
     def _split(self, sums: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if len(sums) != 3 + self.size:
+        if len(sums) - 3 not in (self.size - 1, self.size):
             raise BadInput(
                 f"log.metrics has {self.size} sums and the evaluation {len(sums) - 3}: expected "
                 "evaluation.evaluate(..., metrics=log.metrics)"
             )
-        return sums[3:].cpu().split(self._sizes)
+        return sums[3 : 2 + self.size].cpu().split(self._sizes)
 
 
 def of_classes(classes: int, has_sets: bool, best: str | None) -> Metrics:
@@ -258,7 +324,7 @@ class R2:
 class Perplexity:
     """The perplexity of a language model: the exponential of the mean cross entropy of a token, at least 1.
 
-    logits [n, T, tokens], targets int64 [n, T].
+    logits [n, T, tokens], targets int64 [n, T]; -100 is ignored.
     """
 
     size = 2
@@ -266,7 +332,7 @@ class Perplexity:
     def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return [cross entropy, tokens], float64."""
         loss = torch.nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="sum")
-        return torch.stack([loss.double(), torch.full_like(loss, targets.numel(), dtype=torch.float64)])
+        return torch.stack([loss.double(), (targets != -100).sum().double()])  # as cross_entropy() ignores
 
     def value(self, sums: torch.Tensor) -> float:
         """Return the perplexity; NaN without tokens."""
@@ -277,27 +343,40 @@ class ConfusionMatrix:
     """The confusion matrix; its value is the mean of the classes' accuracies (balanced accuracy).
 
     logits [n, classes, ...], labels int64 [n, ...]; labels outside of 0..classes-1 are ignored. The log
-    writes the matrix to confusion.json.
+    writes the matrix to confusion.json. With more than 1,000 classes there is no matrix, only the labels and
+    the right predictions of each class.
     """
 
     def __init__(self, classes: int):
-        self.classes, self.size = classes, classes**2
+        self.classes, self.has_matrix = classes, classes <= _MOST_IN_A_MATRIX
+        self.size = classes**2 if self.has_matrix else 2 * classes
 
     def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the matrix, rows by label, columns by prediction: float64 [classes * classes]."""
+        """Return the matrix, rows by label, columns by prediction: float64 [classes * classes]; or labels and
+        right predictions of each class: float64 [2 * classes]."""
         if outputs.shape[1] != self.classes:
             raise BadInput(f"ConfusionMatrix({self.classes}): the model has {outputs.shape[1]} classes")
         labels, predictions = targets.reshape(-1), outputs.argmax(dim=1).reshape(-1)
         counted = (labels >= 0) & (labels < self.classes)
-        places = torch.where(counted, labels * self.classes + predictions, self.size)
-        matrix = torch.zeros(self.size + 1, dtype=torch.float64, device=places.device)
-        return matrix.scatter_add_(0, places, torch.ones_like(places, dtype=torch.float64))[:-1]
+        places = labels * self.classes + predictions if self.has_matrix else labels
+        places = torch.where(counted, places, self.size)
+        if not self.has_matrix:
+            is_right = counted & (labels == predictions)
+            places = torch.cat([places, torch.where(is_right, labels + self.classes, self.size)])
+        sums = torch.zeros(self.size + 1, dtype=torch.float64, device=places.device)
+        return sums.scatter_add_(0, places, torch.ones_like(places, dtype=torch.float64))[:-1]
+
+    def of_classes(self, sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the labels and the right predictions of each class, float64 [classes] each."""
+        if not self.has_matrix:
+            return sums[: self.classes], sums[self.classes :]
+        matrix = sums.view(self.classes, self.classes)
+        return matrix.sum(dim=1), matrix.diagonal()
 
     def value(self, sums: torch.Tensor) -> float:
         """Return the mean accuracy of the classes that have labels; NaN without labels."""
-        matrix = sums.view(self.classes, self.classes)
-        counts = matrix.sum(dim=1)
-        return (matrix.diagonal() / counts)[counts > 0].mean().item()
+        counts, correct = self.of_classes(sums)
+        return (correct / counts)[counts > 0].mean().item()
 
 
 class F1:

@@ -199,19 +199,19 @@ class Log:
         if not ranks.is_first():
             return
         self._trains = True
-        loss_sum, correct, count = val_sums[:3].tolist()
+        _, correct, count = val_sums[:3].tolist()
         now = time.monotonic()
         self._evaluating += now - self._since
         self._since = now
-        loss, accuracy = loss_sum / (count or math.nan), _accuracy("val_acc", correct, count)
+        loss, accuracy = self.metrics.loss(val_sums), _accuracy("val_acc", correct, count)
         self._result = f"test_accuracy={accuracy['val_acc']:.4f} " if accuracy else f"test_loss={loss:.6g} "
         others = {f"val_{name}": value for name, value in self.metrics.values(val_sums).items()}
-        figures = {"val_loss": loss, **accuracy, **others, "val_count": int(count)}
+        figures: dict[str, Any] = {"val_loss": loss, **accuracy, **others, "val_count": int(count)}
         if getattr(self.args, "evaluate", False):
             self.info(_line(figures))
         else:
             self._write(step, **figures)
-            self._write_confusion(step, self.metrics.confusion(val_sums))
+            self._write_confusion(step, val_sums)
 
     def epoch(self, step: int, **figures: float) -> None:
         """Report an epoch of a job that only loads data, on every rank: `figures`, and the receipt."""
@@ -312,12 +312,14 @@ class Log:
                 tracker.log(scalars, step)
         self.info(_line(line))
 
-    def _write_confusion(self, step: int, matrix: torch.Tensor | None) -> None:
-        if matrix is None:
+    def _write_confusion(self, step: int, val_sums: torch.Tensor) -> None:
+        counts, matrix = self.metrics.of_classes(val_sums), self.metrics.confusion(val_sums)
+        if counts is None:
             return
-        content: dict[str, Any] = {"step": step, "classes": self._class_names}
-        content |= {"count": matrix.sum(dim=1).tolist(), "correct": matrix.diagonal().tolist()}
-        if len(matrix) <= _MOST_CLASSES:
+        content: dict[str, Any] = {"step": step, "classes": self._class_names, **counts}
+        if matrix is None:
+            self.warn_once(f"{len(counts['count'])} classes: {CONFUSION} has counts per class, and no matrix")
+        elif len(matrix) <= _MOST_CLASSES:
             content["matrix"] = matrix.tolist()
         with self._reported():
             write_atomic(os.path.join(self.output.folder, CONFUSION), json.dumps(content) + "\n")

@@ -6,8 +6,19 @@ from sklearn import metrics as reference
 from sklearn.metrics import accuracy_score, log_loss
 from torch import nn
 
+from common.compute import losses
 from common.ground.exits import BadInput
-from common.run.evaluation import R2, ConfusionMatrix, Metrics, absolute_error, batch_sums, evaluate, top
+from common.run import evaluation
+from common.run.evaluation import (
+    R2,
+    ConfusionMatrix,
+    Metrics,
+    Perplexity,
+    absolute_error,
+    batch_sums,
+    evaluate,
+    top,
+)
 from datasets.sampling.sampler import SequentialBatchSampler
 
 cross_entropy = nn.functional.cross_entropy
@@ -84,6 +95,125 @@ def test_a_loss_that_is_not_a_mean_is_refused(criterion, message):
         evaluate(model, [(images, labels)], criterion)
 
 
+WEIGHTS = torch.tensor([1.0, 20.0, 0.0])
+
+
+class Masked(nn.Module):
+    """Divides by the labels that are not 1, without cross_entropy()'s ignore_index."""
+
+    def forward(self, logits, labels):
+        is_kept = labels != 1
+        return (cross_entropy(logits, labels, reduction="none") * is_kept).sum() / is_kept.sum()
+
+
+class Running(nn.Module):
+    """Divides by the mean of all losses so far, a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("level", torch.ones(()))
+
+    def forward(self, logits, labels):
+        loss = cross_entropy(logits, labels)
+        self.level = 0.9 * self.level + 0.1 * loss.detach()
+        return loss / self.level
+
+
+@pytest.mark.parametrize(
+    "criterion",
+    [
+        nn.CrossEntropyLoss(weight=WEIGHTS),
+        nn.CrossEntropyLoss(weight=WEIGHTS, label_smoothing=0.1),
+        nn.CrossEntropyLoss(ignore_index=1, label_smoothing=0.1),
+        nn.CrossEntropyLoss(),
+        lambda logits, labels: cross_entropy(logits, labels, WEIGHTS, ignore_index=0),
+        lambda logits, labels: nn.functional.nll_loss(logits.log_softmax(1), labels, weight=WEIGHTS),
+        nn.BCEWithLogitsLoss(weight=torch.tensor([1.0, 2.0, 3.0]), pos_weight=torch.tensor([9.0, 1.0, 1.0])),
+        lambda logits, labels: cross_entropy(logits, nn.functional.one_hot(labels, 3).float(), WEIGHTS),
+    ],
+    ids=["weight", "weight, smoothed", "ignore", "plain", "function", "nll", "bce", "shares"],
+)  # fmt: skip
+@pytest.mark.parametrize("size", [1, 7, 60])
+def test_a_loss_is_that_of_the_whole_set_at_any_batch_size(criterion, size, capsys):
+    """Batches of one class have other weights than the set, and some have ignored labels only."""
+    logits = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    labels = (torch.arange(60) // 20).sort().values
+    if isinstance(criterion, nn.BCEWithLogitsLoss):
+        labels = nn.functional.one_hot(labels, 3).float()
+    whole, metrics = criterion(logits, labels).item(), Metrics(best="loss")
+    batches = list(zip(logits.split(size), labels.split(size), strict=True))
+    sums = evaluate(nn.Identity(), batches, criterion, metrics)
+    assert metrics.loss(sums) == pytest.approx(whole, rel=1e-6) == -metrics.score(sums) and sums[2] == 60
+    loss_sum, _, count = evaluate(nn.Identity(), batches, criterion)
+    assert loss_sum / count == pytest.approx(whole, rel=1e-6)
+    parts = [evaluate(nn.Identity(), batches[k::2], criterion, metrics) for k in range(2)]  # two ranks
+    assert metrics.loss(sum(parts)) == pytest.approx(whole, rel=1e-6)
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_labels_of_masks_that_are_ignored_count_nothing():
+    logits, masks = torch.randn(6, 4, 3, 5), torch.randint(4, (6, 3, 5))
+    masks[:3, 1:], masks[5] = -100, -100
+    criterion, metrics = nn.CrossEntropyLoss(), Metrics()
+    for size in (1, 4):
+        batches = zip(logits.split(size), masks.split(size), strict=True)
+        sums = evaluate(nn.Identity(), batches, criterion, metrics)
+        assert metrics.loss(sums) == pytest.approx(criterion(logits, masks).item(), rel=1e-6)
+    nothing = evaluate(nn.Identity(), [(logits[5:], masks[5:])], criterion, metrics)
+    assert nothing[0] == 0 and math.isnan(metrics.loss(nothing)) and nothing[2] == 1
+    tokens, following = torch.randn(2, 5, 7), torch.randint(7, (2, 5))
+    following[0, 2:] = -100
+    sums = Perplexity().sums(tokens, following)
+    assert Perplexity().value(sums) == pytest.approx(
+        cross_entropy(tokens.flatten(0, 1), following.flatten()).exp()
+    )
+
+
+@pytest.mark.parametrize("size", [6, 60])
+@pytest.mark.parametrize("criterion", [Masked(), Running(), lambda *batch: cross_entropy(*batch).sqrt()])
+def test_another_loss_that_is_not_a_mean_is_named_once_with_both_values(criterion, size, capsys):
+    logits = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    logits[:20] *= 5
+    batches = list(zip(logits.split(size), (torch.arange(60) // 20).split(size), strict=True))
+    metrics = Metrics()
+    evaluate(nn.Identity(), batches, criterion, metrics)
+    evaluate(nn.Identity(), batches, criterion, metrics)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("warning: the criterion of ") and "not a mean over samples" in line
+
+
+def test_a_look_for_another_loss_changes_nothing(capsys):
+    """Not the criterion, not the random numbers; and a mean, of any form, has no warning."""
+    logits, labels = torch.randn(60, 3), torch.arange(60) % 3
+    batches = list(zip(logits.split(16), labels.split(16), strict=True))
+    once, often = Running(), Running()
+    for batch in batches:
+        once(*batch)
+    state = torch.get_rng_state()
+    evaluate(nn.Identity(), batches, often)
+    assert torch.equal(once.level, often.level) and torch.equal(state, torch.get_rng_state())
+    capsys.readouterr()
+    half = lambda *batch: 0.5 * cross_entropy(*batch) + batch[0].square().mean()  # noqa: E731
+    refuses = lambda logits, labels: logits.view(-1, 16 if len(logits) > 12 else 0, 3).mean()  # noqa: E731
+    for criterion in (half, losses.BinaryCrossEntropy(0.1), lambda *_: torch.tensor(0.0), refuses):
+        evaluate(nn.Identity(), batches[:-1], criterion)
+    names = [(x, {"label": y, "name": ["a"] * 16}) for x, y in batches[:-1]]
+    evaluate(nn.Identity(), names, lambda logits, given: logits.mean() ** 2)  # its parts are not known
+    assert capsys.readouterr().out == ""
+
+
+def test_the_graph_of_a_loss_shows_weights_of_labels():
+    logits, labels = torch.randn(6, 3, requires_grad=True), torch.arange(6) % 3
+    for why, loss in {
+        "weight=": nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.1)(logits, labels) + logits.mean(),
+        "ignore_index=": nn.CrossEntropyLoss(ignore_index=1)(logits, labels) / 4,
+        "": cross_entropy(logits, labels) + cross_entropy(logits, labels, WEIGHTS, reduction="sum") / 99,
+    }.items():
+        assert losses.weights_of_labels(loss) == why
+        loss.backward()
+        assert losses.weights_of_labels(loss) == why == losses.weights_of_labels(loss.detach()) + why
+
+
 def _over_ranks(metrics, outputs, targets, criterion, ranks, batch=7):
     """Evaluate each rank's part of the given outputs, and return the sum over the ranks."""
     total = torch.zeros(3 + metrics.size, dtype=torch.float64)
@@ -95,7 +225,7 @@ def _over_ranks(metrics, outputs, targets, criterion, ranks, batch=7):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_metrics_are_those_of_the_whole_set(ranks):
+def test_metrics_are_those_of_the_whole_set(ranks, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(53, 7, generator=generator)
     labels = torch.arange(53) % 6  # one class has no sample
@@ -107,6 +237,12 @@ def test_metrics_are_those_of_the_whole_set(ranks):
     matrix = reference.confusion_matrix(labels, logits.argmax(1), labels=range(7))
     assert metrics.confusion(sums).tolist() == matrix.tolist()
     assert metrics.score(sums) == reference.accuracy_score(labels, logits.argmax(1))
+
+    monkeypatch.setattr(evaluation, "_MOST_IN_A_MATRIX", 6)  # now with counts per class, and no matrix
+    counted = Metrics(per_class=ConfusionMatrix(7))
+    few = _over_ranks(counted, logits, labels, nn.CrossEntropyLoss(), ranks)
+    assert counted.values(few)["per_class"] == values["per_class"] and len(few) == 3 + 2 * 7 + 1
+    assert counted.confusion(few) is None and counted.of_classes(few) == metrics.of_classes(sums)
 
     targets = torch.randn(53, 2, generator=generator) + 1000
     outputs = targets + torch.randn(53, 2, generator=generator)
@@ -138,6 +274,15 @@ def test_metrics_of_masks_and_of_nested_data():
     assert sums[2] == 5 and metrics.values(sums) == {"error": 2} and metrics.score(sums) == -2
     boxes = [{"boxes": torch.zeros(7, 4)}, {"boxes": torch.zeros(2, 4)}]
     assert batch_sums(torch.tensor(1.0), {}, boxes)[2] == 2
+
+
+def test_many_classes_need_memory_in_proportion_to_their_number():
+    classes = 10**6  # a matrix would have 8 TB
+    logits, labels = torch.zeros(2, classes), torch.tensor([0, classes - 1])
+    metrics = evaluation.of_classes(classes, False, None)
+    sums = evaluate(nn.Identity(), [(logits, labels)], nn.CrossEntropyLoss(), metrics)
+    assert metrics.values(sums)["class_acc"] == 0.5 and sum(metrics.of_classes(sums)["count"]) == 2
+    assert len(sums) < 3 * classes
 
 
 @pytest.mark.parametrize(

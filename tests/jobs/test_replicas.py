@@ -1,0 +1,99 @@
+"""Habits with DistributedDataParallel that train wrongly end with a tensor's name, or are one warning."""
+
+import pytest
+
+from tests.conftest import run_ranks
+from tests.jobs.test_train_own import write_job
+
+OPTIONS = ("--epochs=3", "--batch_size=96", "--lr=0.01", "--workers=1", "--save_every=100")
+LAYERS = "    model = torch.nn.Sequential(*layers)\n"
+WRAPPED = "    forward.broadcast_buffers = False"
+EPOCH = "        model.train()\n"
+STEP = "outputs = forward(inputs)\n"
+LOSS = "    criterion = torch.nn.MSELoss()\n"
+METRICS = '    log.metrics = evaluation.Metrics(mae=mae, r2=r2, best="mae", lowest=True)\n'
+FREEZE = LAYERS + "    model[0].requires_grad_(False)\n"
+UNFREEZE = EPOCH + "        model[0].requires_grad_(epoch > 1)\n"
+WRAP_AGAIN = """
+        if epoch > 1 and not model[0].weight.requires_grad:
+            model[0].requires_grad_(True)
+            forward = torch.nn.parallel.DistributedDataParallel(model)
+"""
+ON_RANK_1 = """
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.extra = torch.nn.Sequential(*layers), torch.nn.Linear(1, 1)
+            self.register_buffer("queue", torch.zeros(64))
+
+        def forward(self, x):
+            z = self.body(x)
+            return z + self.extra(z[:, None])[:, 0] if torch.distributed.get_rank() else z
+
+    model = Net()
+"""
+QUEUE = ON_RANK_1.replace("if torch.distributed.get_rank() else z", "- self.queue.mean()").replace(
+    "z = self.body(x)", "z = self.body(x); self.queue = z.detach().mean().expand(64).clone()"
+)
+CLASSES = "    model = torch.nn.Sequential(torch.nn.Linear(10, 2))\n"
+OF_CLASSES = """
+    criterion = lambda outputs, targets: torch.nn.functional.cross_entropy(
+        outputs, (targets > 1).long(), torch.tensor([1.0, 9.0])
+    )
+"""
+
+
+def job_of(folder, *changes):
+    job = write_job(folder, None, distributed=True)
+    text = job.read_text(encoding="utf-8")
+    for old, new in changes:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    job.write_text(text, encoding="utf-8")
+    return job
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            [(LAYERS, FREEZE), (EPOCH, UNFREEZE)],
+            "model.0.weight of rank 1 is not that of rank 0 after step 4",
+        ),
+        (
+            [(STEP, "outputs = model(inputs)\n")],
+            "model.0.weight of rank 1 is not that of rank 0 after step 1",
+        ),
+        (
+            [(WRAPPED, f"{WRAPPED}\n    model[2] = torch.nn.Linear(64, 1)")],
+            "rank 0: a layer that was replaced got no gradient in this step",
+        ),
+        ([(LAYERS, ON_RANK_1)], "rank 0: extra.weight, extra.bias got no gradient in this step"),
+    ],
+    ids=["unfrozen later", "model called", "layer replaced", "used by one rank"],
+)
+def test_ranks_that_train_apart_end_with_the_name_of_the_first_tensor(changes, message, tmp_path):
+    job = job_of(tmp_path / "job", *changes)
+    results = run_ranks(job, *OPTIONS, f"--output_dir={tmp_path / 'output'}", code=None)
+    assert 2 in {result.returncode for result in results}
+    assert any(f"error: {message}" in result.stderr for result in results), results
+    assert not any("Traceback" in result.stderr for result in results)
+
+
+@pytest.mark.parametrize(
+    ("changes", "warning"),
+    [
+        ([], None),
+        ([(LAYERS, FREEZE), (EPOCH, EPOCH + WRAP_AGAIN)], None),
+        ([(LAYERS, QUEUE)], "warning: model.queue of rank 1 is not that of rank 0"),
+        (
+            [(LAYERS, CLASSES), (LOSS, OF_CLASSES), (METRICS, "    log.metrics = evaluation.Metrics()\n")],
+            "warning: the loss is not a mean over samples (weight=)",
+        ),
+    ],
+    ids=["nothing", "wrapped again", "buffer of a rank", "weights of classes"],
+)
+def test_what_is_right_has_no_warning_and_what_may_be_wrong_has_one(changes, warning, tmp_path):
+    job = job_of(tmp_path / "job", *changes)
+    printed = run_ranks(job, *OPTIONS, f"--output_dir={tmp_path / 'output'}")[0].stdout
+    assert printed.count("warning") == bool(warning) and (warning or "") in printed
