@@ -58,7 +58,8 @@ def main(argv: list[str]) -> int:
         raise BadInput(f"unknown benchmark {name!r}: expected loaders")
     args = _parse_args(rest)
     device = torch.device(accelerator.kind() if devices.count_gpus(args) else "cpu")
-    index = image_folder.load(args.data_url, "train", args.cache_dir, args.max_bad_images, log=log)
+    options = {"max_bad": args.max_bad_images, "splits": args.splits, "log": log}
+    index = image_folder.load(args.data_url, "train", args.cache_dir, **options)
     plan = Plan(index, BatchSampler(len(index), args.batch_size, 0), random_resized_crop, args.image_size)
     stores: dict[str, Store] = {"": FileStore(index)}
     if args.pack:
@@ -89,6 +90,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add, count = parser.add_argument, arguments.positive_int
     add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
     add("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
+    add("--splits", type=image_folder.splits, default="", metavar="TRAIN,VAL", help="those of the job")
     add("--pack", metavar="FOLDER", help="also measure decoded images, kept in this folder")
     add("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
     add("--image_size", type=count, default=224, help="default: 224")

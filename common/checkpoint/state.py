@@ -17,7 +17,7 @@ from common.ground.exits import BadInput
 # options that change the trained weights: a checkpoint of another value is refused
 IDENTITY = (
     "dataset", "custom_data", "image_size", "first_image_size", "arch", "batch_size", "bn_weight_decay",
-    "seed", "exact_shards", "mean", "std", "interpolation", "heads",
+    "seed", "exact_shards", "mean", "std", "interpolation", "heads", "splits",
 )  # fmt: skip
 # options that may change at a restart: another value of one of these does not change the schedule
 OPERATION = {

@@ -15,8 +15,9 @@ import os
 import secrets
 import shutil
 import stat
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from common.ground.exits import BadInput, print_line
@@ -173,6 +174,27 @@ def is_at(handle: int, path: str) -> bool:
         return os.path.samestat(os.fstat(handle), os.stat(path))
     except FileNotFoundError:
         return False
+
+
+def own_place(path: str, log: Callable[[str], object], *users: int) -> str:
+    """Return the path if it is missing, or if it and its files belong to this user, to root or to `users`. Or
+    else log a line and return the path with the number of this user. Raises BadInput if that is another's."""
+    users = {0, os.geteuid(), *users}
+    for place in (path, f"{path}-{os.geteuid()}"):
+        try:
+            owners = {os.lstat(place).st_uid}
+            if owners <= users and os.path.isdir(place):
+                owners |= {os.lstat(os.path.join(place, name)).st_uid for name in os.listdir(place)}
+        except OSError:  # it is missing, or cannot be opened
+            return place
+        owners -= users
+        if owners:  # some network file systems show one owner, whoever made a file
+            with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=os.path.dirname(place)) as own:
+                owners.discard(os.fstat(own.fileno()).st_uid)
+        if not owners:
+            return place
+        log(f"{place} belongs to user {min(owners)}: it is not used")
+    raise BadInput(f"{place} belongs to user {min(owners)}, expected {os.geteuid()}: use another folder")
 
 
 def read_json_lines(path: str, most: int, whole: bool = False) -> list[dict]:

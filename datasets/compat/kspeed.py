@@ -73,9 +73,10 @@ class KSpeedFolder:
         stores = _open_stores(place.strip(), user, password, mode, log)
         self._finalizer: Callable | None = weakref.finalize(self, _close, stores, os.getpid())
         # the split's name in its data set, so that the data set's pack is found
-        split = "val" if os.path.basename(self.root) in SPLITS["val"] else "train"
+        split = "val" if os.path.basename(self.root).lower() in SPLITS["val"] else "train"
         quiet = lambda text: None  # noqa: E731
-        self.index = image_folder.load(self.root, split, cache, max_bad_images, None, quiet, val_share=0)
+        options: Any = {"val_share": 0, "labelled": False}
+        self.index = image_folder.load(self.root, split, cache, max_bad_images, None, quiet, **options)
         self._store: Store | None = stores.open(self.index)
 
     def getBIN(self, path: str) -> bytes:

@@ -8,6 +8,7 @@ import argparse
 import bisect
 import decimal
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -18,10 +19,9 @@ from typing import IO
 import numpy as np
 
 from common.ground.exits import BadInput, printable
-from common.ground.files import explained, locked, make_folder_atomic
-from datasets.folders import images, shards
+from common.ground.files import explained, locked, make_folder_atomic, own_place
+from datasets.folders import images, listing, shards
 from datasets.folders.listing import FILES_PER_TASK, VAL_SHARE, Listing, Log, map_files, progress, shown
-from datasets.folders.listing import look as look_into_folder
 
 _FORMAT = 2  # increase it if the columns or the results of images.inspect() change
 _COLUMNS = {  # name -> type: a memory-mapped file each, with one row per image
@@ -46,6 +46,16 @@ def val_share(text: str) -> float:
     if 0 < (value := fraction(text)) < 1:
         return value
     raise argparse.ArgumentTypeError(f"{text!r} is not a share like 10% or 0.1, above 0 and below 1")
+
+
+def splits(text: str) -> str:
+    """Parse an argument: "TRAIN,VAL", two different names, or "none". Raises ArgumentTypeError."""
+    names = text.split(",")
+    if text == listing.NO_SPLITS or (len({*names}) == len(names) == 2 and all(map(str.strip, names))):
+        return text
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not two names of folders, TRAIN,VAL, or {listing.NO_SPLITS}"
+    )
 
 
 class ImageFolderIndex:
@@ -114,6 +124,12 @@ class ImageFolderIndex:
         id = bisect.bisect_left(range(len(self)), path, key=self.path)  # the paths ascend
         return id if id < len(self) and self.path(id) == path else None
 
+    def describe(self) -> str:
+        """Return the number of images, the first classes and the place as text."""
+        ends = [shards.split_path(self.path(id)) for id in (0, len(self) - 1)]
+        place = " to ".join(dict.fromkeys(end[0] for end in ends if end)) or self.base
+        return f"{len(self)} images of {len(self.classes)} classes ({shown(self.classes)}) in {place}"
+
     def __reduce__(self):
         return open_index, (self.folder, self.fingerprint)
 
@@ -141,6 +157,8 @@ def load(
     log: Log = print,
     val_share: float = VAL_SHARE,
     least: int = 1,
+    splits: str = "",
+    labelled: bool = True,
 ) -> ImageFolderIndex:
     """Return the index of a split, from `cache` if no file has changed since.
 
@@ -152,10 +170,12 @@ def load(
     log: called with one line of text.
     val_share: the share that is "val" if the folder has no splits; 0: each split is the whole folder.
     least: samples of a batch. If there are fewer files, none is read.
+    splits: "TRAIN,VAL", names of folders, lists or words of tar files; "none": there are no splits.
+    labelled: refuse one class alone, images without a class, and classes that may be splits.
     Raises BadInput if images are missing, if files cannot be read, or if too many images are bad.
     """
     log = one_line(log)
-    files = look(root, split, cache, classes, log, val_share)
+    files = look(root, split, cache, classes, log, val_share, splits, labelled)
     if len(files.paths) < least:
         raise BadInput(f"batch size {least} is larger than the data set ({len(files.paths)} samples)")
     index = scan_listing(files, cache, log)
@@ -164,14 +184,21 @@ def load(
 
 
 def look(
-    root: str, split: str, cache: str, classes: Sequence[str] | None, log: Log, val_share: float = VAL_SHARE
+    root: str,
+    split: str,
+    cache: str,
+    classes: Sequence[str] | None,
+    log: Log,
+    val_share: float = VAL_SHARE,
+    splits: str = "",
+    labelled: bool = True,
 ) -> Listing:
     """Return the images of a split of a folder, or of tar files. Arguments: those of load()."""
     if os.path.isdir(root) and shards.is_folder(root):
         root = os.path.join(root, "*.tar")
     if root.endswith(".tar") and not os.path.isdir(root):
-        return shards.look(root, split, cache, classes, log, val_share)
-    return look_into_folder(root, split, classes, log, val_share)
+        return shards.look(root, split, cache, classes, log, val_share, splits)
+    return listing.look(root, split, classes, log, val_share, splits, labelled)
 
 
 def one_line(log: Log) -> Log:
@@ -183,22 +210,26 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
     """Return the index of the listed files without the bad images, from `cache` as in load(). Raises BadInput
     if files cannot be read or the index cannot be written."""
     root, stamp = listing.root, listing.stamp()
-    place = os.fsencode(root) + (f"\0{listing.val_share}".encode() if listing.val_share else b"")
+    chosen = [str(each) for each in (listing.val_share, listing.splits) if each]
+    place = os.fsencode("\0".join([root, *chosen]))
     name = f"{listing.split}-{hashlib.blake2b(place, digest_size=6).hexdigest()}"
-    folder = os.path.join(os.path.abspath(cache), name)
-    index = _intact(folder)
+    folder = own_place(os.path.join(os.path.abspath(cache), name), log)
+    index = _intact(folder, listing, stamp)
     if index is None or index.stamp != stamp:
         with explained(f"cannot write the index of {root} to {cache}"):
             os.makedirs(cache, exist_ok=True)
             with locked(f"{folder}.lock"):
-                index = _intact(folder, log)
+                index = _intact(folder, listing, stamp, log)
                 if index is None or index.stamp != stamp:
                     index = _scan(folder, listing, stamp, index, log)
     return index
 
 
-def _intact(folder: str, log: Log = lambda line: None) -> ImageFolderIndex | None:
-    """Return the index if it exists and all its checksums match."""
+def _intact(
+    folder: str, listing: Listing, stamp: str, log: Log = lambda line: None
+) -> ImageFolderIndex | None:
+    """Return the index if it exists, its columns have its checksums and its fingerprint, and, if it has the
+    stamp of the listing, its names and labels are those of the listing."""
     if not os.path.isdir(folder):
         return None
     try:
@@ -206,8 +237,22 @@ def _intact(folder: str, log: Log = lambda line: None) -> ImageFolderIndex | Non
         for name in _COLUMNS:
             if zlib.crc32(getattr(index, name)) != index.checksums[name]:
                 raise BadInput(f"the index {folder} is damaged: the CRC-32 of {name}.npy differs")
+        names, ends = index.names.tobytes(), index.offsets.tolist()
+        paths = [names[first:end] for first, end in itertools.pairwise(ends)]
+        if _fingerprint(index.classes, paths, vars(index)) != index.fingerprint:
+            raise BadInput(f"the index {folder} is damaged: its columns do not have its fingerprint")
+        if index.stamp == stamp:
+            bad = {os.fsencode(path) for path, *_ in index.bad}
+            listed = [*map(os.fsencode, listing.paths)]
+            good = np.array([path not in bad for path in listed]) if bad else slice(None)
+            listed = [path for path in listed if path not in bad] if bad else listed
+            is_equal = (index.base, index.classes, paths) == (listing.base, listing.classes, listed)
+            if not is_equal or not np.array_equal(index.labels, listing.labels[good]):
+                raise BadInput(
+                    f"the index {folder} is damaged: its names or labels are not those of the files"
+                )
         return index
-    except BadInput as error:
+    except (BadInput, ValueError, TypeError, KeyError) as error:
         log(f"{error}: scanning again")
         return None
 
@@ -321,13 +366,7 @@ def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], *
     }
     types = _COLUMNS | ({"labels": "|b1"} if columns["labels"].ndim == 2 else {})
     columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in types.items()}
-    digest = hashlib.blake2b(json.dumps([meta["classes"], len(paths)]).encode(), digest_size=16)
-    stems = [os.path.splitext(name)[0] for name in names]  # a .JPEG and a .png may be the same data
-    digest.update(np.array([*map(len, stems)], np.int64).data)
-    digest.update(b"".join(stems))
-    for name in ("labels", "bytes", "crc32"):
-        digest.update(columns[name].data)
-    meta |= {"format": _FORMAT, "fingerprint": digest.hexdigest()}
+    meta |= {"format": _FORMAT, "fingerprint": _fingerprint(meta["classes"], names, columns)}
     meta["checksums"] = {name: zlib.crc32(column.data) for name, column in columns.items()}
     with make_folder_atomic(folder) as new:
         for name, content in columns.items():
@@ -338,6 +377,16 @@ def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], *
             json.dump(meta, file, indent=1)
             _flush(file)
     return open_index(folder)
+
+
+def _fingerprint(classes: Sequence[str], names: list[bytes], columns: dict[str, np.ndarray]) -> str:
+    digest = hashlib.blake2b(json.dumps([classes, len(names)]).encode(), digest_size=16)
+    stems = [os.path.splitext(name)[0] for name in names]  # a .JPEG and a .png may be the same data
+    digest.update(np.array([*map(len, stems)], np.int64).data)
+    digest.update(b"".join(stems))
+    for name in ("labels", "bytes", "crc32"):
+        digest.update(columns[name].data)
+    return digest.hexdigest()
 
 
 def _flush(file: IO) -> None:

@@ -1,24 +1,29 @@
 """List folders of images: paths, labels, sizes and modification times, without reading an image.
 
-A split of a root folder is the first of these that exists ("val" may also be named validation, valid or
-test):
+A split of a root folder is the first of these that exists. Its name is one of SPLITS, with any capitals:
 
-1. <root>/train.txt: a list of lines `relative/path label`. Paths are below the root, or else below
-   <root>/train. The label is a class name or a number, or several of them: `relative/path 3,17`. Then
+1. <root>/train.txt: a list of lines `relative/path label` (_read_list()). Paths are below the root, or else
+   below <root>/train. The label is a class name or a number, or several of them: `relative/path 3,17`. Then
    `relative/path ,` is an image without a label;
-2. <root>/train/<class>/**: class folders of any depth, or images of one class directly in <root>/train;
+2. <root>/train/<class>/**: class folders of any depth;
 3. <root>/<class>/**: no folders of splits. The hash of its path decides the split of an image.
 
 Classes are numbered in the order of their names, images in the order of their paths. Links are followed.
 """
 
+import codecs
+import contextlib
+import csv
 import hashlib
+import io
 import itertools
 import json
 import os
 import re
 import stat
 import time
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, TypeVar
@@ -40,7 +45,21 @@ FILES_PER_TASK = 64  # files per task
 _LONGEST = 4096  # characters of a line in a list
 _SHOWN = 10  # entries of a long list in a message
 VAL_SHARE = 0.1  # of the images of a folder without splits
-SPLITS = {"train": ("train",), "val": ("val", "validation", "valid", "test")}
+SPLITS = {  # the names that Hugging Face's imagefolder takes, as splits; the first that exists is used
+    "train": ("train", "training"),
+    "val": ("val", "validation", "valid", "dev", "test", "testing", "eval", "evaluation"),
+}
+NO_SPLITS = "none"  # --splits: every folder is a class, whatever its name is
+FORMS = (
+    "expected two or more classes: train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg, or train.txt and "
+    "val.txt with lines `path label`"
+)
+_SYSTEM = {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "lost+found"}  # folders that systems add
+_PATH = re.compile("(file|image|img)?(path|file|image|img|name|id)s?")  # titles of columns, letters only
+_LABEL = re.compile("(class|label|category|target)(id|name|label|s|es)?|y")
+_QUOTED = re.compile(r'(?:"([^"]+)"|(.+?))\s+(?:"([^"]+)"|(\S+))')  # a path, spaces and a label
+_LONG = re.compile(rf".*(?:{'|'.join(map(re.escape, images.EXTENSIONS))})\s.*", re.IGNORECASE)
+_UNCLEAR = re.compile(r".*(?:,\s|\s,).*|\d+(?:[;|]\d+)+")  # a label that may mean several
 
 
 class Listing(NamedTuple):
@@ -55,6 +74,7 @@ class Listing(NamedTuple):
     sizes: np.ndarray
     mtimes: np.ndarray
     val_share: float = 0.0  # if the path of an image decides its split, otherwise 0
+    splits: str = ""  # --splits
 
     def stamp(self) -> str:
         """Return a digest of all that is known without reading the files."""
@@ -66,40 +86,104 @@ class Listing(NamedTuple):
         return digest.hexdigest()
 
 
-def look(root: str, split: str, classes: Sequence[str] | None, log: Log, val_share: float = 0.0) -> Listing:
+def look(
+    root: str,
+    split: str,
+    classes: Sequence[str] | None,
+    log: Log,
+    val_share: float = 0.0,
+    splits: str = "",
+    labelled: bool = True,
+) -> Listing:
     """Return the Listing of a split without reading an image. Arguments: those of image_folder.load().
     Raises BadInput."""
     root = os.path.abspath(files.local_folder(root))
-    name = find_split(root, split)
-    if not name and (other := find_split(root, "val" if split == "train" else "train")):
-        expected = " or ".join(f"{name}/ or {name}.txt" for name in SPLITS[split])
-        raise BadInput(f"{root} has {other}, but no {expected}")
+    name = find_split(root, split, splits, log)
+    if not name and (other := find_split(root, "val" if split == "train" else "train", splits)):
+        raise BadInput(
+            f"{root} has {other}, but no {' or '.join(SPLITS[split])} (a folder, or a list .txt): --splits "
+            f"TRAIN,VAL names the two folders; --splits {NO_SPLITS} takes all folders as classes"
+        )
     base = os.path.join(root, name) if name else root
     source = f"{base}.txt"
     if listed := bool(name) and os.path.isfile(source):
-        paths, names = _read_list(source)
+        paths, names = _read_list(source, log)
         if os.path.exists(os.path.join(root, paths[0])) or not os.path.isdir(base):
             base = root
     else:
         source = base
         paths, names = _by_class(base, classes, log)
     number = number_sets if listed and any("," in name for name in names) else number_classes
-    classes, labels = number(names, classes, source, listed)
+    ordered, labels = number(names, classes, source, listed)
+    if labelled and classes is None and labels.ndim == 1:
+        check_classes(ordered, source, [] if name or splits else paths, log)
+    elif listed and labels.ndim == 1 and labels.min() > 0 and names[0] not in ordered:
+        log(f"{source}: no image has the label 0, which is the class {ordered[0]}")
     val_share = 0.0 if name else val_share
     if val_share:
         rows = divide(root, split, paths, labels, val_share, log)
         paths, labels = [paths[row] for row in rows.tolist()], labels[rows]
     sizes, mtimes = stat_files(base, paths)
-    return Listing(root, split, base, classes, paths, labels, sizes, mtimes, val_share)
+    return Listing(root, split, base, ordered, paths, labels, sizes, mtimes, val_share, splits)
 
 
-def find_split(root: str, split: str) -> str:
-    """Return the name of a split's list or folder in a root folder; "" if it has none."""
-    for name in SPLITS[split]:
-        path = os.path.join(root, name)
-        if os.path.isdir(path) or os.path.isfile(f"{path}.txt"):
-            return name
-    return ""
+def find_split(root: str, split: str, splits: str = "", log: Log = lambda line: None) -> str:
+    """Return the name of a split's folder, or of its list without .txt; "" if the root folder has none.
+
+    splits: the names of both, as --splits gives them. log: gets one line if other names of the split exist.
+    Raises BadInput.
+    """
+    order = split_names(splits)[split]
+    if splits:
+        path = os.path.join(root, *order)
+        if order and not (os.path.isdir(path) or os.path.isfile(f"{path}.txt")):
+            raise BadInput(f"--splits {splits}: {root} has no folder {order[0]} and no list {order[0]}.txt")
+        return "".join(order)
+    with explained(f"cannot list {root}"), os.scandir(root) as entries:
+        names = {
+            each.name if each.is_dir() else each.name[:-4]
+            for each in entries
+            if each.is_dir() or each.name.endswith(".txt")
+        }
+    place = lambda name: (order.index(name.lower()), name != name.lower(), name)  # noqa: E731
+    found = sorted((name for name in names if name.lower() in order), key=place)
+    if len(found) > 1:
+        log(f"{root}: {split} is {found[0]}; not used: {', '.join(found[1:])}")
+    return found[0] if found else ""
+
+
+def split_names(splits: str) -> dict[str, tuple[str, ...]]:
+    """Return split -> the names of its folder or shards, of which the first that exists is used: SPLITS, or
+    those of --splits."""
+    if splits == NO_SPLITS:
+        return dict.fromkeys(SPLITS, ())
+    return dict(zip(SPLITS, ((each,) for each in splits.split(",")), strict=True)) if splits else SPLITS
+
+
+def check_classes(classes: Sequence[str], source: str, paths: list[str], log: Log) -> None:
+    """Raise BadInput if there are fewer than two classes, or if two class folders may be splits: they hold
+    folders of the same names. paths: of the images, CLASS/...; [] if the splits are known."""
+    if len(classes) < 2:
+        inner = os.path.join(source, classes[0])
+        inner = f"; or pass {inner}" if classes[0] and os.path.isdir(inner) else ""
+        reason = f"one class, {classes[0]}" if classes[0] else "images without a class folder"
+        raise BadInput(f"{source}: {reason}: {FORMS}{inner}")
+    if len({name.casefold() for name in classes}) < len(classes):
+        log(f"{source}: some of the {len(classes)} classes differ only in capitals")
+    below: dict[str, Counter[str]] = {}  # class folder -> folder below it -> images
+    for path in paths:
+        name, _, rest = path.partition("/")
+        below.setdefault(name, Counter())[rest.rpartition("/")[0]] += 1
+    counts = {name: each.total() for name, each in below.items() if each.pop("", 0) <= each.total()}
+    largest = sorted(counts, key=lambda name: (-counts[name], name))[:_SHOWN]
+    for one, other in itertools.combinations(largest, 2):
+        same = sorted(below[one].keys() & below[other].keys())
+        if len(same) > max(1, min(len(below[one]), len(below[other])) / 2):
+            raise BadInput(
+                f"{source}: {one} and {other} hold the same folders ({shown(same)}): --splits {one},{other} "
+                f"takes them for training and validation; --splits {NO_SPLITS} takes the folders of {source} "
+                "as classes"
+            )
 
 
 def shown(texts: Sequence[str]) -> str:
@@ -142,41 +226,65 @@ def divide(root: str, split: str, paths: list[str], labels: np.ndarray, share: f
     return np.flatnonzero(val if split == "val" else ~val)
 
 
-def walk(base: str) -> tuple[list[str], int, set[str]]:
-    """Return (relative paths of the images in a tree, number of its other files, the folders directly in it).
+def walk(base: str) -> tuple[list[str], str, set[str]]:
+    """Return (relative paths of the images in a tree, count_endings() of its other files, the folders in it).
     Raises BadInput if a folder cannot be listed."""
 
     def fail(error: OSError) -> None:
         raise BadInput(f"cannot list {error.filename}: {error.strerror}") from error
 
-    paths, others, own = [], 0, set()
+    paths, others, own = [], Counter[str](), set()
     above: dict[str, tuple[str, ...]] = {
         base: (os.path.realpath(base),)
     }  # folder -> its real path and those of its parents
     with progress(None, f"listing {base}") as bar:
         for folder, folders, names in os.walk(base, onerror=fail, followlinks=True):
-            found = [name for name in names if name[0] != "." and name.lower().endswith(images.EXTENSIONS)]
-            others += len(names) - len(found) + sum(name.startswith(".") for name in folders)
+            found = [name for name in names if not is_hidden(name) and is_image(name)]
+            if len(found) < len(names):
+                others.update(map(ending, {*names}.difference(found)))
+            others["hidden"] += sum(map(is_hidden, folders))
             paths += [os.path.join(folder[len(base) :].lstrip("/"), name) for name in found]
             parents = above.pop(folder)
             below = {name: os.path.realpath(os.path.join(folder, name)) for name in folders}
             # without links to a parent folder, which are endless loops
-            folders[:] = [name for name in folders if name[0] != "." and below[name] not in parents]
+            folders[:] = [name for name in folders if not is_hidden(name) and below[name] not in parents]
             above |= {os.path.join(folder, name): (*parents, below[name]) for name in folders}
             own |= set(folders) if folder == base else set()
             bar.update(len(found))
-    return paths, others, own
+    return paths, count_endings(others), own
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder is left out: it is hidden, or a system has added it."""
+    return name[0] == "." or name in _SYSTEM
+
+
+def is_image(name: str) -> bool:
+    """Return whether a file has the ending of an image."""
+    return name.lower().endswith(images.EXTENSIONS)
+
+
+def ending(name: str) -> str:
+    """Return the ending of a file that is left out, in small letters."""
+    return "hidden" if is_hidden(name) else os.path.splitext(name)[1].lower() or "without ending"
+
+
+def count_endings(endings: Counter[str]) -> str:
+    """Return the endings of files with their numbers as text: ".gif 3, .heic 2"; "" without files."""
+    return ", ".join(f"{ending} {count}" for ending, count in endings.most_common() if count)
 
 
 def _by_class(base: str, classes: Sequence[str] | None, log: Log) -> tuple[list[str], list[str]]:
     """Return (paths, class name of each path) of a tree. classes: as in number_classes(). Raises BadInput."""
     paths, others, class_folders = walk(base)
     nested = [path for path in paths if "/" in path]
-    loose = len(paths) - len(nested) if nested else 0
-    if others or loose:
-        log(f"{base}: ignored {others} hidden or other files and {loose} images outside class folders")
     if not paths:
-        raise BadInput(f"{base} holds no image ({' '.join(images.EXTENSIONS)})")
+        tars = f"; tar files: pass '{base}/**/*.tar'" if ".tar " in others else ""
+        raise BadInput(f"{base} holds no image ({' '.join(images.EXTENSIONS)}): {others or 'no file'}{tars}")
+    if nested and len(nested) < len(paths):
+        others += ", " * bool(others) + f"{len(paths) - len(nested)} images outside class folders"
+    if others:
+        log(f"{base}: ignored {others}")
     paths = sorted(nested or paths)
     names = [path.partition("/")[0] if nested else "" for path in paths]
     empty = sorted(class_folders - set(names)) if nested and classes is None else []
@@ -185,29 +293,84 @@ def _by_class(base: str, classes: Sequence[str] | None, log: Log) -> tuple[list[
     return paths, names
 
 
-def _read_list(source: str) -> tuple[list[str], list[str]]:
-    """Return (paths, labels as text) of a list. Raises BadInput."""
-    with (
-        explained(f"cannot read {source}"),
-        open(source, encoding="utf-8-sig", errors="surrogateescape") as file,
-    ):
-        lines = [line.strip() for line in file]
-    labels: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        if not line:
-            continue
-        path, *rest = line.rsplit(maxsplit=1)  # from the right: a path may contain spaces
-        if not rest or "\0" in line or len(line) > _LONGEST:
-            raise BadInput(f"{source}, line {number}: expected `path label`, found {line[:60]!r}")
+def _read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
+    """Return (paths, labels as text) of a list. Raises BadInput with the line.
+
+    A path and a label are separated by a tab, a semicolon, a comma or spaces. A value that has the separator
+    in it is quoted, except for a path before spaces. Of columns, the path is the one whose values end as
+    images do; of more than two, a header names the label. Lines that begin with "# " are comments.
+    """
+    lines = _read_lines(source)
+    separator = next((each for each in "\t;," if any(map(is_image, _split(lines[-1][1], each)))), " ")
+    head, values = (_split(lines[place][1], separator) for place in (0, -1))
+    count = len(values) if separator != " " else 2
+    titles = [re.sub("[^a-z]", "", title.lower()) for title in head] if len(head) == count else [""] * count
+    paths = [column for column in range(count) if is_image(values[column])] if separator != " " else [0]
+    paths = paths if len(paths) == 1 else [column for column in paths if _PATH.fullmatch(titles[column])]
+    others = [column for column in range(count) if column not in paths]
+    others = others if count == 2 else [column for column in others if _LABEL.fullmatch(titles[column])]
+    expected = f"expected `path{separator}label`"
+    if len(paths) != 1 or len(others) != 1:
+        expected += f", or of {count} columns, a header that names the path and one label"
+        raise BadInput(f"{source}, line {lines[0][0]}: {expected}, found {lines[0][1][:60]!r}")
+    [at], [of] = paths, others
+    if at or count > 2:
+        log(f"{source}: the path is column {at + 1} and the label column {of + 1} of {count}")
+    named = bool(_PATH.fullmatch(titles[at])) + bool(_LABEL.fullmatch(titles[of]))
+    if named > (separator == " ") and not any(map(is_image, head)):
+        lines = lines[1:]
+    labels, known, clear = dict[str, str](), set[str](), set[str]()
+    for number, line in lines:
+        values, hint = _split(line, separator), ""
+        path, label = (values[at], values[of]) if len(values) == count else ("", "")
+        if not is_image(path) and (separator != " " or _LONG.fullmatch(path)):
+            path, hint = "", ": quote a label with spaces, or write a tab before it" * (separator == " ")
+        if label not in clear and (is_image(label) or _UNCLEAR.fullmatch(label)):
+            path, hint = "", ": write several labels as 3,17"
+        if not path or not label or "\0" in line or len(line) > _LONGEST:
+            raise BadInput(f"{source}, line {number}: {expected}, found {line[:60]!r}{hint}")
         if os.path.isabs(path) or ".." in path.split("/"):
             raise BadInput(f"{source}, line {number}: {path} is not below the folder of {source}")
-        if path in labels:
-            raise BadInput(f"{source} lists {path} twice, with labels {labels[path]} and {rest[0]}")
-        labels[path] = rest[0]
+        plain = os.path.normpath(path) if "./" in path or "//" in path else path
+        if plain in known:
+            before = labels.get(path, "another one")
+            raise BadInput(f"{source} lists {path} twice, with labels {before} and {label}")
+        known.add(plain)
+        clear.add(label)
+        labels[path] = label
     if not labels:
         raise BadInput(f"{source} lists no image")
     paths = sorted(labels)
     return paths, [labels[path] for path in paths]
+
+
+def _read_lines(source: str) -> list[tuple[int, str]]:
+    """Return (number, text) of the lines that are neither empty nor comments. Raises BadInput without one."""
+    with explained(f"cannot read {source}"), open(source, "rb") as file:
+        content = file.read()
+    code = "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
+    try:
+        text = io.StringIO(content.decode(code, "surrogateescape"), newline=None)
+    except UnicodeError as error:
+        raise BadInput(f"cannot read {source}: {error}") from error
+    lines = [(number, line) for number, each in enumerate(text, 1) if (line := each.strip())]
+    lines = [(number, line) for number, line in lines if not f"{line} ".startswith("# ")]
+    if not lines:
+        raise BadInput(f"{source} lists no image")
+    return lines
+
+
+def _split(line: str, separator: str) -> list[str]:
+    """Return the values of a line of a list: two if they are separated by spaces; [] if there is only one."""
+    if separator == " ":
+        match = _QUOTED.fullmatch(line) if '"' in line else None
+        values = [match[1] or match[2], match[3] or match[4]] if match else line.rsplit(maxsplit=1)
+    else:
+        values = []
+        with contextlib.suppress(csv.Error):
+            row = next(csv.reader([line], delimiter=separator, skipinitialspace=True, strict=True))
+            values = [value.strip() for value in row]
+    return values if len(values) > 1 else []
 
 
 def number_classes(
@@ -223,7 +386,13 @@ def number_classes(
     """
     known = set(names)
     ordered = tuple(sorted(known) if classes is None else classes)
-    strange = sorted(known.difference(ordered))
+    # macOS writes é as e and an accent: names are compared in one form
+    forms = {name: unicodedata.normalize("NFC", name) for name in known.union(ordered)}
+    places = {forms[name]: place for place, name in enumerate(ordered)}
+    if len(places) < len(ordered):
+        twins = [ascii(name) for place, name in enumerate(ordered) if places[forms[name]] != place]
+        raise BadInput(f"{source}: the same name, in another Unicode form, is a class beside {shown(twins)}")
+    strange = sorted(name for name in known if forms[name] not in places)
     if listed and (classes is None or strange) and all(re.fullmatch("-?[0-9]+", name) for name in known):
         # the labels are numbers, not class names that look like numbers
         numbers = {name: int(name) for name in known}
@@ -241,7 +410,7 @@ def number_classes(
             + shown(ordered)
         )
     else:
-        numbers = {name: place for place, name in enumerate(ordered)}
+        numbers = {name: places[forms[name]] for name in known}
     return ordered, np.fromiter(map(numbers.__getitem__, names), np.int64, len(names))
 
 

@@ -6,19 +6,23 @@ The path of an image in a tar file is <tar>/<its first byte, 12 digits>/<its nam
 import contextlib
 import glob
 import hashlib
+import itertools
 import os
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from common.ground.exits import BadInput
-from common.ground.files import locked, open_atomic
+from common.ground.files import locked, open_atomic, own_place
 from datasets import files
-from datasets.folders import images
-from datasets.folders.listing import SPLITS, Listing, Log, divide, map_files, number_classes, progress
+from datasets.folders import images, listing
+from datasets.folders.listing import Listing, Log, is_image, map_files, progress
 
+_FORMAT = 2  # increase it if scan_tar() returns other rows
+TORN = -2  # the label of a file whose sample began earlier in the tar
 _FIELDS = [("shard", "i8"), ("offset", "i8"), ("size", "i8"), ("label", "i8"), ("is_first", "?")]
 Row = tuple[int, int, int, bool, bytes]  # offset, size, label, is_first, name
 
@@ -61,7 +65,9 @@ def split_pattern(pattern: str) -> tuple[str, str]:
     return fixed or ".", wild
 
 
-def load_index(paths: list[str], scan: Callable[[str], list[Row]], cache: str | None) -> np.ndarray:
+def load_index(
+    paths: list[str], scan: Callable[[str], list[Row]], cache: str | None, log: Log = print
+) -> np.ndarray:
     """Return the index of shards: a memory-mapped array of the rows that scan(path) returns, with the fields
     of Row and `shard`, a place in `paths`.
 
@@ -72,9 +78,10 @@ def load_index(paths: list[str], scan: Callable[[str], list[Row]], cache: str | 
         states = [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths]
     except OSError as error:
         raise BadInput(f"cannot read {error.filename}: {error.strerror}") from error
-    digest = hashlib.blake2b(repr(states).encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(repr((_FORMAT, states)).encode(), digest_size=8).hexdigest()
     folder, parts = cache or os.path.dirname(paths[0]), []
-    place = os.path.join(folder, f".shards-{digest}.npy")
+    owners = [] if cache else [os.stat(paths[0]).st_uid]  # who could change the shards, too
+    place = own_place(os.path.join(folder, f".shards-{digest}.npy"), log, *owners)
     try:
         os.makedirs(folder, exist_ok=True)
         with locked(f"{place}.lock"), progress(len(paths), "indexing", unit="shard") as bar:
@@ -96,11 +103,12 @@ def load_index(paths: list[str], scan: Callable[[str], list[Row]], cache: str | 
 def scan_tar(path: str) -> list[Row]:
     """Return a Row for each file of a tar, without hidden ones. Raises BadInput with the byte of a fault.
 
-    offset, size: bytes, of its content. label: the number in a .cls; -1 if it has none, and for other files.
-    is_first: whether it begins a sample: its name up to the first dot differs from that of the file before.
+    offset, size: bytes, of its content. label: the number in a .cls; -1 if it has none, and for other files;
+    -2 if its sample began earlier in the tar, before other samples. is_first: whether it begins a sample: its
+    name up to the first dot differs from that of the file before.
     """
     rows: list[Row] = []
-    sample, position = None, 0
+    sample, position, samples, names = None, 0, set[str](), set[str]()
     try:
         with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
             while member := tar.next():
@@ -108,12 +116,18 @@ def scan_tar(path: str) -> list[Row]:
                 position, name, before = member.offset, os.path.normpath(member.name), sample
                 if member.issparse() or member.islnk() or member.issym():
                     raise ValueError(f"{name} is sparse or a link: expected a whole file")
-                if not member.isreg() or os.path.basename(name).startswith("."):
+                if not member.isreg() or any(map(listing.is_hidden, re.findall("[^/]*[^/.][^/]*", name))):
                     continue
+                if name in names:
+                    raise ValueError(f"{name} is there twice")
                 sample, label = split_name(name)[0], -1
-                if name.endswith(".cls"):
+                if sample != before and sample in samples:
+                    label = TORN
+                elif name.lower().endswith(".cls"):
                     text = read_member(path, member.offset_data, member.size).strip()
                     label = int(text) if re.fullmatch(rb"\d{1,18}", text) else -1
+                samples.add(sample)
+                names.add(name)
                 rows.append((member.offset_data, member.size, label, sample != before, os.fsencode(name)))
             position = tar.offset
             if os.pread(file.fileno(), tarfile.BLOCKSIZE, position) != bytes(tarfile.BLOCKSIZE):
@@ -162,56 +176,113 @@ def split_path(path: str) -> tuple[str, int] | None:
 
 
 def look(
-    pattern: str, split: str, cache: str, classes: Sequence[str] | None, log: Log, val_share: float
+    pattern: str,
+    split: str,
+    cache: str,
+    classes: Sequence[str] | None,
+    log: Log,
+    val_share: float,
+    splits: str = "",
 ) -> Listing:
     """Return the images of a split in tar files, as listing.look() does for a folder.
 
     A tar belongs to a split if its path has the split's name as a word, as in imagenet-train-000.tar; an
     image, if its name begins with it, as in train/cat/1.jpg. If none has, the names of the images decide, by
-    val_share. The class of an image is the number in the .cls of its sample, or else the first folder of its
-    name, without the split. Raises BadInput.
+    val_share. If there are .cls files, the class of an image is the number in that of its sample; otherwise
+    it is the first folder of its name, without the split. Raises BadInput.
     """
     paths = find(pattern)
     base = os.path.commonpath([*map(os.path.dirname, paths)])
-    words = {path: {*re.findall("[a-z]+", path.removeprefix(base).lower())} for path in paths}
-    all_words = {*SPLITS["train"], *SPLITS["val"]}
-    if any(words[path] & all_words for path in paths):
-        paths, val_share = [path for path in paths if words[path] & {*SPLITS[split]}], 0.0
+    kinds = _find_splits(pattern, [path.removeprefix(base) for path in paths], splits, re.search, log)
+    if any(kinds.values()):
+        paths, val_share = [path for path in paths if kinds[path.removeprefix(base)] == split], 0.0
     if not paths:
-        raise BadInput(f"{pattern}: no file has {' or '.join(SPLITS[split])} in its name, but others have")
-    index = load_index(paths, scan_tar, cache)
-    numbers = np.maximum.reduceat(index["label"], np.flatnonzero(index["is_first"]))[
-        index["is_first"].cumsum() - 1
-    ]
-    found: list[tuple[str, str, str, int, int, str]] = []  # path, name, class, size, time, split in the name
-    times = [os.stat(path).st_mtime_ns for path in paths]
-    for (shard, offset, size, label, _, raw), number in zip(index.tolist(), numbers.tolist(), strict=True):
-        name = os.fsdecode(raw).lstrip("/")
-        if ".." in name.split("/") or (name.endswith(".cls") and label < 0):
-            raise BadInput(f"{paths[shard]}: {name}: expected a name without .., and a number >= 0 in a .cls")
-        if name.lower().endswith(images.EXTENSIONS):
-            path = f"{os.path.relpath(paths[shard], base)}/{offset:012}/{name}"
-            word, _, rest = name.partition("/")
-            if word in all_words and (number >= 0 or "/" in rest):
-                name = rest
-            else:
-                word = ""
-            if number < 0 and "/" not in name:
-                raise BadInput(
-                    f"{base}/{path} has no class: expected a number in a .cls next to it, or a folder"
-                )
-            text = name.split("/")[0] if number < 0 else str(number)
-            found.append((path, name, text, size, times[shard], word))
-    if any(row[-1] for row in found):
-        found, val_share = [row for row in found if row[-1] in SPLITS[split]], 0.0
+        names = " or ".join(listing.split_names(splits)[split])
+        raise BadInput(f"{pattern}: no file has {names} in its name, but others have the name of a split: "
+                       "--splits TRAIN,VAL names the words")  # fmt: skip
+    index = load_index(paths, scan_tar, cache, log)
+    rows = [(*row, os.fsdecode(raw).lstrip("/")) for *row, raw in index.tolist()]
+    has_cls = any(name.lower().endswith(".cls") for *_, name in rows)
+    numbers = _read_labels(paths, rows) if has_cls else {}
+    found: list[tuple] = []  # path, name, label in a .cls or "", size, time
+    times, left = [os.stat(path).st_mtime_ns for path in paths], Counter[str]()
+    for place, (shard, offset, size, _, _, name) in enumerate(rows):
+        number = numbers.get(place, "")
+        if not is_image(name) or (has_cls and not number):
+            left[listing.ending(name)] += not name.lower().endswith(".cls")
+            continue
+        if ".." in name.split("/") or not (number or "/" in name):
+            raise BadInput(f"{paths[shard]}: {name}: expected CLASS/NAME without .., or NAME with a NAME.cls")
+        path = f"{os.path.relpath(paths[shard], base)}/{offset:012}/{name}"
+        found.append((path, name, number, size, times[shard]))
+    of = lambda name, number: name.partition("/")[0] * (name.count("/") > (not number))  # noqa: E731
+    kinds = _find_splits(pattern, {of(*row[1:3]) for row in found}, splits, re.fullmatch, log)
+    if any(kinds.values()):
+        left["images of no split"] = sum(not kinds[of(*row[1:3])] for row in found)
+        found = [(path, name.partition("/")[2], *rest) for path, name, *rest in found
+                 if kinds[of(name, rest[0])] == split]  # fmt: skip
+        val_share = 0.0
+    if others := listing.count_endings(left):
+        log(f"{pattern}: ignored {others}")
     if not found:
         raise BadInput(f"{pattern} holds no image ({' '.join(images.EXTENSIONS)}) of the split {split}")
-    names, members, texts, sizes, mtimes, _ = map(list, zip(*sorted(found), strict=True))
-    are_numbers = bool((numbers >= 0).any())
-    if classes is None and not are_numbers and len(set(texts)) == 1:
-        raise BadInput(f"{pattern}: all images are in the folder {texts[0]}: expected CLASS/NAME")
-    classes, labels = number_classes(texts, classes, pattern, are_numbers)
-    kept = divide(pattern, split, members, labels, val_share, log) if val_share else np.arange(len(names))
+    names, members, texts, sizes, mtimes = map(list, zip(*sorted(found), strict=True))
+    texts = [text or member.partition("/")[0] for text, member in zip(texts, members, strict=True)]
+    ordered, labels = listing.number_classes(texts, classes, pattern, has_cls)
+    if classes is None:
+        listing.check_classes(
+            ordered, pattern, members if val_share and not has_cls and not splits else [], log
+        )
+    kept = (
+        listing.divide(pattern, split, members, labels, val_share, log)
+        if val_share
+        else np.arange(len(names))
+    )
     columns = labels[kept], np.array(sizes)[kept], np.array(mtimes)[kept]
     names = [names[place] for place in kept]
-    return Listing(os.path.abspath(pattern), split, base, classes, names, *columns, val_share)
+    return Listing(os.path.abspath(pattern), split, base, ordered, names, *columns, val_share, splits)
+
+
+def _find_splits(source: str, texts: Iterable[str], splits: str, find: Callable, log: Log) -> dict[str, str]:
+    """Return text -> the split whose name is a word of it (find: re.search) or all of it (re.fullmatch); ""
+    if it has none. Raises BadInput if it has the names of both splits."""
+    kinds = dict.fromkeys(sorted(texts), "")
+    for split, names in listing.split_names(splits).items():
+        used = ""
+        for name in names:
+            word = rf"(?<![a-z]){re.escape(name.lower())}(?![a-z])" + r"(?!\d)" * name[-1].isdigit()
+            here = [text for text in kinds if find(word, text.lower()) and kinds[text] != split]
+            if not used and any(kinds[text] for text in here):
+                raise BadInput(
+                    f"{source}: {here[0]} has the names of both splits: --splits TRAIN,VAL names them"
+                )
+            if used and here:
+                log(f"{source}: {split} is {used}; not used: {name}")
+            elif here:
+                used, kinds = name, kinds | dict.fromkeys(here, split)
+    return kinds
+
+
+def _read_labels(paths: list[str], rows: list[tuple]) -> dict[int, str]:
+    """Return the place of each image in the rows -> the number in the .cls of its sample. A sample without an
+    image and without a .cls has none. Raises BadInput with the sample of a fault."""
+    numbers = {}
+    firsts = [place for place, row in enumerate(rows) if row[4]]
+    for first, end in itertools.pairwise([*firsts, len(rows)]):
+        fields = [split_name(row[-1])[1].lower() for row in rows[first:end]]
+        pictures = [place for place, field in enumerate(fields, first) if f".{field}" in images.EXTENSIONS]
+        labels = [row[3] for row, field in zip(rows[first:end], fields, strict=True) if field == "cls"]
+        where = f"{paths[rows[first][0]]}: sample {split_name(rows[first][-1])[0]}"
+        if TORN in {row[3] for row in rows[first:end]}:
+            raise BadInput(f"{where}: its files, such as {fields[0]}, are not next to each other")
+        if not any(field.endswith("cls") or is_image(f".{field}") for field in fields):
+            continue
+        if len(pictures) != 1 or len(labels) != 1:
+            raise BadInput(
+                f"{where} has {', '.join(fields)}: expected one .cls and one image, "
+                f"{' '.join(images.EXTENSIONS)}; the first dot of a name ends the name of its sample"
+            )
+        if labels[0] < 0:
+            raise BadInput(f"{where}: expected a number >= 0 in its .cls")
+        numbers[pictures[0]] = str(labels[0])
+    return numbers

@@ -42,6 +42,8 @@ def add_arguments(parser: JobParser) -> None:
         metavar="SHARE",
         help="share for validation, of a folder without train/ and val/ (default: 10%%)",
     )
+    help = "names of the folders of the splits, if others than train/ and val/; none: all folders are classes"
+    add("--splits", type=image_folder.splits, default="", metavar="TRAIN,VAL", help=help)
     add("--custom_data", type=boolean, default=False, help="true: generated images instead")
     names = ", ".join(backends.BACKENDS)
     add("--data_backend", default="auto", metavar="NAME", help=f"auto (default): measured; {names}")
@@ -137,13 +139,18 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
 
     options = {
         "cache": cache, "max_bad": args.max_bad_images, "log": log.info, "val_share": args.val_share,
+        "splits": args.splits,
     }  # fmt: skip
     load: Any = functools.partial(image_folder.load, folder, **options)
     if args.evaluate:
         index = load("val", classes=_class_names(args, folder))
+        log.info(f"val: {index.describe()}")
         return index, index
     train_index = load("train", least=args.batch_size)
+    log.info(f"train: {train_index.describe()}")
     val_index = train_index if args.training_only else load("val", classes=train_index.classes)
+    if not args.training_only:
+        log.info(f"val: {val_index.describe()}")
     if train_index.labels.ndim != val_index.labels.ndim:
         one = "train" if train_index.labels.ndim == 1 else "val"
         raise BadInput(
@@ -250,7 +257,7 @@ def _class_names(args: argparse.Namespace, folder: str) -> tuple[str, ...] | Non
     with contextlib.suppress(BadInput):
         quiet = lambda line: None  # noqa: E731
         cache = args.cache_dir or args.output.index_folder
-        return image_folder.look(folder, "train", cache, None, quiet, args.val_share).classes
+        return image_folder.look(folder, "train", cache, None, quiet, args.val_share, args.splits).classes
     path = args.weights or args.resume
     return tuple(weights.read_class_names(path)) or None if os.path.exists(path) else None
 

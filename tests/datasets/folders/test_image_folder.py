@@ -103,15 +103,67 @@ def test_class_folders(data, start, lines):
     assert val.base == str(data / "val")
 
 
-def test_spellings_of_val(data, start):
-    fingerprint, before = start(data, "val").fingerprint, "val"
-    for spelling in ("val", "validation", "valid", "test"):
+@pytest.mark.parametrize(
+    "split, spellings",
+    [
+        ("train", ["train", "training", "Train", "TRAINING"]),
+        (
+            "val",
+            ["val", "validation", "valid", "dev", "test", "testing", "eval", "evaluation", "Test", "VAL"],
+        ),
+    ],
+)
+def test_spellings_of_splits(data, start, split, spellings):
+    """They are those of Hugging Face's imagefolder, with any capitals."""
+    fingerprint, before = start(data, split).fingerprint, split
+    for spelling in spellings:
         (data / before).rename(data / spelling)
-        index, before = start(data, "val"), spelling
+        index, before = start(data, split), spelling
         assert index.base == str(data / spelling) and os.path.isfile(index.path(0))
         assert index.fingerprint == fingerprint and start.read == []
-    write(data / "val", cat=3)
-    assert len(start(data, "val")) == 3, "val is taken before test"
+
+
+def test_the_first_name_of_a_split_is_used_and_the_others_are_named(data, start, lines):
+    write(data / "test", cat=2, dog=2)
+    write(data / "Val", cat=3, dog=3)
+    assert start(data, "val").base == str(data / "val")
+    assert lines == [f"{data}: val is val; not used: Val, test"]
+    assert start(data).base == str(data / "train") and lines == []
+
+
+@pytest.mark.parametrize("names", [("Learning", "Holdout"), ("fold2", "fold1")])
+def test_other_names_of_splits_are_refused_and_named_by_an_option(tmp_path, start, names):
+    """They hold the same class folders, here also one level deeper, and a few images beside them."""
+    root, splits = tmp_path / "data", ",".join(names)
+    for name, count in zip(names, (4, 2), strict=True):
+        for deeper in ("", "images") if name == "Learning" else ("",):
+            write(root / name / deeper, cat=count, dog=count, bird=count)
+    (root / names[0] / "cover.jpg").write_bytes(photo(0))
+    with pytest.raises(BadInput, match=f"hold the same folders .*--splits {splits} takes them.*none takes"):
+        start(root)
+    train = start(root, splits=splits)
+    val = start(root, "val", classes=train.classes, splits=splits)
+    assert [os.path.basename(index.base) for index in (train, val)] == [*names]
+    assert start(root, splits=",".join(names[::-1])).base == val.base
+    assert start(root, splits=splits).base == train.base and start.read == [], "each choice has an index"
+    assert set(start(root, splits="none").classes) == {*names}
+    with pytest.raises(BadInput, match=r"data has no folder Holdin and no list Holdin\.txt"):
+        start(root, "val", splits=f"{names[0]},Holdin")
+
+
+def test_classes_with_subfolders_are_no_splits(tmp_path, start):
+    root = tmp_path / "data"
+    for number, name in enumerate(("cat", "dog")):
+        write(root / name, images=2)
+        write(root / name, **{f"{name}s of {place}": 2 for place in "ab"})
+        write(root / "more" / name, **{str(number): 1})
+    assert start(root).classes == ("cat", "dog", "more")
+    (root / "dog").rename(root / "train")
+    with pytest.raises(
+        BadInput, match=r"data has train, but no val or .* --splits TRAIN,VAL .* --splits none"
+    ):
+        start(root, "val")
+    assert start(root, splits="none").classes == ("cat", "more", "train")
 
 
 def test_val_uses_the_numbers_of_train(data, start):
@@ -174,9 +226,17 @@ def test_images_without_class_folders(tmp_path, start, lines):
     root = write(tmp_path, train=3, val=2)
     (root / "train" / "notes").mkdir()
     (root / "train" / "notes" / "a.txt").touch()
-    for index in (start(root / "train", val_share=0), start(root)):
-        assert index.classes == ("",) and names(index) == ["0.jpg", "1.jpg", "2.jpg"]
-        assert index.labels.tolist() == [0, 0, 0]
+    for folder, options in ((root / "train", {"val_share": 0}), (root, {}), (root, {"split": "val"})):
+        with pytest.raises(
+            BadInput, match=r"images without a class folder: expected two or more classes: .*/CLASS/"
+        ):
+            start(folder, **options)
+    with pytest.raises(BadInput, match=r"one class, train: .*; or pass .*/train$"):
+        (root / "val").rename(root / ".val")
+        start(root, splits="none")
+    (root / ".val").rename(root / "val")
+    index = start(root / "train", val_share=0, labelled=False)
+    assert index.classes == ("",) and names(index) == ["0.jpg", "1.jpg", "2.jpg"]
     with pytest.raises(
         BadInput, match=r"val: 2 images belong to no class folder, but .* 2 classes: cat; dog"
     ):
@@ -189,7 +249,13 @@ def test_other_files_are_counted(data, start, lines):
     (data / "train" / ".cache").mkdir()
     (data / "train" / "loose.jpg").write_bytes(photo(1))
     assert len(start(data)) == 5
-    assert lines == [f"{data}/train: ignored 3 hidden or other files and 1 images outside class folders"]
+    for name in ("a.GIF", "b.gif", "c.heic"):
+        (data / "train" / "dog" / name).touch()
+    (data / "train" / "dog" / "@eaDir").mkdir()  # Synology's thumbnails
+    (data / "train" / "dog" / "@eaDir" / "1.jpg").write_bytes(photo(3))
+    assert len(start(data)) == 5
+    found = "hidden 3, .gif 2, .txt 1, .heic 1, 1 images outside class folders"
+    assert sorted(lines[0].partition("ignored ")[2].split(", ")) == sorted(found.split(", "))
 
 
 def test_links(data, tmp_path, start):
@@ -252,10 +318,61 @@ def test_list_whose_class_names_look_like_numbers(data, start):
     assert start(data, "val", classes=("10", "9")).labels.tolist() == [0, 1]
 
 
+LISTS = {  # lines of cat/a 0.jpg, label 0, and dog/a 1.jpg, label 1
+    "tabs, CRLF": b"cat/a 0.jpg\t0\r\ndog/a 1.jpg\t1\r\n",
+    "a name with spaces": b"cat/a 0.jpg\tcat\ndog/a 1.jpg\ttabby dog",
+    "quoted names": b'"cat/a 0.jpg" cat\n"dog/a 1.jpg"  "tabby dog"\n',
+    "commas": b"cat/a 0.jpg, 0\ndog/a 1.jpg, 1\n",
+    "quoted commas": b'"cat/a 0.jpg","0"\n"dog/a 1.jpg","1"\n',
+    "semicolons, the label first": b"0;cat/a 0.jpg\n1;dog/a 1.jpg\n",
+    "a header": b"path label\ncat/a 0.jpg 0\ndog/a 1.jpg 1\n",
+    "a header, columns": b"id,Class Name,image path,width\n7,0,cat/a 0.jpg,8\n9,1,dog/a 1.jpg,9\n",
+    "two images, a header": b"mask,file_name,label\nm.png,cat/a 0.jpg,0\nn.png,dog/a 1.jpg,1\n",
+    "UTF-16, a comment": "# of cats\ncat/a 0.jpg 0\n#\ndog/a 1.jpg 1\n".encode("utf-16"),
+    "only CR, dots": b"./cat/a 0.jpg 0\r./dog/a 1.jpg 1\r",
+}
+
+
+@pytest.mark.parametrize("form", LISTS)
+def test_forms_of_lists(tmp_path, start, form):
+    for name in ("cat/a 0.jpg", "dog/a 1.jpg"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(photo(1))
+    (tmp_path / "train.txt").write_bytes(LISTS[form])
+    index = start(tmp_path)
+    assert [os.path.normpath(name) for name in names(index)] == ["cat/a 0.jpg", "dog/a 1.jpg"]
+    assert index.labels.tolist() == [0, 1]
+    assert index.classes in [("0", "1"), ("cat", "tabby dog")]
+
+
+def test_a_list_without_the_first_class_is_named(data, start, lines):
+    (data / "val.txt").write_text("val/dog/0.jpg 1\n")
+    assert start(data, "val", classes=("cat", "dog")).labels.tolist() == [1]
+    assert lines[0] == f"{data}/val.txt: no image has the label 0, which is the class cat"
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
         ("", r"val\.txt lists no image"),
+        (
+            "a.jpg 0\nb.jpg tabby dog\n",
+            r"line 2: expected `path label`, found 'b\.jpg tabby dog': quote a label",
+        ),
+        ("a.jpg 0 10 20\nb.jpg 1 10 20\n", r"line 1: expected `path label`, found 'a\.jpg 0 10 20': quote"),
+        ("0 a.jpg\n1 b.jpg\n", r"line 1: expected `path label`, found '0 a\.jpg'"),
+        ("a.jpg,0\nb.jpg,\n", r"line 2: expected `path,label`, found 'b\.jpg,'"),
+        ("a.jpg,0\nb.jpg,0,1\nc.jpg,1", r"line 2: expected `path,label`, found 'b\.jpg,0,1'"),
+        ("what,kind\na.jpg,0\nb.jpg,1\n", r"line 1: expected `path,label`, found 'what,kind'"),
+        ("label,file\na.jpg,0\nb.jpg,1\n", r"line 1: expected `path,label`, found 'label,file'"),
+        ("a.jpg,0,3\nb.jpg,1,3\n", r"line 1: expected `path,label`, or of 3 columns, a header that names"),
+        ("file,class,label\na.jpg,0,3\n", r"line 1: .* of 3 columns, a header that names the path and one"),
+        (
+            'a.jpg,"3, 17"\nb.jpg,3\n',
+            r"line 1: expected `path,label`, found .*: write several labels as 3,17",
+        ),
+        ("a.jpg 3;17\nb.jpg 3\n", r"line 1: .*: write several labels as 3,17"),
+        ("val/cat/0.jpg cat\n./val/cat/0.jpg dog\n", r"lists \./val/cat/0\.jpg twice, with labels "),
         (
             "val/cat/0.jpg 0\n\nval/dog/0.jpg\n",
             r"val\.txt, line 3: expected `path label`, found 'val/dog/0\.jpg'",
@@ -305,7 +422,7 @@ def test_nothing_to_learn_from(tmp_path, data, start):
     assert len(start(data, "val", classes=("cat", "dog", "zebra"))) == 2, "a class may be missing in val"
     shutil.rmtree(data / "val")
     with pytest.raises(
-        BadInput, match=r"data has train, but no val/ or val\.txt or validation/ or .*test\.txt"
+        BadInput, match=r"data has train, but no val or validation or .*test or .*--splits TRAIN,VAL"
     ):
         start(data, "val")
     (data / "train" / "zebra").rmdir()
@@ -444,17 +561,17 @@ def test_many_bad_images(tmp_path, start):
     for number in range(30):
         (root / "dog" / f"{number:02}.jpg").touch()
     with pytest.raises(BadInput) as error:
-        start(root, val_share=0)
+        start(root, val_share=0, labelled=False)
     text = str(error.value)
     assert text.startswith("30 of 31 images") and text.count("is empty") == 10 and "; and 20 more. " in text
     (root / "cat" / "0.jpg").write_bytes(b"")
     with pytest.raises(BadInput, match=r"all 31 images of .*data are bad"):
-        start(root, max_bad=1.0, val_share=0)
+        start(root, max_bad=1.0, val_share=0, labelled=False)
     root = write(tmp_path / "many", cat=200)
     (root / "cat" / "7.jpg").write_bytes(b"")
     with pytest.raises(BadInput, match=r"^1 of 200 .* --max_bad_images 0\.5% skips them$"):
-        start(root, val_share=0)
-    assert len(start(root, max_bad=fraction("0.5%"), val_share=0)) == 199
+        start(root, val_share=0, labelled=False)
+    assert len(start(root, max_bad=fraction("0.5%"), val_share=0, labelled=False)) == 199
 
 
 def test_a_file_that_cannot_be_read_is_not_a_bad_image(data, start, monkeypatch):

@@ -127,10 +127,14 @@ def test_numeric_class_folders_have_the_numbers_of_loose_folders(tmp_path):
 
 
 def test_folders_of_splits_in_a_tar_are_splits_and_not_classes(tmp_path):
-    names = ["/train/a/1.jpg", "train/b/2.jpg", "val/a/3.jpg", "validation/b/4.jpg"]
+    names = ["/Train/a/1.jpg", "Train/b/2.jpg", "val/a/3.jpg", "val/b/4.jpg", "test/b/5.jpg", "more/b/6.jpg"]
     tars.write(tmp_path / "images.tar", [(name, b"") for name in names])
     for split, ends in (("train", ["1.jpg", "2.jpg"]), ("val", ["3.jpg", "4.jpg"])):
-        found = look(tmp_path / "*.tar", split, val_share=0.5)
+        lines = []
+        found = look(tmp_path / "*.tar", split, val_share=0.5, log=lines.append)
+        assert "val is val; not used: test" in lines[0] and lines[1].endswith(
+            ": ignored images of no split 2"
+        )
         assert found.classes == ("a", "b") and found.labels.tolist() == [0, 1]
         assert [os.path.basename(path) for path in found.paths] == ends
 
@@ -178,16 +182,20 @@ def test_tars_without_splits_are_divided_by_the_names_of_the_images(tmp_path):
 @pytest.mark.parametrize(
     "names, files, message",
     [
-        (["train.tar"], [("1.jpg", b""), ("1.cls", b"cat")], "has no class: expected a number"),
+        (["train.tar"], [("1.jpg", b""), ("1.cls", b"cat")], "sample 1: expected a number >= 0 in its .cls"),
         (["train.tar"], [("1.txt", b"")], "holds no image"),
-        (["test.tar"], [("a/1.jpg", b"")], "no file has train in its name"),
+        (["test.tar"], [("a/1.jpg", b"")], "no file has train or training in its name"),
         (["train.tar"], [("1.jpg", b""), ("1.cls", b"7")], r"label 7 is not in 0\.\.0"),
-        (["train.tar"], [("a/1.jpg", b""), ("a/1.cls", b"cat")], r"train\.tar: a/1\.cls: .* number"),
+        (
+            ["train.tar"],
+            [("a/1.jpg", b""), ("a/1.cls", b"cat")],
+            r"train\.tar: sample a/1: expected a number",
+        ),
         (["train.tar"], [("../a/1.jpg", b"")], r"train\.tar: \.\./a/1\.jpg"),
         (
             ["images.tar"],
             [("data/a/1.jpg", b""), ("data/b/2.jpg", b"")],
-            "in the folder data: expected CLASS/NAME",
+            "one class, data: expected two or more",
         ),
         (["images.tar"], [("val/a/1.jpg", b"")], "split train"),
     ],
