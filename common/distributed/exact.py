@@ -11,19 +11,26 @@ Related work: M. Li et al., "EasyScale", SC '23, whose virtual workers move betw
 """
 
 import contextlib
+import functools
 import itertools
 import os
-from collections.abc import Callable, Iterable
-from typing import Any
+import random
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from common.distributed import ranks
 from common.ground import accelerator
 from common.ground.exits import BadInput
 
 HELP = "shards of a step, a power of two: the same bits on 1, 2, 4, ... V processes"
+_FLAT = 2**25  # bytes that are sent together
+_CHECK_EVERY = 32  # steps, see _Call
 _Sums = dict[torch.Tensor, torch.Tensor]  # parameter -> gradient
 
 
@@ -38,7 +45,7 @@ def sum_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 class Shards:
-    """The shards of each step, whose gradients DistributedDataParallel adds in one fixed binary tree.
+    """The shards of each step, whose gradients are added in one fixed binary tree.
 
     count: V, of a step, over all processes. device: that of the model. Operators use one thread on the CPU,
     and deterministic algorithms on a GPU. Raises BadInput if V is not a power of two, or not divisible by the
@@ -46,8 +53,10 @@ class Shards:
     `local`: shards of this process. `index`: the shard that is computed now, 0..V-1.
     """
 
+    _hook: ClassVar[Any] = None  # of all optimizers; a process has one
+
     def __init__(self, count: int, device: torch.device):
-        self.count, self.world_size = count, ranks.world_size()
+        self.count, self.world_size, self._device = count, ranks.world_size(), device
         if count & (count - 1) or count % self.world_size:
             if ranks.is_initialized():  # a rank that leaves before the others are connected is their error
                 torch.distributed.barrier()
@@ -57,104 +66,165 @@ class Shards:
         self.local = count // self.world_size
         self.first = self.index = ranks.rank() * self.local
         self._sums: list[_Sums] = []  # gradients of 1, 2, 4, ... shards, the nearest last
+        self._earlier: _Sums = {}  # gradients from before the step, as in an accumulation
+        self._used: set[torch.Tensor] = set()  # parameters with a gradient of this shard
+        self._hooked: set[torch.Tensor] = set()  # parameters
         self._losses: list[torch.Tensor] = []
-        self._before: list[torch.Tensor] = []  # the buffers before the step
-        self._after: list[torch.Tensor] = []  # and after the first shard
-        self._collectives = 0
+        self._buffers: list[_Buffer] = []  # before the step
+        self._after: list[torch.Tensor | None] = []  # their values after the first shard
+        self._is_open = False  # from the forward pass of a shard until add()
+        self._steps = self._collectives = 0
         torch.set_num_threads(1)  # the sums inside an operator depend on the number of threads
         if device.type != "cpu":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first call of cuBLAS
             torch.use_deterministic_algorithms(True)
 
     def attach(self, forward: Any) -> None:
-        """Make DistributedDataParallel add the gradients in the tree. Call it once, before the first step.
+        """Add the gradients of a DistributedDataParallel in the tree. Call it once, before the first step.
         Raises BadInput if `forward` is another wrapper, such as FSDP."""
         if type(forward) is not DistributedDataParallel:
             name = type(forward).__name__
             raise BadInput(f"--exact_shards: expected a DistributedDataParallel (not FSDP), got {name}")
-        self._forward, self._buffers = forward, [each.data for each in forward.module.buffers()]
-        forward.require_backward_grad_sync = self.local == 1  # as no_sync(): the last shard of a step sends
+        self._forward = forward
+        forward.exact_shards = self  # type: ignore[assignment]
+        forward.require_backward_grad_sync = False  # as no_sync(): add() sends
+        forward.broadcast_buffers = forward.find_unused_parameters = forward.static_graph = False
         forward.register_forward_pre_hook(self._begin)  # not of the module, which may be copied
-        forward.register_forward_hook(self._expect_no_collectives)
-        forward.register_comm_hook(None, self._average)
+        self._calls = [_Call("the model", forward, forward.module)]
+        self.watch({})
+        if Shards._hook:  # of an earlier run in this process, as in a notebook
+            Shards._hook.remove()
+        Shards._hook = register_optimizer_step_pre_hook(self._check_optimizer)
 
+    def watch(self, objects: dict[str, Any], generators: Sequence[Any] = ()) -> None:
+        """Treat the modules and the optimizers among these objects as those of the model: a shard begins with
+        their buffers, and the gradients of what they train are added. The Checkpointer calls it.
+
+        generators: the user's own, which the loader seeds for each shard.
+        """
+        modules = {name: each for name, each in objects.items() if isinstance(each, torch.nn.Module)}
+        parts = dict.fromkeys(self._forward.module.modules())
+        self._calls += [_Call(name, each, each) for name, each in modules.items() if each not in parts]
+        others = itertools.chain.from_iterable(each.modules() for each in modules.values())
+        self._modules = list(dict.fromkeys([*parts, *others]))
+        self._optimizers = [each for each in objects.values() if isinstance(each, torch.optim.Optimizer)]
+        self._generators, self._buffers, self._is_open = generators, [], False
+
+    @torch.no_grad()
     def add(self, loss: torch.Tensor) -> torch.Tensor | None:
         """End a shard after its backward(). Return None if another shard of the step follows.
 
         After the last one the gradients are the means over all shards, and the buffers are those of shard 0.
-        Then the result is the mean loss of this process's shards. loss: scalar, the mean over the shard.
+        Then the result is the mean loss of all shards, equal on all ranks. loss: scalar, the mean over the
+        shard. A parameter without a gradient has the gradient 0. Gradients from before the step, as in an
+        accumulation, are added to the means.
         """
+        if not self._is_open:
+            raise BadInput("--exact_shards: shards.add() without forward(inputs): call forward, not model")
         if self._collectives != _count_collectives():
             raise BadInput("--exact_shards: the model or the criterion communicates with other processes")
-        self._losses.append(accelerator.double(loss.detach()))
+        self._losses.append(accelerator.double(loss.detach()).squeeze())
         done = len(self._losses)
         if done == 1:
-            self._after = [each.clone() for each in self._buffers]
+            self._after = [each.read() for each in self._buffers]
+        self._keep_gradients(done)
         is_last = done == self.local
-        for buffer, value in zip(self._buffers, self._after if is_last else self._before, strict=True):
-            buffer.copy_(value)
-        self._forward.require_backward_grad_sync = done % self.local == self.local - 1
-        self.index = self.first + done % self.local
+        if is_last:
+            self._repeat_calls()
+        for place, buffer in enumerate(self._buffers):
+            buffer.write(self._after[place] if is_last else buffer.value)
+        self.index, self._is_open = self.first + done % self.local, False
         if not is_last:
-            self._keep_gradients(done)
+            self._collectives = _count_collectives()
             return None
-        ranks.broadcast_buffers(self._forward.module)
-        losses, self._losses, self._sums, self._before = self._losses, [], [], []
-        return torch.stack(losses).mean()
+        self._average()
+        rows, self._losses, self._buffers = self._make_rows(self._losses), [], []
+        if self.world_size > 1:
+            torch.distributed.all_reduce(rows)
+        self._steps += 1
+        return sum_rows(rows) / self.count
 
     def rows(self, evaluate: Callable[[Iterable], torch.Tensor], loader: Any) -> torch.Tensor:
         """Return evaluate(batches), sums [n], for each part of a loader whose sampler was split, as the rows
         of this process's shards [V, n]. The other rows are zeros: all_reduce adds them in any order."""
+        _check_settings()
         sampler = loader.plan.sampler
         with contextlib.closing(iter(loader)) as batches:
             counts = [len(part[:: sampler.largest]) for part in sampler.parts]
-            own = torch.stack([evaluate(itertools.islice(batches, count)) for count in counts])
-        rows = own.new_zeros(self.count, *own.shape[1:])
-        rows[self.first : self.first + self.local] = own
+            return self._make_rows([evaluate(itertools.islice(batches, count)) for count in counts])
+
+    def _make_rows(self, values: list[torch.Tensor]) -> torch.Tensor:
+        rows = values[0].new_zeros(self.count, *values[0].shape)
+        rows[self.first : self.first + self.local] = torch.stack(values)
         return rows
 
     def _begin(self, *_: Any) -> None:
-        """Remember the buffers before the first shard: each shard of the step begins with them."""
-        if torch.backends.cudnn.benchmark:
-            raise BadInput("--exact_shards: torch.backends.cudnn.benchmark is True, expected False")
-        if not self._before:
-            self._before = [each.clone() for each in self._buffers]
+        """Begin a shard with its first forward pass; the first shard remembers the buffers."""
+        _check_settings()
+        if not self._buffers:
+            self._buffers = _list_buffers(self._modules)
+        if self._is_open or not torch.is_grad_enabled():
+            return
+        self._is_open = True
+        if self._losses:
+            return
+        self._collectives = _count_collectives()
+        for parameter in self._list_trained():
+            if parameter not in self._hooked:
+                self._hooked.add(parameter)
+                parameter.register_hook(functools.partial(self._note_gradient, parameter))
+        if self._steps < 2 or self._steps % _CHECK_EVERY == 0:
+            for call in self._calls:
+                call.sources = _list_sources(self._device, self._generators)
 
-    def _expect_no_collectives(self, *_: Any) -> None:
-        self._collectives = _count_collectives()  # from now until add() those of _average() follow
+    def _list_trained(self) -> list[torch.Tensor]:
+        """Return the parameters whose gradients are added, in the same order on every rank."""
+        groups = itertools.chain.from_iterable(each.param_groups for each in self._optimizers)
+        others = itertools.chain.from_iterable(group["params"] for group in groups)
+        own = dict.fromkeys([*self._forward.module.parameters(), *others])
+        return [parameter for parameter in own if parameter.requires_grad]
+
+    def _note_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Set a gradient from before the step aside: called before the first one of the step is added."""
+        if gradient.layout != torch.strided:
+            named = self._forward.module.named_parameters()
+            name = next((name for name, each in named if each is parameter), "a parameter")
+            raise BadInput(f"--exact_shards: the gradient of {name} is sparse, expected a dense one")
+        if not self._losses and parameter not in self._used and parameter.grad is not None:
+            self._earlier[parameter], parameter.grad = parameter.grad, None
+        self._used.add(parameter)
 
     def _keep_gradients(self, done: int) -> None:
         """Move the gradients of a shard to the partial sums, as a binary counter adds 1."""
         sums: _Sums = {}
-        for parameter in self._forward.module.parameters():
-            if parameter.requires_grad:
-                sums[parameter] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                parameter.grad = None
+        for parameter in self._list_trained():
+            gradient, parameter.grad = parameter.grad, None
+            if done == 1 and gradient is not None and parameter not in self._used:
+                self._earlier[parameter], gradient = gradient, None
+            sums[parameter] = torch.zeros_like(parameter) if gradient is None else gradient.detach()
+        self._used.clear()
         while done % 2 == 0:
-            _add(sums, self._sums.pop())
+            others = self._sums.pop()
+            torch._foreach_add_(list(sums.values()), [others[each] for each in sums])
             done //= 2
         self._sums.append(sums)
 
-    def _average(self, _: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
-        """Average a bucket of gradients over all shards: a communication hook. The bucket has the gradients
-        of this process's last shard."""
-        flat, parameters = bucket.buffer(), bucket.parameters()
-        pieces = zip(parameters, flat.split([each.numel() for each in parameters]), strict=True)
-        # A gradient has the strides of its parameter; those of bucket.gradients() are others.
-        gradients = {each: piece.as_strided(each.shape, each.stride()) for each, piece in pieces}
-        for sums in reversed(self._sums):
-            _add(gradients, sums)
+    def _average(self) -> None:
+        """Set the gradients to the means over all shards, and the buffers to those of rank 0."""
+        [sums], self._sums = self._sums, []
         if self.world_size > 1:
-            before = _count_collectives()
-            self._sum_over_ranks(flat)
-            self._collectives += _count_collectives() - before
-        flat.div_(self.count)  # a power of two: exact
-        devices: Any = [flat.device] if flat.device.type != "cpu" else None
-        future = torch.futures.Future[torch.Tensor](devices=devices)
-        future.set_result(flat)
-        return future
+            # in the order of memory, which is that of the parameter on every rank
+            orders = [sorted(range(each.dim()), key=each.stride, reverse=True) for each in sums]
+            gradients = [sums[each].permute(order) for each, order in zip(sums, orders, strict=True)]
+            _send(gradients, self._sum_over_ranks)
+            buffers = [each.holder.get(each.name) for each in self._buffers]
+            _send([each for each in buffers if each is not None], torch.distributed.broadcast)
+        torch._foreach_div_(list(sums.values()), self.count)  # a power of two: exact
+        for parameter, gradient in sums.items():
+            earlier = self._earlier.pop(parameter, None)
+            parameter.grad = gradient if earlier is None else gradient.add_(earlier)
 
-    def _sum_over_ranks(self, flat: torch.Tensor) -> None:
+    def _sum_over_ranks(self, flat: torch.Tensor, _: int = 0) -> None:
         """Sum a tensor [n] over the ranks in the tree. A process adds one slice of it, which it gets from all
         processes, and sends the sum to all: the volume of all_reduce."""
         sizes = [len(part) for part in flat.tensor_split(self.world_size)]
@@ -165,9 +235,176 @@ class Shards:
         rows[1:] = sum_rows(rows)
         torch.distributed.all_to_all_single(flat, slices, sizes, own)
 
+    def _repeat_calls(self) -> None:
+        """Repeat the first call of each module in the step. Raises BadInput if a result is another one."""
+        for call in self._calls:
+            if name := call.repeat():
+                raise BadInput(
+                    f"--exact_shards: {call.name}: {name} changes if a shard is computed again after others: "
+                    "expected state between two calls only in buffers (register_buffer), because each shard "
+                    "begins with those of the step"
+                )
 
-def _add(sums: _Sums, others: _Sums) -> None:
-    torch._foreach_add_(list(sums.values()), [others[each] for each in sums])
+    def _check_optimizer(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
+        """Raise BadInput for a step with a closure, or between two shards."""
+        trained = set(self._list_trained())
+        if trained.isdisjoint(each for group in optimizer.param_groups for each in group["params"]):
+            return  # it trains the input, for example
+        name = f"--exact_shards: {type(optimizer).__name__}.step()"
+        if any(each is not None for each in (*args[1:2], kwargs.get("closure"))):
+            raise BadInput(f"{name} got a closure, which sees one shard: expected an optimizer without one")
+        if self._is_open or self._losses:
+            raise BadInput(f"{name} between two shards: expected it after shards.add() has returned a loss")
+
+
+class _Buffer(NamedTuple):
+    """A buffer of a module, and its value at some time. holder: the dictionary of the module's buffers."""
+
+    holder: dict[str, torch.Tensor | None]
+    name: str
+    tensor: torch.Tensor | None
+    value: torch.Tensor | None
+
+    def read(self) -> torch.Tensor | None:
+        """Return a copy of the present value."""
+        value = self.holder.get(self.name)
+        return None if value is None else value.detach().clone()
+
+    def write(self, value: torch.Tensor | None) -> None:
+        """Set the value, if possible in the tensor that was the buffer then: others may refer to it."""
+        tensor = self.tensor
+        if tensor is not None and value is not None and tensor.shape == value.shape:
+            tensor.data.copy_(value)
+            value = tensor
+        self.holder[self.name] = value
+
+
+def _list_buffers(modules: Iterable[torch.nn.Module]) -> list[_Buffer]:
+    parts = [(each._buffers, name, tensor) for each in modules for name, tensor in each._buffers.items()]
+    return [_Buffer(*part, None if part[2] is None else part[2].detach().clone()) for part in parts]
+
+
+class _Call:
+    """The first call of a module in a step. It is repeated at the end of the step: the results differ if the
+    module keeps state between its calls.
+
+    hooked: the module, or the wrapper that calls it. `sources`: those of random numbers; if they are set,
+    the next call is recorded.
+    """
+
+    def __init__(self, name: str, hooked: torch.nn.Module, module: torch.nn.Module):
+        self.name, self.module = name, module
+        self.sources: list[Any] = []
+        self._repeat: Callable[[], dict[str, torch.Tensor]] | None = None
+        self._results: dict[str, torch.Tensor] = {}
+        hooked.register_forward_pre_hook(self._record, with_kwargs=True)
+        hooked.register_forward_hook(self._keep_results)
+
+    def _record(self, _: Any, args: tuple, kwargs: dict) -> None:
+        plain = torch.Tensor | int | float | str | None  # the call may change other objects
+        if not self.sources or not all(isinstance(each, plain) for each in tree_flatten((args, kwargs))[0]):
+            return
+        inputs = tree_map_only(torch.Tensor, lambda each: each.detach().clone(), (args, kwargs))
+        modules = list(self.module.modules())
+        buffers, modes = _list_buffers(modules), [each.training for each in modules]
+        sources, self.sources = self.sources, []
+        draws, has_grad, autocast = _save_states(sources), torch.is_grad_enabled(), _find_autocast(inputs)
+
+        def repeat() -> dict[str, torch.Tensor]:
+            states, attributes = _save_states(sources), [dict(vars(each)) for each in modules]
+            for each, mode in zip(modules, modes, strict=True):
+                each.training = mode
+            for buffer in buffers:
+                buffer.write(buffer.value)
+            draws()
+            with torch.set_grad_enabled(has_grad), autocast:
+                results = self._list_results(self.module(*inputs[0], **inputs[1]))
+            states()
+            for each, own in zip(modules, attributes, strict=True):
+                vars(each).clear()
+                vars(each).update(own)
+            return results
+
+        self._repeat = repeat
+
+    def _keep_results(self, _: Any, args: tuple, output: Any) -> None:
+        if self._repeat and not self._results:
+            self._results = self._list_results(output)
+
+    def _list_results(self, output: Any) -> dict[str, torch.Tensor]:
+        """Return the bits of the outputs, parameters and buffers. Those of a parameter are summed."""
+        tensors = [each for each in tree_flatten(output)[0] if isinstance(each, torch.Tensor)]
+        results = {f"parameter {name}": _bits(each).sum() for name, each in self.module.named_parameters()}
+        results |= {f"buffer {name}": _bits(each).clone() for name, each in self.module.named_buffers()}
+        return results | {f"output {place}": _bits(each).clone() for place, each in enumerate(tensors)}
+
+    def repeat(self) -> str:
+        """Repeat the recorded call and forget it. Return the name of a result that differs, or "". Generators
+        and attributes of the module are restored, buffers are not."""
+        repeat, results, self._repeat, self._results, self.sources = self._repeat, self._results, None, {}, []
+        again = repeat() if repeat and results else results
+        equal = {name for name in again if name in results and torch.equal(again[name], results[name])}
+        return next((name for name in results if name not in equal), "")
+
+
+def _find_autocast(inputs: Any) -> Any:
+    """Return the context of mixed precision that is active for inputs on a device."""
+    devices = [each.device.type for each in tree_flatten(inputs)[0] if isinstance(each, torch.Tensor)]
+    kind = next((each for each in devices if each != "cpu"), "cpu")
+    own, of_cpu = torch.utils.checkpoint._get_autocast_kwargs(kind)  # its arguments differ between versions
+    return torch.autocast(kind, **own) if own else torch.autocast("cpu", **of_cpu)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bits of a dense tensor as integers: a NaN equals itself."""
+    tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.view(integers[tensor.element_size()])
+
+
+def _list_sources(device: torch.device, generators: Sequence[Any]) -> list[Any]:
+    """Return the sources of random numbers of a process."""
+    of_device = [accelerator.of(device)] * (device.type != "cpu")
+    return [torch, random, np.random, *of_device, *(each.value for each in generators)]
+
+
+def _save_states(sources: list[Any]) -> Callable[[], None]:
+    """Return a function that restores the present states of generators."""
+    pairs = (("get_rng_state", "set_rng_state"), ("get_state", "set_state"), ("getstate", "setstate"))
+    functions: list[Callable[[], object]] = []
+    for source in sources:
+        found = next((pair for pair in pairs if hasattr(source, pair[1])), None)
+        if found:
+            functions.append(functools.partial(getattr(source, found[1]), getattr(source, found[0])()))
+        elif bits := getattr(source, "bit_generator", None):  # of NumPy
+            functions.append(functools.partial(setattr, bits, "state", bits.state))
+
+    def restore() -> None:
+        for function in functions:
+            function()
+
+    return restore
+
+
+def _send(tensors: list[torch.Tensor], collective: Callable[[torch.Tensor, int], object]) -> None:
+    """Call a collective in place on tensors, as few flat ones [n]. Its second argument is rank 0."""
+    for part in torch._utils._take_tensors(tensors, _FLAT):
+        flat = torch.cat([each.reshape(-1) for each in part])
+        collective(flat, 0)
+        pieces = flat.split([each.numel() for each in part])
+        for each, piece in zip(part, pieces, strict=True):
+            each.copy_(piece.view_as(each))
+
+
+def _check_settings() -> None:
+    """Raise BadInput if a setting of torch on which sums depend is another one."""
+    settings = {
+        "torch.get_num_threads()": (torch.get_num_threads(), 1),
+        "torch.backends.cudnn.benchmark": (torch.backends.cudnn.benchmark, False),
+    }
+    for name, (value, expected) in settings.items():
+        if value != expected:
+            raise BadInput(f"--exact_shards: {name} is {value}, expected {expected}")
 
 
 def _count_collectives() -> int:
