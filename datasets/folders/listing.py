@@ -340,8 +340,8 @@ def _read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
         labels[path] = label
     if not labels:
         raise BadInput(f"{source} lists no image")
-    paths = sorted(labels)
-    return paths, [labels[path] for path in paths]
+    ordered = sorted(labels)
+    return ordered, [labels[path] for path in ordered]
 
 
 def _read_lines(source: str) -> list[tuple[int, str]]:
