@@ -182,7 +182,7 @@ def look(
     classes: Sequence[str] | None,
     log: Log,
     val_share: float,
-    splits: str = "",
+    splits: str | None = None,
 ) -> Listing:
     """Return the images of a split in tar files, as listing.look() does for a folder.
 
@@ -225,7 +225,7 @@ def look(
         are_named, left["images of no split"] = True, sum(not kinds[of(*row[1:3])] for row in found)
         found = [(path, name.partition("/")[2], *rest) for path, name, *rest in found
                  if kinds[of(name, rest[0])] == split]  # fmt: skip
-    if splits not in ("", listing.NO_SPLITS) and not are_named:
+    if splits not in (None, listing.NO_SPLITS) and not are_named:
         raise BadInput(f"--splits {splits}: {pattern} has no file and no folder of these names")
     val_share = 0.0 if are_named else val_share
     if others := listing.count_endings(left):
@@ -245,7 +245,7 @@ def look(
     return Listing(os.path.abspath(pattern), split, base, ordered, names, *columns, val_share, splits)
 
 
-def _find_splits(source: str, texts: Iterable[str], splits: str, find: Callable) -> dict[str, str]:
+def _find_splits(source: str, texts: Iterable[str], splits: str | None, find: Callable) -> dict[str, str]:
     """Return text -> the split whose name is a word of it (find: re.search), or all of it (re.fullmatch); or
     "". Of the names of a split, the first that is found counts. Raises BadInput if a text has both splits."""
     kinds = dict.fromkeys(sorted(texts), "")
