@@ -40,9 +40,7 @@ class TarShards(Dataset):
     ):
         self.paths, self.index = _open(files, shards.scan_tar, cache_dir)
         self.transform = transform
-        if len(torn := self.index[self.index["label"] == shards.TORN]):
-            name, path = os.fsdecode(torn["name"][0]), self.paths[torn["shard"][0]]
-            raise BadInput(f"{path}: {name} is not next to the other files of its sample")
+        shards.check_samples(self.paths, self.index)
         self._first = np.append(np.flatnonzero(self.index["is_first"]), len(self.index))  # its row
         self._sizes = np.array(self.index["size"])  # arrays of numbers are part of the data's fingerprint
 

@@ -90,7 +90,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add, count = parser.add_argument, arguments.positive_int
     add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
     add("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
-    add("--splits", type=image_folder.splits, default="", metavar="TRAIN,VAL", help="those of the job")
+    add("--splits", type=image_folder.splits, metavar="TRAIN,VAL", help="those of the job")
     add("--pack", metavar="FOLDER", help="also measure decoded images, kept in this folder")
     add("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
     add("--image_size", type=count, default=224, help="default: 224")

@@ -179,15 +179,15 @@ def is_at(handle: int, path: str) -> bool:
 def own_place(path: str, log: Callable[[str], object], *users: int) -> str:
     """Return the path if it is missing, or if it and its files belong to this user, to root or to `users`. Or
     else log a line and return the path with the number of this user. Raises BadInput if that is another's."""
-    users = {0, os.geteuid(), *users}
+    known = {0, os.geteuid(), *users}
     for place in (path, f"{path}-{os.geteuid()}"):
         try:
             owners = {os.lstat(place).st_uid}
-            if owners <= users and os.path.isdir(place):
+            if owners <= known and os.path.isdir(place):
                 owners |= {os.lstat(os.path.join(place, name)).st_uid for name in os.listdir(place)}
         except OSError:  # it is missing, or cannot be opened
             return place
-        owners -= users
+        owners -= known
         if owners:  # some network file systems show one owner, whoever made a file
             with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=os.path.dirname(place)) as own:
                 owners.discard(os.fstat(own.fileno()).st_uid)

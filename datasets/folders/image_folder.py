@@ -157,7 +157,7 @@ def load(
     log: Log = print,
     val_share: float = VAL_SHARE,
     least: int = 1,
-    splits: str = "",
+    splits: str | None = None,
     labelled: bool = True,
 ) -> ImageFolderIndex:
     """Return the index of a split, from `cache` if no file has changed since.
@@ -190,7 +190,7 @@ def look(
     classes: Sequence[str] | None,
     log: Log,
     val_share: float = VAL_SHARE,
-    splits: str = "",
+    splits: str | None = None,
     labelled: bool = True,
 ) -> Listing:
     """Return the images of a split of a folder, or of tar files. Arguments: those of load()."""

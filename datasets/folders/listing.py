@@ -74,7 +74,7 @@ class Listing(NamedTuple):
     sizes: np.ndarray
     mtimes: np.ndarray
     val_share: float = 0.0  # if the path of an image decides its split, otherwise 0
-    splits: str = ""  # --splits
+    splits: str | None = None  # --splits
 
     def stamp(self) -> str:
         """Return a digest of all that is known without reading the files."""
@@ -92,7 +92,7 @@ def look(
     classes: Sequence[str] | None,
     log: Log,
     val_share: float = 0.0,
-    splits: str = "",
+    splits: str | None = None,
     labelled: bool = True,
 ) -> Listing:
     """Return the Listing of a split without reading an image. Arguments: those of image_folder.load().
@@ -127,7 +127,7 @@ def look(
     return Listing(root, split, base, ordered, paths, labels, sizes, mtimes, val_share, splits)
 
 
-def find_split(root: str, split: str, splits: str = "", log: Log = lambda line: None) -> str:
+def find_split(root: str, split: str, splits: str | None = None, log: Log = lambda line: None) -> str:
     """Return the name of a split's folder, or of its list without .txt; "" if the root folder has none.
 
     splits: the names of both, as --splits gives them. log: gets one line if other names of the split exist.
@@ -152,7 +152,7 @@ def find_split(root: str, split: str, splits: str = "", log: Log = lambda line: 
     return found[0] if found else ""
 
 
-def split_names(splits: str) -> dict[str, tuple[str, ...]]:
+def split_names(splits: str | None) -> dict[str, tuple[str, ...]]:
     """Return split -> the names of its folder or shards, of which the first that exists is used: SPLITS, or
     those of --splits."""
     if splits == NO_SPLITS:
@@ -340,8 +340,8 @@ def _read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
         labels[path] = label
     if not labels:
         raise BadInput(f"{source} lists no image")
-    paths = sorted(labels)
-    return paths, [labels[path] for path in paths]
+    ordered = sorted(labels)
+    return ordered, [labels[path] for path in ordered]
 
 
 def _read_lines(source: str) -> list[tuple[int, str]]:

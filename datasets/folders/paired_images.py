@@ -16,7 +16,7 @@ from common.ground.exits import BadInput
 from datasets import files
 from datasets.folders import images
 from datasets.folders.image_folder import ImageFolderIndex, one_line, scan_listing
-from datasets.folders.listing import Listing, Log, shown, stat_files, walk
+from datasets.folders.listing import Listing, Log, find_split, shown, stat_files, walk
 from datasets.sampling.augment import center_square, square_crop
 from datasets.sampling.sampler import Plan
 
@@ -83,6 +83,8 @@ def _look(root: str, split: str, log: Log) -> Listing:
     """Return the matched images of both sides: all blurry images, then the sharp ones in the same order."""
     base = os.path.join(root, split)
     if not os.path.isdir(base):
+        base = os.path.join(root, find_split(root, "train" if split == "train" else "val", log=log) or split)
+    if not os.path.isdir(base):
         raise BadInput(f"{root} has no folder {split}/")
     expected = " or ".join(" and ".join(f"{side}/" for side in sides) for sides in SIDES)
     here = [side for sides in SIDES for side in sides if os.path.isdir(os.path.join(base, side))]
@@ -111,7 +113,7 @@ def _by_name(base: str, side: str, log: Log) -> dict[str, str]:
     if not paths:
         raise BadInput(f"{folder} holds no image ({' '.join(images.EXTENSIONS)})")
     if others:
-        log(f"{folder}: ignored {others} hidden or other files")
+        log(f"{folder}: ignored {others}")
     for path in sorted(paths):
         name = os.path.splitext(path)[0]
         if name in by_name:

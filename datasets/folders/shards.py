@@ -19,10 +19,10 @@ from common.ground.exits import BadInput
 from common.ground.files import locked, open_atomic, own_place
 from datasets import files
 from datasets.folders import images, listing
-from datasets.folders.listing import Listing, Log, is_image, map_files, progress
+from datasets.folders.listing import Listing, Log, is_image, map_files, progress, shown
 
 _FORMAT = 2  # increase it if scan_tar() returns other rows
-TORN = -2  # the label of a file whose sample began earlier in the tar
+_TORN = -2  # the label of a file whose sample began earlier in the tar
 _FIELDS = [("shard", "i8"), ("offset", "i8"), ("size", "i8"), ("label", "i8"), ("is_first", "?")]
 Row = tuple[int, int, int, bool, bytes]  # offset, size, label, is_first, name
 
@@ -122,7 +122,7 @@ def scan_tar(path: str) -> list[Row]:
                     raise ValueError(f"{name} is there twice")
                 sample, label = split_name(name)[0], -1
                 if sample != before and sample in samples:
-                    label = TORN
+                    label = _TORN
                 elif name.lower().endswith(".cls"):
                     text = read_member(path, member.offset_data, member.size).strip()
                     label = int(text) if re.fullmatch(rb"\d{1,18}", text) else -1
@@ -182,7 +182,7 @@ def look(
     classes: Sequence[str] | None,
     log: Log,
     val_share: float,
-    splits: str = "",
+    splits: str | None = None,
 ) -> Listing:
     """Return the images of a split in tar files, as listing.look() does for a folder.
 
@@ -193,16 +193,20 @@ def look(
     """
     paths = find(pattern)
     base = os.path.commonpath([*map(os.path.dirname, paths)])
-    kinds = _find_splits(pattern, [path.removeprefix(base) for path in paths], splits, re.search, log)
-    if any(kinds.values()):
-        paths, val_share = [path for path in paths if kinds[path.removeprefix(base)] == split], 0.0
+    kinds = _find_splits(pattern, [path.removeprefix(base) for path in paths], splits, re.search)
+    if are_named := any(kinds.values()):
+        if unused := [path for path, kind in kinds.items() if not kind]:
+            log(f"{pattern}: ignored {shown(unused)}")
+        paths = [path for path in paths if kinds[path.removeprefix(base)] == split]
     if not paths:
-        names = " or ".join(listing.split_names(splits)[split])
-        raise BadInput(f"{pattern}: no file has {names} in its name, but others have the name of a split: "
+        words = " or ".join(listing.split_names(splits)[split])
+        raise BadInput(f"{pattern}: no file has {words} in its name, but others have the name of a split: "
                        "--splits TRAIN,VAL names the words")  # fmt: skip
     index = load_index(paths, scan_tar, cache, log)
     rows = [(*row, os.fsdecode(raw).lstrip("/")) for *row, raw in index.tolist()]
     has_cls = any(name.lower().endswith(".cls") for *_, name in rows)
+    if has_cls:
+        check_samples(paths, index)
     numbers = _read_labels(paths, rows) if has_cls else {}
     found: list[tuple] = []  # path, name, label in a .cls or "", size, time
     times, left = [os.stat(path).st_mtime_ns for path in paths], Counter[str]()
@@ -216,51 +220,52 @@ def look(
         path = f"{os.path.relpath(paths[shard], base)}/{offset:012}/{name}"
         found.append((path, name, number, size, times[shard]))
     of = lambda name, number: name.partition("/")[0] * (name.count("/") > (not number))  # noqa: E731
-    kinds = _find_splits(pattern, {of(*row[1:3]) for row in found}, splits, re.fullmatch, log)
+    kinds = _find_splits(pattern, {of(*row[1:3]) for row in found}, splits, re.fullmatch)
     if any(kinds.values()):
-        left["images of no split"] = sum(not kinds[of(*row[1:3])] for row in found)
+        are_named, left["images of no split"] = True, sum(not kinds[of(*row[1:3])] for row in found)
         found = [(path, name.partition("/")[2], *rest) for path, name, *rest in found
                  if kinds[of(name, rest[0])] == split]  # fmt: skip
-        val_share = 0.0
+    if splits not in (None, listing.NO_SPLITS) and not are_named:
+        raise BadInput(f"--splits {splits}: {pattern} has no file and no folder of these names")
+    val_share = 0.0 if are_named else val_share
     if others := listing.count_endings(left):
         log(f"{pattern}: ignored {others}")
     if not found:
         raise BadInput(f"{pattern} holds no image ({' '.join(images.EXTENSIONS)}) of the split {split}")
-    names, members, texts, sizes, mtimes = map(list, zip(*sorted(found), strict=True))
-    texts = [text or member.partition("/")[0] for text, member in zip(texts, members, strict=True)]
+    names, members, numbered, sizes, mtimes = map(list, zip(*sorted(found), strict=True))
+    texts = [text or member.partition("/")[0] for text, member in zip(numbered, members, strict=True)]
     ordered, labels = listing.number_classes(texts, classes, pattern, has_cls)
     if classes is None:
-        listing.check_classes(
-            ordered, pattern, members if val_share and not has_cls and not splits else [], log
-        )
-    kept = (
-        listing.divide(pattern, split, members, labels, val_share, log)
-        if val_share
-        else np.arange(len(names))
-    )
+        listing.check_classes(ordered, pattern, [] if are_named or has_cls or splits else members, log)
+    kept = np.arange(len(names))
+    if val_share:
+        kept = listing.divide(pattern, split, members, labels, val_share, log)
     columns = labels[kept], np.array(sizes)[kept], np.array(mtimes)[kept]
     names = [names[place] for place in kept]
     return Listing(os.path.abspath(pattern), split, base, ordered, names, *columns, val_share, splits)
 
 
-def _find_splits(source: str, texts: Iterable[str], splits: str, find: Callable, log: Log) -> dict[str, str]:
-    """Return text -> the split whose name is a word of it (find: re.search) or all of it (re.fullmatch); ""
-    if it has none. Raises BadInput if it has the names of both splits."""
+def _find_splits(source: str, texts: Iterable[str], splits: str | None, find: Callable) -> dict[str, str]:
+    """Return text -> the split whose name is a word of it (find: re.search), or all of it (re.fullmatch); or
+    "". Of the names of a split, the first that is found counts. Raises BadInput if a text has both splits."""
     kinds = dict.fromkeys(sorted(texts), "")
     for split, names in listing.split_names(splits).items():
-        used = ""
         for name in names:
             word = rf"(?<![a-z]){re.escape(name.lower())}(?![a-z])" + r"(?!\d)" * name[-1].isdigit()
-            here = [text for text in kinds if find(word, text.lower()) and kinds[text] != split]
-            if not used and any(kinds[text] for text in here):
-                raise BadInput(
-                    f"{source}: {here[0]} has the names of both splits: --splits TRAIN,VAL names them"
-                )
-            if used and here:
-                log(f"{source}: {split} is {used}; not used: {name}")
-            elif here:
-                used, kinds = name, kinds | dict.fromkeys(here, split)
+            if here := [text for text in kinds if find(word, text.lower())]:
+                if both := [text for text in here if kinds[text]]:
+                    raise BadInput(f"{source}: {both[0]} has the names of both splits: --splits TRAIN,VAL")
+                kinds |= dict.fromkeys(here, split)
+                break
     return kinds
+
+
+def check_samples(paths: list[str], index: np.ndarray) -> None:
+    """Raise BadInput if the files of a sample are not next to each other in their tar."""
+    if len(torn := index[index["label"] == _TORN]):
+        sample, field = split_name(os.fsdecode(torn["name"][0]))
+        path = paths[torn["shard"][0]]
+        raise BadInput(f"{path}: sample {sample}: its {field} is not next to its other files")
 
 
 def _read_labels(paths: list[str], rows: list[tuple]) -> dict[int, str]:
@@ -273,8 +278,6 @@ def _read_labels(paths: list[str], rows: list[tuple]) -> dict[int, str]:
         pictures = [place for place, field in enumerate(fields, first) if f".{field}" in images.EXTENSIONS]
         labels = [row[3] for row, field in zip(rows[first:end], fields, strict=True) if field == "cls"]
         where = f"{paths[rows[first][0]]}: sample {split_name(rows[first][-1])[0]}"
-        if TORN in {row[3] for row in rows[first:end]}:
-            raise BadInput(f"{where}: its files, such as {fields[0]}, are not next to each other")
         if not any(field.endswith("cls") or is_image(f".{field}") for field in fields):
             continue
         if len(pictures) != 1 or len(labels) != 1:

@@ -43,7 +43,7 @@ def add_arguments(parser: JobParser) -> None:
         help="share for validation, of a folder without train/ and val/ (default: 10%%)",
     )
     help = "names of the folders of the splits, if others than train/ and val/; none: all folders are classes"
-    add("--splits", type=image_folder.splits, default="", metavar="TRAIN,VAL", help=help)
+    add("--splits", type=image_folder.splits, metavar="TRAIN,VAL", help=help)
     add("--custom_data", type=boolean, default=False, help="true: generated images instead")
     names = ", ".join(backends.BACKENDS)
     add("--data_backend", default="auto", metavar="NAME", help=f"auto (default): measured; {names}")

@@ -107,7 +107,7 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
         add("--cache_dir", default="output_dir/index", help="for the index (default: %(default)s)")
         add("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
         add("--val_share", type=image_folder.val_share, default=listing.VAL_SHARE, help="that of the job")
-        add("--splits", type=image_folder.splits, default="", metavar="TRAIN,VAL", help="those of the job")
+        add("--splits", type=image_folder.splits, metavar="TRAIN,VAL", help="those of the job")
         add("--form", choices=forms.FORMS, help="default: that of the URL, else decoded")
         add("--workers", type=number, default=2 * available_cores(), help="threads (default: two per core)")
     if verb == "rm":

@@ -131,6 +131,12 @@ def test_each_parquet_file_needs_the_columns_but_no_rows(tmp_path):
         ParquetRows(f"{tmp_path}/*.parquet", columns=["x"])
 
 
+def test_files_of_a_sample_are_next_to_each_other(tmp_path):
+    path = tars.write(tmp_path / "0.tar", [("1.txt", b"a"), ("2.txt", b"b"), ("1.cls", b"0")])
+    with pytest.raises(BadInput, match=r"0\.tar: sample 1: its cls is not next to its other files"):
+        TarShards(str(path))
+
+
 def test_a_cls_may_be_text(tmp_path):
     path = tars.write(tmp_path / "0.tar", [("1.txt", b"a"), ("1.cls", b"cat")])
     assert TarShards(str(path))[0] == {"__key__": "1", "txt": b"a", "cls": b"cat"}

@@ -3,9 +3,13 @@
 import argparse
 import functools
 import io
+import json
 import os
 import pickle
 import shutil
+import stat
+import unicodedata
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -164,6 +168,18 @@ def test_classes_with_subfolders_are_no_splits(tmp_path, start):
     ):
         start(root, "val")
     assert start(root, splits="none").classes == ("cat", "more", "train")
+
+
+def test_class_names_are_compared_in_one_unicode_form(data, start):
+    """macOS writes an accent as a character of its own."""
+    for split, form in (("train", "NFC"), ("val", "NFD")):
+        (data / split / "cat").rename(data / split / unicodedata.normalize(form, "zèbre"))
+    train = start(data)
+    assert train.classes == ("dog", unicodedata.normalize("NFC", "zèbre"))
+    assert start(data, "val", classes=train.classes).labels.tolist() == [0, 1]
+    write(data / "train", **{unicodedata.normalize("NFD", "zèbre"): 1})
+    with pytest.raises(BadInput, match=r"'ze\\u0300bre'"):
+        start(data)
 
 
 def test_val_uses_the_numbers_of_train(data, start):
@@ -610,6 +626,65 @@ def test_a_file_that_grows_is_not_believed(data, start, monkeypatch):
         start(data)
     monkeypatch.undo()
     assert start(data).bytes[1] == len(photo(1)) + 4
+
+
+def write_column(index, **columns):
+    """Change columns of an index and their checksums, and keep its fingerprint."""
+    meta = json.loads(Path(index.folder, "index.json").read_text())
+    for name, values in columns.items():
+        values = np.asarray(values, getattr(index, name).dtype)
+        np.save(Path(index.folder, f"{name}.npy"), values)
+        meta["checksums"][name] = zlib.crc32(values)
+    Path(index.folder, "index.json").write_text(json.dumps(meta))
+
+
+@pytest.mark.parametrize("name", ["labels", "names", "crc32", "offsets"])
+def test_an_index_with_other_columns_is_made_anew(data, start, lines, name):
+    """Its checksums are right, and its stamp and the fingerprint that it names are those of the listing."""
+    first = start(data)
+    changed = {
+        "labels": 1 - first.labels,
+        "names": np.frombuffer(first.names.tobytes().replace(b"cat/0", b"../xx"), np.uint8),
+        "crc32": first.crc32 + 1,
+        "offsets": [0, 1, *first.offsets[2:]],
+    }
+    write_column(first, **{name: changed[name]})
+    second = start(data)
+    assert second.labels.tolist() == [0, 0, 0, 1, 1] and names(second)[0] == "cat/0.jpg"
+    assert len(start.read) == 5 and "its columns do not have its fingerprint: scanning again" in lines[0]
+
+
+def test_an_index_of_other_files_with_the_stamp_of_these_is_made_anew(data, tmp_path, start, lines):
+    first = start(data)
+    other = load(str(write(tmp_path / "other", a=3, b=2)), "train", str(tmp_path / "cache 2"), val_share=0)
+    meta = json.loads(Path(other.folder, "index.json").read_text()) | {"stamp": first.stamp}
+    Path(other.folder, "index.json").write_text(json.dumps(meta))
+    shutil.rmtree(first.folder)
+    shutil.copytree(other.folder, first.folder)
+    assert start(data).fingerprint == first.fingerprint and len(start.read) == 5
+    assert "its names or labels are not those of the files: scanning again" in lines[0]
+
+
+def test_an_index_of_another_user_is_not_used(data, start, lines, monkeypatch):
+    """Each of its files counts. The user's own is made beside it, and is used later."""
+    first, lstat = start(data), os.lstat
+    strange = {os.path.join(first.folder, "labels.npy")}
+
+    def owned(path):
+        state = [*lstat(path)]
+        state[stat.ST_UID] = os.geteuid() + 7 if path in strange else state[stat.ST_UID]
+        return os.stat_result(state)
+
+    monkeypatch.setattr(os, "lstat", owned)
+    second = start(data)
+    assert second.folder == f"{first.folder}-{os.geteuid()}" and second.fingerprint == first.fingerprint
+    assert lines == [f"{first.folder} belongs to user {os.geteuid() + 7}: it is not used"]
+    assert len(start.read) == 5 and start(data).folder == second.folder and start.read == []
+    strange.add(second.folder)
+    with pytest.raises(
+        BadInput, match=rf"-{os.geteuid()} belongs to user .*, expected .*: use another folder"
+    ):
+        start(data)
 
 
 DAMAGES = {  # name of a file of an index, and how its content changes

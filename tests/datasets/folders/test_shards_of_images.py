@@ -132,9 +132,7 @@ def test_folders_of_splits_in_a_tar_are_splits_and_not_classes(tmp_path):
     for split, ends in (("train", ["1.jpg", "2.jpg"]), ("val", ["3.jpg", "4.jpg"])):
         lines = []
         found = look(tmp_path / "*.tar", split, val_share=0.5, log=lines.append)
-        assert "val is val; not used: test" in lines[0] and lines[1].endswith(
-            ": ignored images of no split 2"
-        )
+        assert lines == [f"{tmp_path}/*.tar: ignored images of no split 2"]
         assert found.classes == ("a", "b") and found.labels.tolist() == [0, 1]
         assert [os.path.basename(path) for path in found.paths] == ends
 
@@ -205,3 +203,87 @@ def test_bad_shards_of_images_are_one_line(tmp_path, names, files, message):
         tars.write(tmp_path / name, files)
     with pytest.raises(BadInput, match=message):
         look(tmp_path / "*.tar")
+
+
+def test_a_sample_has_one_image_and_its_cls(tmp_path):
+    """Other fields are counted. Names in folders with dots, of any capitals, and files of macOS are right."""
+    names = ["./v1.0/a.JPG", "./v1.0/a.json", "./v1.0/a.seg.png", "./v1.0/a.cls", "._b.jpg", "__MACOSX/b.jpg",
+             "b.CLS", "b.png", "README.md", "v1.0/c.cls", "v1.0/c.jpg"]  # fmt: skip
+    labels = {"a.cls": b"1\n", "b.CLS": b" 0", "c.cls": b"1"}
+    tars.write(tmp_path / "train.tar", [(name, labels.get(os.path.basename(name), b"")) for name in names])
+    lines = []
+    found = look(tmp_path / "*.tar", log=lines.append)
+    parts = [path.split("/", 2)[2] for path in found.paths]
+    assert dict(zip(parts, found.labels.tolist(), strict=True)) == {
+        "v1.0/a.JPG": 1,
+        "b.png": 0,
+        "v1.0/c.jpg": 1,
+    }
+    assert lines == [f"{tmp_path}/*.tar: ignored .json 1, .png 1, .md 1"]
+
+
+def test_names_with_dots_in_class_folders_without_cls(tmp_path):
+    names = ["cat/10.05.jpg", "cat/10.06.jpg", "dog/10.05.jpg", "cat/10.jpg", "dog/1.jpg", "cat/10.07.jpg"]
+    tars.write(tmp_path / "train.tar", [(name, b"") for name in names])
+    found = look(tmp_path / "*.tar")
+    assert len(found.paths) == 6
+    assert all(
+        found.classes[label] == path.split("/")[2]
+        for path, label in zip(found.paths, found.labels.tolist(), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "names, message",
+    [
+        (
+            ["10.00.jpg", "10.00.cls", "10.01.jpg", "10.01.cls"],
+            r"sample 10 has 00\.jpg, 00\.cls, 01\.jpg, 01\.cls: ",
+        ),
+        (
+            ["a/10.00.jpg", "a/10.00.cls", "b/11.00.jpg", "b/11.00.cls"],
+            r"sample a/10 has 00\.jpg, 00\.cls: expected",
+        ),
+        (["1.jpg", "2.jpg", "1.cls", "2.cls"], r"sample 1: its cls is not next to its other files"),
+        (["1.jpg", "1.png", "1.cls"], r"sample 1 has jpg, png, cls: expected one .cls and one image"),
+        (["1.jpg", "1.cls", "2.jpg"], r"sample 2 has jpg: expected one .cls"),
+        (["cat/1.jpg", "cat/1.cls", "dog/2.jpg"], r"sample dog/2 has jpg: expected one .cls"),
+        (["1.jpg", "1.cls", "2.heic", "2.cls"], r"sample 2 has heic, cls: expected"),
+        (["1.jpg", "1.cls", "1.jpg"], r"1\.jpg is there twice"),
+        (["cat/1.jpg", "dog/1.jpg", "cat/1.jpg"], r"cat/1\.jpg is there twice"),
+    ],
+)
+def test_samples_that_are_no_samples_of_webdataset_are_refused(tmp_path, names, message):
+    tars.write(tmp_path / "train.tar", [(name, b"1") for name in names])
+    with pytest.raises(BadInput, match=rf"train\.tar.*{message}"):
+        look(tmp_path / "*.tar")
+
+
+def test_a_sample_in_two_tars_is_refused(tmp_path):
+    tars.write(tmp_path / "train-0.tar", [("1.jpg", b""), ("1.cls", b"1"), ("2.jpg", b"")])
+    tars.write(tmp_path / "train-1.tar", [("2.cls", b"1"), ("3.jpg", b""), ("3.cls", b"0")])
+    with pytest.raises(BadInput, match=r"train-0\.tar: sample 2 has jpg: expected one \.cls"):
+        look(tmp_path / "*.tar")
+
+
+def test_names_of_tars_are_splits_of_any_name(tmp_path):
+    files = [("a/1.jpg", b""), ("b/2.jpg", b"")]
+    for name in ("Training-0", "dev-0", "test-0", "fold1", "fold10"):
+        tars.write(tmp_path / f"{name}.tar", files)
+
+    def tars_of(split, splits=""):
+        listing = shards.look(
+            f"{tmp_path}/*.tar", split, str(tmp_path), ("a", "b"), lines.append, 0.5, splits
+        )
+        return {path.split("/")[0] for path in listing.paths}
+
+    lines = []
+    assert tars_of("train") == {"Training-0.tar"} and tars_of("val") == {"dev-0.tar"}
+    assert lines[0].endswith("ignored /fold1.tar; /fold10.tar; /test-0.tar")
+    assert tars_of("train", "fold1,test") == {"fold1.tar"} and tars_of("val", "fold10,fold1") == {"fold1.tar"}
+    tars.write(tmp_path / "train-and-test.tar", files)
+    (tmp_path / "dev-0.tar").unlink()
+    with pytest.raises(BadInput, match=r"train-and-test\.tar has the names of both splits"):
+        tars_of("train")
+    with pytest.raises(BadInput, match=r"--splits A,B: .* has no file and no folder of these names"):
+        tars_of("train", "A,B")
