@@ -23,9 +23,10 @@ from common.ground.files import explained, locked, make_folder_atomic, own_place
 from datasets.folders import images, listing, shards
 from datasets.folders.listing import FILES_PER_TASK, VAL_SHARE, Listing, Log, map_files, progress, shown
 
-_FORMAT = 2  # increase it if the columns or the results of images.inspect() change
+_FORMAT = 3  # increase it if the columns or the results of images.inspect() change
 _COLUMNS = {  # name -> type: a memory-mapped file each, with one row per image
     "labels": "<i8", "widths": "<i4", "heights": "<i4", "plain": "|b1", "bytes": "<i8", "crc32": "<u4",
+    "traits": "<u2",
     "mtimes": "<i8", "offsets": "<i8", "names": "|u1",
 }  # fmt: skip
 
@@ -63,7 +64,7 @@ class ImageFolderIndex:
 
     labels: int64; bool [n, classes] if images have several labels.
     widths, heights: int32, pixels of the upright image.
-    plain: bool, see images.Header.
+    plain, traits: bool and uint16, see images.Header.
     bytes, crc32, mtimes: int64, uint32 and int64 (nanoseconds), of the files.
     classes: names by label.
     excluded: (path, reason) of the bad images.
@@ -76,6 +77,7 @@ class ImageFolderIndex:
     widths: np.ndarray
     heights: np.ndarray
     plain: np.ndarray
+    traits: np.ndarray
     bytes: np.ndarray
     crc32: np.ndarray
     mtimes: np.ndarray
@@ -222,6 +224,11 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
                 index = _intact(folder, listing, stamp, log)
                 if index is None or index.stamp != stamp:
                     index = _scan(folder, listing, stamp, index, log)
+    try:
+        if changes := images.judge(np.asarray(index.traits)):
+            log(f"{listing.split}: of {len(index)} images {changes}")
+    except images.BadImage as error:
+        raise BadInput(f"{listing.split} images of {index.base}: {error}") from error
     return index
 
 
@@ -295,7 +302,8 @@ def _scan(
 ) -> ImageFolderIndex:
     """Read the files that are not in the old index, and write a new index."""
     count, paths = len(listing.paths), listing.paths
-    columns = {name: np.zeros(count, _COLUMNS[name]) for name in ("widths", "heights", "plain", "crc32")}
+    read_columns = ("widths", "heights", "plain", "traits")  # as images.Header
+    columns = {name: np.zeros(count, _COLUMNS[name]) for name in (*read_columns, "crc32")}
     bad, unread = {}, {}  # row -> reason
     rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
 
@@ -310,7 +318,8 @@ def _scan(
             except (OSError, BadInput) as error:
                 unread[row] = getattr(error, "strerror", None) or str(error)
             else:
-                columns["widths"][row], columns["heights"][row], columns["plain"][row] = header
+                for name, value in zip(read_columns, header, strict=True):
+                    columns[name][row] = value
         return len(part)
 
     with progress(len(rows), f"scanning {listing.base}") as bar:

@@ -3,6 +3,9 @@
 Complete JPEG and PNG files are inspected segment by segment, without decoding. Pillow decodes all other
 files. It also defines the pixels of an image: RGB, turned by its Exif orientation. An image is `plain` if
 every decoder returns these pixels. Engines with their own decoder get other images through normalised().
+
+All images of a data set get the same scale: 16 bits lose the lower 8, floats are 0..255. judge() refuses a
+data set that would become dark by it.
 """
 
 import contextlib
@@ -32,6 +35,23 @@ _JPEG_COLOURS = ("Gray", "YCbCr", "RGB")
 _PNG_TAGS = (b"Raw profile type", b"XML:com.adobe.xmp")  # begins of texts: ImageMagick's Exif, XMP
 _JPEG_FRAMES = {0xC0, 0xC1, 0xC2}  # start of frame: Huffman-coded, baseline, extended or progressive
 _ORIENTATION = 0x0112  # Exif tag
+_DARK = 63  # highest of the upper 8 bits: a quarter of the range
+# traits of an image; the highest 8-bit value of one with more than 8 bits is in the upper 8 bits
+TURNED, GREY, ALPHA, OTHER, DEEP, FLOAT, DARK, LOST = (1 << bit for bit in range(8))
+_TRAITS = {
+    GREY: "grey (made three equal channels)",
+    OTHER: "with a palette, CMYK or 1 bit (made RGB)",
+    ALPHA: "with alpha (dropped)",
+    DEEP: "with 16 bits (the upper 8 are used)",
+    FLOAT: "with floats (taken as 0..255)",
+    DARK: "of these dark (no value above a quarter of the range)",
+    LOST: "of one colour after that, unlike the file",
+    TURNED: "turned upright by Exif (torchvision's ImageFolder does not turn them)",
+}
+_CONVERT = (
+    "python -c \"import cv2, sys; [cv2.imwrite(p, (cv2.imread(p, -1) * (255 / {})).astype('uint8')) for p in "
+    'sys.argv[1:]]" FILES'
+)
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -53,6 +73,7 @@ class Header(NamedTuple):
     width: int  # pixels, after the image was turned by its orientation
     height: int
     plain: bool  # an upright 8-bit JPEG or PNG, grey or RGB: every decoder gives the same pixels
+    traits: int = 0  # what decode() changes, for judge()
 
 
 def inspect(content: bytes) -> Header:
@@ -73,11 +94,31 @@ def check_bytes(size: int) -> None:
         raise BadImage(f"has {size} bytes, more than {MAX_BYTES}")
 
 
-def decode(content: bytes, plain: bool = False, out: np.ndarray | None = None) -> np.ndarray:
+def judge(traits: np.ndarray) -> str:
+    """Return what decode() changes in the images of a data set, with counts; "" if nothing. traits: of all
+    images. Raises BadImage if it would make most of the images that it changes dark, or of one colour."""
+    for flag, name, range in ((DEEP, "more than 8 bits", 65535), (FLOAT, "floats", 255)):
+        own = traits[traits & flag > 0]
+        if len(own) and (own & DARK > 0).all():
+            top = int(own.max() >> 8)
+            top = (1 << max(8 * (flag == DEEP) + top.bit_length(), flag == FLOAT)) - 1
+            raise BadImage(
+                f"{len(own)} images with {name} have no value above {top} of {range}: all would be dark. "
+                f"Give them 8 bits, with one factor for the whole data set, in a copy: {_CONVERT.format(top)}"
+            )
+    changed = traits & (OTHER | ALPHA | DEEP | FLOAT) > 0
+    if 2 * (lost := np.count_nonzero(traits & LOST)) > np.count_nonzero(changed):
+        raise BadImage(f"{lost} images have one colour only if alpha is dropped: put them on a background")
+    counts = {text: np.count_nonzero(traits & flag) for flag, text in _TRAITS.items()}
+    return ", ".join(f"{count} {text}" for text, count in counts.items() if count)
+
+
+def decode(content: bytes, plain: bool | None = None, out: np.ndarray | None = None) -> np.ndarray:
     """Return the pixels, uint8 RGB [height, width, 3], C-contiguous and upright. Raises BadImage.
 
-    Grey becomes three equal channels, 16 bits lose the lower 8, alpha is dropped. plain: Header.plain. A
-    plain JPEG is decoded without the GIL, into the beginning of `out` (flat uint8) if that is large enough.
+    Grey becomes three equal channels, 16 bits lose the lower 8, alpha is dropped. plain: Header.plain of an
+    image whose data set was judged; None: it is judged alone. A plain JPEG is decoded without the GIL, into
+    the beginning of `out` (flat uint8) if that is large enough.
     """
     if plain and content.startswith(b"\xff\xd8"):
         try:
@@ -87,23 +128,62 @@ def decode(content: bytes, plain: bool = False, out: np.ndarray | None = None) -
             return simplejpeg.decode_jpeg(content, "RGB", buffer=out if fits else None)
         except Exception:
             pass  # it is too large, or libjpeg warns: Pillow can repair some files, so it decides below
-    image, orientation = _load(content, _kind(content))
+    kind = _kind(content)
+    image, orientation = _load(content, kind)
+    rgb = _rgb(image)
+    if plain is None:
+        judge(np.array([_traits(image, content, kind)]))
+    return np.array(rgb.transpose(_TURNS[orientation]) if orientation in _TURNS else rgb)
+
+
+def _rgb(image: Image.Image) -> Image.Image:
     try:
-        if image.mode.startswith("I"):  # Pillow would clip at 255
-            grey = np.clip(np.asarray(image).astype(np.int32) >> 8, 0, 255).astype(np.uint8)
-            image = Image.fromarray(grey)
-        image.info.pop("transparency", None)  # drops a palette's alpha without a warning
-        image = image.convert("RGB")
-        return np.array(image.transpose(_TURNS[orientation]) if orientation in _TURNS else image)
+        if image.mode[0] in "IF":  # Pillow would clip at 255
+            values, most = np.asarray(image), 255 if image.mode == "F" else 65535
+            low, high = values.min(), values.max()
+            if not (low >= 0 and high <= most):
+                raise BadImage(f"has values {low:g}..{high:g}, expected 0..{most}")
+            image = Image.fromarray(
+                (values if most == 255 else values.astype(np.int32) >> 8).astype(np.uint8)
+            )
+        elif "transparency" in image.info:
+            image = image.copy()
+            del image.info["transparency"]  # drops a palette's alpha without a warning
+        return image.convert("RGB")
+    except BadImage:
+        raise
     except Exception as error:
         raise BadImage(f"cannot be made RGB from mode {image.mode}: {_text(error)}") from error
+
+
+def _traits(image: Image.Image, content: bytes, kind: str) -> int:
+    """Return the traits of a loaded image."""
+    mode, bits = image.mode, content[24] if kind == "PNG" else 8
+    if kind == "TIFF":
+        bits = max(getattr(image, "tag_v2", {}).get(258, (8,)))  # BitsPerSample
+    has_alpha = mode[-1] in "Aa" or "transparency" in image.info
+    traits = (
+        ALPHA * has_alpha
+        + GREY * (mode in ("L", "LA") or mode[0] in "IF")
+        + OTHER * (mode in ("1", "P", "CMYK"))
+    )
+    is_deep = bits > 8 or mode[0] == "I"
+    if not (has_alpha or is_deep or mode == "F"):
+        return traits
+    rgb = np.asarray(_rgb(image)).reshape(-1, 3)
+    if is_deep or mode == "F":
+        top = int(np.asarray(image).max()) if mode == "F" else int(rgb.max())
+        traits |= (FLOAT if mode == "F" else DEEP) | DARK * (top <= _DARK) | top << 8
+    values = np.asarray(image).reshape(len(rgb), -1)
+    is_lost = (rgb == rgb[0]).all() and not (values == values[0]).all()
+    return traits | LOST * bool(is_lost)
 
 
 def normalised(content: bytes) -> bytes:
     """Return a plain PNG of the pixels of decode(), for engines whose own decoder returns other pixels.
     Raises BadImage."""
     buffer = io.BytesIO()
-    Image.fromarray(decode(content)).save(buffer, "PNG", compress_level=1)
+    Image.fromarray(decode(content, plain=False)).save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
 
 
@@ -141,7 +221,8 @@ def _inspect_jpeg(content: bytes) -> Header:
     orientation = _orientation(_open(content, "JPEG")) if tagged else 1
     if orientation >= 5:
         width, height = height, width
-    return Header(width, height, orientation == 1)
+    traits = TURNED * (orientation > 1) | GREY * (space == "Gray")
+    return Header(width, height, orientation == 1, traits)
 
 
 def _walk_jpeg(content: bytes) -> tuple[int, int, bool]:
@@ -171,8 +252,7 @@ def _walk_jpeg(content: bytes) -> tuple[int, int, bool]:
 
 
 def _inspect_png(content: bytes) -> Header:
-    size = _open(content, "PNG").size
-    plain, tagged = content[24] == 8 and content[25] in (0, 2), False  # bits per sample, kind of colours
+    image, plain, tagged = _open(content, "PNG"), content[24] == 8 and content[25] in (0, 2), False
     view, position, chunk = memoryview(content), 8, b""
     while chunk != b"IEND":
         end = position + 8 + int.from_bytes(content[position : position + 4], "big")
@@ -185,14 +265,17 @@ def _inspect_png(content: bytes) -> Header:
         plain = plain and chunk != b"tRNS"
         tagged = tagged or chunk == b"eXIf" or content.startswith(_PNG_TAGS, position + 8)
         position = end + 4
-    return _inspect_decoded(content, "PNG", plain) if tagged else Header(*size, plain)
+    if tagged or not plain:
+        return _inspect_decoded(content, "PNG", plain)
+    return Header(*image.size, plain, GREY * (image.mode == "L"))
 
 
 def _inspect_decoded(content: bytes, kind: str, plain: bool = False) -> Header:
     """Return the Header of an image that is decoded. plain: whether it is plain if it is upright."""
     image, orientation = _load(content, kind)
     width, height = image.size if orientation < 5 else image.size[::-1]
-    return Header(width, height, plain and orientation == 1)
+    traits = TURNED * (orientation > 1) | _traits(image, content, kind)
+    return Header(width, height, plain and orientation == 1, traits)
 
 
 def _open(content: bytes, kind: str) -> Image.Image:

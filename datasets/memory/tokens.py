@@ -1,8 +1,11 @@
 """Texts as windows of tokens for a language model.
 
-A token is a byte of a text, or a number of nanoGPT's files train.bin and val.bin (uint16).
+A token is a byte of a text, or a number of nanoGPT's files train.bin and val.bin: uint16, or if their numbers
+show it uint32 or int64. The header of llm.c's files is skipped.
 """
 
+import codecs
+import contextlib
 import functools
 import os
 import sysconfig
@@ -18,14 +21,18 @@ from datasets.files import local_folder
 _BINS = "train.bin", "val.bin"
 _TEXTS = (".txt", ".md", ".py", ".json", ".jsonl", ".html", ".xml", ".csv", ".c", ".h", ".cpp", ".js", ".rst")
 _LIBRARY = sysconfig.get_path("stdlib")
+_LLMC = {20240520: "<u2", 20240801: "<u4"}  # first number of a header of 1024 bytes; the third is the count
+_OTHERS = {b"\x93NUMPY": "a .npy file", b"PK\3\4": "a zip file", b"\x1f\x8b\x08": "a gzip file"}
+_OTHERS |= {b"\x80\4\x95": "a pickle", b"\x80\5\x95": "a pickle"}
+_SAMPLE, _MOST_TOKENS = 2**20, 2**20  # numbers that show the type; largest vocabulary
 _VALIDATED = 0.1  # share of the tokens, at the end
 
 
 class TokenWindows(torch.utils.data.Dataset):
     """Windows of `context` tokens. An item is (tokens, the same places one token later), int64 [context].
 
-    tokens: uint8 or uint16 [n], n > 2 * context; a file of any size may be mapped. shift: a window begins at
-    a random place of its part, another one in each epoch; otherwise the parts of the text follow each other.
+    tokens: integers [n], uint8 of a text, n > 2 * context; a file of any size may be mapped. shift: a window
+    begins at a random place of its part, another one in each epoch; otherwise the parts follow each other.
     vocabulary: number of different tokens. source: text for users about the origin of the tokens.
     """
 
@@ -64,7 +71,12 @@ def load(data_url: str | None, context: int) -> tuple[TokenWindows, TokenWindows
     if not is_file and any(os.path.exists(os.path.join(folder, name)) for name in _BINS):
         train, test = (_map(os.path.join(folder, name)) for name in _BINS)
         largest = max(int(train.max()), int(test.max()))
-        vocabulary, source = -(-(largest + 1) // 64) * 64, folder  # a multiple of 64 is faster
+        if largest >= _MOST_TOKENS:
+            raise BadInput(
+                f"{folder}: token {largest} in {train.dtype} numbers, expected below {_MOST_TOKENS}"
+            )
+        vocabulary = -(-(largest + 1) // 64) * 64  # a multiple of 64 is faster
+        source = f"{folder} as {train.dtype} and {test.dtype}, highest token {largest}"
     else:
         paths = [folder] if is_file else _find_texts(folder)
         tokens = np.frombuffer(b"\n".join(map(_read, paths)), np.uint8)
@@ -98,9 +110,47 @@ def _read(path: str) -> bytes:
 
 
 def _map(path: str) -> np.ndarray:
-    """Return the numbers in one of nanoGPT's files without reading it into memory."""
+    """Return the numbers of a file of tokens without reading it into memory. Raises BadInput if they are of
+    another type than uint16, uint32 and int64."""
     try:
         with open(path, "rb", opener=opener) as file:
-            return np.memmap(file, "<u2", mode="r")
+            start = file.read(1024)
+            magic, _, count = np.frombuffer(start[:12].ljust(12, b"\0"), "<i4").tolist()
+            if magic in _LLMC:
+                tokens = np.memmap(file, _LLMC[magic], mode="r", offset=1024)
+                if len(tokens) != count:
+                    raise BadInput(f"{path} has {len(tokens)} tokens, and its header says {count}")
+                return tokens
+            tokens = np.memmap(file, "<u2", mode="r")
     except (OSError, ValueError) as error:  # ValueError: its size is odd or 0
         raise BadInput(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    reason = next((text for first, text in _OTHERS.items() if start.startswith(first)), "")
+    low, high = tokens[:_SAMPLE:2], tokens[1:_SAMPLE:2]
+    is_wide = len(high) and (not high.any() or (high < 16).mean() - (low < 16).mean() > 0.3)
+    if not reason and is_wide and low.any():
+        if tokens.nbytes % 4 == 0:  # every second one is the upper half of a number
+            wide = tokens.view("<u4")
+            is_long = wide.nbytes % 8 == 0 and (wide[1:_SAMPLE:2] == 0).mean() > 0.5
+            return wide.view("<u8") if is_long else wide
+        reason = "numbers of 4 bytes, and cut"
+    upper, lower = tokens[:_SAMPLE] >> 8, tokens[:_SAMPLE] & 255
+    if high.any() and not low.any():
+        reason = "floats, or numbers in another byte order"
+    elif upper.any() and not lower.any():
+        reason = "numbers in another byte order"
+    elif _is_text(start) or ((upper > 0).mean() > 0.5 and (lower > 127).mean() < 0.05):
+        reason = reason or "a text, or numbers of 1 byte"
+    if reason:
+        write = "numpy.array(tokens, 'uint16').tofile(path)"
+        raise BadInput(
+            f"{path} begins with {start[:12]!r}, {reason}; expected uint16, uint32 or int64: {write}"
+        )
+    return tokens
+
+
+def _is_text(start: bytes) -> bool:
+    """Return whether the first bytes of a file are UTF-8 without a zero."""
+    with contextlib.suppress(UnicodeDecodeError):
+        codecs.getincrementaldecoder("utf-8")().decode(start)
+        return b"\0" not in start
+    return False

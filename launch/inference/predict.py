@@ -132,12 +132,15 @@ def predict(
     antialias, is_binary = network.settings.get("antialias", True), network.settings.get("loss") == "bce"
     autocast, _ = precision.choose(places[0], network.settings.get("amp"))
     begun: collections.deque = collections.deque()
+    traits: list[int] = []
     turns = itertools.cycle(zip(copies, stages, strict=True))
     with ThreadPoolExecutor(cores()) as pool:
         for first, (model, deliver) in zip(range(0, len(paths), batch_size), turns, strict=False):
             part = paths[first : first + batch_size]
             memory = np.zeros((len(part), network.size, network.size, 3), np.uint8)
-            fill = lambda path, out: _fill(os.path.join(root, path), out, network.share, antialias)  # noqa: E731
+            fill = lambda path, out: _fill(  # noqa: E731
+                os.path.join(root, path), out, network.share, antialias, traits
+            )
             reasons = list(pool.map(fill, part, memory))
             pixels = torch.from_numpy(memory).permute(0, 3, 1, 2)
             if network.channels == 1:
@@ -151,19 +154,26 @@ def predict(
                 yield from _wait_for(*begun.popleft())
         for each in begun:
             yield from _wait_for(*each)
+    try:  # as the training data were judged
+        images.judge(np.array(traits, np.int64))
+    except images.BadImage as error:
+        raise BadInput(f"{root}: {error}") from error
 
 
 def _wait_for(paths: Sequence[str], reasons: list[str], probabilities: torch.Tensor) -> Iterator:
     return zip(paths, reasons, probabilities.cpu(), strict=True)
 
 
-def _fill(path: str, out: np.ndarray, share: float, antialias: bool | str) -> str:
-    """Put the centred square of an image into `out`, uint8 [size, size, 3]. Return the error, or ""."""
+def _fill(path: str, out: np.ndarray, share: float, antialias: bool | str, traits: list[int]) -> str:
+    """Put the centred square of an image into `out`, uint8 [size, size, 3], and add its traits. Return the
+    error, or ""."""
     try:
         with open(path, "rb", opener=opener) as file:
             images.check_bytes(os.fstat(file.fileno()).st_size)
             content = file.read()
-        pixels = images.decode(content, images.inspect(content).plain)
+        header = images.inspect(content)
+        pixels = images.decode(content, header.plain)
+        traits.append(header.traits)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     except images.BadImage as error:

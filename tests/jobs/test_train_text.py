@@ -91,6 +91,56 @@ def test_forms_of_data(tmp_path):
     assert test.text(inputs[:2]) == "800 900"
 
 
+def _header(magic: int, numbers: np.ndarray) -> bytes:
+    """Return a file of llm.c."""
+    return np.array([magic, 1, len(numbers)] + [0] * 253, "<i4").tobytes() + numbers.tobytes()
+
+
+GPT2, LLAMA = (np.random.default_rng(0).integers(0, top, 600) for top in (50257, 128000))
+CHARACTERS, BASES = np.arange(600) % 65, np.arange(600) % 4
+FILES = {  # content of train.bin and val.bin: the tokens that are read, or words of the error
+    "uint16": (GPT2.astype("<u2").tobytes(), GPT2),
+    "few characters": (CHARACTERS.astype("<u2").tobytes(), CHARACTERS),
+    "four bases": (BASES.astype("<u2").tobytes(), BASES),
+    "uint32": (GPT2.astype("<u4").tobytes(), GPT2),
+    "uint32, 17 bits": (LLAMA.astype("<u4").tobytes(), LLAMA),
+    "int32 of characters": (CHARACTERS.astype("<i4").tobytes(), CHARACTERS),
+    "int64": (LLAMA.astype("<i8").tobytes(), LLAMA),
+    "llm.c": (_header(20240520, GPT2.astype("<u2")), GPT2),
+    "llm.c of Llama": (_header(20240801, LLAMA.astype("<u4")), LLAMA),
+    "llm.c cut": (_header(20240520, GPT2.astype("<u2"))[:-2], "has 599 tokens, and its header says 600"),
+    "uint32 cut": (GPT2.astype("<u4").tobytes()[:-2], "numbers of 4 bytes, and cut; expected uint16"),
+    "npy": (b"\x93NUMPY\1\0" + GPT2.astype("<u2").tobytes(), "a .npy file; expected uint16"),
+    "text": ("Ein schöner Text. ".encode() * 50, "a text, or numbers of 1 byte"),
+    "uint8": (CHARACTERS.astype("u1").tobytes(), "a text, or numbers of 1 byte"),
+    "float32": (CHARACTERS.astype("<f4").tobytes(), "floats, or numbers in another byte order"),
+    "big endian": (CHARACTERS.astype(">u2").tobytes(), "numbers in another byte order"),
+    "negative": (
+        np.where(GPT2 > 40000, -100, GPT2).astype("<i8").tobytes(),
+        "token 18446744073709551516 in uint64",
+    ),
+    "negative int32": (
+        np.where(GPT2 > 40000, -1, GPT2).astype("<i4").tobytes(),
+        "token 4294967295 in uint32",
+    ),
+    "Chinese": (("模型的名字是什么" * 50).encode(), "a text, or numbers of 1 byte"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_of_tokens(name, tmp_path):
+    content, expected = FILES[name]
+    for file in ("train.bin", "val.bin"):
+        (tmp_path / file).write_bytes(content)
+    if isinstance(expected, str):
+        with pytest.raises(BadInput, match=expected):
+            tokens.load(str(tmp_path), 8)
+        return
+    train, _ = tokens.load(str(tmp_path), 8)
+    assert train.tokens.tolist() == expected.tolist() and train.vocabulary >= expected.max() + 1
+    assert f"highest token {expected.max()}" in train.source and train[0][0].dtype == torch.int64
+
+
 CASES = ["short", "fifo", "fifo.bin", "odd", "no val.bin", "one bin", "no texts", "missing"]
 
 
