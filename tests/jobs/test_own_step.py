@@ -1,4 +1,4 @@
-"""Each example of guides/own_step.md continues exactly; a loss over the global batch equals one process."""
+"""Each example of guides/own_step.md continues exactly; those with --ddp equal one process."""
 
 import re
 import textwrap
@@ -18,16 +18,23 @@ EXAMPLES = {
 }
 OPTIONS = ("--batch_size=48", "--lr=0.01", "--report_every=1", "--max_steps=10", "--keep=9", "--workers=1")
 CONTRASTIVE = "A loss over the global batch (contrastive)"
+UNFREEZE, WEIGHTS = "Unfreeze layers at an epoch", "Weights of classes, or labels that are ignored"
+DISTRIBUTED = (CONTRASTIVE, UNFREEZE, WEIGHTS)
 
 
 def write_example(folder, title, distributed=False):
     """Return train_own.py with the parts of an example at their places."""
     job = write_job(folder, None, distributed)
     text = job.read_text(encoding="utf-8")
-    parts = re.split(r"^# (optimizer|before resume\(\)|your step)\n", EXAMPLES[title], flags=re.M)[1:]
+    places = r"^# (optimizer|forward|outputs|loss|step|before resume\(\)|your step)\n"
+    parts = re.split(places, EXAMPLES[title], flags=re.M)[1:]
     for name, code in zip(parts[::2], parts[1::2], strict=True):
         place, indent, after = {
             "optimizer": (r"    optimizer = torch\.optim\.SGD\(.*\n", 4, ""),
+            "forward": (r"    forward = torch\.nn\.parallel\.DistributedDataParallel\(.*\n", 4, ""),
+            "outputs": (r"            outputs = forward\(inputs\)\n", 12, ""),
+            "step": (r"                optimizer\.step\(\)\n", 16, ""),
+            "loss": (r"            loss = criterion\(outputs, targets\)\n", 12, ""),
             "before resume()": (r"    step = checkpoint\.resume\(total_steps\).*\n", 4, r"\g<0>"),
             "your step": (r"(?s)(?<=in train_loader:\n).*?(?=            scheduler\.step)", 12, ""),
         }[name]
@@ -43,12 +50,12 @@ def weights(path):
 
 
 def test_every_example_of_the_guide_is_tested():
-    assert len(EXAMPLES) == PAGE.count("# your step\n") == 6
+    assert len(EXAMPLES) == PAGE.count("```python\n") == 8
 
 
 @pytest.mark.parametrize("title", sorted(EXAMPLES))
 def test_an_example_continues_exactly(title, tmp_path):
-    job = write_example(tmp_path / "job", title, distributed=title == CONTRASTIVE)
+    job = write_example(tmp_path / "job", title, distributed=title in DISTRIBUTED)
     run_ranks(job, *OPTIONS, "--save_every=3", f"--output_dir={tmp_path / 'whole'}", ranks=1)
     saved = sorted((tmp_path / "whole" / "checkpoints").glob("step_?.pt"))
     assert saved  # step 4 or 8 if gradients are accumulated
@@ -59,10 +66,12 @@ def test_an_example_continues_exactly(title, tmp_path):
     assert receipt.compare(*digests).step == 0
 
 
-def test_a_loss_over_the_global_batch_is_that_of_one_process(tmp_path):
-    job = write_example(tmp_path / "job", CONTRASTIVE, distributed=True)
+@pytest.mark.parametrize("title", DISTRIBUTED)
+def test_a_step_of_two_processes_is_that_of_one(title, tmp_path):
+    job = write_example(tmp_path / "job", title, distributed=True)
     for ranks in (1, 2):
-        run_ranks(job, *OPTIONS, f"--output_dir={tmp_path / str(ranks)}", ranks=ranks)
+        printed = run_ranks(job, *OPTIONS, f"--output_dir={tmp_path / str(ranks)}", ranks=ranks)[0].stdout
+        assert "warning: " not in printed
     one, two = (weights(tmp_path / str(ranks) / "checkpoints" / "step_10.pt") for ranks in (1, 2))
     for name in one:
         torch.testing.assert_close(one[name], two[name], rtol=1e-4, atol=1e-6)

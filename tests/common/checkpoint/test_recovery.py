@@ -325,6 +325,16 @@ def test_best_is_the_highest_accuracy_or_the_lowest_loss(recovery, tmp_path, cor
     assert torch.load(tmp_path / "best.pth", weights_only=True)["0.bias"].tolist() == [best, best]
 
 
+def test_a_score_that_is_not_a_number_is_named_once(recovery, tmp_path, capsys):
+    keeper, _ = recovery()
+    for epoch, loss in ((1, torch.nan), (2, torch.nan), (3, 5.0)):
+        keeper.save_weights(epoch, epoch, torch.tensor([loss, torch.nan, 10.0]))
+    keeper.finish()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "best.pth" in line]
+    assert line.startswith("warning: ") and " is nan after step 1" in line
+    assert (tmp_path / "best.pth").exists()
+
+
 def test_best_is_by_the_metric_that_the_job_names_also_after_a_restart(recovery, tmp_path):
     errors = {1: 5.0, 2: 3.0, 3: 4.0}
     for epochs in ((1, 2), (3,)):
