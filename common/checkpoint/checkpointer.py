@@ -120,7 +120,7 @@ class Checkpointer:
             settle_buckets(self.forward, self.loader.example(2))  # otherwise a restart rounds differently
         objects = self._state.objects
         if shards := getattr(self.forward, "exact_shards", None):
-            shards.watch(objects | {"criterion": self.criterion}, self.loader.generators)
+            shards.watch(objects | {"criterion": self.criterion}, self.loader)
         self._steps = OptimizerSteps(objects, self._state.before_step, self.log.warn_once)
         self._guard = Guard(self.model, *self._steps.optimizers)  # after the weights were loaded
         self.loader.lead(step, self.args.evaluate_every)

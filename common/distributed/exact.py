@@ -15,7 +15,7 @@ import functools
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -96,11 +96,11 @@ class Shards:
             Shards._hook.remove()
         Shards._hook = register_optimizer_step_pre_hook(self._check_optimizer)
 
-    def watch(self, objects: dict[str, Any], generators: Sequence[Any] = ()) -> None:
+    def watch(self, objects: dict[str, Any], loader: Any = None) -> None:
         """Treat the modules and the optimizers among these objects as those of the model: a shard begins with
         their buffers, and the gradients of what they train are added. The Checkpointer calls it.
 
-        generators: the user's own, which the loader seeds for each shard.
+        loader: that of the training, which hands out a shard as a batch.
         """
         modules = {name: each for name, each in objects.items() if isinstance(each, torch.nn.Module)}
         parts = dict.fromkeys(self._forward.module.modules())
@@ -108,7 +108,7 @@ class Shards:
         others = itertools.chain.from_iterable(each.modules() for each in modules.values())
         self._modules = list(dict.fromkeys([*parts, *others]))
         self._optimizers = [each for each in objects.values() if isinstance(each, torch.optim.Optimizer)]
-        self._generators, self._buffers, self._is_open = generators, [], False
+        self._loader, self._buffers, self._is_open = loader, [], False
 
     @torch.no_grad()
     def add(self, loss: torch.Tensor) -> torch.Tensor | None:
@@ -125,11 +125,14 @@ class Shards:
             raise BadInput("--exact_shards: the model or the criterion communicates with other processes")
         self._losses.append(accelerator.double(loss.detach()).squeeze())
         done = len(self._losses)
+        is_last = done == self.local
         if done == 1:
             self._after = [each.read() for each in self._buffers]
+            self._step = self._loader.step - is_last if self._loader else 0
+        if self._loader and self._loader.step - self._step != is_last:
+            raise BadInput("--exact_shards: expected one shards.add() for each batch of the training loader")
         self._keep_gradients(done)
-        is_last = done == self.local
-        if is_last:
+        if is_last and self._is_checked:
             self._repeat_calls()
         for place, buffer in enumerate(self._buffers):
             buffer.write(self._after[place] if is_last else buffer.value)
@@ -173,9 +176,11 @@ class Shards:
             if parameter not in self._hooked:
                 self._hooked.add(parameter)
                 parameter.register_hook(functools.partial(self._note_gradient, parameter))
-        if self._steps < 2 or self._steps % _CHECK_EVERY == 0:
-            for call in self._calls:
-                call.sources = _list_sources(self._device, self._generators)
+        self._is_checked = self._steps < 2 or self._steps % _CHECK_EVERY == 0
+        of_device = [accelerator.of(self._device)] * (self._device.type != "cpu")
+        own = [each.value for each in self._loader.generators] if self._loader else []
+        for call in self._calls if self._is_checked else ():
+            call.sources = [torch, random, np.random, *of_device, *own]
 
     def _list_trained(self) -> list[torch.Tensor]:
         """Return the parameters whose gradients are added, in the same order on every rank."""
@@ -236,14 +241,13 @@ class Shards:
         torch.distributed.all_to_all_single(flat, slices, sizes, own)
 
     def _repeat_calls(self) -> None:
-        """Repeat the first call of each module in the step. Raises BadInput if a result is another one."""
-        for call in self._calls:
-            if name := call.repeat():
-                raise BadInput(
-                    f"--exact_shards: {call.name}: {name} changes if a shard is computed again after others: "
-                    "expected state between two calls only in buffers (register_buffer), because each shard "
-                    "begins with those of the step"
-                )
+        """Repeat the first call of each module in the step. If a result differs, all ranks raise BadInput."""
+        own = [f"{call.name}: {name}" for call in self._calls if (name := call.repeat())]
+        for each in itertools.chain.from_iterable(ranks.gather_objects(own)):
+            raise BadInput(
+                f"--exact_shards: {each} changes if a shard is computed again after others: expected state "
+                "between two calls only in buffers (register_buffer), with which each shard begins"
+            )
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
         """Raise BadInput for a step with a closure, or between two shards."""
@@ -316,10 +320,12 @@ class _Call:
                 each.training = mode
             for buffer in buffers:
                 buffer.write(buffer.value)
-            draws()
+            for restore in draws:
+                restore()
             with torch.set_grad_enabled(has_grad), autocast:
                 results = self._list_results(self.module(*inputs[0], **inputs[1]))
-            states()
+            for restore in states:
+                restore()
             for each, own in zip(modules, attributes, strict=True):
                 vars(each).clear()
                 vars(each).update(own)
@@ -362,28 +368,19 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(integers[tensor.element_size()])
 
 
-def _list_sources(device: torch.device, generators: Sequence[Any]) -> list[Any]:
-    """Return the sources of random numbers of a process."""
-    of_device = [accelerator.of(device)] * (device.type != "cpu")
-    return [torch, random, np.random, *of_device, *(each.value for each in generators)]
-
-
-def _save_states(sources: list[Any]) -> Callable[[], None]:
-    """Return a function that restores the present states of generators."""
-    pairs = (("get_rng_state", "set_rng_state"), ("get_state", "set_state"), ("getstate", "setstate"))
-    functions: list[Callable[[], object]] = []
+def _save_states(sources: list[Any]) -> list[Callable[[], object]]:
+    """Return functions that restore the present states of generators."""
+    functions = list[Callable[[], object]]()
     for source in sources:
-        found = next((pair for pair in pairs if hasattr(source, pair[1])), None)
-        if found:
-            functions.append(functools.partial(getattr(source, found[1]), getattr(source, found[0])()))
-        elif bits := getattr(source, "bit_generator", None):  # of NumPy
+        for name in ("get_rng_state", "get_state", "getstate"):
+            if hasattr(source, name):
+                put = getattr(source, name.replace("get", "set", 1))
+                functions.append(functools.partial(put, getattr(source, name)()))
+                break
+        else:  # of NumPy
+            bits = source.bit_generator
             functions.append(functools.partial(setattr, bits, "state", bits.state))
-
-    def restore() -> None:
-        for function in functions:
-            function()
-
-    return restore
+    return functions
 
 
 def _send(tensors: list[torch.Tensor], collective: Callable[[torch.Tensor, int], object]) -> None:

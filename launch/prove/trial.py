@@ -1,6 +1,7 @@
 """Run a command to its end, with SIGKILLs and restarts on the way."""
 
 import contextlib
+import functools
 import random
 import signal
 import subprocess
@@ -10,6 +11,7 @@ from collections.abc import Callable
 import psutil
 
 from common.console.arguments import mask_words
+from common.distributed import preemption
 from launch.explain import explain_exit_code
 
 _POLL = 0.005  # seconds: a short job takes a millisecond for a step
@@ -38,8 +40,9 @@ def run(
     with open(log, "ab") as output:
         for target in [*kills, float("inf")]:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                preexec_fn=functools.partial(preemption.die_with_parent, signal.SIGKILL),
+            )  # fmt: skip
             try:
                 while process.poll() is None and watch() < target:
                     time.sleep(_POLL)
