@@ -86,7 +86,13 @@ def main() -> None:
         print(USAGE if not verb else f"error: unknown command {verb!r}\n{USAGE}", file=sys.stderr)
         sys.exit(exits.BAD_INPUT)
     refuse_removed(verb, arguments)
-    sys.exit(importlib.import_module(f"launch.{VERBS[verb][0]}").main(arguments))
+    try:
+        sys.exit(importlib.import_module(f"launch.{VERBS[verb][0]}").main(arguments))
+    except OSError as error:  # of a path, or of a folder that is needed to work; a verb names most itself
+        place = f"{error.filename}: " if error.filename is not None else ""
+        raise BadInput(f"{verb}: {place}{error.strerror or error}") from error
+    except UnicodeError as error:
+        raise BadInput(f"{verb}: a file or a name is not UTF-8: {error}") from error
 
 
 if __name__ == "__main__":

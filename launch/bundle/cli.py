@@ -3,10 +3,10 @@
     python -m launch pack jobs/train_ddp.py --to packed    packed/train_ddp-<12 hex digits>/
 
 `pack` keeps common/, datasets/, jobs/, and a pip-requirements.txt. This list omits torch, torch_npu,
-torchvision, torchaudio, triton and nvidia-*, which the platform's image has. For a script outside a Bootfile
-repository `pack` keeps the script's folder. It skips hidden files, caches, tests, weights, folders of data
-and results, and files that .jobignore names (in the code folder, in gitignore's syntax; `!pattern` includes
-again). Skipped files are listed with their rule.
+torchvision, torchaudio, triton and nvidia-*, which the platform's image has. For a script that does not
+import Bootfile `pack` keeps the script's folder. It skips hidden files, caches, tests, weights, folders of
+data and results, and files that .jobignore names (in the code folder, in gitignore's syntax; `!pattern`
+includes again). Skipped files are listed with their rule.
 
 The digits are those of a digest of the content; manifest.json lists the files with sizes and SHA-256. The
 same content has the same name, and packing it again changes nothing. If a text looks like a key, a token or a
@@ -54,6 +54,10 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
     if os.path.realpath(to) == os.path.realpath(code.root):
         raise BadInput(f"--to {to} is the folder that is packed: name another one, in it or elsewhere")
     contents: dict[str, str | bytes] = {**code.files}
+    folder = os.path.dirname(os.path.abspath(job))
+    for path in (os.path.join(folder, each) for each in REQUIREMENTS):
+        if os.path.isfile(path) and not os.path.samefile(folder, code.root):
+            print(f"not used: {path}; the list of packages is that of {code.root}")
     left_out = list[str]()
     if listed := next((each for each in REQUIREMENTS if os.path.isfile(os.path.join(code.root, each))), None):
         text, left_out = requirements.adapt(os.path.join(code.root, listed))

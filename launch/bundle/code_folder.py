@@ -1,10 +1,13 @@
 """Select the files that are uploaded with a script: `pack` writes them, `simulate` runs them."""
 
+import itertools
 import os
+import re
 from collections import Counter
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from common.ground.exits import BadInput
+from common.ground.files import explained
 from common.object_store.paths import check_keys
 from launch import manifests
 from launch.bundle import ignore
@@ -16,14 +19,16 @@ _DOCUMENTS = ("*.md", "*.ipynb")  # of a Bootfile repository
 REQUIREMENTS = ("pip-requirements.txt", "requirements.txt")  # dependency lists; the first that exists counts
 # limits of ModelArts for a code folder (its documents, November 2026): files and folders, bytes
 _ENTRIES, _SIZE = 1000, 5 * 10**9
+_IMPORT = re.compile(r"^\s*(from|import)\s+(common\b|datasets\.)", re.MULTILINE)
 _OWN = 2  # files that pack adds: the dependency list and the manifest
 
 
 class CodeFolder:
     """The files that a job needs.
 
-    In a Bootfile repository these are common, datasets and the job's folder, without documents. For any other
-    script these are the files of its folder. The rules of launch/bundle/ignore.py apply.
+    In a Bootfile repository these are common, datasets and the job's folder, without documents. For a script
+    that does not use Bootfile these are the files of its folder, wherever it is. The rules of
+    launch/bundle/ignore.py apply.
 
     without: a folder to skip
     code_dir: take this whole folder instead
@@ -45,7 +50,10 @@ class CodeFolder:
             if not os.path.isdir(self.root) or os.path.commonpath([self.root, job]) != self.root:
                 raise BadInput(f"--code_dir {code_dir} is not a folder above {job}")
         elif repository:
-            self.root, self._parts = repository, {*_PARTS, os.path.relpath(job, repository).split(os.sep)[0]}
+            top = os.path.relpath(job, repository).split(os.sep)[0]
+            self.is_repository = top in (*_PARTS, os.path.basename(job)) or _imports_bootfile(self.root)
+            if self.is_repository:
+                self.root, self._parts = repository, {*_PARTS, top}
         self.name = os.path.basename(self.root) or "code"
         self.job_path = os.path.relpath(job, self.root)
         self._without = without and os.path.realpath(without)
@@ -116,6 +124,13 @@ class CodeFolder:
             expected = f"expected another file or folder in {self.root}; skip it with a line in {ignore.FILE}"
             raise BadInput(f"{path} is a symbolic link to {os.readlink(entry.path)}: {expected}")
         return target
+
+
+def _imports_bootfile(folder: str) -> bool:
+    """Return whether a module in the folder, or in one below it, imports Bootfile."""
+    modules = itertools.chain(Path(folder).glob("*.py"), Path(folder).glob("*/*.py"))
+    with explained(folder):
+        return any(_IMPORT.search(each.read_text(encoding="utf-8", errors="replace")) for each in modules)
 
 
 def _is_repository(folder: str) -> bool:

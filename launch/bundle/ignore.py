@@ -35,10 +35,12 @@ class Rules:
             raise BadInput(f"{path} cannot be read: {error}") from error
         self._built_in = pathspec.GitIgnoreSpec.from_lines(built_in)
         contents = [re.sub(r"/\*\*$", "/**/*", line) for line in own]  # pathspec's x/** is also the folder x
-        try:
-            self._all = pathspec.GitIgnoreSpec.from_lines([*built_in, *contents])
-        except ValueError as error:
-            raise BadInput(f"{path}: {error}") from error
+        for number, line in enumerate(contents, 1):
+            try:
+                pathspec.GitIgnoreSpec.from_lines([line])
+            except (ValueError, re.error) as error:
+                raise BadInput(f"{path}:{number}: not a pattern of gitignore, {line!r}: {error}") from error
+        self._all = pathspec.GitIgnoreSpec.from_lines([*built_in, *contents])
         self._names = [*built_in, *(f"{FILE}:{number}  {line}" for number, line in enumerate(own, 1))]
         self._unnamed = {len(built_in) + place for place, line in enumerate(own) if not line.strip("!*?/ ")}
 

@@ -5,8 +5,9 @@
 RECORD: the record of a job that `submit` created; its output train_url is fetched.
 Writes are atomic, and every file is compared with the sha256 that was stored with it, or with the list that
 `upload` or the job wrote if the store keeps none. Files that are already in FOLDER are not fetched again. Run
-an interrupted fetch again to continue it. Nothing in FOLDER is removed. Files in FOLDER with other content are listed, and replaced if you agree; without a terminal, only
-with --yes.
+an interrupted fetch again to continue it. Nothing in FOLDER is removed. Files in FOLDER with other content are
+listed, and replaced if you agree; without a terminal, only with --yes. Files that would be hidden in the home
+folder, such as ~/.bashrc, are refused.
 
 Credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY, or
 boto3's usual files. Address: AWS_ENDPOINT_URL_S3 or OBS_REGION.
@@ -52,6 +53,8 @@ def main(arguments: list[str]) -> int:
             raise BadInput(f"no files below {url}: is the URL right, and has the job saved results yet?")
         check_keys((entry.key for entry in wanted), url)
         paths = {entry.key: make_path(to, entry.key) for entry in wanted}
+        if hidden := sorted(path for path in paths.values() if _is_setting(path, to)):
+            raise BadInput(f"{url} has {hidden[0]}, a setting of this user: pass --to a folder of its own")
         wanted.sort(key=lambda entry: -entry.size)
         listed = _read_lists(store, wanted)
         missing, unchanged = parallel.split(
@@ -92,6 +95,13 @@ def main(arguments: list[str]) -> int:
         )
     print(f"unchanged {parallel.describe(entry.size for entry in unchanged)}")
     return 0
+
+
+def _is_setting(path: str, to: str) -> bool:
+    """Return whether a file is hidden in the home folder, such as .ssh/authorized_keys, and `to` is not."""
+    home = os.path.realpath(os.path.expanduser("~"))
+    first, chosen = (os.path.relpath(os.path.realpath(each), home).split(os.sep)[0] for each in (path, to))
+    return first.startswith(".") and first != ".." and chosen in (".", "..")
 
 
 def _output_of(text: str) -> str:

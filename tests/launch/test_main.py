@@ -1,11 +1,13 @@
 """`python -m launch` lists its verbs, and names the replacement of what was removed."""
 
 import re
+import sys
+from types import SimpleNamespace
 
 import pytest
 
 from common.ground.exits import BadInput
-from launch.__main__ import REMOVED, VERBS, refuse_removed
+from launch.__main__ import REMOVED, VERBS, main, refuse_removed
 from tests.conftest import run
 
 
@@ -29,3 +31,45 @@ def test_what_was_removed_is_one_line():
         with pytest.raises(BadInput, match=re.escape(f"{name} was removed: {instead}")):
             refuse_removed(verb, [word, "value"])
     refuse_removed("pack", ["job.py", "--", "--single_file"])
+
+
+WITHOUT = """
+import runpy, sys
+for name in ("torch", "numpy", "boto3", "torchvision"):
+    sys.modules[name] = None  # its import raises ModuleNotFoundError
+runpy.run_module("launch", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_python_without_torch(tmp_path):
+    """Verbs that need it end in one line, with the file that imports it; the others work."""
+    for verb in ("check", "receipt", "report", "prove"):
+        (line,) = run("-c", WITHOUT, verb, "x", "y", code=2, fresh=True).stderr.splitlines()
+        assert re.match(
+            r"error: .*\b(torch|numpy)\b.* which .*\.py:\d+ imports: pip install -r requirements", line
+        )
+    run("-c", WITHOUT, "pack", "jobs/train_ddp.py", "--to", tmp_path, fresh=True)
+    request = ("jobs/train_ddp.py", "--config", "launch/job.example.toml", "--platform", "slurm", "--dry_run")
+    assert "srun" in run("-c", WITHOUT, "submit", *request, fresh=True).stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (PermissionError(13, "Permission denied", "/x/y"), "stub: /x/y: Permission denied"),
+        (OSError(28, "No space left on device"), "stub: No space left on device"),
+        (
+            UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"),
+            "stub: a file or a name is not UTF-8",
+        ),
+    ],
+)
+def test_files_that_cannot_be_used_are_one_line(error, said, monkeypatch):
+    def fail(arguments: list[str]) -> int:
+        raise error
+
+    monkeypatch.setitem(VERBS, "stub", ("stub", ""))
+    monkeypatch.setitem(sys.modules, "launch.stub", SimpleNamespace(main=fail))
+    monkeypatch.setattr(sys, "argv", ["launch", "stub"])
+    with pytest.raises(BadInput, match=said):
+        main.__wrapped__()

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import resource
 import shutil
 import subprocess
@@ -24,7 +25,8 @@ from tests.support.simulated import simulate
 def repository(tmp_path):
     """A small repository with Bootfile's folders."""
     files = {
-        "common/__init__.py": "", "datasets/__init__.py": "", "README.md": "read me", "tests/test_job.py": "",
+        "common/__init__.py": "", "datasets/__init__.py": "", "README.md": "read me",
+        "tests/test_job.py": "from common import a\n",
         "jobs/job.py": "import json\nfrom common import a\n", "jobs/other.py": "", "jobs/settings.json": "{}",
         "common/a.py": "A = 1\n", "common/distributed/entry.py": "", "common/tests/test_a.py": "",
         "common/__pycache__/a.pyc": "x", "common/README.md": "read me", "jobs/options.md": "read me",
@@ -107,6 +109,22 @@ def test_what_a_job_needs_is_kept(repository):
         CodeFolder(str(repository / "tests/test_job.py"))
 
 
+def test_a_script_below_a_repository_that_does_not_use_it(repository, tmp_path, capsys):
+    """It has its own list of packages, and a name without the folder, as elsewhere."""
+    tree(
+        repository, {"mine/main.py": "from datasets import load_dataset\n", "mine/requirements.txt": "einops"}
+    )
+    code = CodeFolder(str(repository / "mine/main.py"))
+    assert (code.job_path, [*code.files], code.is_repository) == ("main.py", ["main.py"], False)
+    packed = Path(pack(str(repository / "mine/main.py"), str(tmp_path / "to")))
+    assert (packed / "pip-requirements.txt").read_text() == "einops\n"
+    tree(repository, {"mine/main.py": "import util\n", "mine/util.py": "from common import a\n"})
+    capsys.readouterr()
+    packed = Path(pack(str(repository / "mine/main.py"), str(tmp_path / "to")))
+    assert {"common/a.py", "mine/main.py"} <= {*paths(packed)}
+    assert f"not used: {repository}/mine/requirements.txt; the list " in capsys.readouterr().out
+
+
 def test_the_users_own_rules(mine, tmp_path, capsys):
     tree(mine, {
         "notes.txt": "n", "big/a.bin": "b" * 2000, "big/b.bin": "b", "data/x.csv": "1", "keep.pth": "w",
@@ -121,9 +139,12 @@ def test_the_users_own_rules(mine, tmp_path, capsys):
     tree(mine, {".jobignore": b"\xff\xfe"})
     with pytest.raises(BadInput, match=r"\.jobignore cannot be read"):
         pack(str(mine / "job.py"), str(tmp_path / "to"))
-    tree(mine, {".jobignore": "*.csv\n!\n"})
-    with pytest.raises(BadInput, match=r"\.jobignore: Invalid git pattern: '!'"):
-        pack(str(mine / "job.py"), str(tmp_path / "to"))
+    for wrong in ("!", "[z-a]"):
+        tree(mine, {".jobignore": f"*.csv\n{wrong}\n"})
+        with pytest.raises(
+            BadInput, match=rf"\.jobignore:2: not a pattern of gitignore, '{re.escape(wrong)}'"
+        ):
+            pack(str(mine / "job.py"), str(tmp_path / "to"))
 
 
 def test_the_rules_are_gits(tmp_path):

@@ -221,6 +221,18 @@ def test_files_of_another_content_are_replaced_after_a_yes_only(server, url, tmp
     assert "unchanged 4 files" in launch("fetch", url, "--to", tmp_path).stdout, "no question"
 
 
+def test_settings_in_the_home_folder_are_not_fetched(server, url, tmp_path, launch, monkeypatch):
+    home = tmp_path / "me"
+    folder_of(home / ".local", {"kept": b"1"})
+    monkeypatch.setenv("HOME", str(home))
+    put(server, url, {"me/.ssh/authorized_keys": b"key", "me/a": b"1"})
+    said = launch("fetch", url, "--to", tmp_path, "--yes", code=2).stderr
+    assert "me/.ssh/authorized_keys, a setting of this user" in said and not (home / "a").exists()
+    for own in (home / "results", home / ".local" / "results"):
+        launch("fetch", url, "--to", own)
+        assert (own / "me/.ssh/authorized_keys").read_bytes() == b"key"
+
+
 @pytest.mark.parametrize(
     ("objects", "here", "message"),
     [

@@ -1,0 +1,130 @@
+"""Train your own model on your own data.
+
+    python jobs/train.py --epochs 100 --batch_size 32 --lr 0.01
+    python -m pytest tests    trains a few steps, kills, resumes, compares
+
+Change the blocks: they are those of Bootfile's jobs/train_own.py.
+"""
+
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # if this file is a link
+from common.distributed.entry import (
+    entry,  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
+)
+
+# isort: split
+import torch
+
+from common.checkpoint.checkpointer import Checkpointer, TrainingParser
+from common.compute import models
+from common.console.arguments import BATCH_SIZE_HELP, boolean, interval, positive_float, positive_int, seed
+from common.distributed import devices
+from common.run import evaluation, metrics
+from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
+
+
+@entry  # bad input ends the job with one line `error: ...` and exit code 2
+def main() -> None:
+    parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
+    data = parser.add_argument_group("data and model")
+    data.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
+
+    ### 新增 (new) 1/5, your options: their values are args.NAME ###
+    from common.console.arguments import non_negative_int
+
+    help = "processes that read the data (default: 0: this process reads them)"
+    data.add_argument("--workers", type=non_negative_int, default=0, help=help)
+    ### 新增 (new) 1/5, your options: their values are args.NAME ###
+    output = parser.add_argument_group("output")
+    output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
+    output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
+    optimization = parser.add_argument_group("optimization")
+    optimization.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")
+    optimization.add_argument("--epochs", type=positive_int, default=20, help="default: %(default)s")
+    optimization.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
+    optimization.add_argument("--seed", type=seed, default=0, help="weights, order and crops (default: 0)")
+    optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
+    args = parser.parse_args()
+
+    device = devices.select(args)
+    log = metrics.Log(args)
+    torch.manual_seed(args.seed)
+
+    # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
+
+    ### 新增 (new) 2/5, your data: any map-style Dataset; random transforms are seeded for each sample ###
+    import functools
+
+    from sklearn.datasets import load_diabetes
+
+    from datasets.loaders.engines.map_style import map_style_loader
+
+    table, progression = (torch.from_numpy(each).float() for each in load_diabetes(return_X_y=True))
+    table, progression = table / table.std(0), (progression - 152) / 77  # about mean 0, deviation 1
+    patients = torch.utils.data.TensorDataset(table, progression)  # items are (input, target)
+    split = torch.Generator().manual_seed(0)
+    train_set, test_set = torch.utils.data.random_split(patients, [0.8, 0.2], split)
+    make_loader = functools.partial(map_style_loader, workers=args.workers, collate_fn=None)
+    ### 新增 (new) 2/5, your data: any map-style Dataset; random transforms are seeded for each sample ###
+    log.print_data(train_set, test_set)
+    train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
+    test_sampler = SequentialBatchSampler(len(test_set), 250)
+    train_loader = make_loader(train_set, train_sampler, device, augment=True)
+    test_loader = make_loader(test_set, test_sampler, device)
+
+    ### 新增 (new) 3/5, your model: it takes the inputs of a batch, nested as they are ###
+    layers = [torch.nn.Linear(10, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1), torch.nn.Flatten(0)]
+    model = torch.nn.Sequential(*layers)
+    ### 新增 (new) 3/5, your model: it takes the inputs of a batch, nested as they are ###
+    model = model.to(device).to(memory_format=torch.channels_last)
+    forward = model  # variants wrap `forward`; `model` stays the raw module, which is saved and evaluated
+
+    total_steps = train_sampler.total_steps
+    recipe = models.FUSED[device.type] | {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
+    optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, **recipe)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, args.lr, total_steps=total_steps, cycle_momentum=False
+    )
+
+    ### 新增 (new) 4/5, your loss: a mean over the batch; your metrics, and the one that chooses best.pth ###
+    criterion = torch.nn.MSELoss()
+    mae, r2 = evaluation.absolute_error, evaluation.R2()  # reported as val_mae and val_r2
+    log.metrics = evaluation.Metrics(mae=mae, r2=r2, best="mae", lowest=True)
+    ### 新增 (new) 4/5, your loss: a mean over the batch; your metrics, and the one that chooses best.pth ###
+    running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
+
+    checkpoint = Checkpointer(
+        args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
+        scheduler=scheduler, loader=train_loader,
+    )  # fmt: skip
+    step = checkpoint.resume(total_steps)  # 0, or the step of the newest checkpoint
+
+    for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
+        model.train()
+        for inputs, targets in train_loader:
+            ### 新增 (new) 5/5, your step: accumulation, GAN, closure and others are in guides/own_step.md ###
+            optimizer.zero_grad()
+            outputs = forward(inputs)
+            loss = criterion(outputs, targets)
+            loss.backward()
+            if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
+                running += evaluation.batch_sums(loss, outputs, targets)
+                optimizer.step()
+            ### 新增 (new) 5/5, your step: accumulation, GAN, closure and others are in guides/own_step.md ###
+            scheduler.step()
+            step += 1
+            if checkpoint.is_due(step):  # a report (--report_every) or a save (--save_every)
+                log.step(step, running, scheduler)  # waits for the device, and sets `running` to 0
+                checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
+        val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
+        checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
+        log.validation(step, val_sums)
+    checkpoint.finish()  # waits for the last save and upload, and prints the TIME COST table
+
+
+if __name__ == "__main__":
+    main()
