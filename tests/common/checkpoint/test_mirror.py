@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -24,6 +25,7 @@ from common.object_store.store import ObjectStore, StoreError
 from common.run.job import JobParser
 from common.run.output import Output
 from tests.conftest import wait_until
+from tests.support import bare_store
 from tests.support.fault_proxy import FaultProxy
 
 
@@ -87,10 +89,10 @@ class Job:
 
     running: ClassVar[list] = []  # mirrors
 
-    def __init__(self, folder: Path, url: str, resume: str = "auto", keep: int = 2):
+    def __init__(self, folder: Path, url: str, resume: str = "auto", keep: int = 2, **options):
         self.folder, self.url = folder, url
         folder.mkdir(exist_ok=True)
-        self.mirror = mirror.Mirror(Output(str(folder), url), resume, keep)
+        self.mirror = mirror.Mirror(Output(str(folder), url), resume, keep, **options)
         self.running.append(self.mirror)
         paths = checkpoint.list_newest_first(str(folder / "checkpoints"))
         self.state = checkpoint.read(paths[0]) if paths else {"step": 0}
@@ -210,6 +212,86 @@ def test_a_store_that_fails_does_not_end_the_job(server, tmp_path, monkeypatch):
         assert "no permission" in job.mirror.finish()
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.environment["AWS_ENDPOINT_URL_S3"])
     assert Job(tmp_path / "two", url).step == 6
+
+
+@pytest.mark.parametrize("kind", ["busy", "reset"])
+def test_the_last_upload_is_repeated_until_the_store_answers(server, tmp_path, monkeypatch, capfd, kind):
+    url = f"s3://runs/last-{kind}"
+    monkeypatch.setattr(mirror, "_SAY", 0.1)
+    with FaultProxy(server.port) as proxy, ThreadPoolExecutor(1) as pool:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.environment["AWS_ENDPOINT_URL_S3"])
+        job = Job(tmp_path / "one", url)
+        proxy.kind, proxy.share = kind, 1.0
+        job.save(2)
+        end = pool.submit(job.mirror.finish)
+        tries = lambda: capfd.readouterr().out.count("waiting for the upload to s3://runs/last")  # noqa: E731
+        wait_until(lambda: job.mirror.error and tries(), timeout=60)
+        assert not end.done() and steps(server, url) == []
+        proxy.kind = None
+        proxy.struck.clear()
+        assert end.result(60) == "" and steps(server, url) == [2]
+
+
+def test_the_last_upload_ends_after_the_upload_timeout(server, tmp_path, monkeypatch):
+    with FaultProxy(server.port) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.environment["AWS_ENDPOINT_URL_S3"])
+        job = Job(tmp_path / "one", "s3://runs/patience", patience=0.1)
+        proxy.kind, proxy.share = "busy", 1.0
+        job.save(2)
+        assert "the store is too busy" in job.mirror.finish()
+
+
+def test_the_last_checkpoints_of_the_node_are_at_the_url_at_the_end(server, tmp_path, monkeypatch):
+    """The thread takes the newest checkpoint of each turn, so it leaves some out meanwhile."""
+    job = Job(tmp_path / "one", "s3://runs/last", keep=3)
+    job.save(2)
+    job.uploaded(server, 2)
+    monkeypatch.setattr(job.mirror, "saved", lambda step: setattr(job.mirror, "_step", step))  # no turn
+    for step in (4, 6, 8, 10):
+        job.save(step)
+    assert job.mirror.finish() == "" and steps(server, job.url) == [6, 8, 10]
+    assert [key for key in keys(server, job.url) if "step_2" in key or "step_4" in key] == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "conditions", "words"),
+    [
+        ((), True, None),
+        (("ETag",), True, "returns no ETag"),
+        (bare_store.OPTIONAL, True, "returns no ETag"),
+        ((), False, "ignores conditional writes"),
+    ],
+)
+def test_a_store_that_gives_only_what_it_must(
+    server, tmp_path, monkeypatch, capsys, fields, conditions, words
+):
+    """ETags, dates and metadata are optional. If the store cannot keep two jobs apart, one line says so."""
+    bare_store.strip(monkeypatch, fields, conditions)
+    url = f"s3://runs/bare-{len(fields)}-{conditions}"
+    for step, start in ((2, 0), (4, 2)):
+        job = Job(tmp_path / str(step), url)
+        warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
+        assert len(warnings) == bool(words) and all(words in line for line in warnings)
+        assert job.step == start
+        job.save(step)
+        assert job.mirror.finish() == "" and step in steps(server, url)
+
+
+def test_a_lease_that_is_shown_late_is_no_error(server, tmp_path, monkeypatch):
+    """Some stores do not find a new object at once."""
+    read, hidden = ObjectStore.read_version, [(b"", None)]
+
+    def first_missing(self, key):
+        if key == url_lease.KEY and key in written and hidden:
+            return hidden.pop()
+        return read(self, key)
+
+    written, write = set(), ObjectStore.write
+    monkeypatch.setattr(
+        ObjectStore, "write", lambda self, key, *a, **b: (written.add(key), write(self, key, *a, **b))[1]
+    )
+    monkeypatch.setattr(ObjectStore, "read_version", first_missing)
+    assert Job(tmp_path / "one", "s3://runs/late").mirror.finish() == "" and not hidden
 
 
 def test_two_jobs_at_one_url(server, tmp_path, monkeypatch, capsys):

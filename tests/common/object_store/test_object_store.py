@@ -262,7 +262,6 @@ def test_answers_to_a_part_that_are_none(store, monkeypatch, tmp_path, given, bo
         ("read", lambda below, _: reply(b"hello", Content_Length="-5"), "-5 bytes, expected at most"),
         ("read", lambda below, _: reply(b"hello", Content_Length="x"), "cannot be read"),
         ("read", lambda below, _: reply(b"hello", Content_Length=str(10**11)), "expected at most"),
-        ("read", lambda below, _: reply(b"hello", ETag=None), "cannot be read"),
         ("list", lambda below, _: listing(f"{below}a", truncated=True), "does not end"),
         ("list", lambda below, last: listing(below + "ab"["a" in last], truncated=True), "does not end"),
         ("list", lambda below, _: listing("/etc/passwd"), "lists /etc/passwd"),
@@ -278,6 +277,44 @@ def test_answers_that_are_none(store, monkeypatch, call, answer, words):
         broken.attempts = 1
         with pytest.raises(StoreError, match=words):
             list(getattr(broken, call)(*["key"] * (call == "read")))
+
+
+@pytest.mark.parametrize("optional", [{"ETag": None}, {"ETag": None, "LastModified": None}])
+def test_a_listing_needs_no_order_no_etag_and_no_date(store, monkeypatch, optional):
+    """Some stores list in the order of a tree, or in none, and their pages may overlap."""
+    pages = {"": "ca", "a": "abd", "d": ""}  # marker -> keys of the page after it
+    below = f"{store.location.prefix}/"
+
+    def answer(method, key, query):
+        keys = pages[query.get("marker", "").removeprefix(below)]
+        return listing(*(below + each for each in keys), truncated=bool(keys), **optional)
+
+    with HostileStore(answer) as server:
+        entries = list(through(monkeypatch, server, store).list())
+    assert [each.key for each in entries] == ["c", "a", "b", "d"]
+    assert {each.etag for each in entries} == {""}
+
+
+def test_a_listing_that_may_be_cut_is_refused(store, monkeypatch):
+    monkeypatch.setattr(object_store, "_PAGE", 2)
+    text = "".join(f"<Contents><Key>{each}</Key><Size>1</Size></Contents>" for each in ("a", "b"))
+    answer = reply(f"<ListBucketResult>{text}</ListBucketResult>".encode(), Content_Type="application/xml")
+    with (
+        HostileStore(lambda *_: answer) as server,
+        pytest.raises(StoreError, match="whether the listing ends"),
+    ):
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", server.environment["AWS_ENDPOINT_URL_S3"])
+        list(ObjectStore("s3://bucket").list())
+
+
+def test_an_object_is_read_without_etag_and_date(store, monkeypatch):
+    def answer(method, key, query):
+        return reply(b"hello" if method == "GET" else b"", ETag=None, Last_Modified=None)
+
+    with HostileStore(answer) as server:
+        bare = through(monkeypatch, server, store)
+        assert bare.read_version("key") == (b"hello", "") and bare.head("key").modified == 0
+        assert bare.write("key", b"hello") == ""
 
 
 def test_an_object_is_replaced_only_if_it_has_not_changed(store):
