@@ -250,7 +250,7 @@ def _intact(
             raise BadInput(f"the index {folder} is damaged: its columns do not have its fingerprint")
         if index.stamp == stamp:
             bad = {os.fsencode(path) for path, *_ in index.bad}
-            listed = [*map(os.fsencode, listing.paths)]
+            listed = os.fsencode("\0".join(listing.paths)).split(b"\0")
             good = np.array([path not in bad for path in listed]) if bad else slice(None)
             listed = [path for path in listed if path not in bad] if bad else listed
             is_equal = (index.base, index.classes, paths) == (listing.base, listing.classes, listed)
@@ -390,7 +390,12 @@ def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], *
 
 def _fingerprint(classes: Sequence[str], names: list[bytes], columns: dict[str, np.ndarray]) -> str:
     digest = hashlib.blake2b(json.dumps([classes, len(names)]).encode(), digest_size=16)
-    stems = [os.path.splitext(name)[0] for name in names]  # a .JPEG and a .png may be the same data
+    # a .JPEG and a .png may be the same data; splitext() takes half of the time of a comparison
+    ends = [(name.rfind(b"."), name) for name in names]
+    stems = [
+        name[:end] if end > name.rfind(b"/") + 1 and name[end - 1] != 46 else os.path.splitext(name)[0]
+        for end, name in ends
+    ]
     digest.update(np.array([*map(len, stems)], np.int64).data)
     digest.update(b"".join(stems))
     for name in ("labels", "bytes", "crc32"):

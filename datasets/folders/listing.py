@@ -239,7 +239,7 @@ def walk(base: str) -> tuple[list[str], str, set[str]]:
     }  # folder -> its real path and those of its parents
     with progress(None, f"listing {base}") as bar:
         for folder, folders, names in os.walk(base, onerror=fail, followlinks=True):
-            found = [name for name in names if not is_hidden(name) and is_image(name)]
+            found = [name for name in names if name[0] != "." and name.lower().endswith(images.EXTENSIONS)]
             if len(found) < len(names):
                 others.update(map(ending, {*names}.difference(found)))
             others["hidden"] += sum(map(is_hidden, folders))

@@ -107,7 +107,9 @@ def find_images(folder: str) -> tuple[str, list[str]]:
         root, name = os.path.split(folder)
         return root, [name]
     root = local_folder(folder)
-    paths, _, _ = listing.walk(root)
+    paths, others, _ = listing.walk(root)
+    if others:
+        print(f"{folder}: ignored {others}")
     if not paths:
         raise BadInput(f"{folder} contains no images ({' '.join(images.EXTENSIONS)})")
     return root, sorted(paths)
