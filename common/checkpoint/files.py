@@ -232,6 +232,7 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True) -> dict:
             "torch cannot load it: it is damaged, or holds objects that are not tensors or plain types (save "
             "model.state_dict(), not the model). If you trust it, with its modules on PYTHONPATH: "
             + CONVERT.format(f"torch.load({path!r}, weights_only=False).state_dict()")
+            + " (of a dictionary: ['state_dict'], for example, in place of .state_dict())"
         ) from error
     except Exception as error:  # a damaged file can make torch raise any exception
         raise Refused(f"torch cannot load it: {first_line(error)}") from error

@@ -109,9 +109,8 @@ def read(path: str) -> tuple[dict[str, torch.Tensor], str]:
         if not known and not _tensors(content):
             known = [*inner] if len(inner) == 1 else []
             if not known:
-                line = checkpoint.CONVERT.format(f"torch.load({path!r})[{next(iter(inner))!r}]")
-                several = _some([*map(repr, inner)])
-                raise BadInput(f"weights {path}: it holds several networks: {several}; keep one: {line}")
+                line = checkpoint.CONVERT.format(f"torch.load({path!r})[{min(inner)!r}]")
+                raise BadInput(f"weights {path}: it holds {_some([*map(repr, inner)])}; keep one: {line}")
         if known:
             content = inner.pop(known[0])
             others = f" (not of {_some([*map(repr, inner)])})" if inner else ""
@@ -125,8 +124,7 @@ def read(path: str) -> tuple[dict[str, torch.Tensor], str]:
             raise BadInput(f"weights {path}: {name:.80} is not a dense tensor with all its elements")
         if "flat_param" in name.rpartition(".")[2]:
             raise BadInput(
-                f"weights {path}: {name:.80} is a flat parameter of FSDP: save the whole state_dict "
-                "(StateDictType.FULL_STATE_DICT)"
+                f"weights {path}: {name:.80} is of FSDP: save it with StateDictType.FULL_STATE_DICT"
             )
     return tensors, taken
 
@@ -245,14 +243,11 @@ def match(
     for wrappers in ((), _WRAPPERS):
         ours, theirs = ({_bare(name, wrappers): name for name in names} for names in (own, tensors))
         if len(ours) < len(own) or len(theirs) < len(tensors):
-            if most < len(own):
-                twice = {*(own if len(ours) < len(own) else tensors)} - {*ours.values(), *theirs.values()}
-                raise BadInput(
-                    f"weights {path}: without the names of wrappers two tensors are {_some([*twice])}"
-                )
-            continue
+            continue  # two tensors would have one name
         depth = max((name.count(".") for name in ours), default=0)
-        count = Counter(start for name in theirs for start, end in _splits(name, depth) if end in ours)
+        count = Counter(
+            name.removesuffix(end) for name in theirs for end in _ends(name, depth) if end in ours
+        )
         top = max(count.values(), default=0)
         starts = [start for start in count if count[start] == top]
         starts = [""] if "" in starts or 2 * top <= len(own) else starts
@@ -271,19 +266,18 @@ def _bare(name: str, wrappers: tuple[str, ...]) -> str:
     return ".".join(part for part in name.split(".") if part not in wrappers) if wrappers else name
 
 
-def _splits(name: str, depth: int) -> Iterator[tuple[str, str]]:
-    """Yield (prefix, rest) of a name, where the rest has at most `depth` dots."""
-    for dots in range(min(depth, name.count(".")) + 1):
-        rest = ".".join(name.rsplit(".", dots + 1)[-dots - 1 :])
-        yield name.removesuffix(rest), rest
+def _ends(name: str, depth: int) -> Iterator[str]:
+    """Yield the ends of a name that have at most `depth` dots, from dot to dot."""
+    parts = name.split(".")
+    return (".".join(parts[place:]) for place in range(max(0, len(parts) - depth - 1), len(parts)))
 
 
 def _is_head(model: torch.nn.Module, own: dict, other: dict[str, torch.Tensor]) -> bool:
     """Return whether tensors of other shapes differ in the number of classes only: it is the first dimension
     of all of them. A vocabulary is no head: its tokens have other numbers."""
-    sizes = set()
+    sizes, modules = set(), dict(model.named_modules())
     for name, there in other.items():
-        here, owner = own[name], model.get_submodule(name.rpartition(".")[0])
+        here, owner = own[name], modules.get(name.rpartition(".")[0])
         is_kind = there.is_floating_point() and min(there.ndim, here.ndim) > 0
         if not is_kind or there.shape[1:] != here.shape[1:] or isinstance(owner, torch.nn.Embedding):
             return False

@@ -6,6 +6,7 @@ import functools
 import os
 from typing import Any
 
+import numpy as np
 import torch
 
 from common.checkpoint import weights
@@ -176,6 +177,13 @@ def open_loaders(
     """
     train_index, val_index = indexes
     train_store, val_store = stores.open(train_index), stores.open(val_index)
+    side, most = max(args.image_size, args.val_image_size or 0), forms.SHORT_SIDE
+    is_small = (args.pack or args.cache) and train_store.form != "encoded" and side > most
+    if is_small and (np.minimum(train_index.widths, train_index.heights) > most).any():
+        raise BadInput(
+            f"--image_size {side}: {train_store.form} images of a pack or cache have a short side of at most "
+            f"{most} pixels; store encoded ones (--pack_form encoded)"
+        )
     barrier.wait_for_all("prepared", "to prepare")  # a node that scans its data takes longer
     fingerprints = {index.split: index.fingerprint for index in indexes}
     ranks.assert_equal_across_ranks("data set (fingerprints)", fingerprints)

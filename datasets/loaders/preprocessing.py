@@ -64,6 +64,9 @@ def complete(args: argparse.Namespace) -> dict[str, Any]:
     weights, antialias. Raises BadInput."""
     own = find(args.arch, args.weights)
     chosen = {name: getattr(args, name) or own.get(name) for name in _DEFAULTS}
+    for name in ("mean", "std") if getattr(args, "evaluate", False) else ():
+        if chosen[name] != (trained := own.get(name, chosen[name])):
+            raise BadInput(f"--{name} {chosen[name]}: the weights were trained with {trained}: leave it out")
     if antialias(chosen) == BICUBIC and not args.antialias:
         raise BadInput("--antialias false: the model's images are bicubic; add --interpolation bilinear")
     return {name: None if each == _DEFAULTS[name] else each for name, each in chosen.items()}
@@ -86,7 +89,8 @@ def find(arch: str, name: str | None) -> dict[str, Any]:
     if is_name:
         pretrained.check(arch, str(name))
     elif name and (runs := starts.read(weights.run_folder(name))):
-        return starts.check_settings(runs[-1]["settings"], KINDS, weights.run_folder(name))
+        known = {each: _DEFAULTS[each] for each in ("mean", "std")}
+        return known | starts.check_settings(runs[-1]["settings"], KINDS, weights.run_folder(name))
     if arch.startswith(TIMM):
         model = arch.removeprefix(TIMM)
         if is_name and name != pretrained.DEFAULT:

@@ -134,10 +134,8 @@ def _map(path: str) -> np.ndarray:
             return wide.view("<u8") if is_long else wide
         reason = "numbers of 4 bytes, and cut"
     upper, lower = tokens[:_SAMPLE] >> 8, tokens[:_SAMPLE] & 255
-    if high.any() and not low.any():
+    if (high.any() and not low.any()) or (upper.any() and not lower.any()):
         reason = "floats, or numbers in another byte order"
-    elif upper.any() and not lower.any():
-        reason = "numbers in another byte order"
     elif _is_text(start) or ((upper > 0).mean() > 0.5 and (lower > 127).mean() < 0.05):
         reason = reason or "a text, or numbers of 1 byte"
     if reason:

@@ -690,7 +690,7 @@ def test_an_index_of_another_user_is_not_used(data, start, lines, monkeypatch):
 DAMAGES = {  # name of a file of an index, and how its content changes
     "JSON that is cut": ("index.json", lambda content: content[:-100]),
     "deep JSON": ("index.json", lambda content: b"[" * 100_000),
-    "older format": ("index.json", lambda content: content.replace(b'"format": 2', b'"format": 0')),
+    "older format": ("index.json", lambda content: content.replace(b'"format": ', b'"format": 9')),
     "cut column": ("widths.npy", lambda content: content[:-1]),
     "flipped bit": ("heights.npy", lambda content: content[:-1] + bytes([content[-1] ^ 64])),
     "other column": ("labels.npy", lambda content: content.replace(b"<i8", b"<i4")),

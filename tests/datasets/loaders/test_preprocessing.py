@@ -96,10 +96,24 @@ def test_evaluation_prediction_and_a_resume_use_those_of_the_run(tmp_path):
     weights = tmp_path / "run" / "best.pth"
     printed = run(*job, "--evaluate", f"--weights={weights}").stdout
     assert f"val_loss={result['val_loss']:g}" in printed
+    error = refused(*job, "--evaluate", f"--weights={weights}", "--mean=0.4,0.5,0.5")
+    assert "--mean 0.4,0.5,0.5: the weights were trained with 0.5,0.5,0.5" in error
     network = trained.load(str(weights))
     assert network.mean == network.std == (0.5, 0.5, 0.5) and network.share == 0.95
     assert network.settings["antialias"] == resize.BICUBIC
     assert "interpolation" in refused(*job, *given[:3], f"--output_dir={tmp_path / 'run'}")
+
+
+def test_a_pack_of_smaller_images_is_refused(tmp_path):
+    for place in ("train/a/1", "train/b/2", "val/a/3", "val/b/4"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (300, 260)).save(tmp_path / f"{place}.png")
+    job = ("jobs/imagenet.py", f"--data_url={tmp_path}", "--arch=shufflenet_v2_x0_5", "--image_size=288",
+           "--batch_size=2", "--warmup=0", "--epochs=1", "--data_backend=threads",
+           f"--pack={tmp_path / 'packs'}", f"--output_dir={tmp_path / 'out'}")  # fmt: skip
+    assert "--image_size 288: decoded images of a pack or cache have a short side of at most 256" in refused(
+        *job
+    )
 
 
 @pytest.mark.parametrize(

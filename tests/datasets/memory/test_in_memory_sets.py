@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from common.ground.exits import BadInput
+from datasets.loaders.loader import ToDevice
 from datasets.memory import cifar10, digits, fashion_mnist
 from datasets.memory.image_set import ImageSet
 
@@ -90,6 +91,21 @@ def test_generated_images(module, shape):
     means = torch.stack([train.images[train.labels == label].float().mean(0) for label in range(10)])
     nearest = torch.cdist(test.images.float().flatten(1), means.flatten(1)).argmin(1)
     assert (nearest == test.labels).float().mean() > 0.5
+
+
+def test_a_normalisation_of_other_data_is_refused():
+    images, labels = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64)
+    for mean, std, message in (
+        ((123.675, 116.28, 103.53), (58.4, 57.1, 57.4), r"mean \[123.675, 116.28, 103.53\], std"),
+        ((0.5,) * 3, (0.2, 0, 0.2), "a standard deviation above 0"),
+        ((0.5,) * 3, (0.2,), "for each channel"),
+        ((0.1307,), (0.3081,), "here: 1 means for images of 3 channels"),
+        ((float("nan"),) * 3, (0.2,) * 3, "a mean in 0..1"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            ImageSet(images, labels, 3, mean, std, 1, True, "here")
+    with pytest.raises(BadInput, match=r"a mean in 0..1"):
+        ToDevice(torch.device("cpu"), (123.675, 116.28, 103.53), (58.4, 57.1, 57.4))
 
 
 def test_a_fingerprint_is_that_of_samples_labels_and_normalisation():

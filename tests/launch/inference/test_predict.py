@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -59,6 +60,22 @@ def test_evaluations_of_another_size(trained, tmp_path):
     assert (load(str(tmp_path)).size, load(str(tmp_path), image_size=32).size) == (64, 32)
     refused = run(*job, "--arch=vit_b_32", "--image_size=32", "--val_image_size=64", code=2).stderr
     assert "--arch vit_b_32 with --image_size 32 cannot take images of 64 pixels" in refused
+
+
+def test_images_that_would_be_dark_are_refused(trained, tmp_path):
+    """The training data with this scale were refused, or brighter."""
+    output, _ = trained
+    path = tmp_path / "images" / "a.png"
+    path.parent.mkdir()
+    job = [str(output), str(path.parent), "--to", str(tmp_path / "all.csv")]
+    for top in (4095, 65535):
+        Image.fromarray(np.linspace(0, top, 1600).reshape(40, 40).astype(np.uint16)).save(path)
+        if top == 65535:
+            predict.main(job)
+        else:
+            with pytest.raises(BadInput, match="no value above 4095 of 65535"):
+                predict.main(job)
+        assert os.path.exists(tmp_path / "all.csv") == (top == 65535)
 
 
 def test_one_image_is_printed(trained, tmp_path, capsys, monkeypatch):
