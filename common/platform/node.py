@@ -137,7 +137,7 @@ def _shm() -> Finding:
         return judge("shm", "", [f"{path} is not a writable folder"], [])
     size, _, free = shutil.disk_usage(path)
     errors = [f"{path} is full"] if free < 1e6 else []
-    small = f"below {_SHM / 1e9:.0f} GB, DataLoader workers can end with a bus error: use few, or none"
+    small = f"below {_SHM / 1e9:.0f} GB, workers of --data_backend pytorch may not fit: docker run --shm-size"
     warnings = [small] if free < _SHM else []
     return judge("shm", f"{_gb(free)} of {_gb(size)} free at {path}", errors, warnings)
 
