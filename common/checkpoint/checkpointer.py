@@ -122,6 +122,8 @@ class Checkpointer:
         if self._writes:
             preemption.watch(self.args.grace, ranks.store())  # otherwise a signal ends the process at once
             exits.at_end("results", self._end)
+            if ranks.world_size() == 1:  # several would have to agree on a step
+                self.loader.call_when_stopped(lambda: self._save_waiting(step))
         if self._mirror:
             self._mirror.start(step if self._wanted == "auto" else 0)
         self.log.run = self._state.run
@@ -349,6 +351,13 @@ class Checkpointer:
                 "does not repeat. Use torch's global one, or call checkpoint.add(name=generator) before "
                 "resume(). One of a collate_fn repeats its numbers, but only at the same number of processes"
             )
+
+    def _save_waiting(self, began: int) -> None:
+        """Save and exit, while the job waits for data. began: the step at which this process began."""
+        self._stop = True
+        if self.loader.step == began:
+            self._exit(began)
+        self.save(self.loader.step)  # it returns if gradients wait for an optimizer step
 
     def _is_late(self) -> bool:
         """Return whether --save_every counts seconds and they have passed."""

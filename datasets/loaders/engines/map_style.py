@@ -24,6 +24,7 @@ from datasets.loaders.loader import Copy, Loader, Stage
 from datasets.sampling import generators
 from datasets.sampling.philox import Operation, draw
 from datasets.sampling.sampler import Batch, Plan
+from datasets.stores.reading import reading
 
 TARGETS = ("label", "labels", "target", "targets", "y")  # the first of these keys in a dictionary is used
 # a part of the description of an item -> what to do in __getitem__
@@ -199,7 +200,8 @@ class Fetcher:
 
     def _read(self, id: int) -> Any:
         try:
-            return self.dataset[id]
+            with reading(f"sample {id} of {self._name}"):
+                return self.dataset[id]
         except BadInput:
             raise
         except (Exception, SystemExit) as error:  # StopIteration and SystemExit would end the job as if done

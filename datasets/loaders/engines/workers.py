@@ -12,6 +12,7 @@ import signal
 import socket
 import stat
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.queues import Queue
@@ -121,7 +122,8 @@ class Workers:
         self._loader = self._plan = None  # its workers end with it
 
     def _open(self, results: Dataset, **options: Any) -> DataLoader:
-        begin = functools.partial(_begin, self._closing)
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        begin = functools.partial(_begin, self._closing, in_main_thread)
         return DataLoader(results, pin_memory=self.pinned, worker_init_fn=begin, **options)
 
 
@@ -161,9 +163,15 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _begin(closing: Any, worker: int) -> None:
-    """Prepare a worker: it ignores SIGTERM until close(), because the job saves after the platform's."""
+def _begin(closing: Any, in_main_thread: bool, worker: int) -> None:
+    """Prepare a worker: it ignores SIGTERM until close(), because the job saves after the platform's.
+
+    in_main_thread: whether the main thread of the job has started it. Then it ends with the job, also if its
+    read hangs.
+    """
     preemption.ignore()
+    if in_main_thread:
+        preemption.die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if closing.value else None)
     Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]  # it would only print the error
     _reopen_files()
