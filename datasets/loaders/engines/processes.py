@@ -29,8 +29,8 @@ class Crops:
         self.store, self.antialias = store, antialias
 
     def batch_bytes(self, plan: Plan) -> int:
-        """Return the bytes of the largest batch of a plan."""
-        return plan.largest * max(plan.sizes) ** 2 * 3
+        """Return the bytes of the largest batch of a plan, at the image size of this epoch."""
+        return plan.largest * plan.size**2 * 3
 
     def __call__(self, batch: Batch, size: int) -> torch.Tensor:
         rows = np.stack([batch.ids, *batch.crops], axis=1).tolist()
