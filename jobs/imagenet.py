@@ -42,6 +42,7 @@ from common.console import arguments
 from common.console.arguments import FLAG, boolean, positive_int
 from common.distributed import compilation, exact, gradients, process_group, ranks
 from common.ground.exits import BadInput
+from common.platform import node
 from common.run import evaluation, metrics
 from datasets.loaders import aliases, image_folders, measure
 from datasets.sampling import effects, sampler
@@ -164,6 +165,9 @@ def main() -> None:
         models.checkpoint_blocks(model, args.arch)
     autocast, scaler = precision.choose(device, args.amp)
     log.autocast = autocast  # its first lines name the precision
+    if device.type == "cpu" and not args.evaluate:
+        shape = (3, args.image_size, args.image_size)
+        node.check_memory(model, shape, micro_batch, share=0.5 if args.amp else 1)
     forward = model
     if world_size > 1 or shards:
         device_ids = [device.index] if device.type != "cpu" else None

@@ -129,6 +129,8 @@ class Checkpointer:
         if self._writes:
             preemption.watch(self.args.grace, ranks.store())  # otherwise a signal ends the process at once
             exits.at_end("results", self._end)
+            if ranks.world_size() == 1:  # several would have to agree on a step
+                self.loader.call_when_stopped(lambda: self._save_waiting(step))
         if self._mirror:
             self._mirror.start(step if self._wanted == "auto" else 0)
         self.log.run = self._state.run
@@ -390,6 +392,13 @@ class Checkpointer:
                 "shows a step that divides by the sum over all processes",
                 "mean",
             )
+
+    def _save_waiting(self, began: int) -> None:
+        """Save and exit, while the job waits for data. began: the step at which this process began."""
+        self._stop = True
+        if self.loader.step == began:
+            self._exit(began)
+        self.save(self.loader.step)  # it returns if gradients wait for an optimizer step
 
     def _is_late(self) -> bool:
         """Return whether --save_every counts seconds and they have passed."""

@@ -43,6 +43,11 @@ def asked() -> bool:
     return _asked.is_set()
 
 
+def wait() -> None:
+    """Wait until asked()."""
+    _asked.wait()
+
+
 def exit_code() -> int:
     """Return the exit code after the signal: 130 (SIGINT), 129 (SIGHUP) or 143 (the others)."""
     return _code

@@ -15,6 +15,8 @@ GLOO_* variables are only shown, under `presets`.
 
 import argparse
 import contextlib
+import copy
+import math
 import os
 import platform
 import re
@@ -30,6 +32,7 @@ import torch
 from common.ground import accelerator
 from common.ground.exits import BadInput, print_line
 from common.platform import network
+from common.platform.platforms import count_in
 from common.platform.topology import Topology, is_distributed, promised_gpus
 
 _SHM = 1e9  # bytes that platforms guarantee; DataLoader workers pass their batches through /dev/shm
@@ -97,6 +100,58 @@ def print_findings(args: argparse.Namespace, topology: Topology) -> None:
         print_line(line)
 
 
+def check_memory(model: torch.nn.Module, shape: tuple[int, ...], batch: int, share: float = 1.0) -> None:
+    """Raise BadInput if a training step on the CPU needs more memory than is free: the kernel would kill the
+    job without a line.
+
+    shape: of an input. batch: samples of a forward pass of one process. share: of float32's bytes that
+    activations take. They are counted on the meta device, which computes nothing; a model that it does not
+    support is not checked.
+    """
+    try:
+        copied = copy.deepcopy(model).to("meta")
+        few, more = (_saved_bytes(copied, (count, *shape)) for count in (2, 4))
+    except Exception:
+        return
+    weights = sum(each.nbytes for each in model.parameters())
+    sample, rest = share * (more - few) / 2, 2 * weights  # gradients and momentum
+    free = available_memory() / (count_in(os.environ, "LOCAL_WORLD_SIZE") or 1)
+    if sample * batch + rest > free:
+        most = max(0, int((free - rest) / sample))
+        raise BadInput(
+            f"a step with {batch} samples {list(shape)} in each process needs about "
+            f"{_gb(sample * batch + rest)} of memory, and {_gb(free)} are free: at most {most} samples fit. "
+            "Use a smaller --batch_size, or --accumulate N, which divides it, or --grad_checkpointing"
+        )
+
+
+def _saved_bytes(model: torch.nn.Module, shape: tuple[int, ...]) -> int:
+    """Return the bytes of the tensors that a forward pass keeps for the backward pass."""
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(torch.empty(shape, device="meta"))
+        return sum(storage.nbytes() for storage in kept.values())
+
+
+def available_memory(root: str = "/") -> float:
+    """Return the free bytes of this node, or of the control group; infinity if they are not known."""
+    free = math.inf
+    with contextlib.suppress(OSError):
+        kilobytes = re.search(r"MemAvailable: +(\d+)", Path(root, "proc/meminfo").read_text())
+        free = int(kilobytes[1]) * 1024 if kilobytes else free
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
+            free = min(free, int(Path(root, "sys/fs/cgroup", name).read_text()) - used)
+    return free
+
+
 def worst(findings: list[Finding]) -> str:
     """Return the worst verdict."""
     return max((finding.verdict for finding in findings), key=["ok", "warning", "error"].index)
@@ -137,7 +192,7 @@ def _shm() -> Finding:
         return judge("shm", "", [f"{path} is not a writable folder"], [])
     size, _, free = shutil.disk_usage(path)
     errors = [f"{path} is full"] if free < 1e6 else []
-    small = f"below {_SHM / 1e9:.0f} GB, DataLoader workers can end with a bus error: use few, or none"
+    small = f"below {_SHM / 1e9:.0f} GB, workers of --data_backend pytorch may not fit: docker run --shm-size"
     warnings = [small] if free < _SHM else []
     return judge("shm", f"{_gb(free)} of {_gb(size)} free at {path}", errors, warnings)
 

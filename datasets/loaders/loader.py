@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import os
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
@@ -14,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
 
+from common.distributed import preemption
 from common.ground import accelerator, exits
 from common.ground.exits import BadInput
 from datasets.loaders import pixels, replay
@@ -47,6 +49,22 @@ def _references(arrays: list[np.ndarray]) -> list[int]:
 
 
 _OURS = _references([np.empty(0)])[0]  # count for an array that only the list refers to
+
+_working = threading.Lock()  # held by the thread of the job while it does not wait for data
+_SOON = 2.0  # seconds
+
+
+class _Waiting:
+    """The time in which the job waits for data. It does not end while call_when_stopped() saves."""
+
+    def __enter__(self) -> None:
+        self._held = _working.locked()
+        if self._held:
+            _working.release()
+
+    def __exit__(self, *_: object) -> None:
+        if self._held:
+            _working.acquire()
 
 
 class Copy(NamedTuple):
@@ -227,6 +245,7 @@ class Loader:
         self._shards = getattr(plan.sampler, "shards", 1)  # batches a step, each with its own random numbers
         self.waited, self.receipt = 0.0, Receipt(plan.fingerprint, self._shards)
         self._mean, self.step = mean, 0
+        self._is_whole = True  # all shards of the step were handed out
         self._batch: Any = None  # the last Batch that was handed out
         self.generators: list[generators.Generator] = []
         self.effects: Any = None
@@ -305,6 +324,20 @@ class Loader:
         Loader._leader, self.step = weakref.ref(self), step
         self.plan.sampler.part = part
 
+    def call_when_stopped(self, save: Callable[[], object]) -> None:
+        """Call save() in a thread if the job is asked to stop while it waits for data between two steps. The
+        job continues when save() returns. Call it once, in the thread of the job."""
+        _working.acquire()
+
+        def follow() -> None:
+            preemption.wait()
+            time.sleep(_SOON)  # usually the next batch comes soon, and the job saves by itself
+            with _working:
+                if self._is_whole:
+                    save()
+
+        threading.Thread(target=follow, name="stop while waiting", daemon=True).start()
+
     def check(self, step: int) -> None:
         """Raise BadInput if `step` is not the number of batches that were handed out."""
         if step != self.step:
@@ -368,6 +401,7 @@ class Loader:
                 self._seed(step, generators.BATCH, shard)  # after the loading, which may draw in this process
                 if shard == self._shards - 1:
                     step, missing = step + 1, missing - 1
+                self._is_whole = shard == self._shards - 1
                 self.step, self._batch, Loader._latest = step, batch, weakref.ref(self)
                 following = None
                 self.waited += time.perf_counter() - start
@@ -382,7 +416,7 @@ class Loader:
         """Return the next batch and its copy; None at the end. If another loader leads, the random numbers of
         its step continue afterwards."""
         is_follower = Loader._leader() not in (None, self)
-        with generators.restored() if is_follower else contextlib.nullcontext():
+        with generators.restored() if is_follower else contextlib.nullcontext(), _Waiting():
             return next(copies, None)
 
     def _seed(self, step: int, moment: int, shard: int = 0) -> None:

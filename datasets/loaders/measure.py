@@ -13,6 +13,7 @@ from common.ground import accelerator
 from common.ground.exits import BadInput, MissingPackage
 from common.run.metrics import Log
 from datasets.loaders import backends
+from datasets.loaders.engines.workers import NotDelivered
 from datasets.loaders.loader import Loader
 from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.store import Store
@@ -47,7 +48,8 @@ def rates(
                         for _ in itertools.islice(loader, HEAD):
                             pass
                     measured[backend] = rate(loader, seconds)
-            except (RuntimeError, OSError, MissingPackage) as error:  # an old driver, no memory left
+            # an old driver, no memory left
+            except (RuntimeError, OSError, MissingPackage, NotDelivered) as error:
                 print(f"data_backend {backend} does not work here: {' '.join(str(error).split())[:200]}")
     if not measured:
         raise BadInput("no data_backend works here; --data_backend NAME shows why")

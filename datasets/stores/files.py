@@ -8,6 +8,7 @@ import numpy as np
 from common.ground.exits import BadInput
 from common.ground.files import explained
 from datasets.folders import shards
+from datasets.stores.reading import reading
 from datasets.stores.store import Store
 
 
@@ -24,7 +25,7 @@ class FileStore(Store):
     def content(self, id: int) -> bytes:
         """Return the bytes of a file. Raises BadInput, also if the file was changed since it was scanned."""
         path = self.index.path(id)
-        with explained(f"cannot read {path}"):
+        with reading(path), explained(f"cannot read {path}"):
             if member := shards.split_path(path):
                 content = shards.read_member(*member, int(self.index.bytes[id]))
             else:

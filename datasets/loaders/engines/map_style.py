@@ -19,11 +19,12 @@ from common.ground import accelerator
 from common.ground.exits import BadInput, print_line
 from common.run.metrics import check_map_style, class_names_of
 from datasets.data_fingerprint import find_unstable, fingerprint, hash_rows, hash_value
-from datasets.loaders.engines.workers import WorkerEngine, Workers, check_connections
+from datasets.loaders.engines.workers import WorkerEngine, Workers, check_connections, not_delivered
 from datasets.loaders.loader import Copy, Loader, Stage
 from datasets.sampling import generators
 from datasets.sampling.philox import Operation, draw
 from datasets.sampling.sampler import Batch, Plan
+from datasets.stores.reading import reading
 
 TARGETS = ("label", "labels", "target", "targets", "y")  # the first of these keys in a dictionary is used
 # a part of the description of an item -> what to do in __getitem__
@@ -166,9 +167,9 @@ class Fetcher:
             elif _keys_differ(items):  # torch would drop keys that the first item does not have
                 raise KeyError
             batch = (self.collate_fn or default_collate)(items)
-        except BadInput:
-            raise
         except Exception as error:
+            if isinstance(error, BadInput) or not_delivered(error):
+                raise
             if self.collate_fn:
                 raise RuntimeError(f"collate_fn raised {error!r} for samples {ids[:9].tolist()}") from error
             raise BadInput(self._misfit(items, ids)) from error
@@ -199,7 +200,8 @@ class Fetcher:
 
     def _read(self, id: int) -> Any:
         try:
-            return self.dataset[id]
+            with reading(f"sample {id} of {self._name}"):
+                return self.dataset[id]
         except BadInput:
             raise
         except (Exception, SystemExit) as error:  # StopIteration and SystemExit would end the job as if done

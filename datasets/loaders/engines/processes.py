@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from datasets.folders.resize import BICUBIC
-from datasets.sampling.sampler import Batch
+from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.forms import cannot_decode
 from datasets.stores.store import Store, scaled
 
@@ -27,6 +27,10 @@ class Crops:
         import torchvision.transforms.v2  # noqa: F401
 
         self.store, self.antialias = store, antialias
+
+    def batch_bytes(self, plan: Plan) -> int:
+        """Return the bytes of the largest batch of a plan, at the image size of this epoch."""
+        return plan.largest * plan.size**2 * 3
 
     def __call__(self, batch: Batch, size: int) -> torch.Tensor:
         rows = np.stack([batch.ids, *batch.crops], axis=1).tolist()

@@ -6,12 +6,16 @@ import gc
 import io
 import multiprocessing
 import os
+import resource
+import shutil
 import signal
 import socket
 import stat
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
+from multiprocessing.queues import Queue
 from typing import Any
 
 import torch
@@ -19,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from common.distributed import preemption
 from common.ground.exits import BadInput, print_line
+from common.platform.platforms import count_in
 from datasets.loaders.loader import Images
 from datasets.sampling import generators
 from datasets.sampling.sampler import Batch, Plan
@@ -27,6 +32,14 @@ from datasets.sampling.sampler import Batch, Plan
 _CONNECTIONS = {"sqlite3": "Connection", "lmdb": "Environment", "psycopg": "Connection",
                 "psycopg2.extensions": "connection"}  # fmt: skip
 _SAFE = {"redis", "asyncio", "logging"}  # packages whose objects notice the fork, or which no item reads
+_CANNOT_SEND = "a worker of the loader cannot send a batch"
+_MORE_SHM = (
+    "give the container more (docker run --shm-size 8g), or use --data_backend threads or fewer --workers"
+)
+
+
+class NotDelivered(BadInput):
+    """Workers cannot deliver batches on this node. Another backend may."""
 
 
 class WorkerEngine:
@@ -73,6 +86,8 @@ class Workers:
         """
         if self._loader is None or plan is not self._plan:
             self._plan = plan
+            if self.forks:
+                _check_room(self.count, getattr(function, "batch_bytes", lambda plan: 0)(plan))
             self._loader = self._open(
                 _Results(function),
                 batch_size=None,
@@ -107,7 +122,8 @@ class Workers:
         self._loader = self._plan = None  # its workers end with it
 
     def _open(self, results: Dataset, **options: Any) -> DataLoader:
-        begin = functools.partial(_begin, self._closing)
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        begin = functools.partial(_begin, self._closing, in_main_thread)
         return DataLoader(results, pin_memory=self.pinned, worker_init_fn=begin, **options)
 
 
@@ -137,17 +153,66 @@ class _Results(Dataset):
             return key[0], self.function(*key)
         except BadInput as error:
             return key[0], error
+        except Exception as error:
+            if refusal := not_delivered(error):
+                return key[0], refusal
+            raise
 
 
 def _unchanged(value: Any) -> Any:
     return value
 
 
-def _begin(closing: Any, worker: int) -> None:
-    """Prepare a worker: it ignores SIGTERM until close(), because the job saves after the platform's."""
+def _begin(closing: Any, in_main_thread: bool, worker: int) -> None:
+    """Prepare a worker: it ignores SIGTERM until close(), because the job saves after the platform's.
+
+    in_main_thread: whether the main thread of the job has started it. Then it ends with the job, also if its
+    read hangs.
+    """
     preemption.ignore()
+    if in_main_thread:
+        preemption.die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if closing.value else None)
+    Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]  # it would only print the error
     _reopen_files()
+
+
+def _send_error(queue: Any, error: Exception, item: tuple[int, Any]) -> None:
+    """Send the error of the thread that sends a worker's results, in place of the result. Otherwise the job
+    would wait for it for ever."""
+    queue.put((item[0], (None, not_delivered(error) or NotDelivered(f"{_CANNOT_SEND}: {error}"))))
+
+
+def not_delivered(error: Exception) -> NotDelivered | None:
+    """Return the refusal for an error that is due to the limits of the node; None for another error."""
+    if "shared memory" in str(error):
+        return NotDelivered(f"{_CANNOT_SEND}: /dev/shm is full ({error}): {_MORE_SHM}")
+    if "Too many open files" in str(error):
+        return NotDelivered(f"{_CANNOT_SEND}: {error}: set a higher ulimit -n, or use fewer --workers")
+    return None
+
+
+def _check_room(workers: int, batch_bytes: int) -> None:
+    """Raise NotDelivered if the node has too little shared memory, or may open too few files, for workers of
+    two loaders. Each worker prepares two batches, and all processes of the node share the memory."""
+    if sys.platform != "linux":
+        return
+    needed = (2 * workers + 1) * batch_bytes * (count_in(os.environ, "LOCAL_WORLD_SIZE") or 1)
+    free = shutil.disk_usage("/dev/shm").free if batch_bytes else needed
+    if free < needed:
+        raise NotDelivered(
+            f"{workers} workers need {needed / 1e6:.0f} MB of /dev/shm for their batches, and "
+            f"{free / 1e6:.0f} MB are free: {_MORE_SHM}"
+        )
+    files, limit = (
+        len(os.listdir("/proc/self/fd")) + 10 * workers + 32,
+        resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+    )
+    if 0 <= limit < files:
+        raise NotDelivered(
+            f"{workers} workers need about {files} open files, and the limit is {limit}: set ulimit -n 1024, "
+            "or use --data_backend threads or fewer --workers"
+        )
 
 
 def _reopen_files() -> None:
