@@ -6,9 +6,9 @@
 RUN_A and RUN_B: output folders of runs, at any world size, with any loader, restarted or not; or folders of
 the receipt that `python -m launch new --receipt` adds to any loop. Exit codes: 0 equal; 1 the data differ
 (the output names the first epoch and step, and what differs), one run is shorter, or the states differ at the
-same number of processes, or in runs with the same --exact_shards; 2 a receipt cannot be read, or the runs have
-different seeds. Other runs round sums differently with other numbers of processes: different states are
-expected.
+same number of processes or with the same --exact_shards; 2 a receipt cannot be read, or the runs have
+different seeds. Without --exact_shards another number of processes rounds sums differently, so different
+states are expected.
 """
 
 import os
