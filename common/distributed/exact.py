@@ -102,6 +102,13 @@ class Shards:
 
         loader: that of the training, which hands out a shard as a batch.
         """
+        criterion = objects.get("criterion")
+        given = (getattr(criterion, "weight", None), getattr(criterion, "ignore_index", -100))
+        if isinstance(criterion, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss) and given != (None, -100):
+            raise BadInput(
+                "--exact_shards: the criterion has weight= or ignore_index=, and divides by the weights of a "
+                "shard: expected a mean over samples, as (loss_of_each_sample * weight_of_its_label).mean()"
+            )
         modules = {name: each for name, each in objects.items() if isinstance(each, torch.nn.Module)}
         parts = dict.fromkeys(self._forward.module.modules())
         self._calls += [_Call(name, each, each) for name, each in modules.items() if each not in parts]
