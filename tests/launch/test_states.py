@@ -61,6 +61,11 @@ def test_states_are_compared_where_both_runs_have_them(tmp_path):
     exact = [_make(tmp_path / f"exact{each}", each, (each - 1) * 2e-3, exact_shards=8) for each in (1, 2)]
     assert _receipt(*exact, code=1)[1] == f"{text} (largest relative difference 0.001)"
     assert "; expected: " in _receipt(_make(tmp_path / "of 4", exact_shards=4), exact[1], code=0)[1]
+    equal = [_make(tmp_path / f"equal{each}", each, exact_shards=8) for each in (1, 2)]
+    for folder, loss in zip(equal, (0.5, 0.25), strict=True):
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": 22, "val_loss": loss, "time": loss}) + "\n")
+    text = "state equal at steps 11, 22, 33; val_loss differs at step 22: 0.5 and 0.25"
+    assert _receipt(*equal, code=1)[1] == text and _receipt(equal[0], equal[0], code=0)
     seeded = _make(tmp_path / "seeded", seed=1)
     refused = run("-m", "launch", "receipt", whole, seeded, code=2).stderr
     assert refused == "error: the runs have the seeds 0 and 1: their samples differ by design\n"
