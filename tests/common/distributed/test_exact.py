@@ -197,6 +197,22 @@ def reduce_all(model, outputs):
     return outputs
 
 
+def differentiate(model, outputs):
+    """The inputs need a gradient, as in a physics-informed loss."""
+    (slope,) = torch.autograd.grad(outputs.sum(), model.inputs, create_graph=True)
+    return outputs + slope.sum()
+
+
+def test_unusual_modules_are_not_refused(group):
+    model, graph = Small(differentiate), torch.nn.Module()
+    model.register_buffer("ratio", torch.tensor([torch.nan]))
+    graph.register_buffer("edges", torch.eye(3).to_sparse())
+    model.register_forward_pre_hook(lambda model, inputs: setattr(model, "inputs", inputs[0]))
+    shards, forward = begin(model, graph=graph)
+    train(shards, lambda part: forward(part.clone().requires_grad_()))
+    assert model.layer.weight.grad.abs().sum() > 0
+
+
 CHANGES = {
     count: "the model: output 0 changes",
     peak: "the model: output 0 changes",
