@@ -111,9 +111,9 @@ def main() -> None:
     forward.broadcast_buffers = False  # equal on all ranks: no need to send them before every forward pass
     ### 分布式改造 (distributed) 4/6, average the gradients, and BatchNorm over the global batch ###
 
-    ### 新增 (new) 4/10, DistributedDataParallel adds the gradients of all shards in one fixed binary tree ###
-    shards.attach(forward)  # a communication hook: register_comm_hook()
-    ### 新增 (new) 4/10, DistributedDataParallel adds the gradients of all shards in one fixed binary tree ###
+    ### 新增 (new) 4/10, the gradients of all shards are added in one fixed binary tree, by shards.add() ###
+    shards.attach(forward)  # as in no_sync(): backward() does not communicate
+    ### 新增 (new) 4/10, the gradients of all shards are added in one fixed binary tree, by shards.add() ###
 
     total_steps = train_sampler.total_steps
     recipe = models.FUSED[device.type] | {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}

@@ -6,9 +6,9 @@
 RUN_A and RUN_B: output folders of runs, at any world size, with any loader, restarted or not; or folders of
 the receipt that `python -m launch new --receipt` adds to any loop. Exit codes: 0 equal; 1 the data differ
 (the output names the first epoch and step, and what differs), one run is shorter, or the states differ at the
-same number of processes, or in runs with the same --exact_shards; 2 a receipt cannot be read, or the runs
-have different seeds. Other runs round sums differently with other numbers of processes: different states are
-expected.
+same number of processes or with the same --exact_shards; 2 a receipt cannot be read, or the runs have
+different seeds. Without --exact_shards another number of processes rounds sums differently, so different
+states are expected.
 """
 
 import os
@@ -19,8 +19,11 @@ import torch
 from common.checkpoint import digest, files
 from common.console.arguments import Parser
 from common.ground.exits import BadInput, printable
+from common.ground.files import explained, read_json_lines
 from common.run import starts
 from datasets.sampling import loop_receipt, receipt
+
+_MOST = 2**30  # bytes of metrics.jsonl
 
 
 def main(arguments: list[str]) -> int:
@@ -88,17 +91,33 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
         return True, "not compared: the runs have no digest of the same step (a checkpoint or an epoch's end)"
     different = [step for step in steps if lines[0][step]["digest"] != lines[1][step]["digest"]]
     equal = f"equal at {_numbers([step for step in steps if step not in different])}"
+    shards = [_setting(run, "exact_shards") for run in (first, second)]
+    is_exact = shards[0] is not None and shards[0] == shards[1]
     if not different:
-        return True, equal
+        figure = _find_other_figure(first, second) if is_exact else ""
+        return not figure, f"{equal}; {figure}" if figure else equal
     step = different[0]
     text = f"differs at {step}: {_describe(step, (first, second), (lines[0][step], lines[1][step]))}"
     text = f"{equal}; {text}" if len(different) < len(steps) else text
     sizes = [_world_size(run) for run in (first, second)]
-    shards = [_setting(run, "exact_shards") for run in (first, second)]
-    is_expected = sizes[0] != sizes[1] and (None in shards or shards[0] != shards[1])
+    is_expected = sizes[0] != sizes[1] and not is_exact
     if is_expected:
         text += f"; expected: {sizes[0]} and {sizes[1]} processes round sums, and draw numbers, differently"
     return is_expected, text
+
+
+def _find_other_figure(*runs: str) -> str:
+    """Return the first figure of an evaluation that differs; "" without one."""
+    figures: list[dict] = []
+    for path in (os.path.join(run, "metrics.jsonl") for run in runs):
+        with explained(f"{path} cannot be read"):
+            lines = read_json_lines(path, _MOST)
+        named = ((line.get("step"), name, each) for line in lines for name, each in line.items())
+        figures.append({(step, name): str(each) for step, name, each in named if name.startswith("val_")})
+    for (step, name), value in figures[0].items():
+        if value != figures[1].get((step, name), value):
+            return f"{name} differs at step {step}: {value} and {figures[1][step, name]}"
+    return ""
 
 
 def _numbers(steps: list[int]) -> str:

@@ -102,6 +102,13 @@ class Shards:
 
         loader: that of the training, which hands out a shard as a batch.
         """
+        criterion = objects.get("criterion")
+        given = (getattr(criterion, "weight", None), getattr(criterion, "ignore_index", -100))
+        if isinstance(criterion, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss) and given != (None, -100):
+            raise BadInput(
+                "--exact_shards: the criterion has weight= or ignore_index=, and divides by the weights of a "
+                "shard: expected a mean over samples, as (loss_of_each_sample * weight_of_its_label).mean()"
+            )
         modules = {name: each for name, each in objects.items() if isinstance(each, torch.nn.Module)}
         parts = dict.fromkeys(self._forward.module.modules())
         self._calls += [_Call(name, each, each) for name, each in modules.items() if each not in parts]
@@ -243,10 +250,10 @@ class Shards:
     def _repeat_calls(self) -> None:
         """Repeat the first call of each module in the step. If a result differs, all ranks raise BadInput."""
         own = [f"{call.name}: {name}" for call in self._calls if (name := call.repeat())]
-        for each in itertools.chain.from_iterable(ranks.gather_objects(own)):
+        if found := list(itertools.chain.from_iterable(ranks.gather_objects(own))):
             raise BadInput(
-                f"--exact_shards: {each} changes if a shard is computed again after others: expected state "
-                "between two calls only in buffers (register_buffer), with which each shard begins"
+                f"--exact_shards: {found[0]} changes if a shard is computed again after others: expected "
+                "state between two calls only in buffers (register_buffer), with which each shard begins"
             )
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
@@ -284,8 +291,14 @@ class _Buffer(NamedTuple):
 
 
 def _list_buffers(modules: Iterable[torch.nn.Module]) -> list[_Buffer]:
-    parts = [(each._buffers, name, tensor) for each in modules for name, tensor in each._buffers.items()]
-    return [_Buffer(*part, None if part[2] is None else part[2].detach().clone()) for part in parts]
+    parts = [
+        _Buffer(each._buffers, name, tensor, None)
+        for each in modules
+        for name, tensor in each._buffers.items()
+    ]
+    return [
+        part._replace(value=part.read()) for part in parts if part.tensor is None or _is_dense(part.tensor)
+    ]
 
 
 class _Call:
@@ -308,7 +321,7 @@ class _Call:
         plain = torch.Tensor | int | float | str | None  # the call may change other objects
         if not self.sources or not all(isinstance(each, plain) for each in tree_flatten((args, kwargs))[0]):
             return
-        inputs = tree_map_only(torch.Tensor, lambda each: each.detach().clone(), (args, kwargs))
+        inputs = tree_map_only(torch.Tensor, _copy, (args, kwargs))
         modules = list(self.module.modules())
         buffers, modes = _list_buffers(modules), [each.training for each in modules]
         sources, self.sources = self.sources, []
@@ -322,7 +335,9 @@ class _Call:
                 buffer.write(buffer.value)
             for restore in draws:
                 restore()
-            with torch.set_grad_enabled(has_grad), autocast:
+            results: dict[str, torch.Tensor] = {}
+            # a module of the user may raise any error outside its loop: then it is not checked
+            with contextlib.suppress(Exception), torch.set_grad_enabled(has_grad), autocast:
                 results = self._list_results(self.module(*inputs[0], **inputs[1]))
             for restore in states:
                 restore()
@@ -339,16 +354,22 @@ class _Call:
 
     def _list_results(self, output: Any) -> dict[str, torch.Tensor]:
         """Return the bits of the outputs, parameters and buffers. Those of a parameter are summed."""
-        tensors = [each for each in tree_flatten(output)[0] if isinstance(each, torch.Tensor)]
+        tensors = [
+            each for each in tree_flatten(output)[0] if isinstance(each, torch.Tensor) and _is_dense(each)
+        ]
         results = {f"parameter {name}": _bits(each).sum() for name, each in self.module.named_parameters()}
-        results |= {f"buffer {name}": _bits(each).clone() for name, each in self.module.named_buffers()}
+        results |= {
+            f"buffer {name}": _bits(each).clone()
+            for name, each in self.module.named_buffers()
+            if _is_dense(each)
+        }
         return results | {f"output {place}": _bits(each).clone() for place, each in enumerate(tensors)}
 
     def repeat(self) -> str:
         """Repeat the recorded call and forget it. Return the name of a result that differs, or "". Generators
         and attributes of the module are restored, buffers are not."""
         repeat, results, self._repeat, self._results, self.sources = self._repeat, self._results, None, {}, []
-        again = repeat() if repeat and results else results
+        again = (repeat() if repeat and results else results) or results
         equal = {name for name in again if name in results and torch.equal(again[name], results[name])}
         return next((name for name in results if name not in equal), "")
 
@@ -359,6 +380,14 @@ def _find_autocast(inputs: Any) -> Any:
     kind = next((each for each in devices if each != "cpu"), "cpu")
     own, of_cpu = torch.utils.checkpoint._get_autocast_kwargs(kind)  # its arguments differ between versions
     return torch.autocast(kind, **own) if own else torch.autocast("cpu", **of_cpu)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

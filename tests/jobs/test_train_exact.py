@@ -77,6 +77,70 @@ def test_a_table_with_dropout_and_the_users_metrics(tmp_path):
     assert two == one and eight == one and "val_r2" in one["figures"][-1]
 
 
+RARE = """
+
+    class Rare(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(10, 64), torch.nn.Linear(32, 1)
+            self.rare = torch.nn.Linear(64, 64)
+            self.strided = torch.nn.Parameter(torch.randn(64, 64)[:, ::2] / 8)
+
+        def forward(self, inputs):
+            inputs = self.first(inputs).relu()
+            if self.training and torch.rand(()) < 0.3:  # of this shard
+                inputs = inputs + self.rare(inputs)
+            return self.last(inputs @ self.strided).flatten()
+
+    class Relative(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("level", torch.tensor(1.0))
+            self.scale = torch.nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, outputs, targets):
+            loss = (outputs * self.scale - targets).square().mean()
+            if torch.is_grad_enabled():
+                self.level = self.level.lerp(loss.detach(), 0.1)
+            return loss / self.level
+
+    model, criterion = Rare(), Relative()
+"""
+UNUSUAL = (
+    ("    model = torch.nn.Sequential(*layers)\n", RARE),
+    ("    criterion = torch.nn.MSELoss()\n", ""),
+    (
+        "torch.optim.SGD(model.parameters(),",
+        "torch.optim.SGD([*model.parameters(), *criterion.parameters()],",
+    ),
+    (
+        "OneCycleLR(\n        optimizer, args.lr, total_steps=total_steps, cycle_momentum=False\n",
+        "ReduceLROnPlateau(\n        optimizer, patience=1, threshold=0.05\n",
+    ),
+    ("            scheduler.step()", "            scheduler.step(loss)"),
+    (
+        "            optimizer.zero_grad()\n",
+        "            if step % 3 == 0:\n                optimizer.zero_grad()\n",
+    ),
+    (
+        "                optimizer.step()\n",
+        "                if step % 3 == 2 and loss.item() < 2:\n                    optimizer.step()\n",
+    ),
+)
+
+
+def test_unusual_parts_have_the_same_bits(tmp_path):
+    """A rare layer, a strided parameter, a criterion with a parameter and a level, gradients of three steps,
+    a schedule and a step that depend on the loss."""
+    job = changed(make_job(ddp=True, amp=False, exact=True), tmp_path / "job.py", *UNUSUAL)
+    options = ("--batch_size=32", "--max_steps=24", "--save_every=3", "--report_every=1", "--lr=0.01")
+    for processes in (1, 4):
+        run_ranks(job, *options, f"--output_dir={tmp_path / str(processes)}", ranks=processes)
+    one, four = (facts(tmp_path / str(processes)) for processes in (1, 4))
+    assert four == one and "criterion.level" in one["state"][24]
+    assert len({line["lr"] for line in one["figures"] if "lr" in line}) > 1
+
+
 def test_a_run_that_is_killed_on_2_and_8_processes_ends_on_1_as_the_undisturbed_run(tmp_path, monkeypatch):
     job = changed("train_exact.py", tmp_path / "job.py", DROPOUT, KILLED)
     options = (job, *SMALL, "--max_steps=12")

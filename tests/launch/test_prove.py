@@ -90,6 +90,20 @@ def test_a_restart_that_fails_differs(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["own.py"]
 
 
+def test_a_killed_proof_leaves_no_job(tmp_path):
+    (tmp_path / "own.py").write_text(FAILING.replace("os.fork()", "1").replace("STEPS", str(10**6)))
+    words = (ROOT / "launch" / "__main__.py", "prove", "own.py", "--compare", "OUT/*.pt", "--resume_with=-r")
+    proof = start(*words, cwd=tmp_path, env=environment(TMPDIR=str(tmp_path)), fresh=True)
+    wait_until((tmp_path / "OUT" / "last.pt").exists, proof)
+    [job] = psutil.Process(proof.pid).children()
+    proof.kill()
+    finish(proof, -signal.SIGKILL)
+    left = psutil.wait_procs([job], timeout=60)[1]
+    for each in left:
+        each.kill()
+    assert not left
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_processes_of_the_job(number, code, tmp_path):
     words = failing(tmp_path, steps=10**6)

@@ -23,7 +23,7 @@ def _objects(step: int, change: float = 0.0) -> dict:
     return {"model": {"conv.weight": weight}, "optimizer": optimizer, "receipt": {"digest": "x"}}
 
 
-def _make(folder, processes=1, change=0.0, steps=(11, 22, 33), kept=(33,), seed=0):
+def _make(folder, processes=1, change=0.0, steps=(11, 22, 33), kept=(33,), **settings):
     """Write what a run of 33 steps leaves; its state at step 33 differs by `change`."""
     os.makedirs(folder / "checkpoints")
     data = Receipt()
@@ -35,7 +35,7 @@ def _make(folder, processes=1, change=0.0, steps=(11, 22, 33), kept=(33,), seed=
         digest.write(str(folder), digest.summarize(step, objects) | {"planned": True})
         if step in kept:
             files.write(str(folder / "checkpoints" / f"step_{step}.pt"), {"objects": objects}, step=step)
-    start = {"settings": {"seed": seed}, "environment": {"world size": processes}}
+    start = {"settings": {"seed": 0} | settings, "environment": {"world size": processes}}
     (folder / "starts.jsonl").write_text(json.dumps(start) + "\n")
     return folder
 
@@ -58,6 +58,14 @@ def test_states_are_compared_where_both_runs_have_them(tmp_path):
     assert _receipt(whole, shared, code=0)[1].endswith(
         "expected: 1 and 2 processes round sums, and draw numbers, differently"
     )
+    exact = [_make(tmp_path / f"exact{each}", each, (each - 1) * 2e-3, exact_shards=8) for each in (1, 2)]
+    assert _receipt(*exact, code=1)[1] == f"{text} (largest relative difference 0.001)"
+    assert "; expected: " in _receipt(_make(tmp_path / "of 4", exact_shards=4), exact[1], code=0)[1]
+    equal = [_make(tmp_path / f"equal{each}", each, exact_shards=8) for each in (1, 2)]
+    for folder, loss in zip(equal, (0.5, 0.25), strict=True):
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": 22, "val_loss": loss, "time": loss}) + "\n")
+    text = "state equal at steps 11, 22, 33; val_loss differs at step 22: 0.5 and 0.25"
+    assert _receipt(*equal, code=1)[1] == text and _receipt(equal[0], equal[0], code=0)
     seeded = _make(tmp_path / "seeded", seed=1)
     refused = run("-m", "launch", "receipt", whole, seeded, code=2).stderr
     assert refused == "error: the runs have the seeds 0 and 1: their samples differ by design\n"

@@ -1,11 +1,15 @@
 """The sums of exact.Shards: their order, their value, and the memory that they need."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from common.distributed import exact
+from common.ground.exits import BadInput
 from datasets.loaders.engines.map_style import map_style_loader
 from datasets.sampling.sampler import SequentialBatchSampler
 
@@ -77,3 +81,180 @@ def test_sums_of_a_process_are_rows_of_its_shards(group):
     )
     rows = shards.rows(lambda part: torch.stack([inputs.sum() for inputs, _ in part]).sum()[None], loader)
     assert rows.tolist() == [[0], [0], [5 + 6], [7 + 8 + 9]]
+
+
+class Small(torch.nn.Module):
+    """A model that draws from each kind of generator, and counts its calls. change: done in each call."""
+
+    def __init__(self, change=lambda model, outputs: outputs):
+        super().__init__()
+        self.layer, self.unused = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+        self.strided = torch.nn.Parameter(torch.ones(2, 6)[:, ::3])
+        self.register_buffer("level", torch.ones(()))
+        self.change, self.calls = change, 0
+
+    def forward(self, inputs):
+        self.calls += 1
+        drawn = torch.rand(()) + random.random() + np.random.rand()
+        return self.change(self, drawn * self.layer(inputs) @ self.strided)
+
+
+INPUTS = torch.arange(12.0).view(4, 1, 3) / 7
+
+
+def begin(model, **objects) -> tuple:
+    shards, forward = exact.Shards(4, torch.device("cpu")), DistributedDataParallel(model)
+    shards.attach(forward)
+    shards.watch({"model": model} | objects)
+    return shards, forward
+
+
+def train(shards, forward, criterion=lambda outputs: outputs.square().mean(), after=lambda: None):
+    """Compute a step, and return its loss."""
+    for part in INPUTS:
+        loss = criterion(forward(part))
+        loss.backward()
+        after()
+        result = shards.add(loss)
+    return result
+
+
+def test_repeated_calls_change_nothing(group, monkeypatch):
+    """Neither random numbers nor attributes: with and without them 3 steps are equal."""
+    outcomes = []
+    for checked in (True, False):
+        torch.manual_seed(0), random.seed(0), np.random.seed(0)
+        model, repeated = Small(), []
+        shards, forward = begin(model)
+        original = shards._repeat_calls
+        monkeypatch.setattr(shards, "_repeat_calls", lambda: repeated.append(checked and original()))  # noqa: B023
+        losses = [train(shards, forward).item() for _ in range(3)]
+        numbers = [torch.rand(()).item(), random.random(), np.random.rand(), model.calls, len(repeated)]
+        outcomes.append((losses, numbers, [each.grad.tolist() for each in model.parameters()]))
+    assert outcomes[0] == outcomes[1] and outcomes[0][1][3:] == [12, 2]
+
+
+def test_missing_gradients_are_zeros_and_earlier_ones_are_added(group):
+    """As in an accumulation. zero_grad() between forward and backward deletes those of the last step."""
+    model = torch.nn.Linear(3, 2)
+    model.unused, model.strided = torch.nn.Linear(3, 2), torch.nn.Parameter(torch.ones(2, 6)[:, ::3])
+    shards, forward = begin(model)
+    criterion = lambda outputs: (outputs @ model.strided).square().mean()  # noqa: E731
+    expected = torch.stack([criterion(model(part)) for part in INPUTS]).mean()
+    gradients = torch.autograd.grad(expected, [model.weight, model.strided])
+    loss = train(shards, forward, criterion)
+    torch.testing.assert_close(loss, expected.double().detach(), check_dtype=False)
+    assert torch.equal(model.unused.weight.grad, torch.zeros(2, 3))
+    one = [each.grad.clone() for each in (model.weight, model.strided)]
+    for each, gradient in zip(one, gradients, strict=True):
+        torch.testing.assert_close(each, gradient)
+    train(shards, forward, criterion)
+    for each, gradient in zip((model.weight, model.strided), one, strict=True):
+        assert torch.equal(each.grad, gradient + gradient)
+    for set_to_none in (True, False):
+        for part in INPUTS:
+            loss = criterion(forward(part))
+            model.zero_grad(set_to_none=set_to_none)
+            loss.backward()
+            shards.add(loss)
+        assert torch.equal(model.weight.grad, one[0])
+
+
+def test_buffers_of_each_module_begin_with_those_of_the_step(group):
+    class Level(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("level", torch.ones(()))
+
+        def forward(self, outputs):
+            self.level = 0.9 * self.level + 0.1 * outputs.detach().square().mean()  # another tensor
+            return outputs.square().mean() / self.level
+
+    model, criterion = torch.nn.Linear(3, 2), Level()
+    level, alone = criterion.level, Level()
+    shards, forward = begin(model, criterion=criterion)
+    alone(model(INPUTS[0]))
+    train(shards, forward, criterion)
+    assert criterion.level is level and torch.equal(level, alone.level)
+
+
+def count(model, outputs):
+    return outputs * model.calls
+
+
+def peak(model, outputs):
+    model.peak = max(getattr(model, "peak", 0), outputs.abs().max().item())
+    return outputs / model.peak
+
+
+def follow(model, outputs):
+    model.unused.weight.data.lerp_(model.layer.weight.data, 0.1)
+    return outputs
+
+
+def reduce_all(model, outputs):
+    torch.distributed.all_reduce(outputs.detach())
+    return outputs
+
+
+def differentiate(model, outputs):
+    """The inputs need a gradient, as in a physics-informed loss."""
+    (slope,) = torch.autograd.grad(outputs.sum(), model.inputs, create_graph=True)
+    return outputs + slope.sum()
+
+
+def test_unusual_modules_are_not_refused(group):
+    model, graph = Small(differentiate), torch.nn.Module()
+    model.register_buffer("ratio", torch.tensor([torch.nan]))
+    graph.register_buffer("edges", torch.eye(3).to_sparse())
+    model.register_forward_pre_hook(lambda model, inputs: setattr(model, "inputs", inputs[0]))
+    shards, forward = begin(model, graph=graph)
+    train(shards, lambda part: forward(part.clone().requires_grad_()))
+    assert model.layer.weight.grad.abs().sum() > 0
+
+
+CHANGES = {
+    count: "the model: output 0 changes",
+    peak: "the model: output 0 changes",
+    follow: "the model: parameter unused.weight changes",
+    reduce_all: "the model or the criterion communicates",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_depends_on_the_order_of_its_calls_is_refused(change, group):
+    shards, forward = begin(Small(change))
+    with pytest.raises(BadInput, match=CHANGES[change]):
+        train(shards, forward)
+
+
+def test_a_loop_that_depends_on_the_number_of_processes_is_refused(group):
+    model = Small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    shards, forward = begin(model, optimizer=optimizer)
+    with pytest.raises(BadInput, match=r"SGD.step\(\) between two shards: expected it after shards.add"):
+        train(shards, forward, after=optimizer.step)
+    shards, forward = begin(model, optimizer=optimizer)
+    loss = train(shards, forward)
+    with pytest.raises(BadInput, match=r"SGD.step\(\) got a closure"):
+        optimizer.step(lambda: loss)
+    optimizer.step()
+    with pytest.raises(BadInput, match=r"shards.add\(\) without forward\(inputs\)"):
+        train(shards, model)
+    torch.set_num_threads(2)
+    with pytest.raises(BadInput, match=r"torch.get_num_threads\(\) is 2, expected 1"):
+        train(shards, forward)
+    with pytest.raises(BadInput, match=r"torch.get_num_threads\(\) is 2, expected 1"):
+        shards.rows(len, [])
+
+
+def test_a_sparse_gradient_is_refused(group):
+    shards, forward = begin(torch.nn.Sequential(torch.nn.Embedding(3, 2, sparse=True)))
+    with pytest.raises(BadInput, match=r"the gradient of 0\.weight is sparse"):
+        train(shards, lambda part: forward(part.long()))
+
+
+@pytest.mark.parametrize("given", [{"weight": torch.ones(2)}, {"ignore_index": 0}])
+def test_a_mean_over_other_than_samples_is_refused(given, group):
+    with pytest.raises(BadInput, match="the criterion has weight= or ignore_index="):
+        begin(Small(), criterion=torch.nn.CrossEntropyLoss(**given))
