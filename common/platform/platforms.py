@@ -302,6 +302,9 @@ def refuse_unknown(env: Mapping[str, str], claim: Claim | None) -> None:
         sizes = ["NNODES", "NUM_NODES"] if name == "NODE_RANK" else [match[1] + end for end in _SIZES]
         several = [size for size in sizes if (number(size) or 0) > 1]
         names |= {name, *several} if number(name) or several else set()
+    for name in {"TF_CONFIG", "CLUSTER_SPEC"} & env.keys():  # JSON: {"cluster": {"worker": [HOST, ...], ...}}
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+            names |= {name} if sum(map(len, json.loads(env[name])["cluster"].values())) > 1 else set()
     if names:
         raise BadInput(
             f"{_said(env, *sorted(names))}: this is one of several processes, and their number, nodes or "

@@ -193,6 +193,8 @@ def _local_world_size(
         return size // nodes
     if node_rank := whole(env, "NODE_RANK", 0):
         return (rank - local_rank) // node_rank
+    if "NODE_RANK" not in env and env.get("MASTER_ADDR") in ("127.0.0.1", "localhost", "::1"):
+        return size  # one node
     return min(_processes(args, None), max(size, 1))
 
 

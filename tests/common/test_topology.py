@@ -506,6 +506,11 @@ def test_a_broken_launcher_is_named(env, changed, args, message):
             (1, 2, 2, 1, "h", "process", "flux"),
         ),
         (DEEPSPEED, (0, 1, 2, 1, "h", "process", "launcher")),
+        (
+            _words("RANK=1 LOCAL_RANK=1 WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500"),
+            (0, 1, 4, 1, "127.0.0.1", "process", "launcher"),
+        ),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}', "CLUSTER_SPEC": "x"}, ()),
         # A script that sets the variables of torchrun from those of MPI.
         (
             OPENMPI | _words("RANK=5 LOCAL_RANK=1 WORLD_SIZE=8 MASTER_ADDR=h MASTER_PORT=1"),
@@ -548,6 +553,7 @@ BATCH |= _words("SLURM_LOCALID=0 SLURM_NODEID=0")
         (_words("NODE_RANK=0 NNODES=2"), "NNODES=2 NODE_RANK=0: "),
         (_words("AWS_BATCH_JOB_NODE_INDEX=0 AWS_BATCH_JOB_NUM_NODES=2"), "AWS_BATCH_JOB_NUM_NODES=2: "),
         ({"PMI_RANK": "2", "PET_NNODES": "1"}, "PMI_RANK=2: "),
+        ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'}, "TF_CONFIG=.*one of several"),
         (BATCH, r"SLURM_NTASKS=12: a batch script .*srun .*guides/slurm\.md"),
         ({name: value for name, value in BATCH.items() if name != "SLURM_NTASKS"}, "not as 3 tasks"),
     ],
