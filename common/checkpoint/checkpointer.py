@@ -6,6 +6,7 @@ step one all_reduce of four numbers makes all ranks skip, report, save and stop 
 """
 
 import argparse
+import contextlib
 import math
 import os
 import shlex
@@ -440,6 +441,9 @@ class Checkpointer:
 
     def _exit(self, step: int) -> None:
         """Exit after rank 0 has saved: when one process exits, its parent ends the others."""
+        if store := ranks.store():
+            with contextlib.suppress(RuntimeError):
+                preemption.look(store)  # the signal's number and rank, for the log and the exit code
         if ranks.is_first() and not self.args.evaluate:
             self._saver.check(wait=True)
         if hopeless := ranks.broadcast_object(self._saver.hopeless):

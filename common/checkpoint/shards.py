@@ -51,8 +51,7 @@ def save(path: str, objects: dict) -> tuple[dict, dict[str, list]]:
         raise _first_failure(error) from None
     names = sorted(os.listdir(folder))
     own = {name: _facts_of(folder, name) for name in names[ranks.rank() :: world_size]}
-    parts: list[Any] = [None] * world_size
-    torch.distributed.all_gather_object(parts, (names, own))
+    parts = ranks.gather_objects((names, own))
     if any(theirs != names for theirs, _ in parts):  # then every rank raises
         raise RuntimeError(f"{folder} differs: all processes must see the same --output_dir")
     facts = {name: each for _, part in parts for name, each in part.items()}

@@ -1,5 +1,6 @@
-"""Stop the job on a signal: SIGTERM or SIGUSR2 from a platform, SIGINT (Ctrl-C) or SIGHUP (the terminal was
-closed) from a user. nohup and background jobs of a shell ignore a signal from the start; it stays ignored.
+"""Stop the job on a signal: SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU or SIGPWR from a platform, SIGINT (Ctrl-C) or
+SIGHUP (the terminal was closed) from a user. nohup and background jobs of a shell ignore a signal from the
+start; it stays ignored. SIGUSR1, SIGXCPU and SIGPWR stay with the job if it handles them itself.
 
 A Python signal handler cannot run while the main thread waits in a collective, for example for a lost peer.
 So the C-level handler writes the signal's number to a pipe (signal.set_wakeup_fd), and a thread reads it.
@@ -7,6 +8,7 @@ So the C-level handler writes the signal's number to a pipe (signal.set_wakeup_f
 
 import contextlib
 import ctypes
+import hmac
 import os
 import signal
 import sys
@@ -21,12 +23,13 @@ from common.ground.exits import INTERRUPTED, leave, say_error
 if TYPE_CHECKING:  # a job imports this module before torch
     import torch
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
-_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGHUP: 128 + signal.SIGHUP}
+_FREE = {getattr(signal, name) for name in ("SIGUSR1", "SIGXCPU", "SIGPWR") if hasattr(signal, name)}
+SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP, *sorted(_FREE))
+_CODES: dict[int, int] = {number: 128 + number for number in (signal.SIGINT, signal.SIGHUP, *_FREE)}
 SAME_PRESS = 0.5  # seconds: for one Ctrl-C both the terminal and the launcher send SIGINT
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork
-_KEY = "stop"
+_KEY = "stop request"
 _POLL = 0.5  # seconds
 
 _asked = threading.Event()
@@ -36,6 +39,7 @@ _unwind = 3.0  # seconds for the main thread to end by itself after Ctrl-C when 
 _code = 128 + signal.SIGTERM
 _reader: int | None = None  # the reading end of the pipe
 _store: "torch.distributed.Store | None" = None
+_rank, _secret, _refused = 0, b"", ""
 
 
 def asked() -> bool:
@@ -49,7 +53,7 @@ def wait() -> None:
 
 
 def exit_code() -> int:
-    """Return the exit code after the signal: 130 (SIGINT), 129 (SIGHUP) or 143 (the others)."""
+    """Return the exit code after signal n: 143 for SIGTERM and SIGUSR2, 128 + n for the others."""
     return _code
 
 
@@ -68,6 +72,12 @@ def unwind_within(seconds: float) -> None:
     _unwind = seconds
 
 
+def identify(rank: int, secret: bytes) -> None:
+    """Name this process to the others of its job. secret: of the job; it proves that a request is theirs."""
+    global _rank, _secret
+    _rank, _secret = rank, secret
+
+
 def watch(grace: float, store: "torch.distributed.Store | None" = None) -> None:
     """Make SIGNALS that are not ignored only set asked(); the job stops at its next step.
 
@@ -81,7 +91,7 @@ def watch(grace: float, store: "torch.distributed.Store | None" = None) -> None:
     _start()
     _watching.set()
     for number in SIGNALS:
-        if number not in _CODES or signal.getsignal(number) != signal.SIG_IGN:
+        if _is_ours(number):
             signal.signal(number, _note)
             signal.siginterrupt(number, False)  # libraries' system calls are restarted
     if store:
@@ -93,7 +103,20 @@ def ignore(worker: int = 0) -> None:
     fork the loader installs handlers of its own in its workers."""
     forget()
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        if number not in _FREE or _is_ours(number):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _is_ours(number: int) -> bool:
+    """Return whether a signal stops the job: not if it was ignored at the start, or if the job has a handler
+    of its own for a signal of _FREE, in Python or in C (faulthandler)."""
+    handler = signal.getsignal(number)
+    if number not in _FREE:
+        return number not in _CODES or handler != signal.SIG_IGN
+    caught = 0
+    with contextlib.suppress(OSError, StopIteration), open("/proc/self/status") as file:
+        caught = int(next(line for line in file if line.startswith("SigCgt:")).split()[1], 16)
+    return handler == _note or (handler == signal.SIG_DFL and not caught >> (number - 1) & 1)
 
 
 def forget() -> None:
@@ -141,7 +164,8 @@ def _listen(reader: int) -> None:
             elif interrupted is None and not _watching.is_set():
                 _call_after(_unwind, _end, INTERRUPTED, "interrupted")
             interrupted = interrupted or now
-        if number in SIGNALS and _watching.is_set() and first is None:
+        is_ours = number in SIGNALS and (number not in _FREE or signal.getsignal(number) == _note)
+        if is_ours and _watching.is_set() and first is None:
             first = number
             _ask(number)
 
@@ -154,10 +178,17 @@ def _ask(number: int) -> None:
     _stop()  # before any call that could block or fail: the log may be closed
     if _store:
         with contextlib.suppress(RuntimeError):  # the store's process has ended: the others end soon
-            _store.add(_KEY, 1)
+            _store.set(_KEY, f"{_rank} {number} {_prove(f'{_rank} {number}')}")
+    _say(f"{signal.Signals(number).name}: stopping at the next step, within {_grace:.0f} s")
+
+
+def _prove(request: str) -> str:
+    return hmac.new(_secret, request.encode(), "sha256").hexdigest()
+
+
+def _say(line: str) -> None:
     with contextlib.suppress(OSError, ValueError):
-        name = signal.Signals(number).name
-        print(f"{name}: stopping at the next step, within {_grace:.0f} s", flush=True)
+        print(line, flush=True)
 
 
 def _stop() -> None:
@@ -183,5 +214,24 @@ def _end(code: int | None, text: str) -> None:
 def _follow(store: "torch.distributed.Store") -> None:
     with contextlib.suppress(RuntimeError):
         while not _asked.wait(_POLL):
-            if store.add(_KEY, 0) and not _asked.is_set():
-                _stop()
+            look(store)
+
+
+def look(store: "torch.distributed.Store") -> None:
+    """Stop if another process of the job asks for it in the store. Other users of the node may reach the
+    store: a request without the proof is ignored."""
+    global _code, _refused
+    content = store.compare_set(_KEY, "", "").decode(errors="replace")
+    if not content or _asked.is_set():
+        return
+    request, _, proof = content.rpartition(" ")
+    if hmac.compare_digest(proof.encode(), _prove(request).encode()):
+        rank, number = map(int, request.split())
+        _code = _CODES.get(number, _code)
+        _stop()
+        if _rank == 0:
+            name = signal.Signals(number).name
+            _say(f"{name} at rank {rank}: stopping at the next step, within {_grace:.0f} s")
+    elif _rank == 0 and not _refused:
+        _refused = content
+        _say("warning: ignored a request to stop in the job's store: not by a process of this job")

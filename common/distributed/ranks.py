@@ -3,11 +3,13 @@
 All functions also work in a job of one process that has not initialised torch.distributed.
 """
 
+import io
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
+from common.ground import accelerator
 from common.ground.exits import BadInput
 
 T = TypeVar("T")
@@ -39,11 +41,35 @@ def store() -> torch.distributed.Store | None:
 
 
 def broadcast_object(value: T) -> T:
-    """Return rank 0's value on every rank."""
-    values = [value]
-    if world_size() > 1:
-        torch.distributed.broadcast_object_list(values)
-    return values[0]
+    """Return rank 0's value on every rank: tensors on the CPU and plain types, whose reading runs no code."""
+    if world_size() == 1:
+        return value
+    data = _encode(value if is_first() else None)
+    size = torch.tensor([len(data)], device=data.device)
+    torch.distributed.broadcast(size, 0)
+    if is_first():
+        torch.distributed.broadcast(data, 0)
+        return value
+    data = data.new_empty(int(size))
+    torch.distributed.broadcast(data, 0)
+    return _decode(data)
+
+
+def _encode(value: object) -> torch.Tensor:
+    """Return a value as bytes on the device of the backend. torch's own functions for objects use pickle."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    device = torch.device("cpu")
+    if torch.distributed.get_backend() != "gloo":
+        device = torch.device(kind := accelerator.kind(), accelerator.of(kind).current_device())
+    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8).to(device)
+
+
+def _decode(data: torch.Tensor) -> Any:
+    try:
+        return torch.load(io.BytesIO(data.cpu().numpy().tobytes()), "cpu", weights_only=True)
+    except Exception as error:  # it is not of this program
+        raise BadInput(f"a process sent a value that cannot be read ({type(error).__name__})") from error
 
 
 def call_on_first(function: Callable[[], T]) -> T:
@@ -61,11 +87,17 @@ def call_on_first(function: Callable[[], T]) -> T:
 
 
 def gather_objects(value: T) -> list[T]:
-    """Return the values of all ranks on every rank."""
-    values = [value] * world_size()
-    if len(values) > 1:
-        torch.distributed.all_gather_object(values, value)
-    return values
+    """Return the values of all ranks on every rank. They are as those of broadcast_object()."""
+    if world_size() == 1:
+        return [value]
+    data = _encode(value)
+    sizes = [torch.tensor([0], device=data.device) for _ in range(world_size())]
+    torch.distributed.all_gather(sizes, torch.tensor([len(data)], device=data.device))
+    padded = data.new_zeros(max(map(int, sizes)))
+    padded[: len(data)] = data
+    parts = [torch.empty_like(padded) for _ in sizes]
+    torch.distributed.all_gather(parts, padded)
+    return [_decode(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
 
 
 def assert_equal_across_ranks(name: str, value: object) -> None:

@@ -9,6 +9,7 @@ even with a time-out (torch 2.14), so a thread ends the process.
 import contextlib
 import datetime
 import errno
+import hashlib
 import json
 import os
 import socket
@@ -19,7 +20,7 @@ from typing import TypeVar
 
 import torch
 
-from common.distributed import barrier
+from common.distributed import barrier, preemption
 from common.distributed.launcher import AGENT_STORE, store_options
 from common.ground.exits import NO_RENDEZVOUS, BadInput, NoRendezvous, leave, say_error
 from common.ground.heartbeat import Heartbeat
@@ -54,6 +55,7 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
         with _watchdog(bound, f"the store at {_address(topology)} stopped answering"):
             error, rest = _claim(store, topology, backend), deadline - time.monotonic()
             barrier.gather(store, "start", "", error, topology.rank, topology.world_size, rest)
+            preemption.identify(topology.rank, b"" if store.add("strangers", 0) else _secret(topology))
     except RuntimeError as error:
         raise NoRendezvous(
             f"rank {topology.rank}: the store at {_address(topology)} closed while waiting for the other "
@@ -172,7 +174,10 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
         "nodes (world size)": topology.nodes,
         "as backend": backend,
     }
-    first = json.loads(store.compare_set("layout", "", json.dumps(own | meanings)))
+    proof = hashlib.sha256(_secret(topology)).hexdigest()
+    first = json.loads(store.compare_set("layout", "", json.dumps(own | meanings | {"proof": proof})))
+    if first["proof"] != proof:  # each process has a parent of its own, for example a script
+        store.add("strangers", 1)
     for meaning, value in meanings.items():
         if first[meaning] != value:
             return BadInput(
@@ -187,6 +192,16 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
         f"two processes have rank {topology.rank}: {others}; two nodes have the same rank, or one was "
         "restarted without the others"
     )
+
+
+def _secret(topology: Topology) -> bytes:
+    """Return a secret that the processes of a job on one node share, and that other users cannot read: where
+    the kernel has placed their parent, the launcher, in memory. b"" if there is none."""
+    with contextlib.suppress(OSError):
+        if topology.nodes == 1:
+            with open(f"/proc/{os.getppid()}/auxv", "rb") as file:
+                return hashlib.sha256(file.read()).digest()
+    return b""
 
 
 @contextlib.contextmanager

@@ -38,9 +38,9 @@ SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _COUNTED = re.compile(r"(?:token|header|key|pass)s?$", re.IGNORECASE)  # with a number: --max_tokens 512
-_SPECIAL = re.compile(  # --pad_token, --image_key
+_SPECIAL = re.compile(  # --pad_token, --image_key, --allow_secret PATH
     r"(?:pad|mask|cls|class|[beu]os|unk|sep|special|image|label|target|text|data|sort|group|cache)"
-    r"[_-]?(?:token|header|key)s?$",
+    r"[_-]?(?:token|header|key)s?$|^-*(?:allow|use|no)[_-]",
     re.IGNORECASE,
 )
 _PLAIN = re.compile(r"true|false|none|[+-]?[\d.]+(?:e[+-]?\d+)?", re.IGNORECASE)

@@ -194,7 +194,9 @@ def open_loaders(
         size, batch = max(size, ranks.world_size()), ranks.world_size()
     drawn = None
     if args.class_weights and not args.evaluate:
-        drawn = ranks.call_on_first(lambda: sample_weights.read(args.class_weights, train_index))
+        drawn = ranks.call_on_first(
+            lambda: torch.from_numpy(sample_weights.read(args.class_weights, train_index))
+        )
     sampler = BatchSampler(size, batch, args.seed, args.epochs, args.max_steps, weights=drawn, **shard)
     sampler = sampler if args.evaluate else sampler.split(shards)
     train_size = functools.partial(progressive_size, args.epochs, args.first_image_size, args.image_size)

@@ -309,6 +309,7 @@ SECRET_NAMES = """
 HARMLESS = """
     skip=x task=x keep=x pinned_memory=x pin_memory=x pattern=x max_tokens=512 tokenizer=x author=x monkey=x
     keypoints=x token_dim=x pad_token=x image_key=x patience=x path=x disk=x header_rows=3 use_auth=true
+    allow_secret=x
 """
 
 

@@ -5,10 +5,12 @@ import re
 import signal
 import subprocess
 import textwrap
+import threading
 import time
 
 import pytest
 
+from common.distributed import preemption
 from tests.conftest import QUICK, ROOT, finish, processes_of, read_until, start
 
 STUCK = textwrap.dedent(f"""
@@ -19,13 +21,22 @@ STUCK = textwrap.dedent(f"""
     print("ready", flush=True)
     {{wait}}
 """)
+DIGITS = (*QUICK, "--batch_size=240", "--report_every=1")
 # C code that never returns to the interpreter, as inside a collective
 LOCKED = "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()"
 
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGUSR2, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)],
+    [
+        (signal.SIGTERM, 143),
+        (signal.SIGUSR2, 143),
+        (signal.SIGINT, 130),
+        (signal.SIGHUP, 129),
+        (signal.SIGUSR1, 138),
+        (signal.SIGXCPU, 152),
+        (signal.SIGPWR, 158),
+    ],
 )
 def test_a_process_that_hangs_exits_after_its_grace(number, code):
     process = start("-c", STUCK.format(wait=LOCKED))
@@ -48,6 +59,57 @@ def test_a_second_interrupt_ends_a_stuck_process_at_once():
     process.send_signal(signal.SIGINT)
     result = finish(process, 130, timeout=20)
     assert result.stderr == "error: interrupted again: exiting without another checkpoint\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "shown"),
+    [
+        ("signal.signal(signal.SIGUSR1, lambda *_: print('mine', flush=True))", "mine"),
+        ("faulthandler.register(signal.SIGUSR1, file=sys.stdout)", "most recent call first"),
+    ],
+)
+def test_the_own_handler_of_a_job_is_kept(own, shown):
+    wait = "sys.stdin.readline(); time.sleep(0.2); print(preemption.asked(), flush=True)"
+    script = f"import faulthandler, signal, sys\n{own}\n{STUCK.format(wait=wait)}"
+    process = start("-c", script, stdin=subprocess.PIPE)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate("\n", timeout=60)
+    assert shown in output and output.endswith("False\n")
+
+
+def test_only_a_process_of_the_job_can_stop_it(monkeypatch, capsys):
+    """The store of a job on one machine is open to every user of the machine."""
+    import torch
+
+    store = torch.distributed.HashStore()
+    for name, value in (("_rank", 0), ("_secret", b"x"), ("_refused", ""), ("_asked", threading.Event())):
+        monkeypatch.setattr(preemption, name, value)
+    monkeypatch.setattr(preemption, "_call_after", lambda *_: None)
+    for forged in ("1", "1 15 " + 64 * "0", "bad \xff"):
+        store.set(preemption._KEY, forged)
+        preemption.look(store)
+    assert not preemption.asked() and capsys.readouterr().out.count("not by a process of this job") == 1
+    store.set(preemption._KEY, f"1 10 {preemption._prove('1 10')}")
+    preemption.look(store)
+    assert preemption.asked() and preemption.exit_code() == 138
+    assert capsys.readouterr().out.startswith("SIGUSR1 at rank 1: stopping at the next step")
+
+
+@pytest.mark.parametrize(
+    "launcher", [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")]
+)
+def test_a_rank_tells_the_others_which_signal_it_got(launcher, tmp_path):
+    own = () if launcher else ("--processes_per_node=2",)
+    job = start(
+        *launcher, "jobs/train_ddp.py", *DIGITS, *own, f"--output_dir={tmp_path}", fresh=bool(launcher)
+    )
+    read_until(job, "^epoch=1 step=2 ")
+    os.kill(processes_of(job)[1], signal.SIGUSR1)
+    result = finish(job, None)
+    assert result.returncode == (1 if launcher else 138), "torchrun has one code for all errors"
+    assert "\nSIGUSR1 at rank 1: stopping at the next step" in result.stdout
+    assert "not by a process" not in result.stdout and list((tmp_path / "checkpoints").glob("*.pt"))
 
 
 @pytest.mark.parametrize("stuck", ["time.sleep(60)", "lock.acquire()"])
@@ -79,9 +141,6 @@ def test_ctrl_c_while_torch_is_loaded_is_one_line():
     job.send_signal(signal.SIGINT)
     errors = [line for line in finish(job, 130).stderr.splitlines() if not line.startswith("import time:")]
     assert errors == ["error: interrupted"]
-
-
-DIGITS = (*QUICK, "--batch_size=240", "--report_every=1")
 
 
 @pytest.mark.parametrize(
