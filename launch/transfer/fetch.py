@@ -3,11 +3,10 @@
     python -m launch fetch s3://bucket/outputs | obs://... | RECORD --to FOLDER [--yes]
 
 RECORD: the record of a job that `submit` created; its output train_url is fetched.
-If a store keeps no digest of a file, the list that `upload` or the job wrote has it.
-Writes are atomic, and every file is compared with the sha256 that was stored with it. Files that are
-already in FOLDER are not fetched again. Run an interrupted fetch again to continue it. Nothing in FOLDER is
-removed. Files in FOLDER with other content are listed, and replaced if you agree; without a terminal, only
-with --yes.
+Writes are atomic, and every file is compared with the sha256 that was stored with it, or with the list that
+`upload` or the job wrote if the store keeps none. Files that are already in FOLDER are not fetched again. Run
+an interrupted fetch again to continue it. Nothing in FOLDER is removed. Files in FOLDER with other content
+are listed, and replaced if you agree; without a terminal, only with --yes.
 
 Credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY, or
 boto3's usual files. Address: AWS_ENDPOINT_URL_S3 or OBS_REGION.
