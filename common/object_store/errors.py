@@ -24,7 +24,7 @@ _CAUSES = {  # cause: classes of exceptions of the libraries and the network; co
     "the object is archived: restore it first": "InvalidObjectState",
     "the listing does not end": "PaginationError",
     "the bucket is in another region: set the endpoint of that region": (
-        "PermanentRedirect TemporaryRedirect 301 307"
+        "PermanentRedirect TemporaryRedirect 301 307 RecursionError"  # botocore follows a redirect to itself
     ),
     "the bucket is in another region: set AWS_DEFAULT_REGION": "AuthorizationHeaderMalformed",
     "the store received other bytes than those that were sent": (

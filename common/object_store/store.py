@@ -277,6 +277,8 @@ class ObjectStore(contextlib.AbstractContextManager):
         client.meta.events.register("before-call.s3.GetObject", _ask_for_no_checksum)
         for operation in ("PutObject", "UploadPart"):
             client.meta.events.register(f"before-call.s3.{operation}", conditionally_calculate_md5)
+        for operation in ("PutObject", "DeleteObject", "ListObjects", "ListMultipartUploads"):
+            client.meta.events.register(f"after-call.s3.{operation}", _refuse_pages)
         check_encrypted(client.meta.endpoint_url)  # boto3's files may also name an endpoint
         return client
 
@@ -426,6 +428,14 @@ class ObjectStore(contextlib.AbstractContextManager):
 def _ask_for_no_checksum(params: dict, **_: object) -> None:
     # not with response_checksum_validation: s3transfer then takes the size from the store's Content-Range
     params["headers"].pop("x-amz-checksum-mode", None)
+
+
+def _refuse_pages(http_response: Any, parsed: dict, **_: object) -> None:
+    """Raise Damaged if a web page has answered with status 200, for example that of a proxy: boto3 finds no
+    objects in it, and takes it for a file that was stored."""
+    if http_response.status_code < 300 and not parsed.keys() - {"ResponseMetadata"} and http_response.content:
+        begin = printable(http_response.content[:40].decode(errors="replace"))
+        raise Damaged(f"it was not an object store that answered, but {begin!r}: check the endpoint")
 
 
 def _etag_of(answer: dict) -> str:

@@ -295,6 +295,20 @@ def test_a_listing_needs_no_order_no_etag_and_no_date(store, monkeypatch, option
     assert {each.etag for each in entries} == {""}
 
 
+@pytest.mark.parametrize("call", ["list", "folders", "uploads", "write", "delete"])
+def test_a_web_page_is_not_the_answer_of_a_store(store, monkeypatch, call):
+    """A proxy, or a console at the address, may answer every request with status 200."""
+    page = reply(
+        b"<!DOCTYPE html><html><body>Please sign in</body></html>", Content_Type="text/html", ETag=None
+    )
+    with HostileStore(lambda *_: page) as server:
+        asked = through(monkeypatch, server, store)
+        asked.attempts = 1
+        arguments = {"write": ("key", b"1"), "delete": (["key"],)}.get(call, ())
+        with pytest.raises(StoreError, match="not an object store that answered, but '<!DOCTYPE html>"):
+            list(getattr(asked, call)(*arguments) or ())
+
+
 def test_a_listing_that_may_be_cut_is_refused(store, monkeypatch):
     monkeypatch.setattr(object_store, "_PAGE", 2)
     text = "".join(f"<Contents><Key>{each}</Key><Size>1</Size></Contents>" for each in ("a", "b"))
