@@ -313,6 +313,22 @@ def test_class_folders_alone_are_split_by_path(generated, tmp_path):
     assert "training data" in run(*arguments, "--max_steps=3", code=2).stderr
 
 
+def test_splits_of_other_names_are_an_option_and_part_of_the_run(generated, tmp_path):
+    root, source = tmp_path / "data", Path(generated[0].removeprefix("--data_url="))
+    for name, split in (("Learning", "val"), ("Holdout", "val"), ("Other", "val")):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).symlink_to(source / split)
+    arguments = (*JOB, f"--data_url={root}", "--batch_size=16", "--max_steps=1", "--data_backend=threads",
+                 f"--output_dir={tmp_path / 'out'}")  # fmt: skip
+    assert "--splits Holdout,Learning takes them for training" in run(*arguments, code=2).stderr
+    printed = run(*arguments, "--splits=Learning,Holdout").stdout
+    for split, name in (("train", "Learning"), ("val", "Holdout")):
+        assert re.search(rf"^{split}: 160 images of \d+ classes \(.*\) in {root}/{name}$", printed, re.M), (
+            printed
+        )
+    assert "its --splits is Learning,Holdout" in run(*arguments, "--splits=Learning,Other", code=2).stderr
+
+
 def test_without_data_at_all(tmp_path):
     """The job uses generated images. A trial of two steps does not evaluate 50,000 images."""
     printed = run(
