@@ -19,7 +19,6 @@ from common.distributed import preemption
 from common.ground import accelerator, exits
 from common.ground.exits import BadInput
 from datasets.loaders import pixels, replay
-from datasets.memory.image_set import check_normalisation
 from datasets.sampling import generators
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import Batch, Plan
@@ -112,7 +111,6 @@ class ToDevice(Stage):
         dtype: torch.dtype | None = None,
     ):
         super().__init__(device)
-        check_normalisation(mean, std)
         self.dtype = dtype or torch.get_default_dtype()
         # these copies block the host, because another stream reads them: that of the batches
         shift, scale = 255 * torch.tensor(mean), 1 / (255 * torch.tensor(std))

@@ -289,7 +289,7 @@ def test_workers_end_with_a_killed_process(folder, tmp_path):
     script = tmp_path / "script.py"
     script.write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{SCRIPT}")
     process = start(script, folder, tmp_path / "cache")
-    assert "step" in process.stdout.readline()
+    assert any("step" in line for line in process.stdout)
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     finish(process, None, timeout=30)

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from common.ground.exits import BadInput
-from datasets.loaders.loader import ToDevice
 from datasets.memory import cifar10, digits, fashion_mnist
 from datasets.memory.image_set import ImageSet
 
@@ -104,8 +103,6 @@ def test_a_normalisation_of_other_data_is_refused():
     ):
         with pytest.raises(BadInput, match=message):
             ImageSet(images, labels, 3, mean, std, 1, True, "here")
-    with pytest.raises(BadInput, match=r"a mean in 0..1"):
-        ToDevice(torch.device("cpu"), (123.675, 116.28, 103.53), (58.4, 57.1, 57.4))
 
 
 def test_a_fingerprint_is_that_of_samples_labels_and_normalisation():
