@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from common.compute import losses
 from common.distributed import ranks
 from common.ground import accelerator
 from common.ground.exits import BadInput
@@ -102,13 +103,6 @@ class Shards:
 
         loader: that of the training, which hands out a shard as a batch.
         """
-        criterion = objects.get("criterion")
-        given = (getattr(criterion, "weight", None), getattr(criterion, "ignore_index", -100))
-        if isinstance(criterion, torch.nn.CrossEntropyLoss | torch.nn.NLLLoss) and given != (None, -100):
-            raise BadInput(
-                "--exact_shards: the criterion has weight= or ignore_index=, and divides by the weights of a "
-                "shard: expected a mean over samples, as (loss_of_each_sample * weight_of_its_label).mean()"
-            )
         modules = {name: each for name, each in objects.items() if isinstance(each, torch.nn.Module)}
         parts = dict.fromkeys(self._forward.module.modules())
         self._calls += [_Call(name, each, each) for name, each in modules.items() if each not in parts]
@@ -130,6 +124,11 @@ class Shards:
             raise BadInput("--exact_shards: shards.add() without forward(inputs): call forward, not model")
         if self._collectives != _count_collectives():
             raise BadInput("--exact_shards: the model or the criterion communicates with other processes")
+        if self._is_checked and (why := losses.weights_of_labels(loss)):
+            raise BadInput(
+                f"--exact_shards: the loss has {why} and divides by the weights of a shard: expected a mean over "
+                "samples, as (loss_of_each_sample * weight_of_its_label).mean()"
+            )
         self._losses.append(accelerator.double(loss.detach()).squeeze())
         done = len(self._losses)
         is_last = done == self.local

@@ -256,5 +256,8 @@ def test_a_sparse_gradient_is_refused(group):
 
 @pytest.mark.parametrize("given", [{"weight": torch.ones(2)}, {"ignore_index": 0}])
 def test_a_mean_over_other_than_samples_is_refused(given, group):
-    with pytest.raises(BadInput, match="the criterion has weight= or ignore_index="):
-        begin(Small(), criterion=torch.nn.CrossEntropyLoss(**given))
+    shards, forward = begin(torch.nn.Linear(3, 2))
+    loss = torch.nn.functional.cross_entropy(forward(INPUTS[0]), torch.tensor([1]), **given)
+    loss.backward()
+    with pytest.raises(BadInput, match=f"the loss has {next(iter(given))}= and divides"):
+        shards.add(loss)
