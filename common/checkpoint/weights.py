@@ -47,7 +47,7 @@ def load(
     complete: every tensor of the model must be in the file. Otherwise a head for another number of classes
         keeps its values.
     arch: the name of the network.
-    partial: tensors that are missing, not in the model, or of another shape are no errors either.
+    partial: tensors that are missing, not in the model, or of another shape are not errors either.
     Raises BadInput on every rank if the file cannot be read or does not fit, and always if it has fewer than
     half of the model's weights.
     """
@@ -274,7 +274,7 @@ def _ends(name: str, depth: int) -> Iterator[str]:
 
 def _is_head(model: torch.nn.Module, own: dict, other: dict[str, torch.Tensor]) -> bool:
     """Return whether tensors of other shapes differ in the number of classes only: it is the first dimension
-    of all of them. A vocabulary is no head: its tokens have other numbers."""
+    of all of them. A vocabulary is not a head: its tokens have other numbers."""
     sizes, modules = set(), dict(model.named_modules())
     for name, there in other.items():
         here, owner = own[name], modules.get(name.rpartition(".")[0])

@@ -188,7 +188,7 @@ def own_place(path: str, log: Callable[[str], object], *users: int) -> str:
         except OSError:  # it is missing, or cannot be opened
             return place
         owners -= known
-        if owners:  # some network file systems show one owner, whoever made a file
+        if owners:  # some network file systems show one owner for all files
             with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=os.path.dirname(place)) as own:
                 owners.discard(os.fstat(own.fileno()).st_uid)
         if not owners:

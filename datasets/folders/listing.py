@@ -391,7 +391,7 @@ def number_classes(
     places = {forms[name]: place for place, name in enumerate(ordered)}
     if len(places) < len(ordered):
         twins = [ascii(name) for place, name in enumerate(ordered) if places[forms[name]] != place]
-        raise BadInput(f"{source}: the same name, in another Unicode form, is a class beside {shown(twins)}")
+        raise BadInput(f"{source}: two classes have one name in different Unicode forms: {shown(twins)}")
     strange = sorted(name for name in known if forms[name] not in places)
     if listed and (classes is None or strange) and all(re.fullmatch("-?[0-9]+", name) for name in known):
         # the labels are numbers, not class names that look like numbers

@@ -137,7 +137,7 @@ def test_the_first_name_of_a_split_is_used_and_the_others_are_named(data, start,
 
 @pytest.mark.parametrize("names", [("Learning", "Holdout"), ("fold2", "fold1")])
 def test_other_names_of_splits_are_refused_and_named_by_an_option(tmp_path, start, names):
-    """They hold the same class folders, here also one level deeper, and a few images beside them."""
+    """They hold the same class folders, here also one level deeper, and a few images next to them."""
     root, splits = tmp_path / "data", ",".join(names)
     for name, count in zip(names, (4, 2), strict=True):
         for deeper in ("", "images") if name == "Learning" else ("",):
@@ -666,7 +666,7 @@ def test_an_index_of_other_files_with_the_stamp_of_these_is_made_anew(data, tmp_
 
 
 def test_an_index_of_another_user_is_not_used(data, start, lines, monkeypatch):
-    """Each of its files counts. The user's own is made beside it, and is used later."""
+    """Each of its files counts. The user's own is made next to it, and is used later."""
     first, lstat = start(data), os.lstat
     strange = {os.path.join(first.folder, "labels.npy")}
 

@@ -1,4 +1,4 @@
-"""What a Dataset of your own may hold and return: open files, unseeded numbers, items that are no batch."""
+"""What a Dataset of your own may hold and return: open files, unseeded numbers, items that do not make a batch."""
 
 import os
 import re
