@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from common.ground.exits import BadInput, hide, is_secret, mask
+from common.ground.files import is_url
 from common.platform.platforms import parse_number
 
 BATCH_SIZE_HELP = "samples of a step over all processes; scale --lr with it (default: %(default)s)"
@@ -87,6 +88,11 @@ class Parser(argparse.ArgumentParser):
             if isinstance(action.default, str) and action.default != argparse.SUPPRESS:
                 action.default = expand_home(action.default)
         parsed, rest = super().parse_known_args([*map(expand_home, known)], namespace)
+        for action in self._actions:
+            kind, value = str(action.metavar).partition(".")[0], getattr(parsed, action.dest, None)
+            if kind in ("FOLDER", "FILE") and is_url(value):  # a folder `s3:` would be made
+                name = action.option_strings[-1] if action.option_strings else kind
+                self.error(f"{name} {value}: expected a path of this machine, got a URL")
         unknown += [NAMELESS for word in rest if word != _UNKNOWN]
         return parsed, list(dict.fromkeys(unknown))
 

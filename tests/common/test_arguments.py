@@ -373,3 +373,14 @@ def test_an_error_does_not_quote_the_value_of_a_secret_option(words, capsys):
     exits.say_traceback(caught.value)
     printed = capsys.readouterr().err
     assert "hunter2" not in printed and "invalid" in printed
+
+
+@pytest.mark.parametrize("words", [["--to", "s3://bucket/new"], ["obs://bucket/data"]])
+def test_a_url_is_not_a_path_of_this_machine(words):
+    """A folder named `s3:` would be made."""
+    parser = Parser("")
+    parser.add_argument("folder", nargs="?", metavar="FOLDER")
+    parser.add_argument("--to", metavar="FILE.csv")
+    with pytest.raises(BadInput, match=f"{words[-1]}: expected a path of this machine, got a URL"):
+        parser.parse_args(words)
+    assert parser.parse_args(["--to", "a.csv"]).to == "a.csv"
