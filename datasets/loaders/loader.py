@@ -50,6 +50,7 @@ def _references(arrays: list[np.ndarray]) -> list[int]:
 _OURS = _references([np.empty(0)])[0]  # count for an array that only the list refers to
 
 _working = threading.Lock()  # held by the thread of the job while it does not wait for data
+_when_stopped: Callable[[], object] | None = None  # of the last call_when_stopped()
 _SOON = 2.0  # seconds
 
 
@@ -64,6 +65,14 @@ class _Waiting:
     def __exit__(self, *_: object) -> None:
         if self._held:
             _working.acquire()
+
+
+def _save_when_stopped() -> None:
+    preemption.wait()
+    time.sleep(_SOON)  # usually the next batch comes soon, and the job saves by itself
+    with _working:
+        if _when_stopped:
+            _when_stopped()
 
 
 class Copy(NamedTuple):
@@ -324,17 +333,13 @@ class Loader:
 
     def call_when_stopped(self, save: Callable[[], object]) -> None:
         """Call save() in a thread if the job is asked to stop while it waits for data between two steps. The
-        job continues when save() returns. Call it once, in the thread of the job."""
-        _working.acquire()
-
-        def follow() -> None:
-            preemption.wait()
-            time.sleep(_SOON)  # usually the next batch comes soon, and the job saves by itself
-            with _working:
-                if self._is_whole:
-                    save()
-
-        threading.Thread(target=follow, name="stop while waiting", daemon=True).start()
+        job continues when save() returns. Call it in the thread of the job; the last call in a process counts,
+        as in a notebook."""
+        global _when_stopped
+        is_first, _when_stopped = _when_stopped is None, lambda: self._is_whole and save()
+        if is_first:
+            _working.acquire()
+            threading.Thread(target=_save_when_stopped, name="stop while waiting", daemon=True).start()
 
     def check(self, step: int) -> None:
         """Raise BadInput if `step` is not the number of batches that were handed out."""
