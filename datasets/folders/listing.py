@@ -301,7 +301,8 @@ def _read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
     images do; of more than two, a header names the label. Lines that begin with "# " are comments.
     """
     lines = _read_lines(source)
-    separator = next((each for each in "\t;," if any(map(is_image, _split(lines[-1][1], each)))), " ")
+    last = lines[-1][1].removesuffix(" ,")  # a path without a label, before spaces
+    separator = next((each for each in "\t;," if any(map(is_image, _split(last, each)))), " ")
     head, values = (_split(lines[place][1], separator) for place in (0, -1))
     count = len(values) if separator != " " else 2
     titles = [re.sub("[^a-z]", "", title.lower()) for title in head] if len(head) == count else [""] * count
