@@ -222,7 +222,7 @@ def test_a_restart_takes_the_backend_of_the_last_start_which_else_is_the_fastest
     (["--cache_mode=always"], "argument --cache_mode: invalid choice: 'always'"),
     (["--cache=redis://me:word@host"], "remove the password from the URL"),
     (["--pack={file}/packs"], "--pack {file}/packs cannot be written: Not a directory ({file})"),
-    (["--pack=s3://bucket/packs"], "--pack s3://bucket/packs is a URL"),
+    (["--pack=s3://bucket/packs"], "--pack s3://bucket/packs: expected a path of this machine, got a URL"),
     (["--pack_form=jpeg"], "--pack_form jpeg: there is no pack; name its folder with --pack"),
     (["--pack=output_dir/packs", "--cache=redis://host"], "--pack and --cache contradict each other"),
     (["--data_backend=kspeed"], "kspeed needs --cache URL or --pack FOLDER, such as --pack /dev/shm/packs"),
