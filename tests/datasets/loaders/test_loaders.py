@@ -142,7 +142,9 @@ def test_a_wrong_ending_changes_no_pixel(backend, tmp_path):
         for number, (kind, ending) in enumerate(zip(kinds, endings, strict=True)):
             image = whole.crop((0, 0, 90 + number, 70)).convert("CMYK" if number == 5 else "RGB")
             image.save(root / f"{number}.{ending}", kind)
-        (root / "train.txt").write_text("".join(f"{path.name} {int(path.name[0]) % 2}\n" for path in root.iterdir()))
+        (root / "train.txt").write_text(
+            "".join(f"{path.name} {int(path.name[0]) % 2}\n" for path in root.iterdir())
+        )
         index = image_folder.load(str(root), "train", str(tmp_path / "cache"))
         stores = [FileStore(index), *(pack.build(index, str(root / form), form) for form in forms.FORMS)]
         for store in stores:

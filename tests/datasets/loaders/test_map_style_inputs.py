@@ -1,4 +1,4 @@
-"""What a Dataset of your own may hold and return: open files, unseeded numbers, items that do not make a batch."""
+"""What a Dataset of your own may hold and return: open files, unseeded numbers, items of several types."""
 
 import os
 import re
