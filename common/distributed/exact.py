@@ -126,8 +126,8 @@ class Shards:
             raise BadInput("--exact_shards: the model or the criterion communicates with other processes")
         if self._is_checked and (why := losses.weights_of_labels(loss)):
             raise BadInput(
-                f"--exact_shards: the loss has {why} and divides by the weights of a shard: expected a mean over "
-                "samples, as (loss_of_each_sample * weight_of_its_label).mean()"
+                f"--exact_shards: the loss has {why} and divides by the weights of a shard: expected a mean "
+                "over samples, as (loss_of_each_sample * weight_of_its_label).mean()"
             )
         self._losses.append(accelerator.double(loss.detach()).squeeze())
         done = len(self._losses)

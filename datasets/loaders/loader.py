@@ -333,8 +333,8 @@ class Loader:
 
     def call_when_stopped(self, save: Callable[[], object]) -> None:
         """Call save() in a thread if the job is asked to stop while it waits for data between two steps. The
-        job continues when save() returns. Call it in the thread of the job; the last call in a process counts,
-        as in a notebook."""
+        job continues when save() returns. Call it in the thread of the job. A process may do it again, as in
+        a notebook: the last call counts."""
         global _when_stopped
         is_first, _when_stopped = _when_stopped is None, lambda: self._is_whole and save()
         if is_first:

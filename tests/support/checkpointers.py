@@ -31,6 +31,9 @@ class StubLoader:
     def lead(self, step, part):
         pass
 
+    def call_when_stopped(self, save):
+        pass
+
     def check(self, step):
         pass
 
