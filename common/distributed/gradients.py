@@ -31,7 +31,7 @@ def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: A
 
     Weights, buffers and random state do not change. inputs: a batch of at least two samples, any values.
     """
-    if torch.distributed.get_world_size() < 3 or not forward.require_backward_grad_sync:
+    if torch.distributed.get_world_size() < 3:
         return
     # torch 2.6 and later can run a compiled model without compiling it for this batch.
     set_stance = getattr(torch.compiler, "set_stance", None)
