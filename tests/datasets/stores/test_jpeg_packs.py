@@ -109,9 +109,10 @@ def test_a_worker_of_ray_cuts_as_a_thread_does(index, packs):
 
 
 def test_an_image_that_is_too_long_for_a_jpeg_is_named(tmp_path):
-    folder = tmp_path / "images" / "train" / "class"
-    folder.mkdir(parents=True)
-    Image.new("RGB", (66000, 4)).save(folder / "long.png")
+    for name, size in (("a", (66000, 4)), ("b", (4, 4))):
+        folder = tmp_path / "images" / "train" / name
+        folder.mkdir(parents=True)
+        Image.new("RGB", size).save(folder / "long.png")
     index = image_folder.load(str(tmp_path / "images"), "train", str(tmp_path / "cache"))
     assert pack.build(index, str(tmp_path / "decoded")).image(0).shape == (4, 66000, 3)
     with pytest.raises(BadInput, match=r"cannot make a JPEG of .*long\.png: .* 65500"):
