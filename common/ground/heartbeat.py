@@ -11,9 +11,9 @@ class Heartbeat:
     """Prints a line at most every 30 seconds (or `every`), with the seconds since it was made. Threads may
     share it; two of them may print at the same time."""
 
-    def __init__(self, every: float = EVERY) -> None:
+    def __init__(self, every: float | None = None) -> None:
         self._begin = self._last = time.monotonic()
-        self.every = every
+        self.every = EVERY if every is None else every
 
     @property
     def seconds(self) -> float:
