@@ -69,7 +69,8 @@ class Replicas:
         whole = torch.stack(
             [(each * (2 * torch.arange(len(each), device=device) + 1)).sum() for each in digests]
         )
-        numbers = torch.cat([whole, whole >> _BITS]) & (2**_BITS - 1)
+        numbers = torch.cat([whole, whole >> _BITS])
+        numbers = numbers - (numbers >> _BITS) * 2**_BITS  # the low bits
         return torch.cat([numbers, -numbers]).float()
 
     def compare(self, maxima: list[float]) -> None:
@@ -130,4 +131,4 @@ def _digest(tensor: torch.Tensor) -> torch.Tensor:
     """Return the digest of a tensor's bits, int64 []; the order of the elements does not change it."""
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     bits = tensor.view(_INTEGERS[tensor.element_size()])
-    return (bits * ((bits >> 3) | 1)).sum(dtype=torch.int64)
+    return (bits * ((bits >> 3) * 2 + 1)).sum(dtype=torch.int64)
