@@ -115,15 +115,13 @@ class Checkpointer:
             self.log.start(self.loader, total_steps, total_steps)
             return total_steps
         step = self._restore()
-        shards = getattr(self.forward, "exact_shards", None)  # they have no buckets
-        is_ddp = isinstance(self.forward, torch.nn.parallel.DistributedDataParallel)
-        if ranks.world_size() > 2 and is_ddp and not shards:
+        objects = self._state.objects
+        if shards := getattr(self.forward, "exact_shards", None):  # they have no buckets
+            shards.watch(objects | {"criterion": self.criterion}, self.loader)
+        elif ranks.world_size() > 2 and isinstance(self.forward, torch.nn.parallel.DistributedDataParallel):
             from common.distributed.gradients import settle_buckets
 
             settle_buckets(self.forward, self.loader.example(2))  # otherwise a restart rounds differently
-        objects = self._state.objects
-        if shards:
-            shards.watch(objects | {"criterion": self.criterion}, self.loader)
         self._steps = OptimizerSteps(objects, self._state.before_step, self.log.warn_once)
         self._guard = Guard(self.model, *self._steps.optimizers)  # after the weights were loaded
         self.loader.lead(step, self.args.evaluate_every)
