@@ -17,30 +17,30 @@ class _Steps:
     def __init__(self, optimizer: torch.optim.Optimizer):
         self.optimizer, self.inner = optimizer, list(find_optimizers(vars(optimizer)))
         self.has_stepped = False  # since the last batch
-        self._version = self._versions()  # a parameter and its gradient after the last step
+        self._version = self._versions()  # after the last step
 
     def note(self) -> None:
         self.has_stepped, self._version = True, self._versions()
 
     def end_batch(self) -> bool:
         """Return whether a gradient has changed since the last step."""
-        parameter, gradient, *versions = self._versions()
-        before, kept, *others = self._version
-        if _MAY_SKIP_HOOKS and parameter is before and versions[0] != others[0]:
+        gradient, changes, weights = self._versions()
+        kept, before, own = self._version
+        if weights != own:
             self.note()
         is_open = (
-            gradient is not None and not self.has_stepped and (gradient is not kept or versions != others)
+            gradient is not None and not self.has_stepped and (gradient is not kept or changes != before)
         )
         self.has_stepped = False
         return is_open
 
-    def _versions(self) -> tuple[Any, ...]:
-        """Return a parameter that has a gradient, the gradient, and how often each was changed."""
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    return parameter, parameter.grad, parameter._version, parameter.grad._version
-        return None, None, 0, 0
+    def _versions(self) -> tuple[torch.Tensor | None, int, int]:
+        """Return a gradient, how often it was changed and, where hooks may be skipped, the same of all
+        parameters; otherwise 0."""
+        parameters = list(_parameters(self.optimizer))
+        gradient = next((each.grad for each in parameters if each.grad is not None), None)
+        changes = 0 if gradient is None else gradient._version
+        return gradient, changes, sum(each._version for each in parameters) if _MAY_SKIP_HOOKS else 0
 
 
 class OptimizerSteps:

@@ -79,6 +79,13 @@ def test_when_a_save_is_due(recovery, every, due):
     assert found == due
 
 
+def test_a_save_is_due_after_a_function_was_compiled(recovery, tmp_path):
+    """torch before 2.3 calls no hooks of optimizers then."""
+    torch.compile(torch.nn.Linear(3, 2))
+    _train(*recovery(), steps=9)
+    assert {int(path.stem[5:]) for path in (tmp_path / "checkpoints").glob("step_*.pt")} == {4, 8}
+
+
 def test_seconds_count_since_the_last_save(recovery, monkeypatch):
     now = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
