@@ -51,9 +51,9 @@ def main() -> None:
     optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
 
     ### 新增 (new) 1/3, type of the layers, and activations that are computed twice instead of kept ###
-    from common.distributed import sharding
+    from common.distributed import fsdp
 
-    sharding.add_arguments(parser)
+    fsdp.add_arguments(parser)
     ### 新增 (new) 1/3, type of the layers, and activations that are computed twice instead of kept ###
 
     ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
@@ -105,9 +105,9 @@ def main() -> None:
 
     model = model.to(memory_format=torch.contiguous_format)  # a shard is a part of the first dimension
     if args.checkpoint_activations:
-        sharding.checkpoint_activations(model)
+        fsdp.checkpoint_activations(model)
     mesh = init_device_mesh(device.type, (world_size,))
-    for layer, policy in sharding.layers(model, args.precision):  # with a MixedPrecisionPolicy
+    for layer, policy in fsdp.layers(model, args.precision):  # with a MixedPrecisionPolicy
         fully_shard(layer, mesh=mesh, mp_policy=policy)  # in place; the last one is `model`
     forward = model
     ### 新增 (new) 2/3, each rank holds 1 / N of the weights, gradients and optimizer state of every layer ###

@@ -18,7 +18,7 @@ import torch.multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from common.distributed import sharding
+from common.distributed import fsdp
 from common.ground import exits
 from tests.benchmarks.rounds import conditions, make_parser
 from tests.conftest import free_port
@@ -36,9 +36,9 @@ def train(args: argparse.Namespace, processes: int, side: int) -> object:
     """Return a model and its optimizer after some steps."""
     model = torch.nn.Sequential(*(torch.nn.Linear(side, side, bias=False) for _ in range(args.layers)))
     if args.checkpoint_activations:
-        sharding.checkpoint_activations(model)
+        fsdp.checkpoint_activations(model)
     mesh = init_device_mesh("cpu", (processes,))
-    for layer, policy in sharding.layers(model, args.precision):
+    for layer, policy in fsdp.layers(model, args.precision):
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     optimizer = torch.optim.AdamW(model.parameters())
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins again: not with the whole model
@@ -69,7 +69,7 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--layers", type=int, default=24, help="default: %(default)s")
     parser.add_argument("--processes", default="1,2,4", help="default: %(default)s")
-    sharding.add_arguments(parser)
+    fsdp.add_arguments(parser)
     args = parser.parse_args()
     os.environ["MALLOC_MMAP_THRESHOLD_"] = "1000000"  # glibc would keep the freed memory of gathered layers
     with conditions():

@@ -9,7 +9,7 @@ from PIL import Image
 from common.checkpoint import digest
 from common.checkpoint import files as checkpoint
 from common.checkpoint.weights import read
-from common.distributed import sharding
+from common.distributed import fsdp
 from common.ground import exits
 from common.ground.exits import BadInput
 from datasets.sampling import receipt
@@ -227,4 +227,4 @@ def test_simulate_pack_report_predict_and_export_know_the_job(tmp_path):
 def test_torch_before_2_6_is_one_line(monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.5.1")
     with pytest.raises(BadInput, match=r"needs torch 2\.6 or later, this is torch 2\.5\.1"):
-        sharding.add_arguments(None)
+        fsdp.add_arguments(None)

@@ -1,0 +1,67 @@
+"""Prepare a model for torch's fully_shard (FSDP2): the options of a job, and the layers to shard.
+
+Guide: guides/large_models.md.
+"""
+
+import argparse
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
+
+from common.compute import models
+from common.console.arguments import boolean
+from common.ground.exits import BadInput
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a sharded job. Raises BadInput if this torch has no fully_shard()."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6):
+        raise BadInput(f"fully_shard() needs torch 2.6 or later, this is torch {torch.__version__}")
+    add = parser.add_argument_group("sharding").add_argument
+    help = "type that the layers compute in; weights stay float32 (default: float32)"
+    add("--precision", choices=["float32", "bfloat16"], default="float32", help=help)
+    help = "true: repeat each layer's forward pass in the backward pass, to keep less (default: false)"
+    add("--checkpoint_activations", type=boolean, default=False, help=help)
+    help = "full: rank 0 writes one file; sharded: each rank writes its shards (default: full)"
+    add("--checkpoint_format", choices=["full", "sharded"], default="full", help=help)
+
+
+def layers(model: nn.Module, precision: str) -> Iterator[tuple[nn.Module, Any]]:
+    """Yield the modules to give to fully_shard(), each with its MixedPrecisionPolicy; the model is the last.
+
+    These are the elements of the outermost Sequential and ModuleList containers. In bfloat16 BatchNorm layers
+    come first: their weights stay float32, because they are multiplied with statistics in float32. Gradients
+    are summed in float32.
+    """
+    from torch.distributed.fsdp import MixedPrecisionPolicy  # not in torch 2.5
+
+    policy = whole = MixedPrecisionPolicy()
+    if precision == "bfloat16":
+        for norm in [each for each in model.modules() if isinstance(each, _BatchNorm)]:
+            yield norm, policy
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        whole = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)
+    for layer in _elements(model):
+        yield layer, policy
+    yield model, whole
+
+
+def _elements(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        if not isinstance(module, nn.Sequential | nn.ModuleList):
+            yield from _elements(child)
+        elif not isinstance(child, _BatchNorm) and any(True for _ in child.parameters()):
+            yield child
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Keep only the inputs of each layer; its backward pass repeats its forward pass, with the same random
+    numbers. Call it before fully_shard()."""
+    for layer in _elements(model):
+        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
+    models.count_batches_once(model)
