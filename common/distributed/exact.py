@@ -24,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from common.compute import losses
 from common.distributed import ranks
 from common.ground import accelerator
 from common.ground.exits import BadInput
@@ -124,11 +123,6 @@ class Shards:
             raise BadInput("--exact_shards: shards.add() without forward(inputs): call forward, not model")
         if self._collectives != _count_collectives():
             raise BadInput("--exact_shards: the model or the criterion communicates with other processes")
-        if self._is_checked and (why := losses.weights_of_labels(loss)):
-            raise BadInput(
-                f"--exact_shards: the loss has {why} and divides by the weights of a shard: expected a mean "
-                "over samples, as (loss_of_each_sample * weight_of_its_label).mean()"
-            )
         self._losses.append(accelerator.double(loss.detach()).squeeze())
         done = len(self._losses)
         is_last = done == self.local

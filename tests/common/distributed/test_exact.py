@@ -252,12 +252,3 @@ def test_a_sparse_gradient_is_refused(group):
     shards, forward = begin(torch.nn.Sequential(torch.nn.Embedding(3, 2, sparse=True)))
     with pytest.raises(BadInput, match=r"the gradient of 0\.weight is sparse"):
         train(shards, lambda part: forward(part.long()))
-
-
-@pytest.mark.parametrize("given", [{"weight": torch.ones(2)}, {"ignore_index": 0}])
-def test_a_mean_over_other_than_samples_is_refused(given, group):
-    shards, forward = begin(torch.nn.Linear(3, 2))
-    loss = torch.nn.functional.cross_entropy(forward(INPUTS[0]), torch.tensor([1]), **given)
-    loss.backward()
-    with pytest.raises(BadInput, match=f"the loss has {next(iter(given))}= and divides"):
-        shards.add(loss)
