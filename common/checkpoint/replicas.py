@@ -12,9 +12,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from common.distributed import ranks
+from common.distributed.exact import digest
 from common.ground.exits import BadInput
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the size of an element
 _BITS = 24  # that float32 holds exactly
 
 
@@ -60,7 +60,7 @@ class Replicas:
             return torch.zeros(0, device=device)
         parts = [dict(self._tensors(each)) for each in (_parameters, self._buffers)]
         digests = [
-            torch.stack([_digest(each).to(device) for each in part.values()])
+            torch.stack([digest(each).to(device) for each in part.values()])
             if part
             else torch.zeros(0, dtype=torch.int64, device=device)
             for part in parts
@@ -125,10 +125,3 @@ def _parameters(_: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Te
 
 def _statistics(module: torch.nn.Module) -> set[str]:
     return set(module._buffers) if isinstance(module, _NormBase) else set()
-
-
-def _digest(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the digest of a tensor's bits, int64 []; the order of the elements does not change it."""
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    bits = tensor.view(_INTEGERS[tensor.element_size()])
-    return (bits * ((bits >> 3) * 2 + 1)).sum(dtype=torch.int64)

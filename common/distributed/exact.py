@@ -20,9 +20,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from common.distributed import ranks
 from common.ground import accelerator
@@ -72,6 +73,7 @@ class Shards:
         self._losses: list[torch.Tensor] = []
         self._buffers: list[_Buffer] = []  # before the step
         self._after: list[torch.Tensor | None] = []  # their values after the first shard
+        self._finder: Any = None  # the hook of _find_module()
         self._is_open = False  # from the forward pass of a shard until add()
         self._steps = self._collectives = 0
         torch.set_num_threads(1)  # the sums inside an operator depend on the number of threads
@@ -90,6 +92,7 @@ class Shards:
         forward.require_backward_grad_sync = False  # as no_sync(): add() sends
         forward.broadcast_buffers = forward.find_unused_parameters = forward.static_graph = False
         forward.register_forward_pre_hook(self._begin)  # not of the module, which may be copied
+        forward.register_forward_hook(self._end_forward)
         self._calls = [_Call("the model", forward, forward.module)]
         self.watch({})
         if Shards._hook:  # of an earlier run in this process, as in a notebook
@@ -107,6 +110,7 @@ class Shards:
         self._calls += [_Call(name, each, each) for name, each in modules.items() if each not in parts]
         others = itertools.chain.from_iterable(each.modules() for each in modules.values())
         self._modules = list(dict.fromkeys([*parts, *others]))
+        self._known = {self._forward, *self._modules}
         self._optimizers = [each for each in objects.values() if isinstance(each, torch.optim.Optimizer)]
         self._loader, self._buffers, self._is_open = loader, [], False
 
@@ -119,6 +123,9 @@ class Shards:
         shard. A parameter without a gradient has the gradient 0. Gradients from before the step, as in an
         accumulation, are added to the means.
         """
+        if self._finder:
+            self._finder.remove()
+            self._finder = None
         if not self._is_open:
             raise BadInput("--exact_shards: shards.add() without forward(inputs): call forward, not model")
         if self._collectives != _count_collectives():
@@ -179,8 +186,20 @@ class Shards:
         self._is_checked = self._steps < 2 or self._steps % _CHECK_EVERY == 0
         of_device = [accelerator.of(self._device)] * (self._device.type != "cpu")
         own = [each.value for each in self._loader.generators] if self._loader else []
+        self._sources = [torch, random, np.random, *of_device, *own]
         for call in self._calls if self._is_checked else ():
-            call.sources = [torch, random, np.random, *of_device, *own]
+            call.sources = self._sources
+
+    def _end_forward(self, *_: Any) -> None:
+        if self._is_open and self._is_checked and not self._finder:
+            self._finder = register_module_forward_pre_hook(self._find_module)
+
+    def _find_module(self, module: torch.nn.Module, _: Any) -> None:
+        """Check a module that the loop calls and no checkpoint holds, from its next call on."""
+        if self._is_open and torch.is_grad_enabled() and module not in self._known:
+            self._known.update(module.modules())
+            self._calls.append(_Call(type(module).__name__, module, module))
+            self._calls[-1].sources = self._sources
 
     def _list_trained(self) -> list[torch.Tensor]:
         """Return the parameters whose gradients are added, in the same order on every rank."""
@@ -241,12 +260,23 @@ class Shards:
         torch.distributed.all_to_all_single(flat, slices, sizes, own)
 
     def _repeat_calls(self) -> None:
-        """Repeat the first call of each module in the step. If a result differs, all ranks raise BadInput."""
-        own = [f"{call.name}: {name}" for call in self._calls if (name := call.repeat())]
+        """Repeat rank 0's first call of each module in the step. If a result differs on any rank, all ranks
+        raise BadInput."""
+        calls = [(call.name, call.inputs, call.states, call.results) for call in self._calls]
+        own = list[str]()
+        for call, (name, inputs, states, results) in zip(
+            self._calls, ranks.broadcast_object(calls), strict=False
+        ):
+            for buffer in self._buffers:
+                buffer.write(buffer.value)
+            again = call.repeat(inputs, states) if name == call.name and results else {}
+            own += [f"{name}: {each}" for each in again if again[each] != results.get(each)]
+            call.forget()
         if found := list(itertools.chain.from_iterable(ranks.gather_objects(own))):
             raise BadInput(
-                f"--exact_shards: {found[0]} changes if a shard is computed again after others: expected "
-                "state between two calls only in buffers (register_buffer), with which each shard begins"
+                f"--exact_shards: {found[0]} changes if a shard is computed again after others or on another "
+                "process: expected state between two calls only in buffers (register_buffer) of the model, "
+                "the criterion and other objects of the Checkpointer, with which each shard begins"
             )
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
@@ -295,76 +325,81 @@ def _list_buffers(modules: Iterable[torch.nn.Module]) -> list[_Buffer]:
 
 
 class _Call:
-    """The first call of a module in a step. It is repeated at the end of the step: the results differ if the
-    module keeps state between its calls.
+    """The first call of a module in a step. All ranks repeat that of rank 0 at the end of the step: a result
+    differs if the module keeps state between its calls.
 
     hooked: the module, or the wrapper that calls it. `sources`: those of random numbers; if they are set,
-    the next call is recorded.
+    the next call is recorded. `inputs`, `states`: the tensors and numbers of the call, and the states of the
+    sources before it. `results`: digests.
     """
 
     def __init__(self, name: str, hooked: torch.nn.Module, module: torch.nn.Module):
         self.name, self.module = name, module
-        self.sources: list[Any] = []
-        self._repeat: Callable[[], dict[str, torch.Tensor]] | None = None
-        self._results: dict[str, torch.Tensor] = {}
+        self.forget()
         hooked.register_forward_pre_hook(self._record, with_kwargs=True)
         hooked.register_forward_hook(self._keep_results)
 
-    def _record(self, _: Any, args: tuple, kwargs: dict) -> None:
-        plain = torch.Tensor | int | float | str | None  # the call may change other objects
-        if not self.sources or not all(isinstance(each, plain) for each in tree_flatten((args, kwargs))[0]):
-            return
-        inputs = tree_map_only(torch.Tensor, _copy, (args, kwargs))
-        modules = list(self.module.modules())
-        buffers, modes = _list_buffers(modules), [each.training for each in modules]
-        sources, self.sources = self.sources, []
-        draws, has_grad, autocast = _save_states(sources), torch.is_grad_enabled(), _find_autocast(inputs)
+    def forget(self) -> None:
+        self.sources: list[Any] = []
+        self.inputs: list[Any] = []
+        self.states: list[Any] = []
+        self.results: dict[str, int] = {}
+        self._repeat: Callable[[list, list], Any] | None = None
 
-        def repeat() -> dict[str, torch.Tensor]:
-            states, attributes = _save_states(sources), [dict(vars(each)) for each in modules]
+    def _record(self, _: Any, *given: Any) -> None:
+        plain = torch.Tensor | int | float | str | None  # the call may change other objects
+        leaves, structure = tree_flatten(given)
+        if not self.sources or not all(isinstance(each, plain) for each in leaves):
+            return
+        modules, sources, self.sources = list(self.module.modules()), self.sources, []
+        modes, has_grad, autocast = (
+            [each.training for each in modules],
+            torch.is_grad_enabled(),
+            _find_autocast(leaves),
+        )
+        devices = [each.device if isinstance(each, torch.Tensor) else None for each in leaves]
+        self.inputs, self.states = tree_map_only(torch.Tensor, _copy, leaves), _get_states(sources)
+
+        def repeat(inputs: list[Any], states: list[Any]) -> Any:
+            own, attributes = _get_states(sources), [dict(vars(each)) for each in modules]
             for each, mode in zip(modules, modes, strict=True):
                 each.training = mode
-            for buffer in buffers:
-                buffer.write(buffer.value)
-            for restore in draws:
-                restore()
-            results: dict[str, torch.Tensor] = {}
+            _set_states(sources, states)
             # a module of the user may raise any error outside its loop: then it is not checked
-            with contextlib.suppress(Exception), torch.set_grad_enabled(has_grad), autocast:
-                results = self._list_results(self.module(*inputs[0], **inputs[1]))
-            for restore in states:
-                restore()
-            for each, own in zip(modules, attributes, strict=True):
-                vars(each).clear()
-                vars(each).update(own)
-            return results
+            try:
+                with torch.set_grad_enabled(has_grad), autocast:
+                    moved = [
+                        _copy(each, device) if device else each
+                        for each, device in zip(inputs, devices, strict=True)
+                    ]
+                    args, kwargs = tree_unflatten(moved, structure)
+                    return self._list_results(self.module(*args, **kwargs))
+            except Exception:
+                return {}
+            finally:
+                _set_states(sources, own)
+                for each, old in zip(modules, attributes, strict=True):
+                    vars(each).clear()
+                    vars(each).update(old)
 
         self._repeat = repeat
 
     def _keep_results(self, _: Any, args: tuple, output: Any) -> None:
-        if self._repeat and not self._results:
-            self._results = self._list_results(output)
+        if self._repeat and not self.results:
+            self.results = self._list_results(output)
 
-    def _list_results(self, output: Any) -> dict[str, torch.Tensor]:
-        """Return the bits of the outputs, parameters and buffers. Those of a parameter are summed."""
-        tensors = [
-            each for each in tree_flatten(output)[0] if isinstance(each, torch.Tensor) and _is_dense(each)
-        ]
-        results = {f"parameter {name}": _bits(each).sum() for name, each in self.module.named_parameters()}
-        results |= {
-            f"buffer {name}": _bits(each).clone()
-            for name, each in self.module.named_buffers()
-            if _is_dense(each)
-        }
-        return results | {f"output {place}": _bits(each).clone() for place, each in enumerate(tensors)}
+    def _list_results(self, output: Any) -> dict[str, int]:
+        """Return the digests of the outputs, parameters and buffers."""
+        named = [(f"output {place}", each) for place, each in enumerate(tree_flatten(output)[0])]
+        named += [(f"parameter {name}", each) for name, each in self.module.named_parameters()]
+        named += [(f"buffer {name}", each) for name, each in self.module.named_buffers()]
+        tensors = {name: each for name, each in named if isinstance(each, torch.Tensor) and _is_dense(each)}
+        return {name: int(digest(each.detach())) for name, each in tensors.items()}
 
-    def repeat(self) -> str:
-        """Repeat the recorded call and forget it. Return the name of a result that differs, or "". Generators
-        and attributes of the module are restored, buffers are not."""
-        repeat, results, self._repeat, self._results, self.sources = self._repeat, self._results, None, {}, []
-        again = (repeat() if repeat and results else results) or results
-        equal = {name for name in again if name in results and torch.equal(again[name], results[name])}
-        return next((name for name in results if name not in equal), "")
+    def repeat(self, inputs: list[Any], states: list[Any]) -> dict[str, int]:
+        """Return the results of the recorded call with inputs and states of rank 0; {} if it was not
+        recorded. Generators and attributes of the module are restored, buffers are not."""
+        return self._repeat(inputs, states) if self._repeat else {}
 
 
 def _find_autocast(inputs: Any) -> Any:
@@ -379,30 +414,35 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and not tensor.is_nested
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+def _copy(tensor: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+    copy = tensor.detach().to(device, copy=True)
+    return copy.requires_grad_(tensor.requires_grad)
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits of a dense tensor as integers: a NaN equals itself."""
-    tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.view(integers[tensor.element_size()])
+def digest(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the digest of a tensor's bits, int64 []; the order of the elements does not change it."""
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = tensor.view(integers[tensor.element_size()])
+    return (bits * ((bits >> 3) * 2 + 1)).sum(dtype=torch.int64)
 
 
-def _save_states(sources: list[Any]) -> list[Callable[[], object]]:
-    """Return functions that restore the present states of generators."""
-    functions = list[Callable[[], object]]()
+def _get_states(sources: list[Any]) -> list[Any]:
+    """Return the present states of generators as plain values and tensors."""
+    states = []
     for source in sources:
-        for name in ("get_rng_state", "get_state", "getstate"):
-            if hasattr(source, name):
-                put = getattr(source, name.replace("get", "set", 1))
-                functions.append(functools.partial(put, getattr(source, name)()))
-                break
-        else:  # of NumPy
-            bits = source.bit_generator
-            functions.append(functools.partial(setattr, bits, "state", bits.state))
-    return functions
+        names = [name for name in ("get_rng_state", "get_state", "getstate") if hasattr(source, name)]
+        states.append(getattr(source, names[0])() if names else source.bit_generator.state)  # of NumPy
+    return tree_map_only(np.ndarray, np.ndarray.tolist, states)
+
+
+def _set_states(sources: list[Any], states: list[Any]) -> None:
+    for source, state in zip(sources, states, strict=True):
+        names = [name for name in ("set_rng_state", "set_state", "setstate") if hasattr(source, name)]
+        if names:
+            getattr(source, names[0])(state)
+        else:
+            source.bit_generator.state = state
 
 
 def _send(tensors: list[torch.Tensor], collective: Callable[[torch.Tensor, int], object]) -> None:

@@ -207,3 +207,21 @@ def test_labels_that_are_ignored_in_a_later_step_are_refused(tmp_path):
     line = refused(job, *SMALL, f"--output_dir={tmp_path / 'output'}")
     assert "--exact_shards: the loss divides by the weights of the labels, or labels are ignored" in line
     assert digest.read(str(tmp_path / "output")).keys() == {2}
+
+
+def test_a_value_that_each_process_keeps_from_its_first_shard_is_refused(tmp_path):
+    """On one process it is that of shard 0."""
+    lazy = """
+    class Scaled(torch.nn.Module):
+        scale = None
+
+        def forward(self, logits):
+            self.scale = logits.detach().std() if self.scale is None else self.scale
+            return logits / self.scale
+
+    model = torch.nn.Sequential(model, Scaled())
+"""
+    job = changed("train_exact.py", tmp_path / "job.py", (MODEL, lazy + MODEL))
+    for result in run_ranks(job, *SMALL, f"--output_dir={tmp_path / 'output'}", code=2):
+        (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        assert "--exact_shards: the model: output 0 changes" in line

@@ -221,6 +221,25 @@ CHANGES = {
 }
 
 
+def test_a_criterion_that_no_checkpoint_holds_is_refused_if_it_keeps_state(group):
+    class Mean(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("level", torch.ones(()))
+
+        def forward(self, outputs):
+            self.level.lerp_(outputs.detach().square().mean(), 0.1)
+            return outputs.square().mean() / self.level
+
+    shards, forward = begin(Small())
+    with pytest.raises(BadInput, match="Mean: output 0 changes if a shard is computed again"):
+        for _ in range(2):
+            train(shards, forward, Mean())
+    shards, forward = begin(Small())
+    for criterion in (torch.nn.Flatten(0), torch.nn.Flatten(0)):
+        train(shards, forward, lambda outputs, flat=criterion: flat(outputs).square().mean())
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_model_that_depends_on_the_order_of_its_calls_is_refused(change, group):
     shards, forward = begin(Small(change))
