@@ -10,11 +10,14 @@ all gradients are added in one binary tree over the shards:
 Related work: M. Li et al., "EasyScale", SC '23, whose virtual workers move between GPUs.
 """
 
+import collections
 import contextlib
 import functools
+import inspect
 import itertools
 import os
 import random
+import types
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
@@ -72,7 +75,7 @@ class Shards:
         self._hooked: set[torch.Tensor] = set()  # parameters
         self._losses: list[torch.Tensor] = []
         self._buffers: list[_Buffer] = []  # before the step
-        self._after: list[torch.Tensor | None] = []  # their values after the first shard
+        self._after: list[_Buffer] = []  # after the first shard
         self._finder: Any = None  # the hook of _find_module()
         self._is_open = False  # from the forward pass of a shard until add()
         self._steps = self._collectives = 0
@@ -112,6 +115,7 @@ class Shards:
         self._modules = list(dict.fromkeys([*parts, *others]))
         self._known = {self._forward, *self._modules}
         self._optimizers = [each for each in objects.values() if isinstance(each, torch.optim.Optimizer)]
+        self._criterion = objects.get("criterion")
         self._loader, self._buffers, self._is_open = loader, [], False
 
     @torch.no_grad()
@@ -126,6 +130,12 @@ class Shards:
         if self._finder:
             self._finder.remove()
             self._finder = None
+            now = _list_variables(self._criterion)
+            if name := next((name for name in now if now[name] != self._variables.get(name)), ""):
+                raise BadInput(
+                    f"--exact_shards: the criterion changes its variable {name} in a shard: expected a "
+                    "module with its state in buffers (register_buffer), with which each shard begins"
+                )
         if not self._is_open:
             raise BadInput("--exact_shards: shards.add() without forward(inputs): call forward, not model")
         if self._collectives != _count_collectives():
@@ -134,15 +144,14 @@ class Shards:
         done = len(self._losses)
         is_last = done == self.local
         if done == 1:
-            self._after = [each.read() for each in self._buffers]
+            self._after = _read(self._buffers)
             self._step = self._loader.step - is_last if self._loader else 0
         if self._loader and self._loader.step - self._step != is_last:
             raise BadInput("--exact_shards: expected one shards.add() for each batch of the training loader")
         self._keep_gradients(done)
         if is_last and self._is_checked:
             self._repeat_calls()
-        for place, buffer in enumerate(self._buffers):
-            buffer.write(self._after[place] if is_last else buffer.value)
+        _write(self._after if is_last else self._buffers)
         self.index, self._is_open = self.first + done % self.local, False
         if not is_last:
             self._collectives = _count_collectives()
@@ -192,6 +201,7 @@ class Shards:
 
     def _end_forward(self, *_: Any) -> None:
         if self._is_open and self._is_checked and not self._finder:
+            self._variables = _list_variables(self._criterion)
             self._finder = register_module_forward_pre_hook(self._find_module)
 
     def _find_module(self, module: torch.nn.Module, _: Any) -> None:
@@ -267,8 +277,7 @@ class Shards:
         for call, (name, inputs, states, results) in zip(
             self._calls, ranks.broadcast_object(calls), strict=False
         ):
-            for buffer in self._buffers:
-                buffer.write(buffer.value)
+            _write(self._buffers)
             again = call.repeat(inputs, states) if name == call.name and results else {}
             own += [f"{name}: {each}" for each in again if again[each] != results.get(each)]
             call.forget()
@@ -292,36 +301,34 @@ class Shards:
 
 
 class _Buffer(NamedTuple):
-    """A buffer of a module, and its value at some time. holder: the dictionary of the module's buffers."""
+    """A buffer of a module, and its value at some time. holder: the dictionary of the module's buffers.
+    tensor: the buffer when the step began."""
 
     holder: dict[str, torch.Tensor | None]
     name: str
     tensor: torch.Tensor | None
     value: torch.Tensor | None
 
-    def read(self) -> torch.Tensor | None:
-        """Return a copy of the present value."""
-        value = self.holder.get(self.name)
-        return None if value is None else value.detach().clone()
-
-    def write(self, value: torch.Tensor | None) -> None:
-        """Set the value, if possible in the tensor that was the buffer then: others may refer to it."""
-        tensor = self.tensor
-        if tensor is not None and value is not None and tensor.shape == value.shape:
-            tensor.data.copy_(value)
-            value = tensor
-        self.holder[self.name] = value
-
 
 def _list_buffers(modules: Iterable[torch.nn.Module]) -> list[_Buffer]:
-    parts = [
-        _Buffer(each._buffers, name, tensor, None)
-        for each in modules
-        for name, tensor in each._buffers.items()
-    ]
-    return [
-        part._replace(value=part.read()) for part in parts if part.tensor is None or _is_dense(part.tensor)
-    ]
+    parts = [(each._buffers, name, tensor) for each in modules for name, tensor in each._buffers.items()]
+    return _read([_Buffer(*part, None) for part in parts if part[2] is None or _is_dense(part[2])])
+
+
+def _read(buffers: list[_Buffer]) -> list[_Buffer]:
+    """Return the buffers with copies of their present values."""
+    now = [each.holder.get(each.name) for each in buffers]
+    values = [None if each is None else each.detach().clone() for each in now]
+    return [each._replace(value=value) for each, value in zip(buffers, values, strict=True)]
+
+
+def _write(buffers: list[_Buffer]) -> None:
+    """Set the values, if possible in the tensors of the begin of the step: others may refer to them."""
+    for holder, name, tensor, value in buffers:
+        holder[name] = value
+        if tensor is not None and value is not None and tensor.shape == value.shape:
+            tensor.data.copy_(value)
+            holder[name] = tensor
 
 
 class _Call:
@@ -400,6 +407,31 @@ class _Call:
         """Return the results of the recorded call with inputs and states of rank 0; {} if it was not
         recorded. Generators and attributes of the module are restored, buffers are not."""
         return self._repeat(inputs, states) if self._repeat else {}
+
+
+def _list_variables(function: Any) -> dict[str, Any]:
+    """Return the variables of a plain function that Python keeps between its calls, as values to compare."""
+    if not inspect.isfunction(function):
+        return {}
+    try:
+        outer = inspect.getclosurevars(function)
+    except ValueError:  # a variable of the loop has no value yet
+        return {}
+    variables = {**outer.globals, **outer.nonlocals, **vars(function)}
+    return {name: _freeze(each) for name, each in variables.items()}
+
+
+def _freeze(value: Any, depth: int = 4) -> Any:
+    if isinstance(value, torch.Tensor):
+        return int(digest(value.detach())) if _is_dense(value) else None
+    if isinstance(value, np.ndarray | int | float | str):
+        return repr(value)
+    if isinstance(value, torch.nn.Module | type | types.ModuleType | types.FunctionType) or not depth:
+        return None
+    parts = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    if isinstance(value, list | tuple | collections.deque):
+        parts = dict(enumerate(value))
+    return {name: _freeze(each, depth - 1) for name, each in parts.items()}
 
 
 def _find_autocast(inputs: Any) -> Any:

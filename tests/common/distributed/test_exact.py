@@ -240,6 +240,21 @@ def test_a_criterion_that_no_checkpoint_holds_is_refused_if_it_keeps_state(group
         train(shards, forward, lambda outputs, flat=criterion: flat(outputs).square().mean())
 
 
+def test_a_criterion_that_is_a_function_is_refused_if_it_changes_its_variables(group):
+    levels, model = {"a": [1.0]}, Small()
+
+    def running(outputs):
+        levels["a"].append(outputs.abs().mean().item())
+        return outputs.square().mean() / levels["a"][-2]
+
+    def plain(outputs):
+        return outputs.square().mean() + model.layer.weight.square().sum() * levels["a"][0]
+
+    train(*begin(model, criterion=plain), plain)
+    with pytest.raises(BadInput, match="the criterion changes its variable levels"):
+        train(*begin(model, criterion=running), running)
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_model_that_depends_on_the_order_of_its_calls_is_refused(change, group):
     shards, forward = begin(Small(change))
