@@ -88,7 +88,7 @@ class Checkpointer:
         self._last_save = time.monotonic()
         self._stop = self._waits = False  # any rank was asked to stop; gradients wait for an optimizer step
         self._label_mean = losses.LabelMean()
-        self._digests = torch.zeros(0)  # of the replicas, sent with the flags of the next step
+        self._digests: torch.Tensor | None = None  # of the replicas, sent with the flags of the next step
         self._late = False  # --save_every in seconds is due, or a save waits for an optimizer step
         self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
 
@@ -153,8 +153,8 @@ class Checkpointer:
         self._saver.check()
         self._state.before_step()
         self._replicas.check_backward()
-        device = next(self.model.parameters(), torch.empty(0)).device
-        self._guard.digests = torch.cat([self._label_mean.stop(device), self._digests.to(device)])
+        digests = self._replicas.nothing() if self._digests is None else self._digests
+        self._guard.digests = torch.cat([self._label_mean.stop(digests.device), digests])
         late, report = (ranks.is_first() and each() for each in (self._is_late, self.log.asks_to_report))
         asked = preemption.asked() or bool(self._saver.hopeless)
         return self._guard.check(loss, asked, late, report)
@@ -173,7 +173,7 @@ class Checkpointer:
         Raises Diverged, and BadInput if `step` is another number.
         """
         self.loader.check(step)
-        self._digests = torch.zeros(0)
+        self._digests = None
         self._note(self._guard.end_step())
         if self._guard.has_more:  # the first step, or a layer that was frozen until now
             self._digests, self._guard.has_more = self._replicas.note(step), False
@@ -182,10 +182,13 @@ class Checkpointer:
         self._waits = self._steps.end_batch() and not self._state.bad_in_a_row
         every = self.args.evaluate_every
         reports = self.log.is_due(step) or bool(every and step % every == 0)
+        is_planned = self._is_planned(step)
+        if is_planned or reports or self._stop:
+            self._replicas.compare_steps(step, self._waits)
         if self._waits and step < self.total_steps:
-            self._late = self._is_planned(step)
+            self._late = is_planned
             return reports
-        return self._stop or self._is_planned(step) or reports
+        return self._stop or is_planned or reports
 
     def save(self, step: int) -> None:
         """Save if it is due, and exit if the job was asked to stop. Call it on every rank.

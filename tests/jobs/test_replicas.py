@@ -5,7 +5,14 @@ import pytest
 from tests.conftest import run_ranks
 from tests.jobs.test_train_own import write_job
 
-OPTIONS = ("--epochs=3", "--batch_size=96", "--lr=0.01", "--workers=1", "--save_every=100")
+OPTIONS = (
+    "--report_every=1",
+    "--epochs=3",
+    "--batch_size=96",
+    "--lr=0.01",
+    "--workers=1",
+    "--save_every=100",
+)
 LAYERS = "    model = torch.nn.Sequential(*layers)\n"
 WRAPPED = "    forward.broadcast_buffers = False"
 EPOCH = "        model.train()\n"
@@ -55,6 +62,7 @@ IN_THE_MODEL = """
     model = Net(10, 2)
 """
 LABELS_GIVEN = "loss, outputs = forward(inputs, (targets > 1).long().where(targets < 2, -100))\n"
+ALONE = "                if not torch.distributed.get_rank(): optimizer.step()\n"
 CALLED = "            loss = criterion(outputs, targets)\n"
 
 
@@ -83,9 +91,13 @@ def job_of(folder, *changes):
             [(WRAPPED, f"{WRAPPED}\n    model[2] = torch.nn.Linear(64, 1)")],
             "rank 0: a layer that was replaced got no gradient in this step",
         ),
+        (
+            [("                optimizer.step()\n", ALONE)],
+            "not all ranks took the optimizer step of step 1 (rank 0: True): decide by a value",
+        ),
         ([(LAYERS, ON_RANK_1)], "rank 0: extra.weight, extra.bias got no gradient in this step"),
     ],
-    ids=["unfrozen later", "model called", "layer replaced", "used by one rank"],
+    ids=["unfrozen later", "model called", "layer replaced", "step of one rank", "used by one rank"],
 )
 def test_ranks_that_train_apart_end_with_the_name_of_the_first_tensor(changes, message, tmp_path):
     job = job_of(tmp_path / "job", *changes)
