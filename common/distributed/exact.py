@@ -35,6 +35,8 @@ from common.ground.exits import BadInput
 HELP = "shards of a step, a power of two: the same bits on 1, 2, 4, ... V processes"
 _FLAT = 2**25  # bytes that are sent together
 _CHECK_EVERY = 32  # steps, see _Call
+# of the inputs of a call that is repeated: it may change other objects, and they cannot be sent
+_PLAIN = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None))
 _Sums = dict[torch.Tensor, torch.Tensor]  # parameter -> gradient
 
 
@@ -354,9 +356,8 @@ class _Call:
         self._repeat: Callable[[list, list], Any] | None = None
 
     def _record(self, _: Any, *given: Any) -> None:
-        plain = torch.Tensor | int | float | str | None  # the call may change other objects
         leaves, structure = tree_flatten(given)
-        if not self.sources or not all(isinstance(each, plain) for each in leaves):
+        if not self.sources or not all(type(each) in _PLAIN for each in leaves):
             return
         modules, sources, self.sources = list(self.module.modules()), self.sources, []
         modes, has_grad, autocast = (
