@@ -339,7 +339,8 @@ class _Call:
 
     hooked: the module, or the wrapper that calls it. `sources`: those of random numbers; if they are set,
     the next call is recorded. `inputs`, `states`: the tensors and numbers of the call, and the states of the
-    sources before it. `results`: digests.
+    sources before it. `results`: digests. `repeat`: returns the results with inputs and states of rank 0.
+    Generators and attributes of the module are restored, buffers are not. No results if nothing was recorded.
     """
 
     def __init__(self, name: str, hooked: torch.nn.Module, module: torch.nn.Module):
@@ -353,22 +354,19 @@ class _Call:
         self.inputs: list[Any] = []
         self.states: list[Any] = []
         self.results: dict[str, int] = {}
-        self._repeat: Callable[[list, list], Any] | None = None
+        self.repeat: Callable[[list[Any], list[Any]], dict[str, int]] = lambda inputs, states: {}
 
     def _record(self, _: Any, *given: Any) -> None:
         leaves, structure = tree_flatten(given)
         if not self.sources or not all(type(each) in _PLAIN for each in leaves):
             return
         modules, sources, self.sources = list(self.module.modules()), self.sources, []
-        modes, has_grad, autocast = (
-            [each.training for each in modules],
-            torch.is_grad_enabled(),
-            _find_autocast(leaves),
-        )
+        modes = [each.training for each in modules]
+        has_grad, autocast = torch.is_grad_enabled(), _find_autocast(leaves)
         devices = [each.device if isinstance(each, torch.Tensor) else None for each in leaves]
         self.inputs, self.states = tree_map_only(torch.Tensor, _copy, leaves), _get_states(sources)
 
-        def repeat(inputs: list[Any], states: list[Any]) -> Any:
+        def repeat(inputs: list[Any], states: list[Any]) -> dict[str, int]:
             own, attributes = _get_states(sources), [dict(vars(each)) for each in modules]
             for each, mode in zip(modules, modes, strict=True):
                 each.training = mode
@@ -390,10 +388,10 @@ class _Call:
                     vars(each).clear()
                     vars(each).update(old)
 
-        self._repeat = repeat
+        self.repeat = repeat
 
     def _keep_results(self, _: Any, args: tuple, output: Any) -> None:
-        if self._repeat and not self.results:
+        if self.states and not self.results:
             self.results = self._list_results(output)
 
     def _list_results(self, output: Any) -> dict[str, int]:
@@ -403,11 +401,6 @@ class _Call:
         named += [(f"buffer {name}", each) for name, each in self.module.named_buffers()]
         tensors = {name: each for name, each in named if isinstance(each, torch.Tensor) and _is_dense(each)}
         return {name: int(digest(each.detach())) for name, each in tensors.items()}
-
-    def repeat(self, inputs: list[Any], states: list[Any]) -> dict[str, int]:
-        """Return the results of the recorded call with inputs and states of rank 0; {} if it was not
-        recorded. Generators and attributes of the module are restored, buffers are not."""
-        return self._repeat(inputs, states) if self._repeat else {}
 
 
 def _list_variables(function: Any) -> dict[str, Any]:
