@@ -87,7 +87,8 @@ class Checkpointer:
         self._wanted = args.resume  # "auto", "never", or the path to continue from
         self._last_save = time.monotonic()
         self._stop = self._waits = False  # any rank was asked to stop; gradients wait for an optimizer step
-        self._is_first = True  # no step has ended since the start
+        self._label_mean = losses.LabelMean()
+        self._digests: torch.Tensor | None = None  # of the replicas, sent with the flags of the next step
         self._late = False  # --save_every in seconds is due, or a save waits for an optimizer step
         self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
 
@@ -122,6 +123,8 @@ class Checkpointer:
             from common.distributed.gradients import settle_buckets
 
             settle_buckets(self.forward, self.loader.example(2))  # otherwise a restart rounds differently
+        if shards or ranks.world_size() > 1:
+            self.forward.register_forward_pre_hook(lambda *_: self._label_mean.watch())
         self._steps = OptimizerSteps(objects, self._state.before_step, self.log.warn_once)
         self._guard = Guard(self.model, *self._steps.optimizers)  # after the weights were loaded
         self.loader.lead(step, self.args.evaluate_every)
@@ -150,8 +153,8 @@ class Checkpointer:
         self._saver.check()
         self._state.before_step()
         self._replicas.check_backward()
-        if self._is_first:
-            self._warn_of_mean(losses.weights_of_labels(loss))
+        digests = self._replicas.nothing() if self._digests is None else self._digests
+        self._guard.digests = torch.cat([self._label_mean.stop(digests.device), digests])
         late, report = (ranks.is_first() and each() for each in (self._is_late, self.log.asks_to_report))
         asked = preemption.asked() or bool(self._saver.hopeless)
         return self._guard.check(loss, asked, late, report)
@@ -170,19 +173,22 @@ class Checkpointer:
         Raises Diverged, and BadInput if `step` is another number.
         """
         self.loader.check(step)
-        self._is_first = False
+        self._digests = None
         self._note(self._guard.end_step())
         if self._guard.has_more:  # the first step, or a layer that was frozen until now
-            self._guard.digests, self._guard.has_more = self._replicas.note(step), False
+            self._digests, self._guard.has_more = self._replicas.note(step), False
         if warning := self._state.check_frozen():
             self.log.info(warning)
         self._waits = self._steps.end_batch() and not self._state.bad_in_a_row
         every = self.args.evaluate_every
         reports = self.log.is_due(step) or bool(every and step % every == 0)
+        is_planned = self._is_planned(step)
+        if is_planned or reports or self._stop:
+            self._replicas.compare_steps(step, self._waits)
         if self._waits and step < self.total_steps:
-            self._late = self._is_planned(step)
+            self._late = is_planned
             return reports
-        return self._stop or self._is_planned(step) or reports
+        return self._stop or is_planned or reports
 
     def save(self, step: int) -> None:
         """Save if it is due, and exit if the job was asked to stop. Call it on every rank.
@@ -204,7 +210,7 @@ class Checkpointer:
         if self._stop or step == self.total_steps:  # no step follows
             self._replicas.compare(ranks.maxima(self._replicas.note(step)))
         else:
-            self._guard.digests = self._replicas.note(step)
+            self._digests = self._replicas.note(step)
         if ranks.is_first() or self._state.is_sharded:
             if self._stop:
                 self._saver.check(wait=True)  # a write that failed is tried again
@@ -237,8 +243,6 @@ class Checkpointer:
         asked, *maxima = ranks.maxima(torch.cat([digests.new_full((1,), preemption.asked()), digests]))
         self._stop = asked > 0
         self._replicas.compare(maxima)
-        if self.log.metrics.has_weights and not getattr(self.args, "exact_shards", None):
-            self._warn_of_mean("labels that are ignored or have weights")
         if self._stop and self.args.evaluate:
             self._exit(step)
         if self._stop:
@@ -384,15 +388,19 @@ class Checkpointer:
                 "resume(). One of a collate_fn repeats its numbers, but only at the same number of processes"
             )
 
-    def _warn_of_mean(self, why: str) -> None:
-        """Print one warning if the loss of several processes is not a mean over samples. why: or ""."""
-        if why and ranks.world_size() > 1:
-            self.log.warn_once(
-                f"warning: the loss is not a mean over samples ({why}): the gradients that "
-                f"{ranks.world_size()} processes average are not those of one process. guides/own_step.md "
-                "shows a step that divides by the sum over all processes",
-                "mean",
+    def _refuse_mean(self) -> None:
+        """Raise BadInput, or print one warning without --exact_shards: a loss is not a mean over samples."""
+        line = "the loss divides by the weights of the labels, or labels are ignored: the gradients that "
+        if hasattr(self.forward, "exact_shards"):
+            raise BadInput(
+                f"--exact_shards: {line}are averaged over shards are not those of one batch. Expected a mean "
+                "over samples, as (loss_of_each_sample * weight_of_its_label).mean()"
             )
+        self.log.warn_once(
+            f"warning: {line}{ranks.world_size()} processes average are not those of one process. "
+            "guides/own_step.md shows a step that divides by the sum over all processes",
+            "mean",
+        )
 
     def _save_waiting(self, began: int) -> None:
         """Save and exit, while the job waits for data. began: the step at which this process began."""
@@ -417,7 +425,10 @@ class Checkpointer:
         """Apply the verdict of all ranks on a step."""
         if verdict is None:
             return
-        self._replicas.compare(verdict.digests)
+        is_other_mean, *digests = verdict.digests
+        self._replicas.compare(digests)
+        if is_other_mean:
+            self._refuse_mean()
         self._stop, self._late = self._stop or verdict.asked, self._late or verdict.late
         self.log.is_late = verdict.report
         state = self._state

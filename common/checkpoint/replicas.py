@@ -4,6 +4,7 @@ A digest is computed on the device and sent with the flags of the next step (non
 further collective or synchronisation.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,10 +13,11 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from common.distributed import ranks
+from common.distributed.exact import digest
 from common.ground.exits import BadInput
 
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the size of an element
 _BITS = 24  # that float32 holds exactly
+_SIZE = 8  # numbers of a note
 
 
 class Replicas:
@@ -54,13 +56,13 @@ class Replicas:
     @torch.no_grad()
     def note(self, step: int) -> torch.Tensor:
         """Return digests of the parameters and the buffers for an all_reduce with MAX: float32 [8], without
-        synchronising; [0] in a job of one process."""
-        device = next(self._objects["model"].parameters(), torch.empty(0)).device
+        synchronising."""
         if ranks.world_size() == 1:
-            return torch.zeros(0, device=device)
+            return self.nothing()
+        device = next(self._objects["model"].parameters(), torch.empty(0)).device
         parts = [dict(self._tensors(each)) for each in (_parameters, self._buffers)]
         digests = [
-            torch.stack([_digest(each).to(device) for each in part.values()])
+            torch.stack([digest(each).to(device) for each in part.values()])
             if part
             else torch.zeros(0, dtype=torch.int64, device=device)
             for part in parts
@@ -73,13 +75,28 @@ class Replicas:
         numbers = numbers - (numbers >> _BITS) * 2**_BITS  # the low bits
         return torch.cat([numbers, -numbers]).float()
 
+    def nothing(self) -> torch.Tensor:
+        """Return the result of note() in a step that compares nothing. Its size is that of each step: one
+        rank may have gradients of more parameters than another."""
+        device = next(self._objects["model"].parameters(), torch.empty(0)).device
+        return torch.full((_SIZE,), -torch.inf, device=device)
+
+    def compare_steps(self, step: int, waits: bool) -> None:
+        """Raise BadInput if only some ranks took the optimizer step. waits: whether gradients wait for it."""
+        high, low = ranks.maxima(self.nothing().new_tensor([waits, -waits]))
+        if high != -low:
+            raise BadInput(
+                f"not all ranks took the optimizer step of step {step} (rank {ranks.rank()}: {not waits}): "
+                "decide by a value that is equal on all ranks, as that of checkpoint.accepts(loss)"
+            )
+
     def compare(self, maxima: list[float]) -> None:
         """Raise BadInput if parameters differ between ranks, and warn of buffers that differ.
 
         maxima: those of note() over all ranks. Call it on every rank.
         """
         half = len(maxima) // 2
-        if all(high == -low for high, low in zip(maxima[:half], maxima[half:], strict=True)):
+        if all(high in (-low, -math.inf) for high, low in zip(maxima[:half], maxima[half:], strict=True)):
             return
         step, names, digests = self._noted
         everywhere = ranks.gather_objects([each.tolist() for each in digests])
@@ -125,10 +142,3 @@ def _parameters(_: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Te
 
 def _statistics(module: torch.nn.Module) -> set[str]:
     return set(module._buffers) if isinstance(module, _NormBase) else set()
-
-
-def _digest(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the digest of a tensor's bits, int64 []; the order of the elements does not change it."""
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    bits = tensor.view(_INTEGERS[tensor.element_size()])
-    return (bits * ((bits >> 3) * 2 + 1)).sum(dtype=torch.int64)

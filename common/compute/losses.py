@@ -16,11 +16,14 @@ from common.console.arguments import non_negative_float
 from common.ground import accelerator
 from common.ground.exits import BadInput
 
-_OF_LABELS = {each: inspect.signature(each) for each in (functional.cross_entropy, functional.nll_loss)}
+_NAMES = ("cross_entropy", "nll_loss", "linear_cross_entropy")  # the last one since torch 2.12
+_OF_LABELS: dict[Any, inspect.Signature] = {
+    getattr(functional, name): inspect.signature(getattr(functional, name))
+    for name in _NAMES
+    if hasattr(functional, name)
+}
 _IS_MEAN = ["mean", None, None]  # the last two are the former names
-_MEAN, _DEFAULT = 1, 2**64 - 100  # as a graph has them: reduction="mean", ignore_index=-100
 _HALF = (torch.float16, torch.bfloat16)
-_NODES = 50  # of a graph that are searched, from the loss on
 
 
 def add_arguments(add: Callable[..., Any]) -> None:
@@ -63,13 +66,16 @@ def multi_hot(targets: torch.Tensor, classes: int) -> torch.Tensor:
 
 
 class LabelMean(TorchFunctionMode):
-    """Sees by what cross_entropy() and nll_loss() divide, also those of torch.nn and of a function.
+    """Sees by what cross_entropy(), nll_loss() and linear_cross_entropy() divide, also in torch.nn's modules.
 
-    `loss`: the last result that is a mean, or None. It is `total` / `divisor`, float64 []; the divisor is the
-    sum of the weights of the labels that are not ignored. `labels`: the number of all labels.
+    `loss`: the last result that is a mean and requires no gradient, or None. It is `total` / `divisor`,
+    float64 []; the divisor is the sum of the weights of the labels that are not ignored. `labels`: the number
+    of all labels.
     """
 
     loss: torch.Tensor | None = None
+    _is_watching = False
+    _is_other: torch.Tensor | None = None  # bool []: whether a divisor since watch() was not `labels`
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -77,42 +83,44 @@ class LabelMean(TorchFunctionMode):
             bound = _OF_LABELS[func].bind(*args, **(kwargs or {}))
             bound.apply_defaults()
             given = bound.arguments
-            if [given[name] for name in ("reduction", "reduce", "size_average")] == _IS_MEAN:
-                self.loss, self.labels, self.divisor = result, given["target"].numel(), _divisor(**given)
+            if [given.get(name) for name in ("reduction", "reduce", "size_average")] == _IS_MEAN:
+                self.labels, self.divisor = _count_labels(**given)
+                if result.requires_grad:
+                    is_other = self.divisor != self.labels
+                    self._is_other = is_other if self._is_other is None else self._is_other | is_other
+                    return result
+                self.loss = result
                 if given["weight"] is None:
                     self.total = torch.where(self.divisor > 0, accelerator.double(result) * self.divisor, 0.0)
                 else:  # with label smoothing a total is not 0 if all weights are
                     self.total = accelerator.double(func(**given | {"reduction": "sum"}))
         return result
 
+    def watch(self) -> None:
+        """See the losses of this thread until stop()."""
+        if not self._is_watching:
+            self._is_watching = True
+            self.__enter__()
 
-def _divisor(
-    input: torch.Tensor, target: torch.Tensor, weight: Any, ignore_index: int, **_: Any
-) -> torch.Tensor:
+    def stop(self, device: torch.device) -> torch.Tensor:
+        """Return whether a loss with a gradient since watch() was not a mean over samples: float32 [1] on the
+        device, 1 or 0, without synchronising."""
+        if self._is_watching:
+            self._is_watching = False
+            self.__exit__(None, None, None)
+        is_other, self._is_other = self._is_other, None
+        return torch.zeros(1, device=device) if is_other is None else is_other.float().to(device)[None]
+
+
+def _count_labels(target: torch.Tensor, weight: Any, ignore_index: int | None, **_: Any) -> Any:
+    """Return the number of labels, and the sum of the weights of those that are not ignored, float64 []."""
     if target.is_floating_point():  # shares of the classes: each sample counts 1, whatever the weights
-        samples = target.numel() // input.shape[min(1, input.ndim - 1)]
-        return accelerator.double(torch.full((), samples, device=target.device))
-    is_counted = target != ignore_index
+        samples = target.numel() // target.shape[min(1, target.ndim - 1)]
+        return samples, accelerator.double(torch.full((), samples, device=target.device))
+    is_counted = target != (-100 if ignore_index is None else ignore_index)
     if weight is None:
-        return accelerator.double(is_counted.sum())
-    return accelerator.double(weight[target.where(is_counted, 0)] * is_counted).sum()
-
-
-def weights_of_labels(loss: torch.Tensor) -> str:
-    """Return why a loss is not a mean over the samples, as its graph shows: "weight=" or "ignore_index=" of
-    a cross_entropy() or nll_loss() that is a mean; else "". Call it before or after backward()."""
-    nodes: list[Any] = [loss.grad_fn]
-    for node in nodes:  # grows
-        if node is not None and node.name().startswith("NllLoss") and node._saved_reduction == _MEAN:
-            try:
-                has_weight = node._saved_weight is not None
-            except RuntimeError:  # backward() has freed it
-                has_weight = True
-            if has_weight or node._saved_ignore_index != _DEFAULT:
-                return "weight=" if has_weight else "ignore_index="
-        if node is not None and len(nodes) < _NODES:
-            nodes += [each for each, _ in node.next_functions]
-    return ""
+        return target.numel(), accelerator.double(is_counted.sum())
+    return target.numel(), accelerator.double(weight[target.where(is_counted, 0)] * is_counted).sum()
 
 
 def compare_parts(criterion: Callable, *parts: tuple[Any, Any]) -> tuple[float, float] | None:

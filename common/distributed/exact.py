@@ -10,21 +10,24 @@ all gradients are added in one binary tree over the shards:
 Related work: M. Li et al., "EasyScale", SC '23, whose virtual workers move between GPUs.
 """
 
+import collections
 import contextlib
 import functools
+import inspect
 import itertools
 import os
 import random
+import types
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from common.compute import losses
 from common.distributed import ranks
 from common.ground import accelerator
 from common.ground.exits import BadInput
@@ -32,6 +35,8 @@ from common.ground.exits import BadInput
 HELP = "shards of a step, a power of two: the same bits on 1, 2, 4, ... V processes"
 _FLAT = 2**25  # bytes that are sent together
 _CHECK_EVERY = 32  # steps, see _Call
+# of the inputs of a call that is repeated: it may change other objects, and they cannot be sent
+_PLAIN = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None))
 _Sums = dict[torch.Tensor, torch.Tensor]  # parameter -> gradient
 
 
@@ -72,7 +77,8 @@ class Shards:
         self._hooked: set[torch.Tensor] = set()  # parameters
         self._losses: list[torch.Tensor] = []
         self._buffers: list[_Buffer] = []  # before the step
-        self._after: list[torch.Tensor | None] = []  # their values after the first shard
+        self._after: list[_Buffer] = []  # after the first shard
+        self._finder: Any = None  # the hook of _find_module()
         self._is_open = False  # from the forward pass of a shard until add()
         self._steps = self._collectives = 0
         torch.set_num_threads(1)  # the sums inside an operator depend on the number of threads
@@ -91,6 +97,7 @@ class Shards:
         forward.require_backward_grad_sync = False  # as no_sync(): add() sends
         forward.broadcast_buffers = forward.find_unused_parameters = forward.static_graph = False
         forward.register_forward_pre_hook(self._begin)  # not of the module, which may be copied
+        forward.register_forward_hook(self._end_forward)
         self._calls = [_Call("the model", forward, forward.module)]
         self.watch({})
         if Shards._hook:  # of an earlier run in this process, as in a notebook
@@ -108,7 +115,9 @@ class Shards:
         self._calls += [_Call(name, each, each) for name, each in modules.items() if each not in parts]
         others = itertools.chain.from_iterable(each.modules() for each in modules.values())
         self._modules = list(dict.fromkeys([*parts, *others]))
+        self._known = {self._forward, *self._modules}
         self._optimizers = [each for each in objects.values() if isinstance(each, torch.optim.Optimizer)]
+        self._criterion = objects.get("criterion")
         self._loader, self._buffers, self._is_open = loader, [], False
 
     @torch.no_grad()
@@ -120,28 +129,31 @@ class Shards:
         shard. A parameter without a gradient has the gradient 0. Gradients from before the step, as in an
         accumulation, are added to the means.
         """
+        if self._finder:
+            self._finder.remove()
+            self._finder = None
+            now = _list_variables(self._criterion)
+            if name := next((name for name in now if now[name] != self._variables.get(name)), ""):
+                raise BadInput(
+                    f"--exact_shards: the criterion changes its variable {name} in a shard: expected a "
+                    "module with its state in buffers (register_buffer), with which each shard begins"
+                )
         if not self._is_open:
             raise BadInput("--exact_shards: shards.add() without forward(inputs): call forward, not model")
         if self._collectives != _count_collectives():
             raise BadInput("--exact_shards: the model or the criterion communicates with other processes")
-        if self._is_checked and (why := losses.weights_of_labels(loss)):
-            raise BadInput(
-                f"--exact_shards: the loss has {why} and divides by the weights of a shard: expected a mean "
-                "over samples, as (loss_of_each_sample * weight_of_its_label).mean()"
-            )
         self._losses.append(accelerator.double(loss.detach()).squeeze())
         done = len(self._losses)
         is_last = done == self.local
         if done == 1:
-            self._after = [each.read() for each in self._buffers]
+            self._after = _read(self._buffers)
             self._step = self._loader.step - is_last if self._loader else 0
         if self._loader and self._loader.step - self._step != is_last:
             raise BadInput("--exact_shards: expected one shards.add() for each batch of the training loader")
         self._keep_gradients(done)
         if is_last and self._is_checked:
             self._repeat_calls()
-        for place, buffer in enumerate(self._buffers):
-            buffer.write(self._after[place] if is_last else buffer.value)
+        _write(self._after if is_last else self._buffers)
         self.index, self._is_open = self.first + done % self.local, False
         if not is_last:
             self._collectives = _count_collectives()
@@ -185,8 +197,21 @@ class Shards:
         self._is_checked = self._steps < 2 or self._steps % _CHECK_EVERY == 0
         of_device = [accelerator.of(self._device)] * (self._device.type != "cpu")
         own = [each.value for each in self._loader.generators] if self._loader else []
+        self._sources = [torch, random, np.random, *of_device, *own]
         for call in self._calls if self._is_checked else ():
-            call.sources = [torch, random, np.random, *of_device, *own]
+            call.sources = self._sources
+
+    def _end_forward(self, *_: Any) -> None:
+        if self._is_open and self._is_checked and not self._finder:
+            self._variables = _list_variables(self._criterion)
+            self._finder = register_module_forward_pre_hook(self._find_module)
+
+    def _find_module(self, module: torch.nn.Module, _: Any) -> None:
+        """Check a module that the loop calls and no checkpoint holds, from its next call on."""
+        if self._is_open and torch.is_grad_enabled() and module not in self._known:
+            self._known.update(module.modules())
+            self._calls.append(_Call(type(module).__name__, module, module))
+            self._calls[-1].sources = self._sources
 
     def _list_trained(self) -> list[torch.Tensor]:
         """Return the parameters whose gradients are added, in the same order on every rank."""
@@ -247,12 +272,22 @@ class Shards:
         torch.distributed.all_to_all_single(flat, slices, sizes, own)
 
     def _repeat_calls(self) -> None:
-        """Repeat the first call of each module in the step. If a result differs, all ranks raise BadInput."""
-        own = [f"{call.name}: {name}" for call in self._calls if (name := call.repeat())]
+        """Repeat rank 0's first call of each module in the step. If a result differs on any rank, all ranks
+        raise BadInput."""
+        calls = [(call.name, call.inputs, call.states, call.results) for call in self._calls]
+        own = list[str]()
+        for call, (name, inputs, states, results) in zip(
+            self._calls, ranks.broadcast_object(calls), strict=False
+        ):
+            _write(self._buffers)
+            again = call.repeat(inputs, states) if name == call.name and results else {}
+            own += [f"{name}: {each}" for each in again if again[each] != results.get(each)]
+            call.forget()
         if found := list(itertools.chain.from_iterable(ranks.gather_objects(own))):
             raise BadInput(
-                f"--exact_shards: {found[0]} changes if a shard is computed again after others: expected "
-                "state between two calls only in buffers (register_buffer), with which each shard begins"
+                f"--exact_shards: {found[0]} changes if a shard is computed again after others or on another "
+                "process: expected state between two calls only in buffers (register_buffer) of the model, "
+                "the criterion and other objects of the Checkpointer, with which each shard begins"
             )
 
     def _check_optimizer(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
@@ -268,109 +303,129 @@ class Shards:
 
 
 class _Buffer(NamedTuple):
-    """A buffer of a module, and its value at some time. holder: the dictionary of the module's buffers."""
+    """A buffer of a module, and its value at some time. holder: the dictionary of the module's buffers.
+    tensor: the buffer when the step began."""
 
     holder: dict[str, torch.Tensor | None]
     name: str
     tensor: torch.Tensor | None
     value: torch.Tensor | None
 
-    def read(self) -> torch.Tensor | None:
-        """Return a copy of the present value."""
-        value = self.holder.get(self.name)
-        return None if value is None else value.detach().clone()
-
-    def write(self, value: torch.Tensor | None) -> None:
-        """Set the value, if possible in the tensor that was the buffer then: others may refer to it."""
-        tensor = self.tensor
-        if tensor is not None and value is not None and tensor.shape == value.shape:
-            tensor.data.copy_(value)
-            value = tensor
-        self.holder[self.name] = value
-
 
 def _list_buffers(modules: Iterable[torch.nn.Module]) -> list[_Buffer]:
-    parts = [
-        _Buffer(each._buffers, name, tensor, None)
-        for each in modules
-        for name, tensor in each._buffers.items()
-    ]
-    return [
-        part._replace(value=part.read()) for part in parts if part.tensor is None or _is_dense(part.tensor)
-    ]
+    parts = [(each._buffers, name, tensor) for each in modules for name, tensor in each._buffers.items()]
+    return _read([_Buffer(*part, None) for part in parts if part[2] is None or _is_dense(part[2])])
+
+
+def _read(buffers: list[_Buffer]) -> list[_Buffer]:
+    """Return the buffers with copies of their present values."""
+    now = [each.holder.get(each.name) for each in buffers]
+    values = [None if each is None else each.detach().clone() for each in now]
+    return [each._replace(value=value) for each, value in zip(buffers, values, strict=True)]
+
+
+def _write(buffers: list[_Buffer]) -> None:
+    """Set the values, if possible in the tensors of the begin of the step: others may refer to them."""
+    for holder, name, tensor, value in buffers:
+        holder[name] = value
+        if tensor is not None and value is not None and tensor.shape == value.shape:
+            tensor.data.copy_(value)
+            holder[name] = tensor
 
 
 class _Call:
-    """The first call of a module in a step. It is repeated at the end of the step: the results differ if the
-    module keeps state between its calls.
+    """The first call of a module in a step. All ranks repeat that of rank 0 at the end of the step: a result
+    differs if the module keeps state between its calls.
 
     hooked: the module, or the wrapper that calls it. `sources`: those of random numbers; if they are set,
-    the next call is recorded.
+    the next call is recorded. `inputs`, `states`: the tensors and numbers of the call, and the states of the
+    sources before it. `results`: digests. `repeat`: returns the results with inputs and states of rank 0.
+    Generators and attributes of the module are restored, buffers are not. No results if nothing was recorded.
     """
 
     def __init__(self, name: str, hooked: torch.nn.Module, module: torch.nn.Module):
         self.name, self.module = name, module
-        self.sources: list[Any] = []
-        self._repeat: Callable[[], dict[str, torch.Tensor]] | None = None
-        self._results: dict[str, torch.Tensor] = {}
+        self.forget()
         hooked.register_forward_pre_hook(self._record, with_kwargs=True)
         hooked.register_forward_hook(self._keep_results)
 
-    def _record(self, _: Any, args: tuple, kwargs: dict) -> None:
-        plain = torch.Tensor | int | float | str | None  # the call may change other objects
-        if not self.sources or not all(isinstance(each, plain) for each in tree_flatten((args, kwargs))[0]):
-            return
-        inputs = tree_map_only(torch.Tensor, _copy, (args, kwargs))
-        modules = list(self.module.modules())
-        buffers, modes = _list_buffers(modules), [each.training for each in modules]
-        sources, self.sources = self.sources, []
-        draws, has_grad, autocast = _save_states(sources), torch.is_grad_enabled(), _find_autocast(inputs)
+    def forget(self) -> None:
+        self.sources: list[Any] = []
+        self.inputs: list[Any] = []
+        self.states: list[Any] = []
+        self.results: dict[str, int] = {}
+        self.repeat: Callable[[list[Any], list[Any]], dict[str, int]] = lambda inputs, states: {}
 
-        def repeat() -> dict[str, torch.Tensor]:
-            states, attributes = _save_states(sources), [dict(vars(each)) for each in modules]
+    def _record(self, _: Any, *given: Any) -> None:
+        leaves, structure = tree_flatten(given)
+        if not self.sources or not all(type(each) in _PLAIN for each in leaves):
+            return
+        modules, sources, self.sources = list(self.module.modules()), self.sources, []
+        modes = [each.training for each in modules]
+        has_grad, autocast = torch.is_grad_enabled(), _find_autocast(leaves)
+        devices = [each.device if isinstance(each, torch.Tensor) else None for each in leaves]
+        self.inputs, self.states = tree_map_only(torch.Tensor, _copy, leaves), _get_states(sources)
+
+        def repeat(inputs: list[Any], states: list[Any]) -> dict[str, int]:
+            own, attributes = _get_states(sources), [dict(vars(each)) for each in modules]
             for each, mode in zip(modules, modes, strict=True):
                 each.training = mode
-            for buffer in buffers:
-                buffer.write(buffer.value)
-            for restore in draws:
-                restore()
-            results: dict[str, torch.Tensor] = {}
+            _set_states(sources, states)
             # a module of the user may raise any error outside its loop: then it is not checked
-            with contextlib.suppress(Exception), torch.set_grad_enabled(has_grad), autocast:
-                results = self._list_results(self.module(*inputs[0], **inputs[1]))
-            for restore in states:
-                restore()
-            for each, own in zip(modules, attributes, strict=True):
-                vars(each).clear()
-                vars(each).update(own)
-            return results
+            try:
+                with torch.set_grad_enabled(has_grad), autocast:
+                    moved = [
+                        _copy(each, device) if device else each
+                        for each, device in zip(inputs, devices, strict=True)
+                    ]
+                    args, kwargs = tree_unflatten(moved, structure)
+                    return self._list_results(self.module(*args, **kwargs))
+            except Exception:
+                return {}
+            finally:
+                _set_states(sources, own)
+                for each, old in zip(modules, attributes, strict=True):
+                    vars(each).clear()
+                    vars(each).update(old)
 
-        self._repeat = repeat
+        self.repeat = repeat
 
     def _keep_results(self, _: Any, args: tuple, output: Any) -> None:
-        if self._repeat and not self._results:
-            self._results = self._list_results(output)
+        if self.states and not self.results:
+            self.results = self._list_results(output)
 
-    def _list_results(self, output: Any) -> dict[str, torch.Tensor]:
-        """Return the bits of the outputs, parameters and buffers. Those of a parameter are summed."""
-        tensors = [
-            each for each in tree_flatten(output)[0] if isinstance(each, torch.Tensor) and _is_dense(each)
-        ]
-        results = {f"parameter {name}": _bits(each).sum() for name, each in self.module.named_parameters()}
-        results |= {
-            f"buffer {name}": _bits(each).clone()
-            for name, each in self.module.named_buffers()
-            if _is_dense(each)
-        }
-        return results | {f"output {place}": _bits(each).clone() for place, each in enumerate(tensors)}
+    def _list_results(self, output: Any) -> dict[str, int]:
+        """Return the digests of the outputs, parameters and buffers."""
+        named = [(f"output {place}", each) for place, each in enumerate(tree_flatten(output)[0])]
+        named += [(f"parameter {name}", each) for name, each in self.module.named_parameters()]
+        named += [(f"buffer {name}", each) for name, each in self.module.named_buffers()]
+        tensors = {name: each for name, each in named if isinstance(each, torch.Tensor) and _is_dense(each)}
+        return {name: int(digest(each.detach())) for name, each in tensors.items()}
 
-    def repeat(self) -> str:
-        """Repeat the recorded call and forget it. Return the name of a result that differs, or "". Generators
-        and attributes of the module are restored, buffers are not."""
-        repeat, results, self._repeat, self._results, self.sources = self._repeat, self._results, None, {}, []
-        again = (repeat() if repeat and results else results) or results
-        equal = {name for name in again if name in results and torch.equal(again[name], results[name])}
-        return next((name for name in results if name not in equal), "")
+
+def _list_variables(function: Any) -> dict[str, Any]:
+    """Return the variables of a plain function that Python keeps between its calls, as values to compare."""
+    if not inspect.isfunction(function):
+        return {}
+    try:
+        outer = inspect.getclosurevars(function)
+    except ValueError:  # a variable of the loop has no value yet
+        return {}
+    variables = {**outer.globals, **outer.nonlocals, **vars(function)}
+    return {name: _freeze(each) for name, each in variables.items()}
+
+
+def _freeze(value: Any, depth: int = 4) -> Any:
+    if isinstance(value, torch.Tensor):
+        return int(digest(value.detach())) if _is_dense(value) else None
+    if isinstance(value, np.ndarray | int | float | str):
+        return repr(value)
+    if isinstance(value, torch.nn.Module | type | types.ModuleType | types.FunctionType) or not depth:
+        return None
+    parts = value if isinstance(value, dict) else getattr(value, "__dict__", {})
+    if isinstance(value, list | tuple | collections.deque):
+        parts = dict(enumerate(value))
+    return {name: _freeze(each, depth - 1) for name, each in parts.items()}
 
 
 def _find_autocast(inputs: Any) -> Any:
@@ -385,30 +440,35 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and not tensor.is_nested
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+def _copy(tensor: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+    copy = tensor.detach().to(device, copy=True)
+    return copy.requires_grad_(tensor.requires_grad)
 
 
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bits of a dense tensor as integers: a NaN equals itself."""
-    tensor = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.view(integers[tensor.element_size()])
+def digest(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the digest of a tensor's bits, int64 []; the order of the elements does not change it."""
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = tensor.view(integers[tensor.element_size()])
+    return (bits * ((bits >> 3) * 2 + 1)).sum(dtype=torch.int64)
 
 
-def _save_states(sources: list[Any]) -> list[Callable[[], object]]:
-    """Return functions that restore the present states of generators."""
-    functions = list[Callable[[], object]]()
+def _get_states(sources: list[Any]) -> list[Any]:
+    """Return the present states of generators as plain values and tensors."""
+    states = []
     for source in sources:
-        for name in ("get_rng_state", "get_state", "getstate"):
-            if hasattr(source, name):
-                put = getattr(source, name.replace("get", "set", 1))
-                functions.append(functools.partial(put, getattr(source, name)()))
-                break
-        else:  # of NumPy
-            bits = source.bit_generator
-            functions.append(functools.partial(setattr, bits, "state", bits.state))
-    return functions
+        names = [name for name in ("get_rng_state", "get_state", "getstate") if hasattr(source, name)]
+        states.append(getattr(source, names[0])() if names else source.bit_generator.state)  # of NumPy
+    return tree_map_only(np.ndarray, np.ndarray.tolist, states)
+
+
+def _set_states(sources: list[Any], states: list[Any]) -> None:
+    for source, state in zip(sources, states, strict=True):
+        names = [name for name in ("set_rng_state", "set_state", "setstate") if hasattr(source, name)]
+        if names:
+            getattr(source, names[0])(state)
+        else:
+            source.bit_generator.state = state
 
 
 def _send(tensors: list[torch.Tensor], collective: Callable[[torch.Tensor, int], object]) -> None:

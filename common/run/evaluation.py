@@ -126,11 +126,9 @@ def evaluate(
         total += torch.cat([batch, *metrics.sums(outputs, targets), divisor[None]])
     model.train(training)
     metrics.is_compared = True
-    if labels and ranks.world_size() > 1:
-        metrics.has_weights = total[-1].item() != labels
-        if metrics.has_weights and wanted is None:
-            raise BadInput("the labels have weights or are ignored: expected evaluate(..., log.metrics)")
     if wanted is None:
+        if labels and ranks.world_size() > 1 and total[-1].item() != labels:
+            raise BadInput("the labels have weights or are ignored: expected evaluate(..., log.metrics)")
         total = total[:3] * torch.stack([total[2] / total[3], *total.new_ones(2)]).nan_to_num(0.0)
     return total
 
@@ -188,9 +186,6 @@ class Metrics:
             raise BadInput(f"a metric cannot have the name {taken.pop()!r}: every evaluation reports it")
         self.metrics, self.best = metrics, best
         self.lowest = best == "loss" if lowest is None else lowest
-        self.has_weights = (
-            False  # whether evaluate() on this rank has seen weights of labels, or ignored labels
-        )
         self.is_compared = False  # whether evaluate() has looked for a loss that is not a mean over samples
         self._sizes = [getattr(each, "size", 1) for each in metrics.values()]
         self.size = sum(self._sizes) + 1  # the divisor of the loss is the last

@@ -91,7 +91,7 @@ class Receipt:
 
         sums: int64 [steps, 3], take() summed over all ranks.
         """
-        begun, records = (self.step, self.digest), np.zeros(len(sums), dtype=RECORD)
+        records = np.zeros(len(sums), dtype=RECORD)
         records["step"] = np.arange(step - len(sums) + 1, step + 1)
         records["epoch"] = (records["step"] - 1) // steps_per_epoch + 1
         records["sums"] = sums.cpu().numpy().view(np.uint64)
@@ -100,8 +100,6 @@ class Receipt:
         self.step = step
         if folder is None:
             return
-        if not self._content and self._stored is None:
-            self._begun = begun
         self._content += records.tobytes()
         try:
             self._store(folder)
@@ -113,8 +111,6 @@ class Receipt:
         it is not whole, or ""."""
         if not self.step:
             return ""
-        if not self._content and self._stored is None:
-            self._begun = self.step, self.digest
         try:
             self._store(folder, compare=True)
         except OSError as error:
@@ -177,6 +173,7 @@ class Receipt:
 
     def load_state_dict(self, state: dict) -> None:
         self.digest, self.step = bytes.fromhex(state["digest"]), int(state["step"])
+        self._begun = self.step, self.digest
         self._batches.clear()
         self._sums.clear()
 

@@ -202,16 +202,29 @@ def test_a_look_for_another_loss_changes_nothing(capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_the_graph_of_a_loss_shows_weights_of_labels():
+def test_a_loss_that_divides_by_weights_of_labels_is_seen():
     logits, labels = torch.randn(6, 3, requires_grad=True), torch.arange(6) % 3
-    for why, loss in {
-        "weight=": nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.1)(logits, labels) + logits.mean(),
-        "ignore_index=": nn.CrossEntropyLoss(ignore_index=1)(logits, labels) / 4,
-        "": cross_entropy(logits, labels) + cross_entropy(logits, labels, WEIGHTS, reduction="sum") / 99,
+    shares, some = torch.full((6, 3), 1 / 3), labels.where(labels > 0, -100)
+    fused = getattr(
+        nn.functional, "linear_cross_entropy", lambda logits, _, labels: cross_entropy(logits, labels)
+    )
+    for criterion, expected in {
+        lambda: nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.1)(logits, labels) + logits.mean(): 1,
+        lambda: nn.CrossEntropyLoss(ignore_index=1)(logits, labels) / 4: 1,
+        lambda: cross_entropy(logits, some) + cross_entropy(logits, labels): 1,
+        lambda: nn.NLLLoss()(logits.log_softmax(1), some): 1,
+        lambda: fused(logits, torch.eye(3), some): 1,
+        lambda: cross_entropy(logits, labels) + cross_entropy(logits, labels, torch.ones(3)): 0,
+        lambda: cross_entropy(logits, some, WEIGHTS, reduction="sum") / 99: 0,
+        lambda: cross_entropy(logits, shares, WEIGHTS): 0,
+        lambda: cross_entropy(logits.detach(), some) * logits.mean(): 0,
     }.items():
-        assert losses.weights_of_labels(loss) == why
-        loss.backward()
-        assert losses.weights_of_labels(loss) == why == losses.weights_of_labels(loss.detach()) + why
+        seen = losses.LabelMean()
+        seen.watch(), seen.watch()
+        criterion().backward()
+        assert [seen.stop(torch.device("cpu")).item() for _ in range(2)] == [expected, 0]
+        criterion()
+        assert seen.stop(torch.device("cpu")).item() == 0  # it saw nothing
 
 
 def _over_ranks(metrics, outputs, targets, criterion, ranks, batch=7):

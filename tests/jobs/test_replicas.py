@@ -5,7 +5,14 @@ import pytest
 from tests.conftest import run_ranks
 from tests.jobs.test_train_own import write_job
 
-OPTIONS = ("--epochs=3", "--batch_size=96", "--lr=0.01", "--workers=1", "--save_every=100")
+OPTIONS = (
+    "--report_every=1",
+    "--epochs=3",
+    "--batch_size=96",
+    "--lr=0.01",
+    "--workers=1",
+    "--save_every=100",
+)
 LAYERS = "    model = torch.nn.Sequential(*layers)\n"
 WRAPPED = "    forward.broadcast_buffers = False"
 EPOCH = "        model.train()\n"
@@ -41,6 +48,22 @@ OF_CLASSES = """
         outputs, (targets > 1).long(), torch.tensor([1.0, 9.0])
     )
 """
+IGNORED = """
+    criterion = lambda outputs, targets: torch.nn.functional.cross_entropy(
+        outputs, (targets > 1).long().where((targets < 2) | (epoch < 3), -100)
+    )
+"""
+IN_THE_MODEL = """
+    class Net(torch.nn.Linear):  # as those of Hugging Face
+        def forward(self, inputs, labels=None):
+            logits = super().forward(inputs)
+            return logits if labels is None else (torch.nn.functional.cross_entropy(logits, labels), logits)
+
+    model = Net(10, 2)
+"""
+LABELS_GIVEN = "loss, outputs = forward(inputs, (targets > 1).long().where(targets < 2, -100))\n"
+ALONE = "                if not torch.distributed.get_rank(): optimizer.step()\n"
+CALLED = "            loss = criterion(outputs, targets)\n"
 
 
 def job_of(folder, *changes):
@@ -68,9 +91,13 @@ def job_of(folder, *changes):
             [(WRAPPED, f"{WRAPPED}\n    model[2] = torch.nn.Linear(64, 1)")],
             "rank 0: a layer that was replaced got no gradient in this step",
         ),
+        (
+            [("                optimizer.step()\n", ALONE)],
+            "not all ranks took the optimizer step of step 1 (rank 0: True): decide by a value",
+        ),
         ([(LAYERS, ON_RANK_1)], "rank 0: extra.weight, extra.bias got no gradient in this step"),
     ],
-    ids=["unfrozen later", "model called", "layer replaced", "used by one rank"],
+    ids=["unfrozen later", "model called", "layer replaced", "step of one rank", "used by one rank"],
 )
 def test_ranks_that_train_apart_end_with_the_name_of_the_first_tensor(changes, message, tmp_path):
     job = job_of(tmp_path / "job", *changes)
@@ -88,10 +115,31 @@ def test_ranks_that_train_apart_end_with_the_name_of_the_first_tensor(changes, m
         ([(LAYERS, QUEUE)], "warning: model.queue of rank 1 is not that of rank 0"),
         (
             [(LAYERS, CLASSES), (LOSS, OF_CLASSES), (METRICS, "    log.metrics = evaluation.Metrics()\n")],
-            "warning: the loss is not a mean over samples (weight=)",
+            "warning: the loss divides by the weights of the labels",
+        ),
+        (
+            [(LAYERS, CLASSES), (LOSS, IGNORED), (METRICS, "    log.metrics = evaluation.Metrics()\n")],
+            "warning: the loss divides by the weights of the labels, or labels are ignored",
+        ),
+        (
+            [
+                (LAYERS, IN_THE_MODEL),
+                (LOSS, OF_CLASSES.replace("9.0", "1.0")),
+                (STEP, LABELS_GIVEN),
+                (CALLED, ""),
+                (METRICS, "    log.metrics = evaluation.Metrics()\n"),
+            ],
+            "warning: the loss divides by the weights of the labels, or labels are ignored",
         ),
     ],
-    ids=["nothing", "wrapped again", "buffer of a rank", "weights of classes"],
+    ids=[
+        "nothing",
+        "wrapped again",
+        "buffer of a rank",
+        "weights of classes",
+        "ignored late",
+        "in the model",
+    ],
 )
 def test_what_is_right_has_no_warning_and_what_may_be_wrong_has_one(changes, warning, tmp_path):
     job = job_of(tmp_path / "job", *changes)

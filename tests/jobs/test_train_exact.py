@@ -198,3 +198,30 @@ def test_a_change_that_breaks_the_promise_is_one_line_before_the_first_step(reas
         (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
         assert reason in line
     assert not (tmp_path / "output" / "state.jsonl").exists()
+
+
+def test_labels_that_are_ignored_in_a_later_step_are_refused(tmp_path):
+    """On one process, too: its bits would be equal, and the loss another one than that of the batch."""
+    masked = "            loss = criterion(logits, targets.where((step < 3) | (targets > 2), -100))\n"
+    job = changed("train_exact.py", tmp_path / "job.py", (LOSS, masked))
+    line = refused(job, *SMALL, f"--output_dir={tmp_path / 'output'}")
+    assert "--exact_shards: the loss divides by the weights of the labels, or labels are ignored" in line
+    assert digest.read(str(tmp_path / "output")).keys() == {2}
+
+
+def test_a_value_that_each_process_keeps_from_its_first_shard_is_refused(tmp_path):
+    """On one process it is that of shard 0."""
+    lazy = """
+    class Scaled(torch.nn.Module):
+        scale = None
+
+        def forward(self, logits):
+            self.scale = logits.detach().std() if self.scale is None else self.scale
+            return logits / self.scale
+
+    model = torch.nn.Sequential(model, Scaled())
+"""
+    job = changed("train_exact.py", tmp_path / "job.py", (MODEL, lazy + MODEL))
+    for result in run_ranks(job, *SMALL, f"--output_dir={tmp_path / 'output'}", code=2):
+        (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        assert "--exact_shards: the model: output 0 changes" in line

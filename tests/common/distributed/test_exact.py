@@ -221,6 +221,40 @@ CHANGES = {
 }
 
 
+def test_a_criterion_that_no_checkpoint_holds_is_refused_if_it_keeps_state(group):
+    class Mean(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("level", torch.ones(()))
+
+        def forward(self, outputs):
+            self.level.lerp_(outputs.detach().square().mean(), 0.1)
+            return outputs.square().mean() / self.level
+
+    shards, forward = begin(Small())
+    with pytest.raises(BadInput, match="Mean: output 0 changes if a shard is computed again"):
+        for _ in range(2):
+            train(shards, forward, Mean())
+    shards, forward = begin(Small())
+    for criterion in (torch.nn.Flatten(0), torch.nn.Flatten(0)):
+        train(shards, forward, lambda outputs, flat=criterion: flat(outputs).square().mean())
+
+
+def test_a_criterion_that_is_a_function_is_refused_if_it_changes_its_variables(group):
+    levels, model = {"a": [1.0]}, Small()
+
+    def running(outputs):
+        levels["a"].append(outputs.abs().mean().item())
+        return outputs.square().mean() / levels["a"][-2]
+
+    def plain(outputs):
+        return outputs.square().mean() + model.layer.weight.square().sum() * levels["a"][0]
+
+    train(*begin(model, criterion=plain), plain)
+    with pytest.raises(BadInput, match="the criterion changes its variable levels"):
+        train(*begin(model, criterion=running), running)
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_model_that_depends_on_the_order_of_its_calls_is_refused(change, group):
     shards, forward = begin(Small(change))
@@ -252,12 +286,3 @@ def test_a_sparse_gradient_is_refused(group):
     shards, forward = begin(torch.nn.Sequential(torch.nn.Embedding(3, 2, sparse=True)))
     with pytest.raises(BadInput, match=r"the gradient of 0\.weight is sparse"):
         train(shards, lambda part: forward(part.long()))
-
-
-@pytest.mark.parametrize("given", [{"weight": torch.ones(2)}, {"ignore_index": 0}])
-def test_a_mean_over_other_than_samples_is_refused(given, group):
-    shards, forward = begin(torch.nn.Linear(3, 2))
-    loss = torch.nn.functional.cross_entropy(forward(INPUTS[0]), torch.tensor([1]), **given)
-    loss.backward()
-    with pytest.raises(BadInput, match=f"the loss has {next(iter(given))}= and divides"):
-        shards.add(loss)
