@@ -236,7 +236,7 @@ def look(
     texts = [text or member.partition("/")[0] for text, member in zip(numbered, members, strict=True)]
     ordered, labels = listing.number_classes(texts, classes, pattern, has_cls)
     if classes is None:
-        listing.check_classes(ordered, pattern, [] if are_named or has_cls or splits else members, log)
+        listing.check_classes(ordered, pattern, members, split * (are_named or has_cls), splits, log)
     kept = np.arange(len(names))
     if val_share:
         kept = listing.divide(pattern, split, members, labels, val_share, log)
