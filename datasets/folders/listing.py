@@ -58,9 +58,6 @@ _FORMS = (
 _SYSTEM = {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "lost+found"}  # folders that systems add
 _PATH = re.compile("(file|image|img)?(path|file|image|img|name|id)s?")  # titles of columns, letters only
 _LABEL = re.compile("(class|label|category|target)(id|name|label|s|es)?|y")
-_QUOTED = re.compile(r'(?:"([^"]+)"|(.+?))\s+(?:"([^"]+)"|(\S+))')  # a path, spaces and a label
-_ENDINGS = "|".join(map(re.escape, images.EXTENSIONS))
-_LONG = re.compile(rf".*(?:{_ENDINGS})\s.*", re.IGNORECASE)  # a path and a part of its label
 _UNCLEAR = re.compile(r".*(?:,\s|\s,|[;|]).*")  # a label that may mean several
 
 
@@ -212,6 +209,11 @@ def has_word(text: str, *words: str) -> bool:
     return bool(re.search(rf"(?<![a-z])(?:{'|'.join(ends)})(?![a-z])", text.lower()))
 
 
+def is_word(text: str, word: str) -> bool:
+    """Return whether a text is a word, in any case."""
+    return text.lower() == word.lower()
+
+
 def shown(texts: Sequence[str]) -> str:
     """Return the first texts of a long list, and the number of the others."""
     more = f"; and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
@@ -333,7 +335,7 @@ def _read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
     last = lines[-1][1].removesuffix(" ,")  # a path without a label, before spaces
     separator = next((each for each in "\t;," if any(map(is_image, _split(last, each)))), " ")
     head, values = (_split(lines[place][1], separator) for place in (0, -1))
-    count = len(values) if separator != " " else 2
+    count = 2 if separator == " " else len(values)
     titles = [re.sub("[^a-z]", "", title.lower()) for title in head] if len(head) == count else [""] * count
     paths = [column for column in range(count) if is_image(values[column])] if separator != " " else [0]
     paths = paths if len(paths) == 1 else [column for column in paths if _PATH.fullmatch(titles[column])]
@@ -352,28 +354,25 @@ def _read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
     if named > (separator == " ") and not any(map(is_image, head)):
         lines = lines[1:]
     folder = os.path.join(os.path.dirname(source), "")
-    labels, known, clear = dict[str, str](), set[str](), set[str]()
+    rows: dict[str, tuple[str, str]] = {}  # path without ./ -> path, label
     for number, line in lines:
         values = _split(line, separator)
         path, label = (values[at], values[of]) if len(values) == count else ("", "")
-        is_path = is_image(path) or (separator == " " and not _LONG.fullmatch(path))
-        if label not in clear and not is_image(label) and not _UNCLEAR.fullmatch(label):
-            clear.add(label)
-        if not (path and label in clear and label and is_path) or "\0" in line or len(line) > _LONGEST:
+        is_path = is_image(path) or (separator == " " and " " not in path)
+        is_label = label and not is_image(label) and not _UNCLEAR.fullmatch(label)
+        if not (path and is_path and is_label) or "\0" in line or len(line) > _LONGEST:
             raise BadInput(f"{source}, line {number}: {expected}; found {line[:60]!r}")
         path = path.removeprefix(folder)
         if os.path.isabs(path) or ".." in path.split("/"):
             raise BadInput(f"{source}, line {number}: {path} is not below the folder of {source}")
         plain = os.path.normpath(path) if "./" in path or "//" in path else path
-        if plain in known:
-            before = labels.get(path, "another one")
-            raise BadInput(f"{source} lists {path} twice, with labels {before} and {label}")
-        known.add(plain)
-        labels[path] = label
-    if not labels:
+        if plain in rows:
+            raise BadInput(f"{source} lists {path} twice, with labels {rows[plain][1]} and {label}")
+        rows[plain] = path, label
+    if not rows:
         raise BadInput(f"{source} lists no image")
-    ordered = sorted(labels)
-    return ordered, [labels[path] for path in ordered]
+    ordered = sorted(rows.values())
+    return [path for path, _ in ordered], [label for _, label in ordered]
 
 
 def _read_lines(source: str) -> list[tuple[int, str]]:
@@ -395,16 +394,15 @@ def _read_lines(source: str) -> list[tuple[int, str]]:
 
 
 def _split(line: str, separator: str) -> list[str]:
-    """Return the values of a line of a list: two if they are separated by spaces; [] if there is only one."""
+    """Return the values of a line of a list; two, of which the path may have spaces, if the separator is a
+    space. [] if there is only one."""
+    values: list[str] = []
+    with contextlib.suppress(csv.Error):
+        row = next(csv.reader([line], delimiter=separator, skipinitialspace=True, strict=True))
+        values = [value.strip() for value in row]
     if separator == " ":
-        match = _QUOTED.fullmatch(line) if '"' in line else None
-        values = [match[1] or match[2], match[3] or match[4]] if match else line.rsplit(maxsplit=1)
-    else:
-        values = []
-        with contextlib.suppress(csv.Error):
-            row = next(csv.reader([line], delimiter=separator, skipinitialspace=True, strict=True))
-            values = [value.strip() for value in row]
-    return values if len(values) > 1 else []
+        values = [" ".join(values[:-1]), *values[-1:]]
+    return values if len(values) > 1 and any(values[:-1]) else []
 
 
 def number_classes(
