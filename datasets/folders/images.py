@@ -40,7 +40,7 @@ _DARK = 63  # highest of the upper 8 bits: a quarter of the range
 TURNED, GREY, ALPHA, OTHER, DEEP, FLOAT, DARK, LOST = (1 << bit for bit in range(8))
 _TRAITS = {
     GREY: "grey (made three equal channels)",
-    OTHER: "with a palette, CMYK or 1 bit (made RGB)",
+    OTHER: "with a palette, CMYK, 1 bit or other colours (made RGB)",
     ALPHA: "with alpha (dropped)",
     DEEP: "with 16 bits (the upper 8 are used)",
     FLOAT: "with floats (taken as 0..255)",
@@ -52,6 +52,7 @@ _CONVERT = (
     "python -c \"import cv2, sys; [cv2.imwrite(p, (cv2.imread(p, -1) * (255 / {})).astype('uint8')) for p in "
     'sys.argv[1:]]" FILES'
 )
+_MAXIMUM = re.compile(rb"P[2356](?:\s+(?:#[^\n]*\s+)*(\d+)){3}")  # of a PPM: its third number
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -108,7 +109,10 @@ def judge(traits: np.ndarray) -> str:
             )
     changed = traits & (OTHER | ALPHA | DEEP | FLOAT) > 0
     if 2 * (lost := np.count_nonzero(traits & LOST)) > np.count_nonzero(changed):
-        raise BadImage(f"{lost} images have one colour only if alpha is dropped: put them on a background")
+        raise BadImage(
+            f"{lost} images would be of one colour: their content is in alpha or in the lower bits. Put them "
+            "on a background, or give them 8 bits"
+        )
     counts = {text: np.count_nonzero(traits & flag) for flag, text in _TRAITS.items()}
     return ", ".join(f"{count} {text}" for text, count in counts.items() if count)
 
@@ -161,18 +165,18 @@ def _traits(image: Image.Image, content: bytes, kind: str) -> int:
     mode, bits = image.mode, content[24] if kind == "PNG" else 8
     if kind == "TIFF":
         bits = max(getattr(image, "tag_v2", {}).get(258, (8,)))  # BitsPerSample
+    elif kind == "PPM" and (maximum := _MAXIMUM.match(content)):
+        bits = int(maximum[1]).bit_length()
     has_alpha = mode[-1] in "Aa" or "transparency" in image.info
-    traits = (
-        ALPHA * has_alpha
-        + GREY * (mode in ("L", "LA") or mode[0] in "IF")
-        + OTHER * (mode in ("1", "P", "CMYK"))
-    )
+    is_grey = mode in ("L", "LA") or mode[0] in "IF"
+    traits = ALPHA * has_alpha + GREY * is_grey + OTHER * (not is_grey and mode[:3] != "RGB")
     is_deep = bits > 8 or mode[0] == "I"
     if not (has_alpha or is_deep or mode == "F"):
         return traits
     rgb = np.asarray(_rgb(image)).reshape(-1, 3)
     if is_deep or mode == "F":
         top = int(np.asarray(image).max()) if mode == "F" else int(rgb.max())
+        top -= bool(top) and kind == "PPM" and mode == "RGB"  # Pillow has rounded it, others lose bits
         traits |= (FLOAT if mode == "F" else DEEP) | DARK * (top <= _DARK) | top << 8
     values = np.asarray(image).reshape(len(rgb), -1)
     is_lost = (rgb == rgb[0]).all() and not (values == values[0]).all()

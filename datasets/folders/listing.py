@@ -2,9 +2,9 @@
 
 A split of a root folder is the first of these that exists. Its name is one of SPLITS, with any capitals:
 
-1. <root>/train.txt: a list of lines `relative/path label` (_read_list()). Paths are below the root, or else
-   below <root>/train. The label is a class name or a number, or several of them: `relative/path 3,17`. Then
-   `relative/path ,` is an image without a label;
+1. <root>/train.txt: a list of lines `path label` (_read_list()). Paths are below the root, or else below
+   <root>/train. The label is a class name or a number, or several of them: `path 3,17`. Then `path ,` is an
+   image without a label;
 2. <root>/train/<class>/**: class folders of any depth;
 3. <root>/<class>/**: no folders of splits. The hash of its path decides the split of an image.
 
@@ -14,6 +14,7 @@ Classes are numbered in the order of their names, images in the order of their p
 import codecs
 import contextlib
 import csv
+import functools
 import hashlib
 import io
 import itertools
@@ -50,16 +51,14 @@ SPLITS = {  # the names that Hugging Face's imagefolder takes, as splits; the fi
     "val": ("val", "validation", "valid", "dev", "test", "testing", "eval", "evaluation"),
 }
 NO_SPLITS = "none"  # --splits: every folder is a class, whatever its name is
-FORMS = (
-    "expected two or more classes: train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg, or train.txt and "
-    "val.txt with lines `path label`"
+_FORMS = (
+    "train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg, or train.txt and val.txt with lines `path label` "
+    "or those of a CSV"
 )
 _SYSTEM = {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "lost+found"}  # folders that systems add
 _PATH = re.compile("(file|image|img)?(path|file|image|img|name|id)s?")  # titles of columns, letters only
 _LABEL = re.compile("(class|label|category|target)(id|name|label|s|es)?|y")
-_QUOTED = re.compile(r'(?:"([^"]+)"|(.+?))\s+(?:"([^"]+)"|(\S+))')  # a path, spaces and a label
-_LONG = re.compile(rf".*(?:{'|'.join(map(re.escape, images.EXTENSIONS))})\s.*", re.IGNORECASE)
-_UNCLEAR = re.compile(r".*(?:,\s|\s,).*|\d+(?:[;|]\d+)+")  # a label that may mean several
+_UNCLEAR = re.compile(r".*(?:,\s|\s,|[;|]).*")  # a label that may mean several
 
 
 class Listing(NamedTuple):
@@ -113,10 +112,10 @@ def look(
     else:
         source = base
         paths, names = _by_class(base, classes, log)
-    number = number_sets if listed and any("," in name for name in names) else number_classes
+    number = number_sets if listed and any("," in each for each in names) else number_classes
     ordered, labels = number(names, classes, source, listed)
     if labelled and classes is None and labels.ndim == 1:
-        check_classes(ordered, source, [] if name or splits else paths, log)
+        check_classes(ordered, source, paths, name, splits, log)
     elif listed and labels.ndim == 1 and labels.min() > 0 and names[0] not in ordered:
         log(f"{source}: no image has the label 0, which is the class {ordered[0]}")
     val_share = 0.0 if name else val_share
@@ -130,26 +129,27 @@ def look(
 def find_split(root: str, split: str, splits: str | None = None, log: Log = lambda line: None) -> str:
     """Return the name of a split's folder, or of its list without .txt; "" if the root folder has none.
 
-    splits: the names of both, as --splits gives them. log: gets one line if other names of the split exist.
-    Raises BadInput.
+    splits: the names of both, as --splits gives them. log: gets one line for "val" if other folders are left
+    out. Raises BadInput.
     """
-    order = split_names(splits)[split]
-    if splits:
-        path = os.path.join(root, *order)
-        if order and not (os.path.isdir(path) or os.path.isfile(f"{path}.txt")):
-            raise BadInput(f"--splits {splits}: {root} has no folder {order[0]} and no list {order[0]}.txt")
-        return "".join(order)
     with explained(f"cannot list {root}"), os.scandir(root) as entries:
-        names = {
-            each.name if each.is_dir() else each.name[:-4]
-            for each in entries
-            if each.is_dir() or each.name.endswith(".txt")
-        }
-    place = lambda name: (order.index(name.lower()), name != name.lower(), name)  # noqa: E731
-    found = sorted((name for name in names if name.lower() in order), key=place)
-    if len(found) > 1:
-        log(f"{root}: {split} is {found[0]}; not used: {', '.join(found[1:])}")
-    return found[0] if found else ""
+        kinds = {each.name: each.is_dir() for each in entries}
+    folders = {name for name, is_folder in kinds.items() if is_folder}
+    lists = {name[:-4] for name, is_folder in kinds.items() if name.endswith(".txt") and not is_folder}
+    deeper = {name for name in (splits or "").split(",") if os.path.isdir(os.path.join(root, name, ""))}
+    chosen, spell = {}, str if splits else str.lower
+    for each, order in split_names(splits).items():
+        found = [(order.index(spell(name)), name != name.lower(), name)
+                 for name in folders | lists | deeper if spell(name) in order]  # fmt: skip
+        chosen[each] = min(found)[-1] if found else ""
+    if splits not in (None, NO_SPLITS) and not chosen[split]:
+        name = split_names(splits)[split][0]
+        raise BadInput(f"--splits {splits}: {root} has no folder {name} and no list {name}.txt")
+    used = {name.partition("/")[0] for name in chosen.values()}
+    left = sorted(name for name in folders - used if not is_hidden(name))
+    if split == "val" and left and used <= folders:
+        log(f"{root}: val is {chosen[split]}; not used: {', '.join(left)}")
+    return chosen[split]
 
 
 def split_names(splits: str | None) -> dict[str, tuple[str, ...]]:
@@ -160,30 +160,58 @@ def split_names(splits: str | None) -> dict[str, tuple[str, ...]]:
     return dict(zip(SPLITS, ((each,) for each in splits.split(",")), strict=True)) if splits else SPLITS
 
 
-def check_classes(classes: Sequence[str], source: str, paths: list[str], log: Log) -> None:
-    """Raise BadInput if there are fewer than two classes, or if two class folders may be splits: they hold
-    folders of the same names. paths: of the images, CLASS/...; [] if the splits are known."""
+def check_classes(
+    classes: Sequence[str], source: str, paths: list[str], name: str, splits: str | None, log: Log
+) -> None:
+    """Raise BadInput if there are fewer than two classes, or if class folders may be splits.
+
+    paths: of the images, CLASS/... name: of the split, "" if no split was found. splits: as in find_split().
+    """
     if len(classes) < 2:
         inner = os.path.join(source, classes[0])
-        inner = f"; or pass {inner}" if classes[0] and os.path.isdir(inner) else ""
+        has_folders = bool(classes[0]) and os.path.isdir(inner) and any(path.count("/") > 1 for path in paths)
+        hint = f"--splits {name}/{classes[0]},VAL" if name else f"--data_url {inner}"
         reason = f"one class, {classes[0]}" if classes[0] else "images without a class folder"
-        raise BadInput(f"{source}: {reason}: {FORMS}{inner}")
-    if len({name.casefold() for name in classes}) < len(classes):
+        raise BadInput(f"{source}: {reason}: expected two or more: {_FORMS}" + f"; or {hint}" * has_folders)
+    if len({each.casefold() for each in classes}) < len(classes):
         log(f"{source}: some of the {len(classes)} classes differ only in capitals")
-    below: dict[str, Counter[str]] = {}  # class folder -> folder below it -> images
+    if name or splits:
+        return
+    counts = Counter[str]()  # class -> images in folders below it, less those that are not
+    below: dict[str, dict[str, str]] = {}  # class -> name of a folder of images below it -> its parent
     for path in paths:
-        name, _, rest = path.partition("/")
-        below.setdefault(name, Counter())[rest.rpartition("/")[0]] += 1
-    counts = {name: each.total() for name, each in below.items() if each.pop("", 0) <= each.total()}
-    largest = sorted(counts, key=lambda name: (-counts[name], name))[:_SHOWN]
-    for one, other in itertools.combinations(largest, 2):
+        first, *parts = path.split("/")[:-1]
+        counts[first] += 1 if parts else -1
+        if parts:
+            below.setdefault(first, {}).setdefault(parts[-1], "/".join([first, *parts[:-1]]))
+    is_train = {each: has_word(each, *SPLITS["train"]) for each in below}
+    order = sorted(below, key=lambda each: (not is_train[each], -counts[each], each))
+    for one, other in itertools.combinations([each for each in order if counts[each] >= 0][:_SHOWN], 2):
         same = sorted(below[one].keys() & below[other].keys())
         if len(same) > max(1, min(len(below[one]), len(below[other])) / 2):
-            raise BadInput(
-                f"{source}: {one} and {other} hold the same folders ({shown(same)}): --splits {one},{other} "
-                f"takes them for training and validation; --splits {NO_SPLITS} takes the folders of {source} "
-                "as classes"
-            )
+            reason = f"hold the same folders ({shown(same)})"
+            option = f"{below[one][same[0]]},{below[other][same[0]]}"
+        elif is_train[one] and has_word(other, *SPLITS["val"]):
+            reason, option = "have the names of splits", f"{one},{other}"
+        else:
+            continue
+        inner = f"; if {shown(same)} are splits, list their images in train.txt and val.txt"
+        raise BadInput(
+            f"{source}: {one} and {other} {reason}: if they are splits, --splits {option}; if they are "
+            f"classes, --splits {NO_SPLITS}" + inner * any(has_word(each, *SPLITS["train"]) for each in same)
+        )
+
+
+def has_word(text: str, *words: str) -> bool:
+    """Return whether one of the words is in a text between characters that are not letters, in any case. A
+    word that ends in a digit is not part of a longer number."""
+    ends = [re.escape(word.lower()) + r"(?!\d)" * word[-1].isdigit() for word in words]
+    return bool(re.search(rf"(?<![a-z])(?:{'|'.join(ends)})(?![a-z])", text.lower()))
+
+
+def is_word(text: str, word: str) -> bool:
+    """Return whether a text is a word, in any case."""
+    return text.lower() == word.lower()
 
 
 def shown(texts: Sequence[str]) -> str:
@@ -239,7 +267,7 @@ def walk(base: str) -> tuple[list[str], str, set[str]]:
     }  # folder -> its real path and those of its parents
     with progress(None, f"listing {base}") as bar:
         for folder, folders, names in os.walk(base, onerror=fail, followlinks=True):
-            found = [name for name in names if name[0] != "." and name.lower().endswith(images.EXTENSIONS)]
+            found = [name for name in names if name[0] != "." and is_image(name)]
             if len(found) < len(names):
                 others.update(map(ending, {*names}.difference(found)))
             others["hidden"] += sum(map(is_hidden, folders))
@@ -289,7 +317,9 @@ def _by_class(base: str, classes: Sequence[str] | None, log: Log) -> tuple[list[
     names = [path.partition("/")[0] if nested else "" for path in paths]
     empty = sorted(class_folders - set(names)) if nested and classes is None else []
     if empty:  # skipping them would change the numbers of the other classes
-        raise BadInput(f"{base}: {len(empty)} class folders hold no image: {shown(empty)}")
+        raise BadInput(
+            f"{base}: {len(empty)} class folders hold no image: {shown(empty)}: move them, or name them .NAME"
+        )
     return paths, names
 
 
@@ -298,51 +328,51 @@ def _read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
 
     A path and a label are separated by a tab, a semicolon, a comma or spaces. A value that has the separator
     in it is quoted, except for a path before spaces. Of columns, the path is the one whose values end as
-    images do; of more than two, a header names the label. Lines that begin with "# " are comments.
+    images do; of more than two, a header names the label. Lines that begin with "# " are comments. Paths are
+    below the folder of the list, or absolute; backslashes separate folders if no line has a slash.
     """
     lines = _read_lines(source)
     last = lines[-1][1].removesuffix(" ,")  # a path without a label, before spaces
     separator = next((each for each in "\t;," if any(map(is_image, _split(last, each)))), " ")
     head, values = (_split(lines[place][1], separator) for place in (0, -1))
-    count = len(values) if separator != " " else 2
+    count = 2 if separator == " " else len(values)
     titles = [re.sub("[^a-z]", "", title.lower()) for title in head] if len(head) == count else [""] * count
     paths = [column for column in range(count) if is_image(values[column])] if separator != " " else [0]
     paths = paths if len(paths) == 1 else [column for column in paths if _PATH.fullmatch(titles[column])]
     others = [column for column in range(count) if column not in paths]
     others = others if count == 2 else [column for column in others if _LABEL.fullmatch(titles[column])]
-    expected = f"expected `path{separator}label`"
+    expected = (
+        f"expected `path{separator}label`, a label with spaces in quotes, several labels as 3,17, or of "
+        "columns, a header that names the path and one label"
+    )
     if len(paths) != 1 or len(others) != 1:
-        expected += f", or of {count} columns, a header that names the path and one label"
-        raise BadInput(f"{source}, line {lines[0][0]}: {expected}, found {lines[0][1][:60]!r}")
+        raise BadInput(f"{source}, line {lines[0][0]}: {expected}; found {lines[0][1][:60]!r}")
     [at], [of] = paths, others
     if at or count > 2:
         log(f"{source}: the path is column {at + 1} and the label column {of + 1} of {count}")
     named = bool(_PATH.fullmatch(titles[at])) + bool(_LABEL.fullmatch(titles[of]))
     if named > (separator == " ") and not any(map(is_image, head)):
         lines = lines[1:]
-    labels, known, clear = dict[str, str](), set[str](), set[str]()
+    folder = os.path.join(os.path.dirname(source), "")
+    rows: dict[str, tuple[str, str]] = {}  # path without ./ -> path, label
     for number, line in lines:
-        values, hint = _split(line, separator), ""
+        values = _split(line, separator)
         path, label = (values[at], values[of]) if len(values) == count else ("", "")
-        if not is_image(path) and (separator != " " or _LONG.fullmatch(path)):
-            path, hint = "", ": quote a label with spaces, or write a tab before it" * (separator == " ")
-        if label not in clear and (is_image(label) or _UNCLEAR.fullmatch(label)):
-            path, hint = "", ": write several labels as 3,17"
-        if not path or not label or "\0" in line or len(line) > _LONGEST:
-            raise BadInput(f"{source}, line {number}: {expected}, found {line[:60]!r}{hint}")
+        is_path = is_image(path) or (separator == " " and " " not in path)
+        is_label = label and not is_image(label) and not _UNCLEAR.fullmatch(label)
+        if not (path and is_path and is_label) or "\0" in line or len(line) > _LONGEST:
+            raise BadInput(f"{source}, line {number}: {expected}; found {line[:60]!r}")
+        path = path.removeprefix(folder)
         if os.path.isabs(path) or ".." in path.split("/"):
             raise BadInput(f"{source}, line {number}: {path} is not below the folder of {source}")
         plain = os.path.normpath(path) if "./" in path or "//" in path else path
-        if plain in known:
-            before = labels.get(path, "another one")
-            raise BadInput(f"{source} lists {path} twice, with labels {before} and {label}")
-        known.add(plain)
-        clear.add(label)
-        labels[path] = label
-    if not labels:
+        if plain in rows:
+            raise BadInput(f"{source} lists {path} twice, with labels {rows[plain][1]} and {label}")
+        rows[plain] = path, label
+    if not rows:
         raise BadInput(f"{source} lists no image")
-    ordered = sorted(labels)
-    return ordered, [labels[path] for path in ordered]
+    ordered = sorted(rows.values())
+    return [path for path, _ in ordered], [label for _, label in ordered]
 
 
 def _read_lines(source: str) -> list[tuple[int, str]]:
@@ -358,20 +388,21 @@ def _read_lines(source: str) -> list[tuple[int, str]]:
     lines = [(number, line) for number, line in lines if not f"{line} ".startswith("# ")]
     if not lines:
         raise BadInput(f"{source} lists no image")
+    if not any("/" in line for _, line in lines):
+        lines = [(number, line.replace("\\", "/")) for number, line in lines]
     return lines
 
 
 def _split(line: str, separator: str) -> list[str]:
-    """Return the values of a line of a list: two if they are separated by spaces; [] if there is only one."""
+    """Return the values of a line of a list; two, of which the path may have spaces, if the separator is a
+    space. [] if there is only one."""
+    values: list[str] = []
+    with contextlib.suppress(csv.Error):
+        row = next(csv.reader([line], delimiter=separator, skipinitialspace=True, strict=True))
+        values = [value.strip() for value in row]
     if separator == " ":
-        match = _QUOTED.fullmatch(line) if '"' in line else None
-        values = [match[1] or match[2], match[3] or match[4]] if match else line.rsplit(maxsplit=1)
-    else:
-        values = []
-        with contextlib.suppress(csv.Error):
-            row = next(csv.reader([line], delimiter=separator, skipinitialspace=True, strict=True))
-            values = [value.strip() for value in row]
-    return values if len(values) > 1 else []
+        values = [" ".join(values[:-1]), *values[-1:]]
+    return values if len(values) > 1 and any(values[:-1]) else []
 
 
 def number_classes(
@@ -382,37 +413,40 @@ def number_classes(
     names: the label of each image as text.
     classes: those of the train split, if they are known.
     source: for messages.
-    listed: the labels are from a list, so they may be numbers.
+    listed: the labels are from a list, so they may be numbers: of the train split 0..N-1 or 1..N, each of
+        them used; of "val" the numbers of "train", or places in its class folders.
     Raises BadInput.
     """
     known = set(names)
     ordered = tuple(sorted(known) if classes is None else classes)
-    # macOS writes é as e and an accent: names are compared in one form
-    forms = {name: unicodedata.normalize("NFC", name) for name in known.union(ordered)}
-    places = {forms[name]: place for place, name in enumerate(ordered)}
+    form = functools.partial(unicodedata.normalize, "NFC")  # macOS writes é as e and an accent
+    places = {form(name): place for place, name in enumerate(ordered)}
     if len(places) < len(ordered):
-        twins = [ascii(name) for place, name in enumerate(ordered) if places[forms[name]] != place]
+        twins = [ascii(name) for place, name in enumerate(ordered) if places[form(name)] != place]
         raise BadInput(f"{source}: two classes have one name in different Unicode forms: {shown(twins)}")
-    strange = sorted(name for name in known if forms[name] not in places)
-    if listed and (classes is None or strange) and all(re.fullmatch("-?[0-9]+", name) for name in known):
-        # the labels are numbers, not class names that look like numbers
+    labels = {name: places.get(form(name), -1) for name in known}
+    are_known = classes is not None and min(labels.values()) >= 0
+    if listed and not are_known and all(re.fullmatch("-?[0-9]+", name) for name in known):
+        # numbers of classes, not class names that look like numbers
         numbers = {name: int(name) for name in known}
         if classes is None:
-            ordered = tuple(map(str, range(len(set(numbers.values())))))
-        outside = sorted(value for value in numbers.values() if not 0 <= value < len(ordered))
-        if outside:
+            first = int(min(numbers.values()) == 1)
+            ordered = tuple(map(str, range(first, first + len({*numbers.values()}))))
+        values = {int(name): place for place, name in enumerate(ordered) if name.isdecimal()}
+        values = values or {place: place for place in range(len(ordered))}
+        if outside := sorted({*numbers.values()} - values.keys()):
             raise BadInput(
-                f"{source}: label {outside[0]} is not in 0..{len(ordered) - 1} ({len(ordered)} classes)"
+                f"{source}: label {outside[0]} is not in {min(values)}..{max(values)} ({len(ordered)} "
+                "classes): expected 0..N-1 or 1..N, all of them in train.txt, or names"
             )
-    elif strange:
+        labels = {name: values[number] for name, number in numbers.items()}
+    elif strange := sorted(name for name, label in labels.items() if label < 0):
         count, owner = names.count(strange[0]), f"class {strange[0]!r}" if strange[0] else "no class folder"
         raise BadInput(
             f"{source}: {count} images belong to {owner}, but the train split has {len(ordered)} classes: "
-            + shown(ordered)
+            f"{shown(ordered)}; a list with lines `path label` can name their classes"
         )
-    else:
-        numbers = {name: places[forms[name]] for name in known}
-    return ordered, np.fromiter(map(numbers.__getitem__, names), np.int64, len(names))
+    return ordered, np.fromiter(map(labels.__getitem__, names), np.int64, len(names))
 
 
 def number_sets(

@@ -193,7 +193,7 @@ def look(
     """
     paths = find(pattern)
     base = os.path.commonpath([*map(os.path.dirname, paths)])
-    kinds = _find_splits(pattern, [path.removeprefix(base) for path in paths], splits, re.search)
+    kinds = _find_splits(pattern, [path.removeprefix(base) for path in paths], splits, listing.has_word)
     if are_named := any(kinds.values()):
         if unused := [path for path, kind in kinds.items() if not kind]:
             log(f"{pattern}: ignored {shown(unused)}")
@@ -220,7 +220,7 @@ def look(
         path = f"{os.path.relpath(paths[shard], base)}/{offset:012}/{name}"
         found.append((path, name, number, size, times[shard]))
     of = lambda name, number: name.partition("/")[0] * (name.count("/") > (not number))  # noqa: E731
-    kinds = _find_splits(pattern, {of(*row[1:3]) for row in found}, splits, re.fullmatch)
+    kinds = _find_splits(pattern, {of(*row[1:3]) for row in found}, splits, listing.is_word)
     if any(kinds.values()):
         are_named, left["images of no split"] = True, sum(not kinds[of(*row[1:3])] for row in found)
         found = [(path, name.partition("/")[2], *rest) for path, name, *rest in found
@@ -236,7 +236,7 @@ def look(
     texts = [text or member.partition("/")[0] for text, member in zip(numbered, members, strict=True)]
     ordered, labels = listing.number_classes(texts, classes, pattern, has_cls)
     if classes is None:
-        listing.check_classes(ordered, pattern, [] if are_named or has_cls or splits else members, log)
+        listing.check_classes(ordered, pattern, members, split * (are_named or has_cls), splits, log)
     kept = np.arange(len(names))
     if val_share:
         kept = listing.divide(pattern, split, members, labels, val_share, log)
@@ -245,18 +245,15 @@ def look(
     return Listing(os.path.abspath(pattern), split, base, ordered, names, *columns, val_share, splits)
 
 
-def _find_splits(source: str, texts: Iterable[str], splits: str | None, find: Callable) -> dict[str, str]:
-    """Return text -> the split whose name is a word of it (find: re.search), or all of it (re.fullmatch); or
-    "". Of the names of a split, the first that is found counts. Raises BadInput if a text has both splits."""
+def _find_splits(source: str, texts: Iterable[str], splits: str | None, matches: Callable) -> dict[str, str]:
+    """Return text -> its split, or "". matches(text, name of a split): of the names of a split, the first
+    that is found counts. Raises BadInput if a text has both splits."""
     kinds = dict.fromkeys(sorted(texts), "")
     for split, names in listing.split_names(splits).items():
-        for name in names:
-            word = rf"(?<![a-z]){re.escape(name.lower())}(?![a-z])" + r"(?!\d)" * name[-1].isdigit()
-            if here := [text for text in kinds if find(word, text.lower())]:
-                if both := [text for text in here if kinds[text]]:
-                    raise BadInput(f"{source}: {both[0]} has the names of both splits: --splits TRAIN,VAL")
-                kinds |= dict.fromkeys(here, split)
-                break
+        here = next(filter(None, ([each for each in kinds if matches(each, name)] for name in names)), [])
+        if both := [each for each in here if kinds[each]]:
+            raise BadInput(f"{source}: {both[0]} has the names of both splits: --splits TRAIN,VAL")
+        kinds |= dict.fromkeys(here, split)
     return kinds
 
 

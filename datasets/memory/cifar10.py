@@ -3,7 +3,8 @@
 It is loaded from the first of these that exists in or below data_url:
 
 1. cifar-10-batches-py/ or cifar-10-python.tar.gz, the python version: md5 checked, restricted unpickler;
-2. train/<class>/* and test/<class>/*: a copy, reported as such;
+2. folders of splits, such as train/<class>/* and test/<class>/* (datasets/folders/listing.py): a copy,
+   reported as such;
 3. https://www.cs.toronto.edu/~kriz/: downloaded to data_url, md5 checked.
 
 The archive is read in place and never unpacked, so no member of it can leave the folder.
@@ -55,9 +56,14 @@ def load(data_url: str | None, custom_data: bool) -> _Sets:
     if custom_data:
         return generate_sets(_image_set, channels=3, side=32)
     folder = local_folder(data_url)
-    if data := _load_python(folder) or _load_class_folders(folder):
+    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    if data := names and (_load_python(folder) or _load_class_folders(folder)):
         return data
+    # another form, which a download must not replace; the others are what an earlier download has left
+    others = [name for name in names if "cifar" in name.lower() and not name.startswith((".", ARCHIVE))]
     try:
+        if others:
+            raise BadInput(f"{', '.join(others)} is another form or data set, or one folder deeper")
         download(URL, os.path.join(folder, ARCHIVE), MD5[ARCHIVE])
     except BadInput as error:
         raise BadInput(
@@ -118,13 +124,14 @@ def _load_python(folder: str) -> _Sets | None:
 def _load_class_folders(folder: str) -> _Sets | None:
     from datasets.folders import listing  # imports simplejpeg, which the official files do not need
 
-    if not all(os.path.isdir(os.path.join(folder, name)) for name in ("train", "test")):
+    names = filter(None, (listing.find_split(folder, split) for split in listing.SPLITS))
+    if not any(os.path.isdir(os.path.join(folder, name)) for name in names):
         return None
     train = listing.look(folder, "train", None, lambda line: None)
     if len(train.classes) != 10:
         raise BadInput(f"{train.base} has {len(train.classes)} class folders, CIFAR-10 has 10")
     test = listing.look(folder, "val", train.classes, lambda line: None)
-    source = f"class folders, a copy without published checksums: {folder}"
+    source = f"class folders, a copy without published checksums: {train.base} and {test.base}"
     train_set, test_set = (
         _image_set(_decode(part), torch.from_numpy(part.labels), source=source, class_names=train.classes)
         for part in (train, test)

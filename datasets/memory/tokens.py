@@ -4,8 +4,6 @@ A token is a byte of a text, or a number of nanoGPT's files train.bin and val.bi
 show it uint32 or int64. The header of llm.c's files is skipped.
 """
 
-import codecs
-import contextlib
 import functools
 import os
 import sysconfig
@@ -22,8 +20,9 @@ _BINS = "train.bin", "val.bin"
 _TEXTS = (".txt", ".md", ".py", ".json", ".jsonl", ".html", ".xml", ".csv", ".c", ".h", ".cpp", ".js", ".rst")
 _LIBRARY = sysconfig.get_path("stdlib")
 _LLMC = {20240520: "<u2", 20240801: "<u4"}  # first number of a header of 1024 bytes; the third is the count
-_OTHERS = {b"\x93NUMPY": "a .npy file", b"PK\3\4": "a zip file", b"\x1f\x8b\x08": "a gzip file"}
-_OTHERS |= {b"\x80\4\x95": "a pickle", b"\x80\5\x95": "a pickle"}
+# begins of .npy, zip and torch.save, pickle, Arrow and Parquet, whose numbers may follow as they are
+_OTHERS = b"\x93NUMPY", b"PK\3\4", b"\x80\4\x95", b"\x80\5\x95", b"ARROW1", b"PAR1"
+_TYPES = "<f8", "<f4", "<f2", ">i8", ">i4", "<i8", "<i4"  # the last two are read; else it is uint16
 _SAMPLE, _MOST_TOKENS = 2**20, 2**20  # numbers that show the type; largest vocabulary
 _VALIDATED = 0.1  # share of the tokens, at the end
 
@@ -124,31 +123,41 @@ def _map(path: str) -> np.ndarray:
             tokens = np.memmap(file, "<u2", mode="r")
     except (OSError, ValueError) as error:  # ValueError: its size is odd or 0
         raise BadInput(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-    reason = next((text for first, text in _OTHERS.items() if start.startswith(first)), "")
-    low, high = tokens[:_SAMPLE:2], tokens[1:_SAMPLE:2]
-    is_wide = len(high) and (not high.any() or (high < 16).mean() - (low < 16).mean() > 0.3)
-    if not reason and is_wide and low.any():
-        if tokens.nbytes % 4 == 0:  # every second one is the upper half of a number
-            wide = tokens.view("<u4")
-            is_long = wide.nbytes % 8 == 0 and (wide[1:_SAMPLE:2] == 0).mean() > 0.5
-            return wide.view("<u8") if is_long else wide
-        reason = "numbers of 4 bytes, and cut"
-    upper, lower = tokens[:_SAMPLE] >> 8, tokens[:_SAMPLE] & 255
-    if (high.any() and not low.any()) or (upper.any() and not lower.any()):
-        reason = "floats, or numbers in another byte order"
-    elif _is_text(start) or ((upper > 0).mean() > 0.5 and (lower > 127).mean() < 0.05):
-        reason = reason or "a text, or numbers of 1 byte"
-    if reason:
-        write = "numpy.array(tokens, 'uint16').tofile(path)"
-        raise BadInput(
-            f"{path} begins with {start[:12]!r}, {reason}; expected uint16, uint32 or int64: {write}"
-        )
-    return tokens
+    kind = _find_type(tokens[: min(len(tokens), _SAMPLE) // 4 * 4])
+    if start.startswith(_OTHERS) or (len(start) == 1024 and not any(start[24:])):
+        reason = "the header of another kind of file"
+    elif b"\0" not in start and start.decode("utf-8", "replace").count("\ufffd") < 2:  # the end may be cut
+        reason = "a text"
+    elif kind[1:] in ("i4", "i8") and kind[0] == "<" and tokens.nbytes % int(kind[2]) == 0:
+        return tokens.view(kind.replace("i", "u"))
+    elif kind == "<u2":
+        return tokens
+    else:
+        reason = f"numbers of another type or byte order ({kind}), or cut"
+    raise BadInput(
+        f"{path} begins with {start[:12]!r}, {reason}; expected uint16, uint32 or int64: "
+        "numpy.array(tokens, 'uint16').tofile(path)"
+    )
 
 
-def _is_text(start: bytes) -> bool:
-    """Return whether the first bytes of a file are UTF-8 without a zero."""
-    with contextlib.suppress(UnicodeDecodeError):
-        codecs.getincrementaldecoder("utf-8")().decode(start)
-        return b"\0" not in start
-    return False
+def _find_type(sample: np.ndarray) -> str:
+    """Return the type of the tokens in a sample, uint16 [4n], as NumPy names it.
+
+    It is the first of _TYPES as which all numbers are whole and small, otherwise "<u2". Of tokens, the upper
+    bytes have fewer values: if the lower ones do, it is ">u2", and if both have the same, it is "u1" or
+    compressed.
+    """
+    if not sample.any():
+        return "<u2"
+    for kind in _TYPES:
+        values = sample.view(kind)
+        with np.errstate(invalid="ignore", over="ignore"):
+            is_small = (values > -_MOST_TOKENS) & (values < _MOST_TOKENS)
+            if (is_small & (values == np.rint(values))).all():
+                # else each is two tokens below 16
+                return "<u2" if kind == "<i4" and sample[1::2].any() and sample.max() < 16 else kind
+    each = sample[sample > 0]  # zeros may fill lines
+    lower, upper = (np.bincount(part, minlength=256) / len(each) for part in (each & 255, each >> 8))
+    if lower.max() > 3 * upper.max():
+        return ">u2"
+    return "u1" if np.abs(lower - upper).sum() / 2 < 0.15 else "<u2"

@@ -1,8 +1,10 @@
 """Name the sample that a process waits for, if its read hangs, as on a mount that does not answer."""
 
+import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 
 from common.ground.exits import print_line
 
@@ -12,23 +14,20 @@ _PATIENCE, _POLL = (
 )  # seconds until the first line, each later one after twice the time; of the thread
 
 _reads: dict[int, tuple[float, str]] = {}  # thread -> start, name of the sample
-_watched = False
+_watched = set[int]()  # processes with a thread that watches: a forked one has none
 
 
-class reading:
-    """A context in which this thread reads a sample. name: as a line shows it, a path or a number."""
-
-    def __init__(self, name: str):
-        self._name = name
-
-    def __enter__(self) -> None:
-        global _watched
-        if not _watched:
-            _watched = True
-            threading.Thread(target=_watch, name="hung reads", daemon=True).start()
-        _reads[threading.get_ident()] = time.monotonic(), self._name
-
-    def __exit__(self, *_: object) -> None:
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Watch this thread while it reads a sample. name: as a line shows it, a path or a number."""
+    if (process := os.getpid()) not in _watched:
+        _watched.add(process)
+        _reads.clear()
+        threading.Thread(target=_watch, name="hung reads", daemon=True).start()
+    _reads[threading.get_ident()] = time.monotonic(), name
+    try:
+        yield
+    finally:
         _reads.pop(threading.get_ident(), None)
 
 
@@ -36,19 +35,8 @@ def _watch() -> None:
     limit = _PATIENCE
     while True:
         time.sleep(_POLL)
-        now = time.monotonic()
-        start, name = min([*_reads.copy().values()], default=(now, ""))
-        if now - start < _PATIENCE:
-            limit = _PATIENCE
-        elif now - start >= limit:
-            print_line(f"waiting for data for {now - start:.0f} s: {name}")
-            limit *= 2
-
-
-def _after_fork() -> None:
-    global _watched
-    _watched = False  # the child has no thread
-    _reads.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+        start, name = min([*_reads.copy().values()], default=(time.monotonic(), ""))
+        waited = time.monotonic() - start
+        if waited >= limit:
+            print_line(f"waiting for data for {waited:.0f} s: {name}")
+        limit = _PATIENCE if waited < _PATIENCE else limit * (1 + (waited >= limit))

@@ -320,7 +320,7 @@ def test_splits_of_other_names_are_an_option_and_part_of_the_run(generated, tmp_
         (root / name).symlink_to(source / split)
     arguments = (*JOB, f"--data_url={root}", "--batch_size=16", "--max_steps=1", "--data_backend=threads",
                  f"--output_dir={tmp_path / 'out'}")  # fmt: skip
-    assert "--splits Holdout,Learning takes them for training" in run(*arguments, code=2).stderr
+    assert "if they are splits, --splits Holdout,Learning" in run(*arguments, code=2).stderr
     printed = run(*arguments, "--splits=Learning,Holdout").stdout
     for split, name in (("train", "Learning"), ("val", "Holdout")):
         assert re.search(rf"^{split}: 160 images of \d+ classes \(.*\) in {root}/{name}$", printed, re.M), (

@@ -1,6 +1,8 @@
 """train_text.py: a language model that is resumed exactly, on any form of data."""
 
+import lzma
 import os
+import pickle
 import re
 
 import numpy as np
@@ -97,7 +99,9 @@ def _header(magic: int, numbers: np.ndarray) -> bytes:
 
 
 GPT2, LLAMA = (np.random.default_rng(0).integers(0, top, 600) for top in (50257, 128000))
+WORDS = np.random.default_rng(0).zipf(1.3, 20000) % 50257
 CHARACTERS, BASES = np.arange(600) % 65, np.arange(600) % 4
+LINES = np.pad(GPT2.reshape(-1, 3), ((0, 0), (0, 9))).ravel()
 FILES = {  # content of train.bin and val.bin: the tokens that are read, or words of the error
     "uint16": (GPT2.astype("<u2").tobytes(), GPT2),
     "few characters": (CHARACTERS.astype("<u2").tobytes(), CHARACTERS),
@@ -109,12 +113,15 @@ FILES = {  # content of train.bin and val.bin: the tokens that are read, or word
     "llm.c": (_header(20240520, GPT2.astype("<u2")), GPT2),
     "llm.c of Llama": (_header(20240801, LLAMA.astype("<u4")), LLAMA),
     "llm.c cut": (_header(20240520, GPT2.astype("<u2"))[:-2], "has 599 tokens, and its header says 600"),
-    "uint32 cut": (GPT2.astype("<u4").tobytes()[:-2], "numbers of 4 bytes, and cut; expected uint16"),
-    "npy": (b"\x93NUMPY\1\0" + GPT2.astype("<u2").tobytes(), "a .npy file; expected uint16"),
-    "text": ("Ein schöner Text. ".encode() * 50, "a text, or numbers of 1 byte"),
-    "uint8": (CHARACTERS.astype("u1").tobytes(), "a text, or numbers of 1 byte"),
-    "float32": (CHARACTERS.astype("<f4").tobytes(), "floats, or numbers in another byte order"),
-    "big endian": (CHARACTERS.astype(">u2").tobytes(), "numbers in another byte order"),
+    "uint32 cut": (GPT2.astype("<u4").tobytes()[:-2], "\\(<i4\\), or cut; expected uint16"),
+    "npy": (
+        b"\x93NUMPY\1\0" + GPT2.astype("<u2").tobytes(),
+        "the header of another kind of file; expected uint16",
+    ),
+    "text": ("Ein schöner Text. ".encode() * 50, "a text"),
+    "uint8": (CHARACTERS.astype("u1").tobytes(), r"type .*\(u1\)"),
+    "float32": (CHARACTERS.astype("<f4").tobytes(), "<f4"),
+    "big endian": (CHARACTERS.astype(">u2").tobytes(), ">u2"),
     "negative": (
         np.where(GPT2 > 40000, -100, GPT2).astype("<i8").tobytes(),
         "token 18446744073709551516 in uint64",
@@ -123,7 +130,23 @@ FILES = {  # content of train.bin and val.bin: the tokens that are read, or word
         np.where(GPT2 > 40000, -1, GPT2).astype("<i4").tobytes(),
         "token 4294967295 in uint32",
     ),
-    "Chinese": (("模型的名字是什么" * 50).encode(), "a text, or numbers of 1 byte"),
+    "negative int64": (
+        np.where(WORDS % 9, WORDS, -1).astype("<i8").tobytes(),
+        "token 18446744073709551615 in uint64",
+    ),
+    "int64, above 16 bits": ((WORDS + 70000).astype("<i8").tobytes(), WORDS + 70000),
+    "words": (WORDS.astype("<u2").tobytes(), WORDS),
+    "lines with padding": (LINES.astype("<u2").tobytes(), LINES),
+    "words of another byte order": (WORDS.astype(">u2").tobytes(), ">u2"),
+    "float16 of words": ((WORDS % 2000).astype("<f2").tobytes(), "<f2"),
+    "float32 of words": (WORDS.astype("<f4").tobytes(), "<f4"),
+    "float64 of words": (WORDS.astype("<f8").tobytes(), "<f8"),
+    "compressed": (lzma.compress(WORDS.astype("<u2").tobytes() * 2), r"\(u1\)"),
+    "pickle": (pickle.dumps(WORDS.tolist(), 2), r"\(u1\)"),
+    "zip": (b"PK\3\4" + WORDS.astype("<u2").tobytes(), "the header of another kind"),
+    "another llm.c": (_header(20250101, WORDS.astype("<u2")), "the header of another kind"),
+    "Latin-1": ("une façon café ".encode("latin-1") * 400, r"\(u1\)"),
+    "Chinese": (("模型的名字是什么" * 50).encode(), "a text"),
 }
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shutil
 import stat
 import unicodedata
@@ -130,8 +131,10 @@ def test_spellings_of_splits(data, start, split, spellings):
 def test_the_first_name_of_a_split_is_used_and_the_others_are_named(data, start, lines):
     write(data / "test", cat=2, dog=2)
     write(data / "Val", cat=3, dog=3)
+    write(data / "more", cat=3, dog=3)
+    (data / ".git").mkdir()
     assert start(data, "val").base == str(data / "val")
-    assert lines == [f"{data}: val is val; not used: Val, test"]
+    assert lines == [f"{data}: val is val; not used: Val, more, test"]
     assert start(data).base == str(data / "train") and lines == []
 
 
@@ -143,7 +146,9 @@ def test_other_names_of_splits_are_refused_and_named_by_an_option(tmp_path, star
         for deeper in ("", "images") if name == "Learning" else ("",):
             write(root / name / deeper, cat=count, dog=count, bird=count)
     (root / names[0] / "cover.jpg").write_bytes(photo(0))
-    with pytest.raises(BadInput, match=f"hold the same folders .*--splits {splits} takes them.*none takes"):
+    with pytest.raises(
+        BadInput, match=f"hold the same folders .* splits, --splits {splits}; .*--splits none"
+    ):
         start(root)
     train = start(root, splits=splits)
     val = start(root, "val", classes=train.classes, splits=splits)
@@ -153,6 +158,33 @@ def test_other_names_of_splits_are_refused_and_named_by_an_option(tmp_path, star
     assert set(start(root, splits="none").classes) == {*names}
     with pytest.raises(BadInput, match=r"data has no folder Holdin and no list Holdin\.txt"):
         start(root, "val", splits=f"{names[0]},Holdin")
+
+
+@pytest.mark.parametrize(
+    "names, option",
+    [
+        (["seg_test/seg_test/cat", "seg_test/seg_test/dog", "seg_train/seg_train/cat",
+          "seg_train/seg_train/dog", "seg_pred/seg_pred"],
+         "if they are splits, --splits seg_train/seg_train,seg_test/seg_test;"),
+        (["a_train/cats", "a_train/dogs", "a_test/cat", "a_test/dog"], "splits, --splits a_train,a_test;"),
+        (["cat/train", "cat/test", "dog/train", "dog/test"], r"if test; train are splits, list .* val\.txt"),
+        (["amazon/images/cat", "amazon/images/dog", "dslr/images/cat", "dslr/images/dog"],
+         "--splits amazon/images,dslr/images; .*--splits none"),
+        (["train/train/cat", "train/train/dog", "val/val/cat", "val/val/dog"],
+         "one class, train: .*; or --splits train/train,VAL"),
+        (["data/train/cat", "data/train/dog", "data/val/cat", "data/val/dog"], "or --data_url .*/data$"),
+    ],
+)  # fmt: skip
+def test_folders_that_may_be_splits_are_refused_with_the_options(tmp_path, start, names, option):
+    for name in names:
+        write(tmp_path / "data", **{name: 2})
+    with pytest.raises(BadInput, match=option):
+        start(tmp_path / "data")
+    for splits in re.findall(r"--splits (\w+/\w+,\w+/\w+);", option):
+        train = start(tmp_path / "data", splits=splits)
+        assert train.classes == ("cat", "dog")
+        val = start(tmp_path / "data", "val", classes=train.classes, splits=splits)
+        assert [train.base, val.base] == [f"{tmp_path}/data/{name}" for name in splits.split(",")]
 
 
 def test_classes_with_subfolders_are_no_splits(tmp_path, start):
@@ -243,11 +275,9 @@ def test_images_without_class_folders(tmp_path, start, lines):
     (root / "train" / "notes").mkdir()
     (root / "train" / "notes" / "a.txt").touch()
     for folder, options in ((root / "train", {"val_share": 0}), (root, {}), (root, {"split": "val"})):
-        with pytest.raises(
-            BadInput, match=r"images without a class folder: expected two or more classes: .*/CLASS/"
-        ):
+        with pytest.raises(BadInput, match=r"images without a class folder: expected two or more: .*/CLASS/"):
             start(folder, **options)
-    with pytest.raises(BadInput, match=r"one class, train: .*; or pass .*/train$"):
+    with pytest.raises(BadInput, match=r"one class, train: expected two or more: .* a CSV$"):
         (root / "val").rename(root / ".val")
         start(root, splits="none")
     (root / ".val").rename(root / "val")
@@ -346,6 +376,10 @@ LISTS = {  # lines of cat/a 0.jpg, label 0, and dog/a 1.jpg, label 1
     "two images, a header": b"mask,file_name,label\nm.png,cat/a 0.jpg,0\nn.png,dog/a 1.jpg,1\n",
     "UTF-16, a comment": "# of cats\ncat/a 0.jpg 0\n#\ndog/a 1.jpg 1\n".encode("utf-16"),
     "only CR, dots": b"./cat/a 0.jpg 0\r./dog/a 1.jpg 1\r",
+    "backslashes": b"cat\\a 0.jpg 0\r\ndog\\a 1.jpg 1\r\n",
+    "absolute paths": b"ROOT/cat/a 0.jpg 0\nROOT/dog/a 1.jpg 1\n",
+    "from 1": b"cat/a 0.jpg 1\ndog/a 1.jpg 2\n",
+    "from 001": b"cat/a 0.jpg 001\ndog/a 1.jpg 002\n",
 }
 
 
@@ -354,11 +388,37 @@ def test_forms_of_lists(tmp_path, start, form):
     for name in ("cat/a 0.jpg", "dog/a 1.jpg"):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_bytes(photo(1))
-    (tmp_path / "train.txt").write_bytes(LISTS[form])
+    (tmp_path / "train.txt").write_bytes(LISTS[form].replace(b"ROOT", os.fsencode(tmp_path)))
     index = start(tmp_path)
     assert [os.path.normpath(name) for name in names(index)] == ["cat/a 0.jpg", "dog/a 1.jpg"]
     assert index.labels.tolist() == [0, 1]
-    assert index.classes in [("0", "1"), ("cat", "tabby dog")]
+    assert index.classes in [("0", "1"), ("1", "2"), ("cat", "tabby dog")]
+    (tmp_path / "train.txt").rename(tmp_path / "val.txt")
+    assert start(tmp_path, "val", classes=index.classes).labels.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    "classes, label, place",
+    [
+        (("1", "2"), "0", "label 0 is not in 1..2"),  # one image only
+        (("1", "2"), "002", 1),
+        (("001", "002", "003"), "1", 0),  # class folders
+        (("001", "002", "003"), "0", "label 0 is not in 1..3"),
+        (("1", "10", "2"), "10", 1),
+        (("1", "10", "2"), "0", "label 0 is not in 1..10"),
+        (("ape", "cat", "dog"), "1", 1),
+        (None, "0\nval/dog/0.jpg 5", r"label 5 is not in 0..1 .*: expected 0..N-1 or 1..N, all of them"),
+        (None, "-1\nval/dog/0.jpg 1", "label -1 is not in 0..1"),
+        (None, "cat|pet\nval/dog/0.jpg dog", "several labels as 3,17"),
+    ],
+)
+def test_numbers_in_a_list_are_those_of_the_train_split(data, start, classes, label, place):
+    (data / "val.txt").write_text(f"val/cat/0.jpg {label}\n")
+    if isinstance(place, int):
+        assert start(data, "val", classes=classes).labels.tolist() == [place]
+    else:
+        with pytest.raises(BadInput, match=place):
+            start(data, "val", classes=classes)
 
 
 def test_a_list_without_the_first_class_is_named(data, start, lines):
@@ -373,25 +433,25 @@ def test_a_list_without_the_first_class_is_named(data, start, lines):
         ("", r"val\.txt lists no image"),
         (
             "a.jpg 0\nb.jpg tabby dog\n",
-            r"line 2: expected `path label`, found 'b\.jpg tabby dog': quote a label",
+            r"line 2: expected `path label`, .* label with spaces in quotes.*; found 'b\.jpg tabby dog'",
         ),
-        ("a.jpg 0 10 20\nb.jpg 1 10 20\n", r"line 1: expected `path label`, found 'a\.jpg 0 10 20': quote"),
-        ("0 a.jpg\n1 b.jpg\n", r"line 1: expected `path label`, found '0 a\.jpg'"),
-        ("a.jpg,0\nb.jpg,\n", r"line 2: expected `path,label`, found 'b\.jpg,'"),
-        ("a.jpg,0\nb.jpg,0,1\nc.jpg,1", r"line 2: expected `path,label`, found 'b\.jpg,0,1'"),
-        ("what,kind\na.jpg,0\nb.jpg,1\n", r"line 1: expected `path,label`, found 'what,kind'"),
-        ("label,file\na.jpg,0\nb.jpg,1\n", r"line 1: expected `path,label`, found 'label,file'"),
-        ("a.jpg,0,3\nb.jpg,1,3\n", r"line 1: expected `path,label`, or of 3 columns, a header that names"),
-        ("file,class,label\na.jpg,0,3\n", r"line 1: .* of 3 columns, a header that names the path and one"),
+        ("a.jpg 0 10 20\nb.jpg 1 10 20\n", r"line 1: expected `path label`.* found 'a\.jpg 0 10 20'"),
+        ("0 a.jpg\n1 b.jpg\n", r"line 1: expected `path label`, .*; found '0 a\.jpg'"),
+        ("a.jpg,0\nb.jpg,\n", r"line 2: expected `path,label`, .*; found 'b\.jpg,'"),
+        ("a.jpg,0\nb.jpg,0,1\nc.jpg,1", r"line 2: expected `path,label`, .*; found 'b\.jpg,0,1'"),
+        ("what,kind\na.jpg,0\nb.jpg,1\n", r"line 1: expected `path,label`, .*; found 'what,kind'"),
+        ("label,file\na.jpg,0\nb.jpg,1\n", r"line 1: expected `path,label`, .*; found 'label,file'"),
+        ("a.jpg,0,3\nb.jpg,1,3\n", r"line 1: expected `path,label`.*, or of columns, a header that names"),
+        ("file,class,label\na.jpg,0,3\n", r"line 1: .* of columns, a header that names the path and one"),
         (
             'a.jpg,"3, 17"\nb.jpg,3\n',
-            r"line 1: expected `path,label`, found .*: write several labels as 3,17",
+            r"line 1: expected `path,label`.* several labels as 3,17",
         ),
-        ("a.jpg 3;17\nb.jpg 3\n", r"line 1: .*: write several labels as 3,17"),
+        ("a.jpg 3;17\nb.jpg 3\n", r"line 1: .* several labels as 3,17"),
         ("val/cat/0.jpg cat\n./val/cat/0.jpg dog\n", r"lists \./val/cat/0\.jpg twice, with labels "),
         (
             "val/cat/0.jpg 0\n\nval/dog/0.jpg\n",
-            r"val\.txt, line 3: expected `path label`, found 'val/dog/0\.jpg'",
+            r"val\.txt, line 3: expected `path label`, .*; found 'val/dog/0\.jpg'",
         ),
         ("val/cat/0.jpg 0\nval/dog/0.jpg 2\n", r"val\.txt: label 2 is not in 0\.\.1 \(2 classes\)"),
         ("val/cat/0.jpg -1\n", r"val\.txt: label -1 is not in 0\.\.1"),
@@ -403,11 +463,11 @@ def test_a_list_without_the_first_class_is_named(data, start, lines):
         ),
         (
             "val/cat/0.jpg 0\n\0\1\2 3\n",
-            r"val\.txt, line 2: expected `path label`, found '\\x00\\x01\\x02 3'$",
+            r"val\.txt, line 2: expected `path label`, .*; found '\\x00\\x01\\x02 3'$",
         ),
         (
             f"val/cat/0.jpg {'1' * 5000}\n",
-            r"val\.txt, line 1: expected `path label`, found 'val/cat/0\.jpg 1+'$",
+            r"val\.txt, line 1: expected `path label`, .*; found 'val/cat/0\.jpg 1+'$",
         ),
         ("/etc/0.jpg 0\n", r"val\.txt, line 1: /etc/0\.jpg is not below the folder of .*val\.txt"),
         ("val/cat/0.jpg 0\nval/../../0.jpg 0\n", r"val\.txt, line 2: val/\.\./\.\./0\.jpg is not below"),

@@ -182,6 +182,11 @@ DARK = {  # content, words of the message
     "12 bits in a PGM": (encode(Image.fromarray((RAMP * 4095).astype("u2")), "PPM"), "above 4095 of 65535"),
     "colours of 12 bits in a PNG": (colours_of_16_bits(4095, ".png"), "above 4095 of 65535"),
     "colours of 12 bits in a TIFF": (colours_of_16_bits(4095, ".tif"), "above 4095 of 65535"),
+    "colours of 12 bits in a PPM": (colours_of_16_bits(4095, ".ppm"), "above 4095 of 65535"),
+    "colours of 8 bits in a PPM": (
+        b"P6 # by a tool\n# P6 1 1 255\n32 32 65535\n" + (np.repeat(RAMP, 3) * 255).astype(">u2").tobytes(),
+        "no value above 255 of 65535",
+    ),
     "floats in 0..1": (deep(1, "f4"), "floats have no value above 1 of 255: .*255 / 1"),
 }
 
@@ -219,7 +224,9 @@ def test_a_picture_that_is_only_in_alpha_is_refused():
         content = encode(
             glyph.convert(mode), kind, **({"lossless": True, "exact": True} if kind == "WEBP" else {})
         )
-        with pytest.raises(BadImage, match="1 images have one colour only if alpha is dropped"):
+        with pytest.raises(
+            BadImage, match=r"1 images would be of one colour: .* in alpha or in the lower bits"
+        ):
             decode(content)
         lost, whole = inspect(content).traits, inspect(encode(ALPHA, "PNG")).traits
         assert "2 with alpha (dropped), 1 of one colour after that" in images.judge(np.array([lost, whole]))
@@ -229,10 +236,17 @@ def test_what_is_changed_is_said_once():
     names = "photograph", "grey JPEG", "grey PNG", "palette", "CMYK", "1 bit", "RGBA", "PGM"
     traits = [inspect(GOOD[name][0]).traits for name in names] + [inspect(EXIF).traits]
     assert images.judge(np.array(traits)) == (
-        "3 grey (made three equal channels), 3 with a palette, CMYK or 1 bit (made RGB), "
+        "3 grey (made three equal channels), 3 with a palette, CMYK, 1 bit or other colours (made RGB), "
         "1 with alpha (dropped), 1 turned upright by Exif (torchvision's ImageFolder does not turn them)"
     )
     assert images.judge(np.array(traits[:1])) == images.judge(np.zeros(0, int)) == ""
+
+
+def test_other_colours_and_colours_of_16_bits_are_said():
+    lab, deep_colours = encode(SMALL.convert("LAB"), "TIFF"), colours_of_16_bits(60000, ".ppm")
+    assert "1 with a palette, CMYK, 1 bit or other colours" in images.judge(np.array([inspect(lab).traits]))
+    assert images.judge(np.array([inspect(deep_colours).traits])) == "1 with 16 bits (the upper 8 are used)"
+    assert images.judge(np.array([inspect(b"P6 1 1 255\nabc").traits])) == ""
 
 
 def test_decode_into_a_buffer():

@@ -126,7 +126,16 @@ def test_class_folders(tmp_path, monkeypatch):
     train, test = cifar10.load(str(tmp_path), custom_data=False)
     assert train.labels.tolist() == [label for label in range(10) for _ in range(2)]
     assert [int(image[0, 0, 0]) for image in test.images] == [10 * label for label in range(10)]
-    assert "copy" in train.source
+    assert "copy" in train.source and f"{tmp_path}/train and {tmp_path}/test" in train.source
+    for name in ("train", "test"):
+        (tmp_path / name).rename(tmp_path / f"{name.title()}ing")
+    assert len(cifar10.load(str(tmp_path), custom_data=False)[1]) == 10
+    (tmp_path / "Testing").rename(tmp_path / "holdout")
+    monkeypatch.setattr(cifar10, "download", lambda *_: pytest.fail("it must not be downloaded"))
+    with pytest.raises(BadInput, match="has Training, but no val or "):
+        cifar10.load(str(tmp_path), custom_data=False)
+    (tmp_path / "Training").rename(tmp_path / "train")
+    (tmp_path / "holdout").rename(tmp_path / "test")
     shutil.copy(tmp_path / "train" / "cat" / "0.png", tmp_path / "train" / "cat" / "0.jpg")
     assert len(cifar10.load(str(tmp_path), custom_data=False)[0]) == 21, "a PNG may be named .jpg"
     write_png(torch.zeros(3, 16, 32, dtype=torch.uint8), str(tmp_path / "test" / "cat" / "0.png"))
@@ -138,6 +147,25 @@ def test_class_folders(tmp_path, monkeypatch):
         (tmp_path / "test" / "cat" / "0.png").write_bytes(content)
         with pytest.raises(BadInput, match=r"cannot decode .*0\.png"):
             cifar10.load(str(tmp_path), custom_data=False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["cifar-100-python", "CIFAR-10-images", "cifar-10-batches-bin", "cifar-10-binary.tar.gz", "cifar10.npz"],
+)
+def test_other_forms_are_refused_and_not_replaced_by_a_download(tmp_path, monkeypatch, name):
+    fetched = []
+    monkeypatch.setattr(cifar10, "download", lambda *_: fetched.append(1))
+    (tmp_path / name).touch()
+    (tmp_path / f".{cifar10.ARCHIVE}.part").touch()
+    with pytest.raises(
+        BadInput, match=rf"no CIFAR-10 in {tmp_path}, and {name} is another form .*--data_url"
+    ):
+        cifar10.load(str(tmp_path), custom_data=False)
+    (tmp_path / name).unlink()
+    with pytest.raises(AssertionError):
+        cifar10.load(str(tmp_path), custom_data=False)
+    assert fetched
 
 
 @pytest.mark.parametrize("name, cut, message", [
