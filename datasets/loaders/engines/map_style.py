@@ -123,7 +123,7 @@ class Fetcher:
         again, or in another worker. Raises BadInput if workers would share a connection of the dataset."""
         if workers.forks:
             check_connections({"dataset": self.dataset, "collate_fn": self.collate_fn}, "")
-        [first, *others] = workers.call(self._look, 2)
+        [first, *others] = workers.call(self._look, min(2, workers.count))
         self.__dict__["fingerprint"], self._draws, changed = first
         if any(other[0] != first[0] for other in others):
             changed = changed or f"a sample of {self._name} differs in two workers"
@@ -157,18 +157,13 @@ class Fetcher:
         with generators.restored():
             id = find_unstable(self.dataset, read_again)
             changed = "" if id is None else f"sample {id} of {self._name} differs when it is read twice"
-            if self.collate_fn and not changed and self._collates_twice(read) is False:
-                changed = "collate_fn returns another batch for the same items and seed"
+            ids = np.arange(min(_COLLATED, len(self.dataset)))  # type: ignore[arg-type]
+            with contextlib.suppress(Exception):  # the first batch will raise it
+                if self.collate_fn and not changed:
+                    first, second = (hash_value(self.collate(read(ids), 0, ids)[1]) for _ in range(2))
+                    if first != second:
+                        changed = "collate_fn returns another batch for the same items and seed"
             return fingerprint(self.dataset, read), self._draws, changed
-
-    def _collates_twice(self, read: Callable[[np.ndarray], list]) -> bool | None:
-        """Return whether collate_fn makes the same batch of the first samples again; None if it cannot make
-        one of them."""
-        ids = np.arange(min(_COLLATED, len(self.dataset)))  # type: ignore[arg-type]
-        with contextlib.suppress(Exception):  # the first batch will raise it
-            first, second = (hash_value(self.collate(read(ids), 0, ids)[1]) for _ in range(2))
-            return first == second
-        return None
 
     @property
     def _name(self) -> str:
@@ -252,23 +247,23 @@ class Fetcher:
             return self(Batch(ids, ids, Seeds(ids)))[1][0]
 
     def _misfit(self, items: list, ids: np.ndarray) -> str:
-        """Return why torch makes no batch of the items, with the sample that differs from most others."""
-        text, kind = self._odd(items, ids)
-        hint = "return tensors of one shape and type (resize, crop, pad)"
-        if " and sample " not in text:
-            hint = "return tensors, arrays of numbers, or numbers"
-        hint = next((hint for word, hint in _HINTS.items() if word in kind), hint)
+        """Return why torch makes no batch of the items, and what to do."""
+        text = self._odd(items, ids)
+        hint = "return tensors, arrays of numbers, or numbers"
+        if " and sample " in text:
+            hint = "return tensors of one shape and type (resize, crop, pad)"
+        hint = next((hint for word, hint in _HINTS.items() if word in text), hint)
         return f"{text}: torch cannot make a batch of them: {hint}, or give map_style_loader a collate_fn"
 
-    def _odd(self, items: list, ids: np.ndarray) -> tuple[str, str]:
-        """Return (what the sample is that differs from most others; its description)."""
+    def _odd(self, items: list, ids: np.ndarray) -> str:
+        """Return what the sample is that differs from most others, or the first one."""
         kinds = [_describe(item) for item in items]
         usual = max(kinds, key=kinds.count)
         place = next((place for place, kind in enumerate(kinds) if kind != usual), 0)
         text = f"sample {ids[place]} of {self._name} is {kinds[place]}"
         if kinds[place] != usual:
             text += f", and sample {ids[kinds.index(usual)]} is {usual}"
-        return text, kinds[place]
+        return text
 
     def explain(self, error: str, batch: Batch) -> str:
         """Return one line for an error of the model or the loss that is due to the type or the target of a
@@ -287,7 +282,7 @@ class Fetcher:
         ):
             return ""
         return (
-            f"{error}: {self._odd(items, batch.ids)[0]}; the batch is inputs {_describe(inputs)}, targets "
+            f"{error}: {self._odd(items, batch.ids)}; the batch is inputs {_describe(inputs)}, targets "
             f"{_describe(targets)}: convert it in __getitem__. Models take inputs of their own type, mostly "
             "float32; losses take targets int64 or float32"
         )

@@ -216,10 +216,8 @@ def _check_room(workers: int, batch_bytes: int) -> None:
             f"{workers} workers need {needed / 1e6:.0f} MB of /dev/shm for their batches, and "
             f"{free / 1e6:.0f} MB are free: {_MORE_SHM}"
         )
-    files, limit = (
-        len(os.listdir("/proc/self/fd")) + 10 * workers + 32,
-        resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-    )
+    files = len(os.listdir("/proc/self/fd")) + 10 * workers + 32
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 <= limit < files:
         raise NotDelivered(
             f"{workers} workers need about {files} open files, and the limit is {limit}: set ulimit -n 1024, "

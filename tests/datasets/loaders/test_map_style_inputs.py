@@ -223,7 +223,7 @@ def test_a_collate_fn_that_draws_from_what_is_not_seeded_is_named(workers, capsy
 
 
 def test_an_item_that_depends_on_its_worker_is_named(capsys):
-    loader(Items(lambda data, id: (torch.tensor(get_worker_info().id), id)), 1).close()
+    loader(Items(lambda data, id: (torch.tensor(get_worker_info().id), id)), 2).close()
     assert "differs in two workers" in capsys.readouterr().out
 
 
