@@ -1,9 +1,10 @@
 """Digests of data of any type: the fingerprint of a data set, and the hash of a sample's target."""
 
+import dataclasses
 import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,17 +34,17 @@ def fingerprint(dataset: Any, read: Callable[[np.ndarray], list]) -> str:
     return digest.hexdigest()[:32]
 
 
-def find_unstable(dataset: Any, read: Callable[[np.ndarray], list]) -> int | None:
+def find_unstable(dataset: Any, read: Callable[[np.ndarray], Any]) -> int | None:
     """Return the first of some samples that differs when it is read twice; None if none does.
 
-    At least two samples are read, and more for up to half a second. read: as for fingerprint().
+    At least two samples are read, and more for up to half a second. read(id): return a digest
+    of a sample. id: int64 [1].
     """
     if type(dataset) is TensorDataset:
         return None
     end = time.monotonic() + _AGAIN
     for place, id in enumerate(_spread(len(dataset))):
-        first, second = (hash_value(read(id[None])[0]) for _ in range(2))
-        if first != second:
+        if read(id[None]) != read(id[None]):
             return int(id)
         if place and time.monotonic() > end:
             break
@@ -115,14 +116,16 @@ def _is_data(value: Any) -> bool:
 def _add(digest: Any, value: Any) -> None:
     """Add a value to the digest. Of an array, add also its type and shape."""
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
+        value = (value.detach() if value.layout == torch.strided else value.detach().to_dense()).cpu()
         value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
     if isinstance(value, np.ndarray) and value.dtype != object:
         digest.update(f"{value.dtype} {value.shape}".encode())
         if value.nbytes > _WHOLE:
             value = value[np.linspace(0, len(value) - 1, _ITEMS).astype(np.int64)]
         digest.update(np.ascontiguousarray(value).tobytes())
-    elif isinstance(value, dict):
+    elif dataclasses.is_dataclass(value):
+        _add(digest, vars(value))
+    elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
             _add(digest, key)
             _add(digest, value[key])
@@ -132,6 +135,8 @@ def _add(digest: Any, value: Any) -> None:
             _add(digest, each)
     elif isinstance(value, str | bytes | int | float | complex | bool | np.generic | type(None)):
         digest.update(repr(value).encode())
+    elif isinstance(value, set | frozenset):  # its order differs from process to process
+        _add(digest, sorted(map(repr, value)))
     elif hasattr(value, "tobytes"):  # an image of Pillow
         digest.update(value.tobytes())
     else:

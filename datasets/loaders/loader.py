@@ -232,10 +232,7 @@ class Loader:
     """
 
     _leader: ClassVar[Callable[[], Any]] = staticmethod(lambda: None)  # the loader of the training, weakly
-
-    _latest: ClassVar[Callable[[], Any]] = staticmethod(
-        lambda: None
-    )  # that handed out the last batch, weakly
+    _latest: ClassVar[Callable[[], Any]] = staticmethod(lambda: None)  # that of the last batch, weakly
 
     def __init__(
         self,
@@ -471,7 +468,8 @@ def _explain(error: Exception) -> str:
     if text.startswith("DataLoader worker (pid"):
         return (
             f"{text} `Bus error`: /dev/shm is full, give the container more with --shm-size, or use "
-            "--data_backend threads; `Killed`: the memory is full, use fewer --workers or a smaller batch"
+            "--data_backend threads; `Killed`: the memory is full, use fewer --workers or a smaller batch; "
+            "else the code of an item ended it: --workers 0 shows where"
         )
     explain = getattr(loader and loader.engine, "explain", None)
     with contextlib.suppress(Exception):  # the item cannot be read again

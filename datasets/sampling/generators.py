@@ -8,6 +8,7 @@ import collections
 import contextlib
 import ctypes
 import functools
+import gc
 import hashlib
 import random
 import struct
@@ -21,6 +22,7 @@ import torch
 BATCH, EPOCH_START, EPOCH_END = range(3)  # the moments that have numbers of their own
 _MT19937 = 625 * 4  # bytes of the state of NumPy's global generator: 624 words and a position
 _DEPTH = 6  # attributes of attributes that are searched
+_NAME = 40  # characters of an attribute or a key in a path
 _DATA = 100  # items of a list or a dictionary that is data, and is not searched
 # seed_all() seeds them
 _GLOBAL = (torch.default_generator, random._inst, np.random.mtrand._rand)  # type: ignore[attr-defined]
@@ -89,34 +91,37 @@ def find_generators(owner: Any, name: str = "") -> list[Generator]:
     return [Generator(*found) for found in search(owner, name, seed_function)]
 
 
-def search(owner: Any, name: str, pick: Callable[[Any], Any]) -> list[tuple[str, Any, Any]]:
+def search(
+    owner: Any, name: str, pick: Callable[[Any], Any], most: int = _DEPTH
+) -> list[tuple[str, Any, Any]]:
     """Return (path, value, pick(value)) of each value which an object holds and for which pick() is true.
 
-    name: the first part of the paths. Values are searched in attributes, modules, lists and dictionaries, and
-    in the objects to which functions and __getitem__ refer.
+    name: the first part of the paths. Values are searched in attributes, modules, lists and dictionaries, in
+    the objects to which functions and __getitem__ refer, and in what functools.cache keeps. most: attributes
+    of attributes.
     """
     results: list[tuple[str, Any, Any]] = []
-    seen: set[int] = set()
+    seen: dict[int, int] = {}  # id of a value -> the least depth at which it was reached
     waiting: list[tuple[str, Any, int]] = [(name, owner, 0)]
     while waiting:
         path, value, depth = waiting.pop()
-        if id(value) in seen or depth > _DEPTH:
+        if depth > most or seen.get(id(value), depth + 1) <= depth:
             continue
-        seen.add(id(value))
+        is_new, seen[id(value)] = id(value) not in seen, depth
         if isinstance(value, types.ModuleType | type | np.ndarray | torch.Tensor | str | bytes):
             continue
         if any(value is each for each in _GLOBAL):
             continue
         try:
             if picked := pick(value):
-                results.append((path, value, picked))
+                results += [(path, value, picked)] * is_new
                 continue
             parts = list(_parts(value))
         except Exception:  # the object's own methods may fail
             continue
         for part, each in parts:
             own = isinstance(value, torch.nn.Module) and isinstance(each, torch.nn.Module)
-            waiting.append((f"{path}.{part}".strip("."), each, 0 if own else depth + 1))
+            waiting.append((f"{path}.{part[:_NAME]}".strip("."), each, 0 if own else depth + 1))
     return results
 
 
@@ -150,6 +155,8 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
         parts = {str(key): each for key, each in items}
     if isinstance(value, functools.partial):
         return [("func", value.func), *_parts(value.args), *_parts(value.keywords)]
+    if isinstance(value, functools._lru_cache_wrapper):
+        return [("", each) for each in gc.get_referents(value)]
     if isinstance(value, types.MethodType):
         return [("", value.__self__), ("", value.__func__)]
     if isinstance(value, types.FunctionType):

@@ -4,14 +4,16 @@ For each item the generators of torch, NumPy, `random` and the dataset are seede
 So random transforms do not depend on the worker or on other samples.
 """
 
+import contextlib
 import functools
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from common.distributed import ranks
@@ -31,16 +33,10 @@ TARGETS = ("label", "labels", "target", "targets", "y")  # the first of these ke
 _HINTS = {
     "PIL image": "make a tensor of the image (torchvision.transforms.ToTensor)",
     "None": "return another sample, or leave it out of the data set",
-    "object": "return an array of numbers",
     "requires grad": "return tensor.detach()",
-    "": "return tensors of one shape and type (resize, crop, pad)",
+    "sparse": "return tensor.to_dense()",
 }
-# types that models or losses refuse, as _describe() and errors of torch name them
-_UNUSUAL = {
-    "float64": "double|float64", "uint8": "byte|unsigned char|uint8", "int32": r"\bint\b|int32",
-    "inputs.*int64.*targets": "long|int64", "int16": "short|int16", "int8": "char|int8",
-    "float16": "half|float16", "bool": "bool", "str": "must be tensor",
-}  # fmt: skip
+_COLLATED = 4  # samples of which collate_fn makes a batch twice
 
 
 def map_style_loader(
@@ -123,25 +119,51 @@ class Fetcher:
         return self._look()[0]
 
     def look(self, workers: Workers) -> None:
-        """Compute the fingerprint, in a worker if there are some. Warn if an item differs when it is read
-        again. Raises BadInput if workers would share a connection of the dataset."""
+        """Compute the fingerprint, in workers if there are some. Warn if an item differs when it is read
+        again, or in another worker. Raises BadInput if workers would share a connection of the dataset."""
         if workers.forks:
             check_connections({"dataset": self.dataset, "collate_fn": self.collate_fn}, "")
-        self.__dict__["fingerprint"], self._draws, changed = workers.call(self._look)
-        if changed is not None and ranks.is_first():
+        [first, *others] = workers.call(self._look, min(2, workers.count))
+        self.__dict__["fingerprint"], self._draws, changed = first
+        if any(other[0] != first[0] for other in others):
+            changed = changed or f"a sample of {self._name} differs in two workers"
+        if changed and ranks.is_first():
             print_line(
-                f"warning: sample {changed} of {self._name} differs when it is read twice with one seed: it "
-                "depends on something that is not seeded, such as a counter, the time, os.urandom or a new "
-                "numpy.random.default_rng(). A restart or another number of workers will not be exact. Draw "
-                "from the global generators of torch, NumPy or random"
+                f"warning: {changed}: it depends on something that is not seeded, such as a counter, the "
+                "time, os.urandom, a new numpy.random.default_rng(), the worker, or random numbers that are "
+                "kept. A restart or another number of workers will not be exact. Draw from the global "
+                "generators of torch, NumPy or random"
             )
 
-    def _look(self, batch: Any = None, size: int = 0) -> tuple[str, bool, int | None]:
-        """Return (fingerprint; whether an item draws random numbers; the first sample that differs when it is
-        read again, or None). batch, size: not used."""
-        read = lambda ids: self.items(ids, draw_seeds(None, ids, 0, 0).seed)  # noqa: E731
+    def _look(self, batch: Any = None, size: int = 0) -> tuple[str, bool, str]:
+        """Return (fingerprint; whether an item draws random numbers; which sample differs when it is read
+        again, or ""). batch, size: not used."""
+        begun = itertools.count()
+
+        def read(ids: np.ndarray) -> list:
+            generators.seed_all(next(begun))  # an item may use torch.initial_seed(), and draw nothing
+            return self.items(ids, draw_seeds(None, ids, 0, 0).seed)
+
+        def read_again(id: np.ndarray) -> tuple[int, Any]:
+            [item] = read(id)
+            try:
+                value = hash_value(item)
+            except (TypeError, RuntimeError) as error:
+                raise BadInput(
+                    f"sample {id[0]} of {self._name} has no numbers ({error}): return ordinary tensors"
+                ) from error
+            return value, generators.snapshot() if self._draws else None  # equal, if it draws each time
+
         with generators.restored():
-            return fingerprint(self.dataset, read), self._draws, find_unstable(self.dataset, read)
+            id = find_unstable(self.dataset, read_again)
+            changed = "" if id is None else f"sample {id} of {self._name} differs when it is read twice"
+            ids = np.arange(min(_COLLATED, len(self.dataset)))  # type: ignore[arg-type]
+            with contextlib.suppress(Exception):  # the first batch will raise it
+                if self.collate_fn and not changed:
+                    first, second = (hash_value(self.collate(read(ids), 0, ids)[1]) for _ in range(2))
+                    if first != second:
+                        changed = "collate_fn returns another batch for the same items and seed"
+            return fingerprint(self.dataset, read), self._draws, changed
 
     @property
     def _name(self) -> str:
@@ -225,15 +247,23 @@ class Fetcher:
             return self(Batch(ids, ids, Seeds(ids)))[1][0]
 
     def _misfit(self, items: list, ids: np.ndarray) -> str:
-        """Return why torch makes no batch of the items, with the sample that differs from most others."""
+        """Return why torch makes no batch of the items, and what to do."""
+        text = self._odd(items, ids)
+        hint = "return tensors, arrays of numbers, or numbers"
+        if " and sample " in text:
+            hint = "return tensors of one shape and type (resize, crop, pad)"
+        hint = next((hint for word, hint in _HINTS.items() if word in text), hint)
+        return f"{text}: torch cannot make a batch of them: {hint}, or give map_style_loader a collate_fn"
+
+    def _odd(self, items: list, ids: np.ndarray) -> str:
+        """Return what the sample is that differs from most others, or the first one."""
         kinds = [_describe(item) for item in items]
         usual = max(kinds, key=kinds.count)
         place = next((place for place, kind in enumerate(kinds) if kind != usual), 0)
         text = f"sample {ids[place]} of {self._name} is {kinds[place]}"
         if kinds[place] != usual:
             text += f", and sample {ids[kinds.index(usual)]} is {usual}"
-        hint = next((hint for word, hint in _HINTS.items() if word in kinds[place]), _HINTS[""])
-        return f"{text}: torch cannot make a batch of them: {hint}, or give map_style_loader a collate_fn"
+        return text
 
     def explain(self, error: str, batch: Batch) -> str:
         """Return one line for an error of the model or the loss that is due to the type or the target of a
@@ -244,18 +274,17 @@ class Fetcher:
                 f"sample {ids[0]} of {self._name} has the target {match[1]}, for which the model has no "
                 "output: expected 0 to its number of outputs - 1"
             )
-        if not re.search("dtype|type|implemented|must be Tensor", error):
-            return ""
         [seeds] = batch.crops
-        _, [inputs, targets] = self(Batch(batch.ids[:1], batch.labels[:1], Seeds(seeds[:1])))
-        kinds = f"inputs {_describe(inputs)}, targets {_describe(targets)}"
-        if not any(
-            re.search(name, kinds) and re.search(word, error.lower()) for name, word in _UNUSUAL.items()
+        items = self.items(batch.ids, seeds)
+        inputs, targets = self.collate(items, int(seeds[-1]), batch.ids)[1]
+        if not _names_type(error, inputs, [torch.float32]) and not _names_type(
+            error, targets, [torch.float32, torch.int64]
         ):
             return ""
         return (
-            f"{error}: sample {batch.ids[0]} of {self._name} gives {kinds}: convert it in __getitem__. "
-            "Models take inputs of their own type, mostly float32; losses take targets int64 or float32"
+            f"{error}: {self._odd(items, batch.ids)}; the batch is inputs {_describe(inputs)}, targets "
+            f"{_describe(targets)}: convert it in __getitem__. Models take inputs of their own type, mostly "
+            "float32; losses take targets int64 or float32"
         )
 
     def __getstate__(self) -> dict:
@@ -270,7 +299,7 @@ class MapStyle(WorkerEngine):
 
     def __init__(self, workers: Any, fetcher: Fetcher):
         super().__init__(workers, fetcher)
-        self.example = lambda count: workers.call(lambda *_: fetcher.example(count))
+        self.example = lambda count: workers.call(lambda *_: fetcher.example(count))[0]
         self.collate_fn, self.items, self.explain = fetcher.collate_fn, fetcher.items, fetcher.explain
 
     def run(self, plan: Plan) -> Any:
@@ -314,17 +343,32 @@ def _keys_differ(items: list) -> bool:
     )
 
 
+def _names_type(error: str, data: Any, usual: list[torch.dtype]) -> bool:
+    """Return whether an error of torch is about a type in nested data that is not usual."""
+    for value in tree_leaves(data):
+        if not isinstance(value, torch.Tensor):
+            if "must be Tensor" in error:
+                return True
+        elif value.dtype not in usual:  # torch writes "float64", "double" or "Double"
+            names = str(value.dtype).split(".")[-1], value.type().split(".")[-1].removesuffix("Tensor")
+            if any(re.search(rf"\b{name}\b", error, re.IGNORECASE) for name in names):
+                return True
+    return False
+
+
 def _describe(value: Any) -> str:
     """Return the types and shapes of an item or a batch as text."""
     if isinstance(value, torch.Tensor | np.ndarray):
-        grad = ", requires grad" if getattr(value, "requires_grad", False) else ""
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{grad}"
+        more = ", requires grad" if getattr(value, "requires_grad", False) else ""
+        if getattr(value, "layout", torch.strided) != torch.strided:
+            more = f" {str(value.layout).removeprefix('torch.')}"  # type: ignore[union-attr]
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{more}"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key}: {_describe(each)}' for key, each in value.items())}}}"
     if isinstance(value, list | tuple):
         more = ", ..." * (len(value) > 8)
         return f"({', '.join(map(_describe, value[:8]))}{more})"
-    if hasattr(value, "mode") and hasattr(value, "size"):
+    if type(value).__module__.startswith("PIL."):
         return f"PIL image {value.mode} {value.size}"
     return "None" if value is None else type(value).__name__
 

@@ -1,5 +1,6 @@
 """An engine whose batches are made by workers; and the worker processes of torch's DataLoader."""
 
+import concurrent.futures
 import fcntl
 import functools
 import gc
@@ -19,18 +20,21 @@ from multiprocessing.queues import Queue
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from common.distributed import preemption
-from common.ground.exits import BadInput, print_line
+from common.ground.exits import BadInput
 from common.platform.platforms import count_in
 from datasets.loaders.loader import Images
 from datasets.sampling import generators
 from datasets.sampling.sampler import Batch, Plan
 
-# connections that a forked process must not use; files are opened again, see _reopen_files().
+# what a forked process must not use; files are opened again, see _reopen_files().
 _CONNECTIONS = {"sqlite3": "Connection", "lmdb": "Environment", "psycopg": "Connection",
-                "psycopg2.extensions": "connection"}  # fmt: skip
+                "psycopg2.extensions": "connection", "duckdb": "DuckDBPyConnection", "zmq": "Socket",
+                "grpc": "Channel"}  # fmt: skip
+_FILES = (io.FileIO, io.BufferedReader, io.BufferedRandom, io.TextIOWrapper)
+_DEPTH = 14  # attributes of attributes that are searched: the pool of a boto3 client is that deep
 _SAFE = {"redis", "asyncio", "logging"}  # packages whose objects notice the fork, or which no item reads
 _CANNOT_SEND = "a worker of the loader cannot send a batch"
 _MORE_SHM = (
@@ -103,18 +107,20 @@ class Workers:
                 raise result
             yield batch, result
 
-    def call(self, function: Callable[..., Any]) -> Any:
-        """Return function(None, 0) of a worker of its own. What the function opens and keeps open is not open
-        in this process, so the workers of load() will not share it. Without forked workers this process
-        calls it."""
+    def call(self, function: Callable[..., Any], count: int = 1) -> list[Any]:
+        """Return function(None, 0) of each of `count` workers of their own. What the function opens and keeps
+        open is not open in this process, so the workers of load() will not share it. Without forked workers
+        this process calls it once."""
         if not self.forks:
-            return function(None, 0)
-        options = {"batch_size": None, "sampler": [(None, 0)], "collate_fn": _unchanged, "num_workers": 1}
+            return [function(None, 0)]
+        options = {"batch_size": None, "sampler": [(None, 0)] * count, "collate_fn": _unchanged}
         gc.collect()
-        [(_, result)] = self._open(_Results(function), **options, generator=torch.Generator())
-        if isinstance(result, BadInput):
-            raise result
-        return result
+        workers = self._open(_Results(function), num_workers=count, generator=torch.Generator(), **options)
+        results = [result for _, result in workers]
+        for result in results:
+            if isinstance(result, BadInput):
+                raise result
+        return results
 
     def close(self) -> None:
         """End the workers."""
@@ -143,13 +149,16 @@ class _Keys:
 
 class _Results(Dataset):
     """The results of a function by its arguments. A BadInput is returned, because a raised error would become
-    the text of a traceback."""
+    the text of a traceback. refusal: why a worker cannot work."""
 
     def __init__(self, function: Callable[[Batch, int], Any]):
         self.function = function
+        self.refusal: BadInput | None = None
 
     def __getitem__(self, key: tuple[Batch, int]) -> tuple[Batch, Any]:
         try:
+            if self.refusal:
+                raise self.refusal
             return key[0], self.function(*key)
         except BadInput as error:
             return key[0], error
@@ -174,7 +183,10 @@ def _begin(closing: Any, in_main_thread: bool, worker: int) -> None:
         preemption.die_with_parent(signal.SIGKILL)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if closing.value else None)
     Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]  # it would only print the error
-    _reopen_files()
+    try:
+        _reopen_files()
+    except BadInput as error:
+        get_worker_info().dataset.refusal = error  # type: ignore[union-attr]
 
 
 def _send_error(queue: Any, error: Exception, item: tuple[int, Any]) -> None:
@@ -204,10 +216,8 @@ def _check_room(workers: int, batch_bytes: int) -> None:
             f"{workers} workers need {needed / 1e6:.0f} MB of /dev/shm for their batches, and "
             f"{free / 1e6:.0f} MB are free: {_MORE_SHM}"
         )
-    files, limit = (
-        len(os.listdir("/proc/self/fd")) + 10 * workers + 32,
-        resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-    )
+    files = len(os.listdir("/proc/self/fd")) + 10 * workers + 32
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if 0 <= limit < files:
         raise NotDelivered(
             f"{workers} workers need about {files} open files, and the limit is {limit}: set ulimit -n 1024, "
@@ -217,7 +227,8 @@ def _check_room(workers: int, batch_bytes: int) -> None:
 
 def _reopen_files() -> None:
     """Open each file again that is open for reading: a forked process shares the position of its parent's
-    files, and would get the bytes of another worker's sample. Linux; elsewhere workers are not forked."""
+    files, and would get the bytes of another worker's sample. Linux; elsewhere workers are not forked. Raises
+    BadInput if a file cannot be opened again."""
     for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
         file = int(name)
         try:
@@ -225,44 +236,51 @@ def _reopen_files() -> None:
             is_file, place = stat.S_ISREG(os.fstat(file).st_mode), os.lseek(file, 0, os.SEEK_CUR)
         except OSError:  # it has no position, or it was that of listdir()
             continue
-        if file < 3 or not is_file or flags & os.O_ACCMODE == os.O_WRONLY or flags & os.O_APPEND:
+        if file < 3 or not is_file or flags & os.O_ACCMODE == os.O_WRONLY:
             continue
+        path = f"/proc/self/fd/{file}"
         try:
-            new = os.open(f"/proc/self/fd/{file}", flags & ~os.O_NOFOLLOW)
-            os.lseek(new, place, os.SEEK_SET)
-            os.dup2(new, file, inheritable=False)
-            os.close(new)
+            new = os.open(path, flags & (os.O_ACCMODE | os.O_APPEND))
         except OSError as error:
-            path = os.readlink(f"/proc/self/fd/{file}")
-            print_line(f"warning: workers share the position of {path}: it cannot be opened again: {error}")
+            raise BadInput(
+                f"the open file {os.readlink(path)} cannot be opened again ({error.strerror}): workers would "
+                "share its position, and get each other's data. Open it at the first use in __getitem__, or "
+                "read without workers (--workers 0)"
+            ) from error
+        os.lseek(new, place, os.SEEK_SET)
+        os.dup2(new, file, inheritable=False)
+        os.close(new)
 
 
 def check_connections(owner: Any, name: str) -> None:
-    """Raise BadInput if an object holds a connection or a pipe that forked workers would share. name: of the
-    object in the message."""
-    if found := generators.search(owner, name, _connection):
+    """Raise BadInput if an object holds a connection, a pipe or threads that forked workers would share or
+    lack. name: of the object in the message."""
+    if found := generators.search(owner, name, _connection, _DEPTH):
         path, _, kind = found[0]
         raise BadInput(
-            f"{path} is an open {kind}: the workers would share it, and get each other's data. Open it at "
-            "the first use in __getitem__, not in the constructor; or read without workers (--workers 0)"
+            f"{path} is an open {kind}: workers cannot use it, they would get each other's data or wait for "
+            "ever. Open it at the first use in __getitem__, not in the constructor, or close it there; or "
+            "read without workers (--workers 0)"
         )
 
 
 def _connection(value: Any) -> str:
-    """Return the kind of an open connection; "" for another value."""
+    """Return the kind of an open connection, pipe or pool; "" for another value."""
     kind = f"{type(value).__module__}.{type(value).__name__}"
     if kind.partition(".")[0] in _SAFE:
         raise LookupError("not searched")
     if isinstance(value, socket.socket):
-        return f"{kind} to {value.getpeername()}" if value.family != socket.AF_UNIX else ""
-    if isinstance(value, io.IOBase):
+        return f"{kind} to {value.getpeername() or 'another process'}"  # OSError if it is not connected
+    if isinstance(value, _FILES):
         is_pipe = value.readable() and value.fileno() > 2 and stat.S_ISFIFO(os.fstat(value.fileno()).st_mode)
         return f"{kind}, a pipe" if is_pipe else ""
+    if isinstance(value, concurrent.futures.Executor):  # it has no threads before its first task
+        return kind if getattr(value, "_threads", None) or getattr(value, "_processes", None) else ""
     for module, name in _CONNECTIONS.items():
         known: Any = getattr(sys.modules.get(module), name, ())
         if isinstance(value, known):
             files = value.execute("pragma database_list") if module == "sqlite3" else [(0, "", kind)]
-            return kind if any(file for _, _, file in files) else ""  # otherwise it is in memory
+            return f"{module}.{name}" if any(file for _, _, file in files) else ""  # others are in memory
     return ""
 
 
