@@ -27,7 +27,7 @@ class Lease:
 
     def __init__(self, place: str):
         self.place, self.lost = place, ""
-        self.own = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
+        self.own: dict[str, Any] = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
         self._ended, self._busy = threading.Event(), threading.Lock()
         other, self._version = self._read()  # the version that the next write replaces
         if other:
