@@ -23,7 +23,7 @@ import time
 from common.checkpoint import files as checkpoint
 from common.checkpoint import output_list, shards
 from common.checkpoint import restore as restoring
-from common.checkpoint.lease import Lease
+from common.checkpoint.lease import UrlLease
 from common.checkpoint.output_list import File
 from common.checkpoint.restore import CHECKPOINTS, HISTORY, names_of
 from common.checkpoint.saver import describe
@@ -62,7 +62,7 @@ class Mirror:
         self._wake, self._ending = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
-        self.lease = Lease(self.store)
+        self.lease = UrlLease(self.store)
         try:
             self._look(resume)
         except BaseException as error:

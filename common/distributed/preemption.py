@@ -8,8 +8,8 @@ So the C-level handler writes the signal's number to a pipe (signal.set_wakeup_f
 
 import contextlib
 import ctypes
-import hmac
 import os
+import re
 import signal
 import sys
 import threading
@@ -39,7 +39,7 @@ _unwind = 3.0  # seconds for the main thread to end by itself after Ctrl-C when 
 _code = 128 + signal.SIGTERM
 _reader: int | None = None  # the reading end of the pipe
 _store: "torch.distributed.Store | None" = None
-_rank, _secret, _refused = 0, b"", ""
+_rank, _token, _refused = 0, "", ""
 
 
 def asked() -> bool:
@@ -72,10 +72,10 @@ def unwind_within(seconds: float) -> None:
     _unwind = seconds
 
 
-def identify(rank: int, secret: bytes) -> None:
-    """Name this process to the others of its job. secret: of the job; it proves that a request is theirs."""
-    global _rank, _secret
-    _rank, _secret = rank, secret
+def identify(rank: int, token: str) -> None:
+    """Name this process to the others of its job. token: only they know it; a request to stop has it."""
+    global _rank, _token
+    _rank, _token = rank, token
 
 
 def watch(grace: float, store: "torch.distributed.Store | None" = None) -> None:
@@ -178,12 +178,8 @@ def _ask(number: int) -> None:
     _stop()  # before any call that could block or fail: the log may be closed
     if _store:
         with contextlib.suppress(RuntimeError):  # the store's process has ended: the others end soon
-            _store.set(_KEY, f"{_rank} {number} {_prove(f'{_rank} {number}')}")
+            _store.set(_KEY, f"{_rank} {number:d} {_token}")
     _say(f"{signal.Signals(number).name}: stopping at the next step, within {_grace:.0f} s")
-
-
-def _prove(request: str) -> str:
-    return hmac.new(_secret, request.encode(), "sha256").hexdigest()
 
 
 def _say(line: str) -> None:
@@ -219,19 +215,18 @@ def _follow(store: "torch.distributed.Store") -> None:
 
 def look(store: "torch.distributed.Store") -> None:
     """Stop if another process of the job asks for it in the store. Other users of the node may reach the
-    store: a request without the proof is ignored."""
+    store: a request without the token is ignored."""
     global _code, _refused
-    content = store.compare_set(_KEY, "", "").decode(errors="replace")
-    if not content or _asked.is_set():
+    request = store.compare_set(_KEY, "", "").decode(errors="replace")
+    if not request or _asked.is_set():
         return
-    request, _, proof = content.rpartition(" ")
-    if hmac.compare_digest(proof.encode(), _prove(request).encode()):
-        rank, number = map(int, request.split())
+    if match := re.fullmatch(rf"(\d+) (\d+) {_token}", request):
+        rank, number = map(int, match.groups())
         _code = _CODES.get(number, _code)
         _stop()
         if _rank == 0:
             name = signal.Signals(number).name
             _say(f"{name} at rank {rank}: stopping at the next step, within {_grace:.0f} s")
     elif _rank == 0 and not _refused:
-        _refused = content
+        _refused = request
         _say("warning: ignored a request to stop in the job's store: not by a process of this job")

@@ -9,10 +9,11 @@ even with a time-out (torch 2.14), so a thread ends the process.
 import contextlib
 import datetime
 import errno
-import hashlib
 import json
 import os
+import secrets
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ import torch
 from common.distributed import barrier, preemption
 from common.distributed.launcher import AGENT_STORE, store_options
 from common.ground.exits import NO_RENDEZVOUS, BadInput, NoRendezvous, leave, say_error
+from common.ground.files import opener, write_atomic
 from common.ground.heartbeat import Heartbeat
 from common.platform import network
 from common.platform.platforms import has_local_rank_0
@@ -52,10 +54,12 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
     store = torch.distributed.PrefixStore(f"bootfile/{attempt}", store)
     bound = deadline - time.monotonic() + _ANSWER
     try:
-        with _watchdog(bound, f"the store at {_address(topology)} stopped answering"):
+        no_answer = f"the store at {_address(topology)} stopped answering"
+        with _watchdog(bound, no_answer), contextlib.ExitStack() as folders:
+            token = _share_token(store, folders)
             error, rest = _claim(store, topology, backend), deadline - time.monotonic()
             barrier.gather(store, "start", "", error, topology.rank, topology.world_size, rest)
-            preemption.identify(topology.rank, b"" if store.add("strangers", 0) else _secret(topology))
+            preemption.identify(topology.rank, "" if store.add("without token", 0) else token)
     except RuntimeError as error:
         raise NoRendezvous(
             f"rank {topology.rank}: the store at {_address(topology)} closed while waiting for the other "
@@ -174,10 +178,7 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
         "nodes (world size)": topology.nodes,
         "as backend": backend,
     }
-    proof = hashlib.sha256(_secret(topology)).hexdigest()
-    first = json.loads(store.compare_set("layout", "", json.dumps(own | meanings | {"proof": proof})))
-    if first["proof"] != proof:  # each process has a parent of its own, for example a script
-        store.add("strangers", 1)
+    first = json.loads(store.compare_set("layout", "", json.dumps(own | meanings)))
     for meaning, value in meanings.items():
         if first[meaning] != value:
             return BadInput(
@@ -194,14 +195,19 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
     )
 
 
-def _secret(topology: Topology) -> bytes:
-    """Return a secret that the processes of a job on one node share, and that other users cannot read: where
-    the kernel has placed their parent, the launcher, in memory. b"" if there is none."""
-    with contextlib.suppress(OSError):
-        if topology.nodes == 1:
-            with open(f"/proc/{os.getppid()}/auxv", "rb") as file:
-                return hashlib.sha256(file.read()).digest()
-    return b""
+def _share_token(store: torch.distributed.Store, folders: contextlib.ExitStack) -> str:
+    """Return a token that other users of this node cannot know: it is in a private temporary folder of the
+    first process, which `folders` deletes. "" if this process cannot read it, for example on another node."""
+    with contextlib.suppress(OSError, UnicodeError):
+        folder = folders.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+        own = os.path.join(folder, "token")
+        write_atomic(own, secrets.token_hex(16))
+        path = store.compare_set("token file", "", own).decode()
+        with open(path, encoding="ascii", opener=opener) as file:
+            if os.fstat(file.fileno()).st_uid == os.geteuid() and (token := file.read(32)).isalnum():
+                return token
+    store.add("without token", 1)
+    return ""
 
 
 @contextlib.contextmanager

@@ -31,9 +31,9 @@ ERROR_PIPE = "BOOTFILE_ERROR_PIPE"
 
 # Names of settings with a secret value: --api_key, HF_TOKEN, my-sk. Some words count only at its end.
 SECRET_NAME = re.compile(
-    r"(?:passwd|password|passphrase|passcode|secret|credential|authorization|bearer|cookie|webhook)s?(?![a-z])"
+    r"(?:passwd|password|pass[_-]?phrase|passcode|secret|credential|authorization|bearer|cookie|webhook)s?(?![a-z])"
     r"|(?:api|access|account|private|secret|auth|encryption|signing|shared|ssh)[_-]?keys?(?![a-z])"
-    r"|(?:token|signature|(?<![a-z])(?:ak|sk|sas|sig|pin(?:code)?|otp|pat|pwd|pw|pass|jwt|dsn|o?auth|header|key))s?"
+    r"|(?:token|signature|(?<![a-z])(?:ak|sk|sas|sig|pin(?:code)?|t?otp|pat|pwd|pw|pass|jwt|dsn|o?auth|header|key))s?"
     r"(?:[_-]?(?:id|value|env|\d+))*(?![\w-])",
     re.IGNORECASE,
 )
@@ -116,7 +116,7 @@ def mask_values(text: str) -> str:
 
 def mask(text: str) -> str:
     """Return the text with *** for the values of hide(), and for the parts of addresses that may be secret:
-    user and password, query, path of a cache, last part of a webhook, hosts that are not host[:port]; also
+    user and password, query, path of a cache or of a webhook, hosts that are not host[:port]; also
     for the values of headers and of settings with a name such as token."""
     text = _ADDRESS.sub(_mask_address, _USER.sub(r"\1***@", mask_values(text)))
     text = _HEADER.sub(r"\1\2***", text)
@@ -134,10 +134,10 @@ def _mask_address(match: re.Match) -> str:
     are_hosts = all(_HOST.fullmatch(host.rstrip(".,:;)'\"`")) for host in hosts.split(","))
     if not are_hosts or re.search("[?#]", user):  # the @ may belong to a query
         return f"{scheme}://***"
-    if scheme.startswith("redis") and not re.fullmatch(r"(/\d{0,5})?", path):  # not the number of a database
+    is_cache = scheme.startswith("redis") and not re.fullmatch(r"(/\d{0,5})?", path)  # a database's number
+    is_hook = scheme.startswith("http") and re.search(r"hook|/services/|/bot\d", hosts + path, re.IGNORECASE)
+    if is_cache or is_hook:
         path = "/***"
-    if re.search("hook|/services/", hosts + path, re.IGNORECASE):
-        path = re.sub(r"[^/]+/*$", "***", path)
     unsure = "***@" if "/" in user else ""  # the @ may belong to a path
     return f"{scheme}://{unsure}{hosts}{path}{query and '?***'}"
 

@@ -72,13 +72,10 @@ def detect(env: Mapping[str, str]) -> Claim | None:
     return None
 
 
-def started_on_node(env: Mapping[str, str], rank: int, size: int) -> int | None:
-    """Return how many processes MPI or Slurm started on this node; None if this process has another rank or
-    world size there, or was not started by them."""
-    for read in (_mpi, _slurm):
-        with contextlib.suppress(BadInput):
-            if (claim := read(env)) and claim.place == (rank, size):
-                return claim.processes
+def of_launcher(env: Mapping[str, str]) -> Claim | None:
+    """Return the claim of MPI or Slurm; None if it did not start this process, or contradicts itself."""
+    with contextlib.suppress(BadInput):
+        return _mpi(env) or (None if _is_batch(env) else _slurm(env))
     return None
 
 
@@ -271,19 +268,24 @@ def _own_port(number: int) -> int:
     return 61440 + number % 4096
 
 
-_RANK = re.compile(  # a rank in the variables of a known launcher: (beginning of its other names)
-    r"((?:OMPI|MV2|MVP|PMIX?|PALS|ALPS|JSM|HOROVOD|MPI|MPIRUN|FLUX_TASK|DMLC|AWS_BATCH|SLURM|CROSS|NODE)_\w*?)"
-    r"(?:RANK|RANKID|PE|PROCID|NODE_INDEX|WORKER_ID)"
+_RANK = re.compile(  # a name of a rank: (beginning of the name of its size)
+    r"(\w*?)(?:RANK|RANK_?ID|NODE_RANK|MACHINE_RANK|PE|PROCID|PROCNO|PROCESS_ID|TRAINER_ID|WORKER_ID|NODE_ID"
+    r"|NODE_INDEX|V?NODENUM|TASKID|ORDINAL)"
 )
-_SIZES = ("SIZE", "NPROCS", "NUM_NODES", "NUM_WORKER")  # other ends: the numbers that belong to a rank
+_SIZES = (  # other ends of its name
+    "SIZE", "WORLD_SIZE", "RANK_SIZE", "NPROCS", "NNODES", "NUM_NODES", "NUM_MACHINES", "NUM_PROCESSES",
+    "NUM_WORKER", "WORKER_NUM", "TRAINERS_NUM",
+)  # fmt: skip
+_LAUNCHERS = re.compile(  # launchers whose rank above 0 is a sign without a size
+    r"(OMPI|MV2|MVP|PMIX?|PALS|ALPS|JSM|HOROVOD|MPI|MPIRUN|FLUX_TASK|DMLC|AWS_BATCH|SLURM|CROSS|NODE|PBS|LSF_PM)_"
+)
 
 
 def refuse_unknown(env: Mapping[str, str], claim: Claim | None) -> None:
     """Raise BadInput if this is one of several processes, and the claim does not describe them: in a batch
-    script of Slurm, and if a variable is a rank above 0 (PMI_RANK=1), or a rank with a size above 1."""
+    script of Slurm, and if a variable is a rank of a launcher above 0 (PMI_RANK=1), or has a size above 1."""
     number = functools.partial(count_in, env)
-    is_batch = env.get("SLURM_PROCID") == "0" and not any(name.startswith("SLURM_STEP") for name in env)
-    if is_batch and (claim is None or claim.source == "slurm"):
+    if _is_batch(env) and (claim is None or claim.source == "slurm"):
         tasks = number("SLURM_NTASKS") or (number("SLURM_NNODES") or 1) * (
             number("SLURM_NTASKS_PER_NODE") or 1
         )
@@ -295,13 +297,12 @@ def refuse_unknown(env: Mapping[str, str], claim: Claim | None) -> None:
             )
     if claim and claim.nodes * (claim.processes or 1) > 1:
         return
-    names = set()
+    names = {row.split()[1] for row in _MPI.values() if (number(row.split()[1]) or 0) > 1}
     for name, match in ((name, _RANK.fullmatch(name)) for name in env):
-        if not match or (claim and name.startswith("SLURM_")):
-            continue
-        sizes = ["NNODES", "NUM_NODES"] if name == "NODE_RANK" else [match[1] + end for end in _SIZES]
-        several = [size for size in sizes if (number(size) or 0) > 1]
-        names |= {name, *several} if number(name) or several else set()
+        if match and not (claim and name.startswith("SLURM_")):
+            sizes = {size for end in _SIZES if (number(size := match[1] + end) or 0) > 1}
+            names |= {name, *sizes} if sizes or (number(name) and _LAUNCHERS.match(name)) else set()
+    names |= {"TPU_WORKER_HOSTNAMES"} if "," in env.get("TPU_WORKER_HOSTNAMES", "") else set()
     for name in {"TF_CONFIG", "CLUSTER_SPEC"} & env.keys():  # JSON: {"cluster": {"worker": [HOST, ...], ...}}
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
             names |= {name} if sum(map(len, json.loads(env[name])["cluster"].values())) > 1 else set()
@@ -311,6 +312,11 @@ def refuse_unknown(env: Mapping[str, str], claim: Claim | None) -> None:
             "local ranks are not known: use torchrun, or set RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, "
             "MASTER_ADDR and MASTER_PORT; for a job of its own: env -u NAME ... python"
         )
+
+
+def _is_batch(env: Mapping[str, str]) -> bool:
+    """Return whether this is the batch script of a Slurm job, and not a task of srun."""
+    return env.get("SLURM_PROCID") == "0" and not any(name.startswith("SLURM_STEP") for name in env)
 
 
 def _rank_table(env: Mapping[str, str]) -> Claim | None:

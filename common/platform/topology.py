@@ -145,8 +145,15 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology
             raise BadInput(f"{other} is set, but {name} is not: start the job with torchrun")
     rank, local_rank, size = (whole(env, name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     count = _local_world_size(args, env, rank, local_rank, size)
-    # Under torchrun two nodes with different numbers of processes can each look consistent.
     elastic = "TORCHELASTIC_RUN_ID" in env
+    claim = platforms.of_launcher(env)
+    if size == 1 and not own and not elastic and claim and claim.nodes * (claim.processes or 1) > 1:
+        raise BadInput(
+            f"RANK={rank} LOCAL_RANK={local_rank} WORLD_SIZE=1 contradict {claim.said}: {claim.source} "
+            f"started several processes; remove what does not belong to this job: env -u RANK -u "
+            "LOCAL_RANK -u WORLD_SIZE ... python"
+        )
+    # Under torchrun two nodes with different numbers of processes can each look consistent.
     node_name = "GROUP_RANK" if elastic else "NODE_RANK"
     nodes_name = "GROUP_WORLD_SIZE" if elastic else "AZUREML_NODE_COUNT"
     node_rank, nodes = (rank // count, size // count) if count > 0 else (0, 0)
@@ -187,8 +194,8 @@ def _local_world_size(
     for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
         if name in env:
             return whole(env, name)
-    if count := platforms.started_on_node(env, rank, size):
-        return count
+    if (claim := platforms.of_launcher(env)) and claim.processes and claim.place == (rank, size):
+        return claim.processes
     if nodes := whole(env, "AZUREML_NODE_COUNT", 0):
         return size // nodes
     if node_rank := whole(env, "NODE_RANK", 0):
@@ -233,7 +240,7 @@ def _address(args: argparse.Namespace) -> tuple[str, int] | None:
     init_method = getattr(args, "init_method", None)
     if init_method in (None, "", "env://"):
         return None
-    match = re.fullmatch(r"(?:tcp://)?(\[[^\[\]]+\]|[^\[\]:/]+):(\d+)", init_method, re.ASCII)
+    match = re.fullmatch(r"(?:tcp://)?(\[[^\[\]]+\]|[^\[\]:/@?#\s]+):(\d+)", init_method, re.ASCII)
     if not match or len(match[2]) > 5 or not 0 < int(match[2]) < 65536:
         raise BadInput(f"--init_method {init_method} is not tcp://host:port with a port in 1..65535")
     return match[1].strip("[]"), int(match[2])

@@ -123,7 +123,8 @@ class Output:
         """Release the folder for other jobs. A start that was refused leaves the folder as it was."""
         file, self._lock = self._lock, None
         if self._lease:
-            self._lease.release()
+            with contextlib.suppress(BadInput, OSError):
+                self._lease.release()
         if file:
             with contextlib.suppress(OSError):
                 os.unlink(file.name)

@@ -303,8 +303,9 @@ def test_addresses_in_the_settings_and_in_errors_are_masked(parse, capsys):
 
 
 SECRET_NAMES = """
-    sk ak SK my-sk pin pat pwd bearer cookie webhook webhook_url header auth hf_token token2 secret
-    db-password passphrase apikey apiKey access_key_id dsn private_key key accessToken X-Amz-Signature
+    totp pass_phrase sk ak SK my-sk pin pat pwd bearer cookie webhook webhook_url header auth hf_token
+    token2 secret db-password passphrase apikey apiKey access_key_id dsn private_key key accessToken
+    X-Amz-Signature
 """
 HARMLESS = """
     skip=x task=x keep=x pinned_memory=x pin_memory=x pattern=x max_tokens=512 tokenizer=x author=x monkey=x
@@ -328,7 +329,7 @@ def test_names_of_secrets():
         ("--db postgres://u:V@h/db /data", "--db postgres://h/db /data", "--db"),
         (
             "--hook https://hooks.slack.com/services/T/V",
-            "--hook https://hooks.slack.com/services/T/***",
+            "--hook https://hooks.slack.com/***",
             "--hook",
         ),
         ("--task V --max_tokens 512 --keep=3", "--task V --max_tokens 512 --keep=3", ""),
@@ -350,7 +351,7 @@ def test_a_value_without_an_option_is_masked():
     [
         "Bearer hunter2X is wrong", "Authorization: Basic hunter2", "{'api_key': 'hunter2'}", "h?sig=hunter2",
         "a=token=hunter2==", "https://h/services/T/hunter2", "headers={'X-Api-Token': 'hunter2'}",
-        "https://h/api/webhooks/1/hunter2/",
+        "https://h/api/webhooks/1/hunter2/", "https://hooks.h/workflows/hunter2/x", "https://h/bot1:hunter2/x",
     ],
 )  # fmt: skip
 def test_a_secret_in_a_text_is_masked(text):

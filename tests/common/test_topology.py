@@ -551,6 +551,16 @@ BATCH |= _words("SLURM_LOCALID=0 SLURM_NODEID=0")
         (_words("PMIX_RANK=1"), "PMIX_RANK=1: .*torchrun"),
         (_words("ALPS_APP_PE=3"), "ALPS_APP_PE=3: "),
         (_words("NODE_RANK=0 NNODES=2"), "NNODES=2 NODE_RANK=0: "),
+        (_words("PMI_SIZE=2"), "PMI_SIZE=2: "),
+        (_words("XRT_SHARD_ORDINAL=0 XRT_SHARD_WORLD_SIZE=8"), "XRT_SHARD_WORLD_SIZE=8: "),
+        (_words("PADDLE_TRAINER_ID=0 PADDLE_TRAINERS_NUM=2"), "PADDLE_TRAINERS_NUM=2 "),
+        (_words("PROCESS_ID=0 NUM_PROCESSES=2"), "NUM_PROCESSES=2 PROCESS_ID=0: "),
+        (_words("MACHINE_RANK=0 NUM_MACHINES=2"), "NUM_MACHINES=2: "),
+        (_words("RANK_ID=0 RANK_SIZE=8"), "RANK_SIZE=8: "),
+        (_words("_CONDOR_PROCNO=0 _CONDOR_NPROCS=2"), "_CONDOR_NPROCS=2 "),
+        (_words("TPU_WORKER_ID=0 TPU_WORKER_HOSTNAMES=a,b"), "TPU_WORKER_HOSTNAMES=a,b: "),
+        (_words("OTHER_WORLD_RANK=0 OTHER_WORLD_SIZE=2"), "OTHER_WORLD_SIZE=2: "),
+        (_words("PBS_VNODENUM=1"), "PBS_VNODENUM=1: "),
         (_words("AWS_BATCH_JOB_NODE_INDEX=0 AWS_BATCH_JOB_NUM_NODES=2"), "AWS_BATCH_JOB_NUM_NODES=2: "),
         ({"PMI_RANK": "2", "PET_NNODES": "1"}, "PMI_RANK=2: "),
         ({"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}}'}, "TF_CONFIG=.*one of several"),
@@ -561,6 +571,29 @@ BATCH |= _words("SLURM_LOCALID=0 SLURM_NODEID=0")
 def test_one_of_several_processes_that_cannot_find_the_others(env, message):
     with pytest.raises(BadInput, match=message):
         _resolve(env)
+
+
+STALE = _words("RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 MASTER_ADDR=localhost MASTER_PORT=9994")
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        SLURM,
+        OPENMPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+        _words("PMI_RANK=1 PMI_SIZE=2 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2"),
+    ],
+)
+def test_variables_of_a_notebook_do_not_make_each_task_a_job(env):
+    with pytest.raises(BadInput, match=r"RANK=0 LOCAL_RANK=0 WORLD_SIZE=1 contradict .* started several"):
+        _resolve(env | STALE)
+
+
+@pytest.mark.parametrize(
+    "env", [BATCH, _words("SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_NNODES=2"), _words("LORA_RANK=8 PMI_SIZE=1")]
+)
+def test_one_process_in_an_allocation(env):
+    assert _resolve(env | STALE).world_size == 1
 
 
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="needs Open MPI")

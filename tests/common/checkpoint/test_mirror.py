@@ -22,6 +22,7 @@ from common.checkpoint import mirror, output_list
 from common.checkpoint import restore as restoring
 from common.ground.exits import BadInput
 from common.object_store.store import ObjectStore, StoreError
+from common.run import lease as run_lease
 from common.run.job import JobParser
 from common.run.output import Output
 from tests.conftest import wait_until
@@ -77,8 +78,8 @@ class Auditor(FaultProxy):
 def here(server, monkeypatch):
     for name, value in (server.environment | {"BOOTFILE_STORE_ATTEMPTS": "2"}).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(url_lease, "RENEW", 0.3)
-    monkeypatch.setattr(url_lease, "WATCH", 2.0)
+    monkeypatch.setattr(run_lease, "RENEW", 0.3)
+    monkeypatch.setattr(run_lease, "WATCH", 2.0)
     yield
     while Job.running:  # its thread would print into a later test
         Job.running.pop().finish()
@@ -621,7 +622,7 @@ def test_the_number_of_checkpoints_that_are_tried_is_limited(server, tmp_path, m
     [DEEP, b"5", b"{}", b'{"id": "x", "time": "noon", "host": "a\\nb"}', b'{"id": [], "time": null}'],
 )
 def test_leases_that_are_none_are_taken_over(server, tmp_path, monkeypatch, capsys, content):
-    monkeypatch.setattr(url_lease, "WATCH", 0.1)
+    monkeypatch.setattr(run_lease, "WATCH", 0.1)
     write_object(server, "s3://runs/nolease", url_lease.KEY, content)
     assert Job(tmp_path / "one", "s3://runs/nolease").mirror.finish() == ""
     assert len(capsys.readouterr().out.splitlines()) == 1

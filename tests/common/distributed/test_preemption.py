@@ -83,14 +83,14 @@ def test_only_a_process_of_the_job_can_stop_it(monkeypatch, capsys):
     import torch
 
     store = torch.distributed.HashStore()
-    for name, value in (("_rank", 0), ("_secret", b"x"), ("_refused", ""), ("_asked", threading.Event())):
+    for name, value in (("_rank", 0), ("_token", "c0ffee"), ("_refused", ""), ("_asked", threading.Event())):
         monkeypatch.setattr(preemption, name, value)
     monkeypatch.setattr(preemption, "_call_after", lambda *_: None)
-    for forged in ("1", "1 15 " + 64 * "0", "bad \xff"):
+    for forged in ("1", "1 15 ", "1 15 c0ffe", "bad \xff"):
         store.set(preemption._KEY, forged)
         preemption.look(store)
     assert not preemption.asked() and capsys.readouterr().out.count("not by a process of this job") == 1
-    store.set(preemption._KEY, f"1 10 {preemption._prove('1 10')}")
+    store.set(preemption._KEY, "1 10 c0ffee")
     preemption.look(store)
     assert preemption.asked() and preemption.exit_code() == 138
     assert capsys.readouterr().out.startswith("SIGUSR1 at rank 1: stopping at the next step")

@@ -1,5 +1,6 @@
 """A wrong launch ends soon with one line that names the wrong value, before the first training step."""
 
+import contextlib
 import http.server
 import os
 import re
@@ -194,3 +195,16 @@ def test_the_store_is_at_the_masters_address_only(tmp_path):
 def test_a_store_that_gets_a_socket(version, is_old):
     version = torch.torch_version.TorchVersion(version)
     assert launcher.store_options(version) == ({"use_libuv": False} if is_old else {})
+
+
+def test_only_the_user_of_the_job_on_its_node_knows_the_token(tmp_path, monkeypatch):
+    monkeypatch.setattr(rendezvous.tempfile, "tempdir", str(tmp_path))
+    store = torch.distributed.HashStore()
+    with contextlib.ExitStack() as folders:
+        first, second = (rendezvous._share_token(store, folders) for _ in range(2))
+        assert first == second and len(first) == 32 and first not in store.get("token file").decode()
+        assert all(not path.stat().st_mode & 0o077 for path in tmp_path.iterdir())
+    assert not [*tmp_path.iterdir()]
+    with contextlib.ExitStack() as folders:
+        assert rendezvous._share_token(store, folders) == "", "as on another node"
+    assert store.add("without token", 0) == 1

@@ -1,0 +1,109 @@
+"""A lease that lets only one job at a time write to a place: a small record there, which its job renews.
+
+A job that finds the lease of another job watches for 25 s whether it changes, without comparing clocks. If it
+does not change, its job was killed, and the lease is taken over. A job that was paused for too long finds the
+lease of its successor, and has lost the place.
+"""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import uuid
+from typing import Any
+
+from common.ground.exits import BadInput, print_line, printable
+
+RENEW, WATCH = 10.0, 25.0  # seconds
+_LATE = 3  # reads, one a second, of a lease that is not found: some stores show a new object late
+
+
+class Lease:
+    """The right to write to `place`, a URL or a folder. Subclasses read and write the record.
+
+    Raises BadInput if another job holds the lease, StoreError and OSError.
+    """
+
+    def __init__(self, place: str):
+        self.place, self.lost = place, ""
+        self.own: dict[str, Any] = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
+        self._ended, self._busy = threading.Event(), threading.Lock()
+        other, self._version = self._read()  # the version that the next write replaces
+        if other:
+            self._watch(other)
+        self._write()
+        self.check()
+        threading.Thread(target=self._renew, name="lease", daemon=True).start()
+
+    def _read(self) -> tuple[dict, Any]:
+        """Return (record of the holder, its version); ({}, None) if there is none."""
+        raise NotImplementedError
+
+    def _replace(self, version: Any) -> Any:
+        """Write the own record in place of this version, and return its version; None if another job was
+        faster. It never has the value of an earlier record."""
+        raise NotImplementedError
+
+    def _delete(self) -> None:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Raise BadInput if another job has taken the lease, because this job was paused for too long."""
+        if not self.lost:
+            for _ in range(_LATE):
+                holder, version = self._read()
+                if holder:
+                    break
+                time.sleep(1)
+            if holder.get("id") == self.own["id"]:
+                self._version = version
+            else:
+                self.lost = self._in_use(holder)
+        if self.lost:
+            raise BadInput(self.lost)
+
+    def release(self) -> None:
+        self._ended.set()
+        with self._busy:
+            self.check()
+            self._delete()
+
+    def _watch(self, other: dict) -> None:
+        print_line(
+            f"{self.place} was last written to by another job, on {other.get('host')}: checking for "
+            f"{WATCH:.0f} s whether it still runs"
+        )
+        deadline = time.monotonic() + WATCH
+        while time.monotonic() < deadline:
+            time.sleep(min(1.0, RENEW))
+            holder, self._version = self._read()
+            if not holder:
+                return
+            if holder != other:
+                raise BadInput(self._in_use(holder))
+
+    def _renew(self) -> None:
+        while not self._ended.wait(RENEW) and not self.lost:
+            with contextlib.suppress(BadInput, OSError), self._busy:  # the next attempt may succeed
+                if not self._ended.is_set():
+                    self.check()
+                    self._write()
+        if self.lost:
+            self._stop()
+
+    def _stop(self) -> None:
+        """Act when the lease is lost. By default the next check() reports it."""
+
+    def _write(self) -> None:
+        version = self._replace(self._version)  # check() notices if another job has replaced it
+        self._version = self._version if version is None else version
+
+    def _in_use(self, other: dict) -> str:
+        if not other:
+            return f"the lease of {self.place} was deleted, perhaps by another job: nothing more is written"
+        process, host = (printable(str(other.get(name))) for name in ("pid", "host"))
+        return (
+            f"{self.place} belongs to another job that is running (process {process} on {host}): the results "
+            "would be mixed; give every job an --output_dir of its own"
+        )
