@@ -55,12 +55,16 @@ class FolderLease(Lease):
         match = _NAME.fullmatch(max(self._list(), default=""))
         return (match.groupdict(), int(match["version"])) if match else ({}, None)
 
-    def _replace(self, version: int | None) -> int:
+    def _replace(self, version: int | None) -> int | None:
         number = (version or 0) + 1
         host = re.sub(r"[^\w.-]", "_", self.own["host"])[:100]
         name = f"{number:08d}-{self.own['id']}-{self.own['pid']}-{host}"
         open(os.path.join(self.names, name), "w", opener=opener).close()
-        self._unlink(each for each in self._list() if each < name)
+        names = self._list()
+        if any(each >= f"{number:08d}" and each != name for each in names):
+            self._unlink([name])
+            return None
+        self._unlink(each for each in names if each < name)
         return number
 
     def _delete(self) -> None:

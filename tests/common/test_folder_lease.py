@@ -97,6 +97,18 @@ def test_of_two_jobs_that_begin_together_one_is_refused(tmp_path, monkeypatch):
     assert other in names(tmp_path)
 
 
+def test_a_job_that_writes_late_gives_way(tmp_path, monkeypatch):
+    """It has read before the first job wrote, and writes after the first job has checked."""
+    first = FolderLease(str(tmp_path / "run"))
+    own, listed, seen = names(tmp_path), FolderLease._list, iter([False])
+    monkeypatch.setattr(FolderLease, "_list", lambda self: listed(self) if next(seen, True) else [])
+    with pytest.raises(BadInput, match=f"process {os.getpid()} on "):
+        FolderLease(str(tmp_path / "run"))
+    assert names(tmp_path) == own
+    first.check()
+    first.release()
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "is_local"),
     [
