@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, Subset
 
 from datasets.sampling.loop_receipt import mix
 
@@ -40,8 +40,6 @@ def find_unstable(dataset: Any, read: Callable[[np.ndarray], Any]) -> int | None
     At least two samples are read, and more for up to half a second. read(id): return a digest
     of a sample. id: int64 [1].
     """
-    if type(dataset) is TensorDataset:
-        return None
     end = time.monotonic() + _AGAIN
     for place, id in enumerate(_spread(len(dataset))):
         if read(id[None]) != read(id[None]):

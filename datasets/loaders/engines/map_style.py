@@ -36,7 +36,7 @@ _HINTS = {
     "requires grad": "return tensor.detach()",
     "sparse": "return tensor.to_dense()",
 }
-_COLLATED = 4  # samples of which collate_fn makes a batch twice
+_COLLATED = 2  # items of which collate_fn makes a batch twice
 
 
 def map_style_loader(
@@ -154,15 +154,16 @@ class Fetcher:
                 ) from error
             return value, generators.snapshot() if self._draws else None  # equal, if it draws each time
 
+        def collate_again(id: np.ndarray) -> int:
+            ids = np.repeat(id, _COLLATED)
+            return hash_value(self.collate(read(ids), 0, ids)[1])
+
         with generators.restored():
             id = find_unstable(self.dataset, read_again)
             changed = "" if id is None else f"sample {id} of {self._name} differs when it is read twice"
-            ids = np.arange(min(_COLLATED, len(self.dataset)))  # type: ignore[arg-type]
             with contextlib.suppress(Exception):  # the first batch will raise it
-                if self.collate_fn and not changed:
-                    first, second = (hash_value(self.collate(read(ids), 0, ids)[1]) for _ in range(2))
-                    if first != second:
-                        changed = "collate_fn returns another batch for the same items and seed"
+                if self.collate_fn and not changed and find_unstable(self.dataset, collate_again) is not None:
+                    changed = "collate_fn returns another batch for the same items and seed"
             return fingerprint(self.dataset, read), self._draws, changed
 
     @property

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, Subset, get_worker_info
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from common.ground import exits
 from common.ground.exits import BadInput
@@ -215,8 +215,12 @@ def test_a_collate_fn_that_draws_from_what_is_not_seeded_is_named(workers, capsy
     for collate_fn in (batch, refuse):
         loader(Items(lambda data, id: Sample(id, 0)), workers, collate_fn=collate_fn).close()
     assert capsys.readouterr().out == ""
-    collate_fn = functools.partial(batch, noise=lambda: os.urandom(1)[0])
+    collate_fn = functools.partial(batch, noise=lambda: os.urandom(1)[0] % 2)
     loader(Items(lambda data, id: Sample(id, 0)), workers, collate_fn=collate_fn).close()
+    assert capsys.readouterr().out.startswith("warning: collate_fn ")
+    table = TensorDataset(torch.zeros(64, 1), torch.zeros(64))
+    noisy = lambda items: [each + os.urandom(1)[0] for each in default_collate(items)]  # noqa: E731
+    loader(table, workers, collate_fn=noisy).close()
     assert capsys.readouterr().out.startswith("warning: collate_fn ")
     loader(Items(lambda data, id: Sample(os.urandom(1)[0], 0)), workers, collate_fn=batch).close()
     assert capsys.readouterr().out.startswith("warning: sample ")
