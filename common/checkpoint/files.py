@@ -37,7 +37,7 @@ from common.ground.files import (
     sync_folder,
     write_atomic,
 )
-from common.run.output import checkpoint_names
+from common.ground.results import checkpoint_names
 
 CONVERT = "python -c \"import torch; torch.save({}, 'new.pth')\""  # of a state_dict
 _ZIP, _TORCHSCRIPT = b"PK\3\4", "constants.pkl"

@@ -25,15 +25,16 @@ from common.checkpoint import output_list, shards
 from common.checkpoint import restore as restoring
 from common.checkpoint.lease import UrlLease
 from common.checkpoint.output_list import File
-from common.checkpoint.restore import CHECKPOINTS, HISTORY, names_of
+from common.checkpoint.restore import HISTORY, names_of
 from common.checkpoint.saver import describe
 from common.distributed import preemption
 from common.ground import exits
 from common.ground.exits import BadInput, print_line
 from common.ground.files import sha256_file, state_of
 from common.ground.heartbeat import Heartbeat
+from common.ground.results import CHECKPOINTS, WEIGHTS, checkpoint_names
 from common.object_store.store import ObjectStore, StoreError
-from common.run.output import WEIGHTS, Output, checkpoint_names
+from common.run.output import Output
 
 _EVERY = 30.0  # seconds between uploads
 PATIENCE = 300.0  # seconds for which the last upload is repeated if the store is busy or cannot be reached

@@ -10,10 +10,9 @@ from common.checkpoint import output_list, shards
 from common.checkpoint.output_list import File
 from common.ground.exits import BadInput, printable
 from common.ground.heartbeat import Heartbeat
+from common.ground.results import CHECKPOINTS, WEIGHTS
 from common.object_store.store import MISSING, ObjectStore, StoreError
-from common.run.output import WEIGHTS
 
-CHECKPOINTS = "checkpoints"
 HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "starts.jsonl")  # the job truncates the first three
 _STEP = re.compile(rf"{CHECKPOINTS}/step_(0|[1-9][0-9]{{0,18}})\.(pt|pt\.json|shards/[^/]+)")
 # reasons of a StoreError that concern one object, and not the connection to the store

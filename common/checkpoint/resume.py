@@ -10,6 +10,7 @@ from common.console import arguments
 from common.distributed import barrier, ranks
 from common.ground.exits import BadInput
 from common.ground.files import check_rename
+from common.ground.results import checkpoints
 from common.run import output, starts
 
 
@@ -66,7 +67,7 @@ def refusal(
     """
     folder, resumes_from = args.output.folder, wanted(args)
     results, starts_before = output.results(folder), starts.read(folder)
-    has_checkpoint = bool(output.checkpoints(folder))
+    has_checkpoint = bool(checkpoints(folder))
     if resumes_from == "auto":
         at_url = ()
     results += [name for name in at_url if name not in results]
@@ -86,7 +87,7 @@ def wanted(args: argparse.Namespace) -> str | None:
     """Return what the job continues from: --resume, but "auto" if it is the path of another run's checkpoint
     and a start with the same path has saved checkpoints in the output folder. None: the job cannot resume."""
     given, folder = getattr(args, "resume", None), args.output.folder
-    starts_before = starts.read(folder) if output.checkpoints(folder) else []
+    starts_before = starts.read(folder) if checkpoints(folder) else []
     is_restart = any(start["settings"].get("resume", "") == given != "never" for start in starts_before)
     return "auto" if is_restart else given
 

@@ -23,8 +23,7 @@ from common.checkpoint import pretrained
 from common.distributed import ranks, sharding
 from common.ground.exits import BadInput, import_optional, printable
 from common.ground.files import opener
-from common.run import output
-from common.run.metrics import CLASSES
+from common.ground.results import CLASSES, checkpoints
 
 _SHOWN = 3  # tensors named in a line
 _MOST = 50_000  # tensors of a file; torch loads them in 4 s
@@ -67,7 +66,7 @@ def file_of(args: argparse.Namespace) -> str | None:
     arch = getattr(args, "arch", None)
     if arch and args.weights and pretrained.is_name(arch, args.weights):
         pretrained.check(arch, args.weights)
-        may_resume = args.output.url or output.checkpoints(args.output.folder)
+        may_resume = args.output.url or checkpoints(args.output.folder)
         ranks.call_on_first(lambda: may_resume or bool(pretrained.read(arch, args.weights)))
         return None
     return args.weights

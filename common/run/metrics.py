@@ -20,13 +20,14 @@ from tqdm import tqdm
 from common.console import arguments
 from common.distributed import ranks
 from common.ground import accelerator, exits
-from common.ground.exits import BadInput, MissingPackage, printable
+from common.ground.data_sets import check_map_style, class_names_of
+from common.ground.exits import MissingPackage, printable
 from common.ground.files import append_json_line, opener, write_atomic
+from common.ground.results import CLASSES
 from common.run import starts, trackers
 from common.run.evaluation import Metrics
 from common.run.output import writes_nothing
 
-CLASSES = "classes.json"  # in a run's output folder: the names of the classes, in the order of the labels
 CONFUSION = "confusion.json"  # in the same folder: the last evaluation per class, and the confusion matrix
 _MOST_CLASSES = 100  # with more classes the matrix is not written
 
@@ -356,28 +357,6 @@ class Log:
         except Exception as error:  # OSError if the disk is full; packages of trackers raise other types
             what = f"figures of {tracker}" if tracker else f"reports in {self.output.folder}"
             self.warn_once(f"warning: {what} are incomplete: {' '.join(str(error).split())}", tracker)
-
-
-def check_map_style(data: Any) -> None:
-    """Raise BadInput if a data set has no numbered samples: a stream, or an object without length."""
-    name = type(data).__name__
-    if isinstance(data, torch.utils.data.IterableDataset):
-        raise BadInput(
-            f"{name} is an IterableDataset: its samples have no numbers, so they cannot be shuffled, "
-            "divided among the ranks or found again after a restart. Write __getitem__ and __len__ "
-            "instead; datasets/shards.py has them for tar files (WebDataset) and Parquet files"
-        )
-    if not hasattr(data, "__len__"):
-        raise BadInput(f"{name} needs __len__ and __getitem__, as every map-style Dataset has")
-
-
-def class_names_of(data: Any) -> tuple[str, ...]:
-    """Return the names of the classes in the order of labels: `class_names`, or torchvision's `classes`; ()
-    if the data set has neither. For a Subset they are those of its data set."""
-    while not hasattr(data, "class_names") and hasattr(data, "dataset"):
-        data = data.dataset
-    names = getattr(data, "class_names", getattr(data, "classes", ()))
-    return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
 
 
 def _keep_lines(path: str, step: int) -> dict[str, float] | None:

@@ -25,14 +25,13 @@ import time
 from common.ground import exits
 from common.ground.exits import BadInput, print_line
 from common.ground.files import ROOT, explained, is_at, is_url, opener
+from common.ground.results import CHECKPOINTS, WEIGHTS, checkpoints
 from common.platform.platforms import STARTED_BY
 from common.run.folder_lease import FolderLease, find_local_locks
 
 PARENT = os.path.join(ROOT, "output_dir")
-LATEST, LOCK, CHECKPOINTS = "latest", ".lock", "checkpoints"
-WEIGHTS = re.compile(r"best\.pth|epoch_(\d+)\.pth")
+LATEST, LOCK = "latest", ".lock"
 _OWN = "BOOTFILE_RUN_FOLDER"  # a parent passes the folder that it made to the processes that it starts
-_CHECKPOINT = re.compile(r"step_(\d+)\.pt")
 _REPORTS = re.compile(r"metrics\.jsonl|receipt\.bin|events\.out\.tfevents\..*")
 _BUSY = 10.0  # seconds that a start waits for the previous job to end
 
@@ -225,19 +224,6 @@ def results(folder: str) -> list[str]:
     reports = [name for name in reports if os.path.getsize(os.path.join(folder, name))]
     # If there is only a receipt, the job was killed during its first report and has no results.
     return paths + ([] if reports == ["receipt.bin"] else reports)
-
-
-def checkpoints(folder: str) -> list[str]:
-    """Return the names of the checkpoints in an output folder, by step. Raises OSError."""
-    return checkpoint_names(os.path.join(folder, CHECKPOINTS))
-
-
-def checkpoint_names(folder: str) -> list[str]:
-    """Return the names of the checkpoints directly in a folder, by step. Raises OSError."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        matches = filter(None, map(_CHECKPOINT.fullmatch, os.listdir(folder)))
-        return [match[0] for match in sorted(matches, key=lambda match: int(match[1]))]
-    return []
 
 
 def epochs(folder: str) -> list[float]:

@@ -18,8 +18,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from common.distributed import ranks
 from common.ground import accelerator
+from common.ground.data_sets import check_map_style, class_names_of
 from common.ground.exits import BadInput, print_line
-from common.run.metrics import check_map_style, class_names_of
 from datasets.data_fingerprint import find_unstable, fingerprint, hash_rows, hash_value
 from datasets.loaders.engines.workers import WorkerEngine, Workers, check_connections, not_delivered
 from datasets.loaders.loader import Copy, Loader, Stage

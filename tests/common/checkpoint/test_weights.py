@@ -15,8 +15,8 @@ from common.checkpoint import files as checkpoint
 from common.checkpoint import weights
 from common.compute.models import resnet18
 from common.ground.exits import BadInput
+from common.ground.results import CLASSES
 from common.run import starts
-from common.run.metrics import CLASSES
 from tests.support.hostile_pickle import Hostile
 
 

@@ -1,0 +1,23 @@
+"""The names of the results in the output folder of a run."""
+
+import contextlib
+import os
+import re
+
+CHECKPOINTS = "checkpoints"
+CLASSES = "classes.json"  # the names of the classes, in the order of the labels
+WEIGHTS = re.compile(r"best\.pth|epoch_(\d+)\.pth")
+_CHECKPOINT = re.compile(r"step_(\d+)\.pt")
+
+
+def checkpoints(folder: str) -> list[str]:
+    """Return the names of the checkpoints in an output folder, by step. Raises OSError."""
+    return checkpoint_names(os.path.join(folder, CHECKPOINTS))
+
+
+def checkpoint_names(folder: str) -> list[str]:
+    """Return the names of the checkpoints directly in a folder, by step. Raises OSError."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        matches = filter(None, map(_CHECKPOINT.fullmatch, os.listdir(folder)))
+        return [match[0] for match in sorted(matches, key=lambda match: int(match[1]))]
+    return []
