@@ -124,7 +124,7 @@ class Checkpointer:
 
             settle_buckets(self.forward, self.loader.example(2))  # otherwise a restart rounds differently
         if shards or ranks.world_size() > 1:
-            self.forward.register_forward_pre_hook(lambda *_: self._label_mean.watch())
+            self.forward.register_forward_hook(lambda *given: self._label_mean.watch(given[-1]))
         self._steps = OptimizerSteps(objects, self._state.before_step, self.log.warn_once)
         self._guard = Guard(self.model, *self._steps.optimizers)  # after the weights were loaded
         self.loader.lead(step, self.args.evaluate_every)

@@ -4,7 +4,7 @@ import argparse
 import inspect
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 import torch
@@ -23,6 +23,7 @@ _OF_LABELS: dict[Any, inspect.Signature] = {
     if hasattr(functional, name)
 }
 _IS_MEAN = ["mean", None, None]  # the last two are the former names
+_NODES = 50  # of the graph of an output that are searched
 _HALF = (torch.float16, torch.bfloat16)
 
 
@@ -86,8 +87,7 @@ class LabelMean(TorchFunctionMode):
             if [given.get(name) for name in ("reduction", "reduce", "size_average")] == _IS_MEAN:
                 self.labels, self.divisor = _count_labels(**given)
                 if result.requires_grad:
-                    is_other = self.divisor != self.labels
-                    self._is_other = is_other if self._is_other is None else self._is_other | is_other
+                    self._note(self.divisor != self.labels)
                     return result
                 self.loss = result
                 if given["weight"] is None:
@@ -96,11 +96,20 @@ class LabelMean(TorchFunctionMode):
                     self.total = accelerator.double(func(**given | {"reduction": "sum"}))
         return result
 
-    def watch(self) -> None:
-        """See the losses of this thread until stop()."""
+    def watch(self, output: Any) -> None:
+        """See the losses of this thread until stop(). output: of the model; it may hold a loss already."""
+        if not torch.is_grad_enabled():
+            return
+        for each in tree_flatten(output)[0]:
+            if isinstance(each, torch.Tensor) and each.ndim == 0:
+                for node in _find_means(each):
+                    self._note(node._saved_total_weight != node._saved_target.numel())
         if not self._is_watching:
             self._is_watching = True
             self.__enter__()
+
+    def _note(self, is_other: torch.Tensor) -> None:
+        self._is_other = is_other if self._is_other is None else self._is_other | is_other
 
     def stop(self, device: torch.device) -> torch.Tensor:
         """Return whether a loss with a gradient since watch() was not a mean over samples: float32 [1] on the
@@ -110,6 +119,18 @@ class LabelMean(TorchFunctionMode):
             self.__exit__(None, None, None)
         is_other, self._is_other = self._is_other, None
         return torch.zeros(1, device=device) if is_other is None else is_other.float().to(device)[None]
+
+
+def _find_means(loss: torch.Tensor) -> Iterator[Any]:
+    """Yield the nodes of nll_loss() with reduction="mean" in the graph of a loss, before its backward()."""
+    nodes: list[Any] = [loss.grad_fn]
+    for node in nodes:  # grows
+        if node is None:
+            continue
+        if node.name().startswith("NllLoss") and node._saved_reduction == 1:  # the mean
+            yield node
+        if len(nodes) < _NODES:
+            nodes += [each for each, _ in node.next_functions]
 
 
 def _count_labels(target: torch.Tensor, weight: Any, ignore_index: int | None, **_: Any) -> Any:

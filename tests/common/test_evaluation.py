@@ -220,11 +220,14 @@ def test_a_loss_that_divides_by_weights_of_labels_is_seen():
         lambda: cross_entropy(logits.detach(), some) * logits.mean(): 0,
     }.items():
         seen = losses.LabelMean()
-        seen.watch(), seen.watch()
-        criterion().backward()
+        seen.watch(logits), seen.watch(logits)
+        (loss := criterion()).backward()
         assert [seen.stop(torch.device("cpu")).item() for _ in range(2)] == [expected, 0]
-        criterion()
+        loss = criterion()
         assert seen.stop(torch.device("cpu")).item() == 0  # it saw nothing
+        if "Nll" in str([loss.grad_fn, *loss.grad_fn.next_functions]):
+            seen.watch({"loss": loss})  # of the model
+            assert seen.stop(torch.device("cpu")).item() == expected
 
 
 def _over_ranks(metrics, outputs, targets, criterion, ranks, batch=7):

@@ -415,11 +415,12 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
         monkeypatch.setattr(module.image_set, "load", load_real)
     if world_size > 1:
         _fake_group(monkeypatch, module)
-    trained = []
+    trained, ended = [], []
     resume = Checkpointer.resume
 
     def resume_and_keep(self, total_steps):
         trained.append(self.model)
+        ended.append(lambda: self._label_mean.stop(DEVICE))
         recorder.loader = self.loader
         return resume(self, total_steps)
 
@@ -441,6 +442,7 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
             try:
                 module.main.__wrapped__()
             finally:
+                ended[0]()  # of a job that ends within a step
                 if world_size > 1:
                     torch.distributed.destroy_process_group()
     return recorder
