@@ -299,7 +299,7 @@ def refuse_unknown(env: Mapping[str, str], claim: Claim | None) -> None:
         return
     names = {row.split()[1] for row in _MPI.values() if (number(row.split()[1]) or 0) > 1}
     for name, match in ((name, _RANK.fullmatch(name)) for name in env):
-        if match and not (claim and name.startswith("SLURM_")):
+        if match and env[name].strip().isdigit() and not (claim and name.startswith("SLURM_")):
             sizes = {size for end in _SIZES if (number(size := match[1] + end) or 0) > 1}
             names |= {name, *sizes} if sizes or (number(name) and _LAUNCHERS.match(name)) else set()
     names |= {"TPU_WORKER_HOSTNAMES"} if "," in env.get("TPU_WORKER_HOSTNAMES", "") else set()

@@ -596,6 +596,10 @@ def test_one_process_in_an_allocation(env):
     assert _resolve(env | STALE).world_size == 1
 
 
+def test_the_name_of_a_machine_is_no_rank():
+    assert _resolve(_words("NODE_ID=ip-10-0-0-1 NPROCS=16")).world_size == 1  # NPROCS: its cores
+
+
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="needs Open MPI")
 def test_mpirun_starts_one_job(tmp_path):
     """Also if a shell script is between mpirun and Python: all ranks find one port."""
