@@ -147,12 +147,19 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology
     count = _local_world_size(args, env, rank, local_rank, size)
     elastic = "TORCHELASTIC_RUN_ID" in env
     claim = platforms.of_launcher(env)
-    if size == 1 and not own and not elastic and claim and claim.nodes * (claim.processes or 1) > 1:
-        raise BadInput(
-            f"RANK={rank} LOCAL_RANK={local_rank} WORLD_SIZE=1 contradict {claim.said}: {claim.source} "
-            f"started several processes; remove what does not belong to this job: env -u RANK -u "
-            "LOCAL_RANK -u WORLD_SIZE ... python"
-        )
+    if claim and not own and claim.nodes * (claim.processes or 1) > 1:
+        if elastic and env["TORCHELASTIC_RUN_ID"] == "none" and whole(env, "GROUP_WORLD_SIZE", 0) == 1:
+            raise BadInput(
+                f"GROUP_WORLD_SIZE=1 contradicts {claim.said}: {claim.source} started several torchrun, each "
+                "for itself: torchrun --nnodes=N --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT makes one job "
+                "of them, and --standalone jobs of their own"
+            )
+        if size == 1 and not elastic:
+            raise BadInput(
+                f"RANK={rank} LOCAL_RANK={local_rank} WORLD_SIZE=1 contradict {claim.said}: {claim.source} "
+                f"started several processes; remove what does not belong to this job: env -u RANK -u "
+                "LOCAL_RANK -u WORLD_SIZE ... python"
+            )
     # Under torchrun two nodes with different numbers of processes can each look consistent.
     node_name = "GROUP_RANK" if elastic else "NODE_RANK"
     nodes_name = "GROUP_WORLD_SIZE" if elastic else "AZUREML_NODE_COUNT"

@@ -589,6 +589,15 @@ def test_variables_of_a_notebook_do_not_make_each_task_a_job(env):
         _resolve(env | STALE)
 
 
+def test_torchrun_of_one_node_in_each_task():
+    """srun -N2 torchrun --nproc-per-node=4 without --nnodes. With --standalone the user has said so."""
+    env = SLURM | TORCHRUN | _words("RANK=1 LOCAL_RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=4 GROUP_RANK=0")
+    env |= _words("GROUP_WORLD_SIZE=1 TORCHELASTIC_RUN_ID=none")
+    with pytest.raises(BadInput, match=r"GROUP_WORLD_SIZE=1 contradicts SLURM_PROCID=.*torchrun --nnodes"):
+        _resolve(env)
+    assert _resolve(env | {"TORCHELASTIC_RUN_ID": "f2c1"}).nodes == 1
+
+
 @pytest.mark.parametrize(
     "env", [BATCH, _words("SLURM_JOB_ID=7 SLURM_NTASKS=4 SLURM_NNODES=2"), _words("LORA_RANK=8 PMI_SIZE=1")]
 )
