@@ -194,10 +194,11 @@ class Mirror:
                 self._write_list()
         finally:
             shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
-        if replaces and self._doomed:
+        gone = self._doomed if replaces else self._doomed - self._files.keys()
+        if gone:
             self.lease.check()
-            self.store.delete(sorted(self._doomed))
-            self._doomed.clear()
+            self.store.delete(sorted(gone))
+            self._doomed = self._doomed - gone
 
     def _find_whole(self, step: int) -> list[str]:
         """Return the files of the checkpoint of a step, its shards first; [] if this node does not have it,

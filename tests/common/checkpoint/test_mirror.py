@@ -170,6 +170,19 @@ def test_results_are_at_the_url_and_come_back(server, tmp_path):
     assert other.mirror.finish() == "" and steps(server, job.url) == [6, 8]
 
 
+def test_a_restart_that_trains_nothing_deletes_what_no_list_names(server, tmp_path):
+    """A job was killed before it deleted the checkpoints that its last one replaces."""
+    url = "s3://runs/left"
+    job = Job(tmp_path / "first", url)
+    job.save(3)
+    job.mirror.finish()
+    write_object(server, url, "checkpoints/step_2.pt", b"x")
+    Job(tmp_path / "second", url).mirror.finish()
+    assert [key for key in keys(server, url) if "step_" in key] == [
+        "checkpoints/step_3.pt", "checkpoints/step_3.pt.json"
+    ]  # fmt: skip
+
+
 def test_what_lies_on_the_node_is_taken_where_it_is_as_new(server, tmp_path, capsys):
     url = "s3://runs/places"
     first = Job(tmp_path / "one", url)
