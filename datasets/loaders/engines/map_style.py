@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from common.distributed import ranks
@@ -346,7 +346,7 @@ def _keys_differ(items: list) -> bool:
 
 def _names_type(error: str, data: Any, usual: list[torch.dtype]) -> bool:
     """Return whether an error of torch is about a type in nested data that is not usual."""
-    for value in tree_leaves(data):
+    for value in tree_flatten(data)[0]:
         if not isinstance(value, torch.Tensor):
             if "must be Tensor" in error:
                 return True
