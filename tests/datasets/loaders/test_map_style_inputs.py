@@ -253,6 +253,8 @@ NO_BATCH = {
 @pytest.mark.parametrize("kind", NO_BATCH)
 def test_items_that_are_no_batch_are_named_with_the_way_out(kind, workers):
     item, expected = NO_BATCH[kind]
+    if kind == "sparse" and torch.__version__ < "2.2":
+        pytest.skip("this torch makes batches of sparse tensors")
     batches = loader(Items(lambda data, id: item(id), 6), workers, batch=6)
     with batches, pytest.raises(BadInput, match=f"(?s)^(?=sample ).*{expected}.*collate_fn$") as error:
         list(batches)
