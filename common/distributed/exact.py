@@ -60,6 +60,7 @@ class Shards:
     """
 
     _hook: ClassVar[Any] = None  # of all optimizers; a process has one
+    _finder: ClassVar[Any] = None  # of all modules, from the first forward pass of a step to its add()
 
     def __init__(self, count: int, device: torch.device):
         self.count, self.world_size, self._device = count, ranks.world_size(), device
@@ -78,7 +79,6 @@ class Shards:
         self._losses: list[torch.Tensor] = []
         self._buffers: list[_Buffer] = []  # before the step
         self._after: list[_Buffer] = []  # after the first shard
-        self._finder: Any = None  # the hook of _find_module()
         self._is_open = False  # from the forward pass of a shard until add()
         self._steps = self._collectives = 0
         torch.set_num_threads(1)  # the sums inside an operator depend on the number of threads
@@ -100,6 +100,7 @@ class Shards:
         forward.register_forward_hook(self._end_forward)
         self._calls = [_Call("the model", forward, forward.module)]
         self.watch({})
+        self.stop_finding()
         if Shards._hook:  # of an earlier run in this process, as in a notebook
             Shards._hook.remove()
         Shards._hook = register_optimizer_step_pre_hook(self._check_optimizer)
@@ -129,9 +130,7 @@ class Shards:
         shard. A parameter without a gradient has the gradient 0. Gradients from before the step, as in an
         accumulation, are added to the means.
         """
-        if self._finder:
-            self._finder.remove()
-            self._finder = None
+        if self.stop_finding():
             now = _list_variables(self._criterion)
             if name := next((name for name in now if now[name] != self._variables.get(name)), ""):
                 raise BadInput(
@@ -202,9 +201,17 @@ class Shards:
             call.sources = self._sources
 
     def _end_forward(self, *_: Any) -> None:
-        if self._is_open and self._is_checked and not self._finder:
+        if self._is_open and self._is_checked and not Shards._finder:
             self._variables = _list_variables(self._criterion)
-            self._finder = register_module_forward_pre_hook(self._find_module)
+            Shards._finder = register_module_forward_pre_hook(self._find_module)
+
+    @staticmethod
+    def stop_finding() -> bool:
+        """Remove the hook of all modules, and return whether there was one: a step may end with an error."""
+        finder, Shards._finder = Shards._finder, None
+        if finder:
+            finder.remove()
+        return finder is not None
 
     def _find_module(self, module: torch.nn.Module, _: Any) -> None:
         """Check a module that the loop calls and no checkpoint holds, from its next call on."""

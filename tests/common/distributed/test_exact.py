@@ -24,6 +24,7 @@ def group():
     yield
     torch.distributed.destroy_process_group()
     torch.set_num_threads(threads)
+    exact.Shards.stop_finding()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8])
