@@ -2,7 +2,7 @@
 
 Checkpoints are in checkpoints/ below the output folder (files.py). Weights are in the output folder:
 epoch_<n>.pth after each epoch and best.pth after the best. Rank 0 reads and writes. Before every optimizer
-step one all_reduce of four numbers makes all ranks skip, report, save and stop at the same step.
+step one all_reduce of a few numbers makes all ranks skip, report, save and stop at the same step.
 """
 
 import argparse
@@ -88,7 +88,7 @@ class Checkpointer:
         self._last_save = time.monotonic()
         self._stop = self._waits = False  # any rank was asked to stop; gradients wait for an optimizer step
         self._label_mean = losses.LabelMean()
-        self._digests: torch.Tensor | None = None  # of the replicas, sent with the flags of the next step
+        self._digests: torch.Tensor | None = None  # Replicas.note(), sent with the next step
         self._late = False  # --save_every in seconds is due, or a save waits for an optimizer step
         self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
 

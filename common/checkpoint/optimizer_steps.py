@@ -37,10 +37,10 @@ class _Steps:
     def _versions(self) -> tuple[torch.Tensor | None, int, int]:
         """Return a gradient, how often it was changed and, where hooks may be skipped, the same of all
         parameters; otherwise 0."""
-        parameters = list(_parameters(self.optimizer))
-        gradient = next((each.grad for each in parameters if each.grad is not None), None)
-        changes = 0 if gradient is None else gradient._version
-        return gradient, changes, sum(each._version for each in parameters) if _MAY_SKIP_HOOKS else 0
+        gradients = (each.grad for each in _parameters(self.optimizer) if each.grad is not None)
+        changes = 0 if (gradient := next(gradients, None)) is None else gradient._version
+        weights = sum(each._version for each in _parameters(self.optimizer)) if _MAY_SKIP_HOOKS else 0
+        return gradient, changes, weights
 
 
 class OptimizerSteps:

@@ -1,7 +1,7 @@
 """Find ranks that train different weights, by digests that are compared after a save.
 
-A digest is computed on the device and sent with the flags of the next step (nonfinite.py): no step has a
-further collective or synchronisation.
+A digest is computed on the device and sent with the flags of the next step (nonfinite.py). Only a step with a
+report or a save has a further collective.
 """
 
 import math
@@ -13,7 +13,6 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
 from common.distributed import ranks
-from common.distributed.exact import digest
 from common.ground.exits import BadInput
 
 _BITS = 24  # that float32 holds exactly
@@ -59,10 +58,10 @@ class Replicas:
         synchronising."""
         if ranks.world_size() == 1:
             return self.nothing()
-        device = next(self._objects["model"].parameters(), torch.empty(0)).device
+        device = self.nothing().device
         parts = [dict(self._tensors(each)) for each in (_parameters, self._buffers)]
         digests = [
-            torch.stack([digest(each).to(device) for each in part.values()])
+            torch.stack([ranks.digest(each).to(device) for each in part.values()])
             if part
             else torch.zeros(0, dtype=torch.int64, device=device)
             for part in parts

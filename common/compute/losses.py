@@ -23,7 +23,7 @@ _OF_LABELS: dict[Any, inspect.Signature] = {
     if hasattr(functional, name)
 }
 _IS_MEAN = ["mean", None, None]  # the last two are the former names
-_NODES = 50  # of the graph of an output that are searched
+_NODES = 50  # nodes that are searched in the graph of an output
 _HALF = (torch.float16, torch.bfloat16)
 
 

@@ -35,7 +35,7 @@ from common.ground.exits import BadInput
 HELP = "shards of a step, a power of two: the same bits on 1, 2, 4, ... V processes"
 _FLAT = 2**25  # bytes that are sent together
 _CHECK_EVERY = 32  # steps, see _Call
-# of the inputs of a call that is repeated: it may change other objects, and they cannot be sent
+# types of inputs with which a call is repeated: it may change other objects, and they cannot be sent
 _PLAIN = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None))
 _Sums = dict[torch.Tensor, torch.Tensor]  # parameter -> gradient
 
@@ -60,7 +60,7 @@ class Shards:
     """
 
     _hook: ClassVar[Any] = None  # of all optimizers; a process has one
-    _finder: ClassVar[Any] = None  # of all modules, from the first forward pass of a step to its add()
+    _finder: ClassVar[Any] = None  # a hook of all modules, from a forward pass to add()
 
     def __init__(self, count: int, device: torch.device):
         self.count, self.world_size, self._device = count, ranks.world_size(), device
@@ -407,7 +407,7 @@ class _Call:
         named += [(f"parameter {name}", each) for name, each in self.module.named_parameters()]
         named += [(f"buffer {name}", each) for name, each in self.module.named_buffers()]
         tensors = {name: each for name, each in named if isinstance(each, torch.Tensor) and _is_dense(each)}
-        return {name: int(digest(each.detach())) for name, each in tensors.items()}
+        return {name: int(ranks.digest(each.detach())) for name, each in tensors.items()}
 
 
 def _list_variables(function: Any) -> dict[str, Any]:
@@ -424,7 +424,7 @@ def _list_variables(function: Any) -> dict[str, Any]:
 
 def _freeze(value: Any, depth: int = 4) -> Any:
     if isinstance(value, torch.Tensor):
-        return int(digest(value.detach())) if _is_dense(value) else None
+        return int(ranks.digest(value.detach())) if _is_dense(value) else None
     if isinstance(value, np.ndarray | int | float | str):
         return repr(value)
     if isinstance(value, torch.nn.Module | type | types.ModuleType | types.FunctionType) or not depth:
@@ -450,14 +450,6 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 def _copy(tensor: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
     copy = tensor.detach().to(device, copy=True)
     return copy.requires_grad_(tensor.requires_grad)
-
-
-def digest(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the digest of a tensor's bits, int64 []; the order of the elements does not change it."""
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    bits = tensor.view(integers[tensor.element_size()])
-    return (bits * ((bits >> 3) * 2 + 1)).sum(dtype=torch.int64)
 
 
 def _get_states(sources: list[Any]) -> list[Any]:

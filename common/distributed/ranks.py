@@ -125,3 +125,11 @@ def maxima(values: torch.Tensor) -> list[float]:
     if world_size() > 1:
         torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX)
     return values.tolist()
+
+
+def digest(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the digest of a tensor's bits, int64 []; the order of the elements does not change it."""
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = tensor.view(integers[tensor.element_size()])
+    return (bits * ((bits >> 3) * 2 + 1)).sum(dtype=torch.int64)

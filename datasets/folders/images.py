@@ -52,7 +52,7 @@ _CONVERT = (
     "python -c \"import cv2, sys; [cv2.imwrite(p, (cv2.imread(p, -1) * (255 / {})).astype('uint8')) for p in "
     'sys.argv[1:]]" FILES'
 )
-_MAXIMUM = re.compile(rb"P[2356](?:\s+(?:#[^\n]*\s+)*(\d+)){3}")  # of a PPM: its third number
+_MAXIMUM = re.compile(rb"P[2356](?:\s+(?:#[^\n]*\s+)*(\d+)){3}")  # the third number of a PPM
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,

@@ -226,7 +226,7 @@ def test_a_loss_that_divides_by_weights_of_labels_is_seen():
         loss = criterion()
         assert seen.stop(torch.device("cpu")).item() == 0  # it saw nothing
         if "Nll" in str([loss.grad_fn, *loss.grad_fn.next_functions]):
-            seen.watch({"loss": loss})  # of the model
+            seen.watch({"loss": loss})  # a loss that the model returns
             assert seen.stop(torch.device("cpu")).item() == expected
 
 

@@ -442,7 +442,7 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
             try:
                 module.main.__wrapped__()
             finally:
-                ended[0]()  # of a job that ends within a step
+                ended[0]()  # the job has ended within a step
                 if world_size > 1:
                     torch.distributed.destroy_process_group()
     return recorder
