@@ -127,6 +127,14 @@ def maxima(values: torch.Tensor) -> list[float]:
     return values.tolist()
 
 
+def total(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return on every rank the sum of the values over all ranks. device: as for maximum()."""
+    if is_initialized():
+        values = values.to(device)
+        torch.distributed.all_reduce(values)
+    return values
+
+
 def digest(tensor: torch.Tensor) -> torch.Tensor:
     """Return the digest of a tensor's bits, int64 []; the order of the elements does not change it."""
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -334,6 +334,8 @@ class Log:
                 return
             lost = _keep_lines(self._path, self._step)
             starts.write(folder, self.args, **self._start, **({"lost": lost} if lost else {}))
+            begun = [each.get("step") for each in starts.read(folder)]
+            self._loader.receipt.begins_at(min(step for step in begun if type(step) is int))
             if self._class_names:
                 write_atomic(os.path.join(folder, CLASSES), json.dumps(self._class_names) + "\n")
             self._trackers = {}

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
 
-from common.distributed import preemption
+from common.distributed import preemption, ranks
 from common.ground import accelerator, exits
 from common.ground.exits import BadInput
 from datasets.loaders import pixels, replay
@@ -368,7 +368,8 @@ class Loader:
 
     def commit(self, step: int, folder: str) -> None:
         """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
-        self.receipt.commit(step, len(self), folder, self.to_device.device)
+        sums = ranks.total(self.receipt.take(), self.to_device.device)
+        self.receipt.chain(step, len(self), sums, folder if ranks.is_first() else None)
 
     def example(self, count: int, size: int | None = None) -> Any:
         """Return the inputs of `count` samples as a step gets them. Images are zeros: no data are read. Their

@@ -16,10 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from common.distributed import ranks
 from common.ground.exits import BadInput
 from common.ground.files import explained, opener, read_file, write_atomic
-from common.run import starts
 from datasets.sampling.loop_receipt import RECORD, mix
 
 FILE = "receipt.bin"  # in a run's output folder
@@ -29,7 +27,8 @@ _CHUNK = 4096  # samples per computation of sums: spreads NumPy's cost per call 
 
 
 class Receipt:
-    """The digest of one run. A loader calls add() for each batch that it yields, and commit() at each report.
+    """The digest of one run. A loader calls add() for each batch that it yields, and take() and chain() at
+    each report.
 
     fingerprint: a digest of the training data, any text that changes if a sample or a label does. A
     checkpoint stores it, and a run on other data does not resume from that checkpoint.
@@ -45,6 +44,7 @@ class Receipt:
         self._content = bytearray()  # of FILE: it may be deleted or cut while the job runs
         self._stored: int | None = None  # bytes of the content that are in FILE; None: FILE was not read yet
         self._begun = 0, bytes(8)  # the step and the digest before the first record of this start
+        self._first: int | None = None  # the step before the first record of FILE, if it is known
         self._warned: set[str] = set()
 
     def add(self, ids: np.ndarray, labels: np.ndarray, crops: Sequence[np.ndarray] = ()) -> None:
@@ -72,24 +72,11 @@ class Receipt:
             self._sums.append(batch_sums(np.concatenate(ids), np.concatenate(labels), columns, ends))
             self._batches.clear()
 
-    def commit(
-        self, step: int, steps_per_epoch: int, folder: str, device: torch.device | str = "cpu"
-    ) -> None:
-        """Sum the steps since the last commit over the ranks, chain them, and append them to FILE on rank 0.
-
-        Call it on all ranks after step `step` (counted from 1). device: of the process group's communication.
-        If a record cannot be written, a warning is printed. The digest still covers it.
-        """
-        sums = self.take()
-        if ranks.is_initialized():
-            sums = sums.to(device)
-            torch.distributed.all_reduce(sums)
-        self.chain(step, steps_per_epoch, sums, folder if ranks.is_first() else None)
-
     def chain(self, step: int, steps_per_epoch: int, sums: torch.Tensor, folder: str | None) -> None:
         """Extend the digest by the last steps up to `step`, and append them to FILE in the folder, if any.
 
-        sums: int64 [steps, 3], take() summed over all ranks.
+        sums: int64 [steps, 3], take() summed over all ranks. If a record cannot be written, a warning is
+        printed. The digest still covers it.
         """
         records = np.zeros(len(sums), dtype=RECORD)
         records["step"] = np.arange(step - len(sums) + 1, step + 1)
@@ -105,6 +92,10 @@ class Receipt:
             self._store(folder)
         except OSError as error:
             self._warn(f"{FILE} in {folder} is incomplete: {error}")
+
+    def begins_at(self, step: int) -> None:
+        """Expect the records after `step` in FILE, where the first start of this run began."""
+        self._first = step
 
     def finish(self, folder: str) -> str:
         """Compare FILE on rank 0 with the records of this run, and write it again if it differs. Return why
@@ -150,8 +141,9 @@ class Receipt:
         if os.path.exists(path) and os.path.getsize(path) != kept.nbytes:
             with open(path, "r+b", opener=opener) as file:
                 file.truncate(kept.nbytes)
-        begins = [each.get("step") for each in starts.read(os.path.dirname(path))]
-        first, chained = min((each for each in begins if type(each) is int), default=step), bytes(8)
+        first, chained = self._first, bytes(8)
+        if first is None:
+            first = int(kept["step"][0]) - 1 if len(kept) else step
         for record in kept if first == 0 else ():
             chained = _extend(chained, record)
         missing = max(0, step - first) - int((kept["step"] > first).sum())

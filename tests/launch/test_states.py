@@ -29,7 +29,7 @@ def _make(folder, processes=1, change=0.0, steps=(11, 22, 33), kept=(33,), **set
     data = Receipt()
     for step in range(1, 34):
         data.add(np.arange(step, step + 4), np.arange(4), ())
-    data.commit(33, 11, str(folder))
+    data.chain(33, 11, data.take(), str(folder))
     for step in steps:
         objects = _objects(step, change if step == 33 else 0.0)
         digest.write(str(folder), digest.summarize(step, objects) | {"planned": True})

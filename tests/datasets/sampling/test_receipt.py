@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from common.ground.exits import BadInput
-from common.run import starts
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory.digits import load
 from datasets.sampling import receipt
@@ -90,7 +89,7 @@ def test_the_first_difference_and_its_kind_are_found(tmp_path, part):
             if change and step >= 7:
                 {"ids": ids, "labels": labels, "augmentation": parameters[0]}[part][2] += 1
             chain.add(ids, labels, parameters)
-        chain.commit(10, 10, str(folder))
+        chain.chain(10, 10, chain.take(), str(folder))
         return receipt.read(str(folder))
 
     found = receipt.compare(deliver(tmp_path / "a", False), deliver(tmp_path / "b", True))
@@ -156,7 +155,7 @@ def _train(folder, steps, first=1):
     chain = Receipt()
     for step in range(first, first + steps):
         chain.add(np.arange(4) + step, np.zeros(4))
-        chain.commit(step, 100, str(folder))
+        chain.chain(step, 100, chain.take(), str(folder))
     return chain
 
 
@@ -178,7 +177,7 @@ def test_a_receipt_that_is_changed_while_the_job_runs_is_written_again(tmp_path,
     damage(tmp_path / receipt.FILE)
     for step in (4, 5):
         chain.add(np.arange(4) + step, np.zeros(4))
-        chain.commit(step, 100, str(tmp_path))
+        chain.chain(step, 100, chain.take(), str(tmp_path))
     assert chain.finish(str(tmp_path)) == ""
     assert (tmp_path / receipt.FILE).read_bytes() == (tmp_path / "whole" / receipt.FILE).read_bytes()
     assert capsys.readouterr().out.count("was deleted, cut or changed while the job ran") == 1
@@ -196,11 +195,11 @@ def test_a_receipt_that_was_damaged_between_two_starts_is_reported(tmp_path, cap
         (lambda content: content[:8] + bytes(8) + content[16:], "has other records"),
     ):
         saved = _train(tmp_path, 3).state_dict()
-        (tmp_path / starts.FILE).write_text('{"step": 0, "settings": {}, "environment": {}}\n')
         path = tmp_path / receipt.FILE
         path.write_bytes(damage(path.read_bytes()))
         resumed = Receipt()
         resumed.load_state_dict(saved)
+        resumed.begins_at(0)
         assert resumed.finish(str(tmp_path)) == ""
         output = capsys.readouterr().out
         assert words in output if words else not output
