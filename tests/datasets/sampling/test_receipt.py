@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from common.ground.exits import BadInput
+from common.run import starts
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory.digits import load
 from datasets.sampling import receipt
@@ -204,7 +205,6 @@ def test_a_receipt_that_was_damaged_between_two_starts_is_reported(tmp_path, cap
         output = capsys.readouterr().out
         assert words in output if words else not output
         path.unlink()
-        (tmp_path / starts.FILE).unlink()
 
 
 def test_a_receipt_is_open_only_while_it_is_written(tmp_path):
