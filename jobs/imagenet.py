@@ -40,8 +40,9 @@ from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.compute import averaging, losses, models, optimizers, precision
 from common.console import arguments
 from common.console.arguments import FLAG, boolean, positive_int
-from common.distributed import compilation, exact, gradients, process_group, ranks
+from common.distributed import process_group, ranks
 from common.ground.exits import BadInput
+from common.parallel import compilation, exact_shards, gradients
 from common.platform import node
 from common.run import evaluation, metrics
 from datasets.loaders import aliases, image_folders, measure
@@ -75,7 +76,7 @@ def parse_args() -> argparse.Namespace:
     add("-b", "--batch_size", type=positive_int, default=256, help=arguments.BATCH_SIZE_HELP)
     optimizers.add_arguments(add)
     add("--accumulate", type=positive_int, default=1, help="micro-batches per step and process (default: 1)")
-    add("--exact_shards", type=positive_int, metavar="V", help=f"{exact.HELP} (default: none)")
+    add("--exact_shards", type=positive_int, metavar="V", help=f"{exact_shards.HELP} (default: none)")
     losses.add_arguments(add)
     add("--seed", type=arguments.seed, default=0, help="weights, order and crops (default: 0)")
     add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
@@ -130,7 +131,9 @@ def main() -> None:
     device, _, world_size = process_group.join(args)  # step by step: train_ddp.py
     args = image_folders.complete(args)  # mean, std, crop share and interpolation are the model's own
     log = metrics.Log(args)
-    shards = exact.Shards(args.exact_shards, device) if args.exact_shards else None  # see train_exact.py
+    shards = (
+        exact_shards.Shards(args.exact_shards, device) if args.exact_shards else None
+    )  # see train_exact.py
     # First the checks that need only the arguments: the scan of the images may take hours.
     parts, kind = (args.exact_shards, "shards") if shards else (world_size, "processes")
     if args.accumulate > 1:
@@ -236,7 +239,7 @@ def main() -> None:
             if checkpoint.is_due(step):
                 if world_size > 1:
                     torch.distributed.all_reduce(running)
-                log.step(step, exact.sum_rows(running), scheduler)
+                log.step(step, exact_shards.sum_rows(running), scheduler)
                 running.zero_()
                 checkpoint.save(step)
         if not args.training_only:
@@ -248,7 +251,7 @@ def main() -> None:
                 val_rows = shards.rows(evaluate, val_loader) if shards else evaluate(val_loader)[None]
             if world_size > 1:
                 torch.distributed.all_reduce(val_rows)
-            val_sums = exact.sum_rows(val_rows)
+            val_sums = exact_shards.sum_rows(val_rows)
             checkpoint.save_weights(epoch, step, val_sums, evaluated)
             log.validation(step, val_sums)
             if checkpoint.stops_early(args.early_stopping):

@@ -54,7 +54,7 @@ def main() -> None:
 
     ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
     from common.distributed import launcher, process_group
-    from common.distributed.batchnorm import convert_sync_batchnorm
+    from common.parallel.batchnorm import convert_sync_batchnorm
 
     process_group.add_arguments(parser)
     ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###

@@ -52,15 +52,15 @@ def main() -> None:
 
     ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
     from common.distributed import launcher, process_group
-    from common.distributed.batchnorm import convert_sync_batchnorm
+    from common.parallel.batchnorm import convert_sync_batchnorm
 
     process_group.add_arguments(parser)
     ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
 
     ### 新增 (new) 1/10, a step is V shards on any number of processes: each a forward and backward pass ###
-    from common.distributed import exact
+    from common.parallel import exact_shards
 
-    help = f"{exact.HELP} (default: 8)"
+    help = f"{exact_shards.HELP} (default: 8)"
     optimization.add_argument("--exact_shards", type=positive_int, default=8, metavar="V", help=help)
     ### 新增 (new) 1/10, a step is V shards on any number of processes: each a forward and backward pass ###
     args = parser.parse_args()
@@ -76,7 +76,7 @@ def main() -> None:
     ### 分布式改造 (distributed) 2/6, one process per GPU: started by torchrun, or here; then they connect ###
 
     ### 新增 (new) 2/10, a process computes V / N neighbouring shards, each with its own BatchNorm ###
-    shards = exact.Shards(args.exact_shards, device)
+    shards = exact_shards.Shards(args.exact_shards, device)
     convert_sync_batchnorm = torch.nn.Identity()  # noqa: F811  # buffers: those of shard 0
     ### 新增 (new) 2/10, a process computes V / N neighbouring shards, each with its own BatchNorm ###
     log = metrics.Log(args)
@@ -163,7 +163,7 @@ def main() -> None:
 
                 ### 新增 (new) 8/10, all_reduce only added zeros to a row: nothing was rounded ###
                 # - log.step(step, running, scheduler)  # waits for the device, and sets `running` to 0
-                log.step(step, exact.sum_rows(running), scheduler)
+                log.step(step, exact_shards.sum_rows(running), scheduler)
                 running.zero_()
                 ### 新增 (new) 8/10, all_reduce only added zeros to a row: nothing was rounded ###
                 checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
@@ -181,7 +181,7 @@ def main() -> None:
         ### 分布式改造 (distributed) 6/6, sum the evaluation over all ranks; rank 0 writes the weights ###
 
         ### 新增 (new) 10/10, add the rows in the binary tree ###
-        val_sums = exact.sum_rows(val_sums)
+        val_sums = exact_shards.sum_rows(val_sums)
         ### 新增 (new) 10/10, add the rows in the binary tree ###
         checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
         log.validation(step, val_sums)

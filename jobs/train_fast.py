@@ -128,7 +128,7 @@ def main() -> None:
 
     ### 新增 (new) 8/10, fewer launches by CUDA graphs; not on a CPU, which gains 1.03x after 47 s ###
     from common.compute import precision
-    from common.distributed.compilation import compile_module
+    from common.parallel.compilation import compile_module
 
     torch.backends.cudnn.benchmark = True  # a GPU tries cuDNN's algorithms for each convolution once
     if precision.half_type(device) == torch.float16:

@@ -51,14 +51,14 @@ def main() -> None:
     optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
 
     ### 新增 (new) 1/3, type of the layers, and activations that are computed twice instead of kept ###
-    from common.distributed import fsdp
+    from common.parallel import fsdp
 
     fsdp.add_arguments(parser)
     ### 新增 (new) 1/3, type of the layers, and activations that are computed twice instead of kept ###
 
     ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
     from common.distributed import launcher, process_group
-    from common.distributed.batchnorm import convert_sync_batchnorm
+    from common.parallel.batchnorm import convert_sync_batchnorm
 
     process_group.add_arguments(parser)
     ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###

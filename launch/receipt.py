@@ -16,8 +16,8 @@ import os
 import numpy as np
 import torch
 
-from common.checkpoint import digest, files
 from common.console.arguments import Parser
+from common.exact import digest, files
 from common.ground.exits import BadInput, printable
 from common.ground.files import explained, read_json_lines
 from common.run import starts

@@ -20,7 +20,10 @@ ALLOWED = {
 }
 
 # The rooms of common. A room imports only rooms after it.
-ROOMS = ["checkpoint", "run", "distributed", "compute", "console", "platform", "object_store", "ground"]
+ROOMS = [
+    "checkpoint", "run", "exact", "parallel", "distributed", "compute", "console", "platform", "object_store",
+    "ground",
+]  # fmt: skip
 
 Graph = dict[str, set[str]]
 
@@ -111,6 +114,24 @@ def test_rooms_of_common_import_only_lower_ones():
     places = {name: ROOMS.index(name.split(".")[1]) for name in names}
     upward = {f"{a} -> {b}" for a in places for b in GRAPH[a] & places.keys() if places[b] < places[a]}
     assert upward == set()
+
+
+def find_closure(graph: Graph, first: set[str]) -> set[str]:
+    """Return these modules and all that they import, also through others."""
+    seen, todo = set(first), list(first)
+    while todo:
+        new = graph[todo.pop()] - seen
+        seen |= new
+        todo += new
+    return seen
+
+
+def test_the_core_knows_no_option_log_platform_or_url():
+    exact = {name for name in GRAPH if name.startswith("common.exact.")}
+    rooms = {name.split(".")[1] for name in find_closure(GRAPH, exact) if name.startswith("common.")}
+    assert rooms - {"__init__"} == {"exact", "parallel", "distributed", "console", "platform", "ground"}
+    run = {name for name in GRAPH if name.startswith("common.run.")}
+    assert not {name for name in find_closure(GRAPH, run) if name.startswith("common.exact.")}
 
 
 def test_rooms_do_not_import_each_other_in_a_circle():

@@ -1,1 +1,1 @@
-"""Save, resume and stop a run; keep its results at a URL."""
+"""Checkpoints of a job: its options, weights, and results at a URL."""

@@ -17,17 +17,18 @@ from typing import Any
 
 import torch
 
-from common.checkpoint import digest, resume
-from common.checkpoint.files import plain_names, write_weights
-from common.checkpoint.nonfinite import Diverged, Guard, Verdict
-from common.checkpoint.optimizer_steps import OptimizerSteps
-from common.checkpoint.replicas import Replicas
-from common.checkpoint.saver import Saver, find_infinite
-from common.checkpoint.state import RunState
+from common.checkpoint import resume
 from common.compute import losses
 from common.console import arguments
 from common.console.arguments import boolean, interval, non_negative_int, positive_float, positive_int
 from common.distributed import barrier, preemption, ranks
+from common.exact import digest
+from common.exact.files import plain_names, write_weights
+from common.exact.nonfinite import Diverged, Guard, Verdict
+from common.exact.optimizer_steps import OptimizerSteps
+from common.exact.replicas import Replicas
+from common.exact.saver import Saver, find_infinite
+from common.exact.state import RunState
 from common.ground import exits
 from common.ground.exits import BadInput
 from common.run import output, trackers
@@ -120,7 +121,7 @@ class Checkpointer:
         if shards := getattr(self.forward, "exact_shards", None):  # they have no buckets
             shards.watch(objects | {"criterion": self.criterion}, self.loader)
         elif ranks.world_size() > 2 and isinstance(self.forward, torch.nn.parallel.DistributedDataParallel):
-            from common.distributed.gradients import settle_buckets
+            from common.parallel.gradients import settle_buckets
 
             settle_buckets(self.forward, self.loader.example(2))  # otherwise a restart rounds differently
         if shards or ranks.world_size() > 1:

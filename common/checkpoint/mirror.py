@@ -20,14 +20,15 @@ import shutil
 import threading
 import time
 
-from common.checkpoint import files as checkpoint
-from common.checkpoint import output_list, shards
+from common.checkpoint import output_list
 from common.checkpoint import restore as restoring
 from common.checkpoint.lease import UrlLease
 from common.checkpoint.output_list import File
 from common.checkpoint.restore import HISTORY, names_of
-from common.checkpoint.saver import describe
 from common.distributed import preemption
+from common.exact import files as checkpoint
+from common.exact import sharded as shards
+from common.exact.saver import describe
 from common.ground import exits
 from common.ground.exits import BadInput, print_line
 from common.ground.files import sha256_file, state_of

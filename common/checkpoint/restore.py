@@ -5,9 +5,10 @@ import os
 import re
 from collections.abc import Collection, Iterable
 
-from common.checkpoint import files as checkpoint
-from common.checkpoint import output_list, shards
+from common.checkpoint import output_list
 from common.checkpoint.output_list import File
+from common.exact import files as checkpoint
+from common.exact import sharded as shards
 from common.ground.exits import BadInput, printable
 from common.ground.heartbeat import Heartbeat
 from common.ground.results import CHECKPOINTS, WEIGHTS

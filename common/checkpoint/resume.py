@@ -5,9 +5,9 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from common.checkpoint import files as checkpoint
 from common.console import arguments
 from common.distributed import barrier, ranks
+from common.exact import files as checkpoint
 from common.ground.exits import BadInput
 from common.ground.files import check_rename
 from common.ground.results import checkpoints

@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 
-from common.checkpoint import files as checkpoint
 from common.checkpoint import pretrained
-from common.distributed import ranks, sharding
+from common.distributed import ranks
+from common.exact import files as checkpoint
 from common.ground.exits import BadInput, import_optional, printable
 from common.ground.files import opener
 from common.ground.results import CLASSES, checkpoints
+from common.parallel import sharding
 
 _SHOWN = 3  # tensors named in a line
 _MOST = 50_000  # tensors of a file; torch loads them in 4 s

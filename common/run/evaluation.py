@@ -13,9 +13,10 @@ from torch.utils._pytree import tree_map_only
 
 from common.compute import losses
 from common.compute.losses import multi_hot
-from common.distributed import ranks, sharding
+from common.distributed import ranks
 from common.ground import accelerator
 from common.ground.exits import BadInput, print_line
+from common.parallel import sharding
 
 _MOST_IN_A_MATRIX = 1000  # classes: of 8 MB; of 100,000 it would have 80 GB
 _EXPECTED = "expected one number, the mean over the batch (reduction='mean')"

@@ -9,7 +9,7 @@ import tempfile
 
 import numpy as np
 
-from common.checkpoint.state import OPERATION
+from common.exact.state import OPERATION
 from common.ground.exits import BadInput
 from common.ground.files import ROOT
 from datasets.loaders import replay

@@ -4,7 +4,7 @@ import glob
 import os
 from typing import NamedTuple
 
-from common.checkpoint import digest, files
+from common.exact import digest, files
 from common.ground.exits import BadInput
 from datasets.sampling import loop_receipt, receipt
 from launch.receipt import compare, compare_states

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from common.checkpoint import files
+from common.exact import files
 from common.ground.exits import BadInput
 from common.run import starts
 from datasets.sampling import loop_receipt, receipt

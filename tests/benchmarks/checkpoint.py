@@ -3,7 +3,7 @@
 python -m tests.benchmarks.checkpoint [--device cuda] [--rounds 7]
 
 - Seconds for which a save of ResNet-18 with momentum blocks training: torch.save and fsync, compared with the
-  copy of common/checkpoint/saver.py, whose thread then writes the same state with its checksum.
+  copy of common/exact/saver.py, whose thread then writes the same state with its checksum.
 - Seconds of a receipt, compared with a training step of 128 CIFAR-sized images on this device.
 """
 
@@ -13,9 +13,9 @@ import tempfile
 
 import torch
 
-from common.checkpoint import files as checkpoint
-from common.checkpoint.saver import HostCopies, size_of
 from common.compute import models
+from common.exact import files as checkpoint
+from common.exact.saver import HostCopies, size_of
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import cifar10
 from datasets.sampling.augment import crop_flip

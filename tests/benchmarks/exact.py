@@ -1,4 +1,4 @@
-"""The price of the same bits: steps of exact.Shards and of DistributedDataParallel with no_sync(), in turns.
+"""The price of the same bits: steps of Shards and of DistributedDataParallel with no_sync(), in turns.
 
     python -m tests.benchmarks.exact                       ResNet-18 of the default width, 2 processes, V = 8
     python -m tests.benchmarks.exact --processes 2 --shards 8 --rounds 5 --width 64
@@ -16,8 +16,8 @@ import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
 from common.compute import models
-from common.distributed import exact
 from common.ground import exits
+from common.parallel import exact_shards
 from tests.benchmarks.rounds import conditions, make_parser, print_ratios, take_turns, timed
 from tests.conftest import free_port
 
@@ -28,7 +28,7 @@ def measure(rank: int, args: argparse.Namespace, port: int) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=args.processes
     )
-    shards = exact.Shards(args.shards, torch.device("cpu"))
+    shards = exact_shards.Shards(args.shards, torch.device("cpu"))
     torch.manual_seed(rank)
     samples = args.batch_size // args.shards
     images = torch.randn(samples, 3, SIDE, SIDE).contiguous(memory_format=torch.channels_last)

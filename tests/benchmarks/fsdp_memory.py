@@ -18,8 +18,8 @@ import torch.multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from common.distributed import fsdp
 from common.ground import exits
+from common.parallel import fsdp
 from tests.benchmarks.rounds import conditions, make_parser
 from tests.conftest import free_port
 

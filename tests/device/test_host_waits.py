@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from common.checkpoint.checkpointer import Checkpointer
-from common.distributed import compilation
+from common.parallel import compilation
 from common.run import evaluation, metrics
 from datasets.loaders import measure, pixels
 from datasets.loaders.engines import resident

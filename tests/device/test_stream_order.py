@@ -8,7 +8,7 @@ import types
 import pytest
 import torch
 
-from common.checkpoint.saver import HostCopies
+from common.exact.saver import HostCopies
 from datasets.loaders.engines.map_style import MoveToDevice
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.engines.threads import Threads

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from common.checkpoint import digest
+from common.exact import digest
 from datasets.sampling import receipt
 from tests.conftest import QUICK, ROOT, environment, finish, read_until, run_ranks
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.checkpoint import digest
-from common.checkpoint import files as checkpoint
+from common.exact import digest
+from common.exact import files as checkpoint
 from datasets.sampling import receipt
 from tests.conftest import finish, processes_of, run, start
 

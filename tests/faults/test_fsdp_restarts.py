@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from common.checkpoint import digest
+from common.exact import digest
 from datasets.sampling import receipt
 from tests.conftest import QUICK, finish, losses, processes_of, read_until, run, start
 

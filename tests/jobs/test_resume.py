@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.checkpoint import files as checkpoint
+from common.exact import files as checkpoint
 from datasets.memory import digits
 from datasets.sampling import receipt
 from tests.conftest import (

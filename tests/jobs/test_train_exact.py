@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from common.checkpoint import digest
+from common.exact import digest
 from launch.new.cli import make_job
 from tests.conftest import QUICK, losses, refused, run, run_ranks
 from tests.support.exact import changed, facts
@@ -48,7 +48,7 @@ def test_without_the_tree_the_bits_differ(tmp_path):
         tmp_path / "job.py",
         (
             "    shards.attach(forward)",
-            "    exact.sum_rows = lambda rows: rows.copy_(rows.flip(0).sum(0).expand_as(rows))[0]\n"
+            "    exact_shards.sum_rows = lambda rows: rows.copy_(rows.flip(0).sum(0).expand_as(rows))[0]\n"
             "    shards.attach(forward)",
         ),
     )

@@ -6,12 +6,12 @@ import pytest
 import torch
 from PIL import Image
 
-from common.checkpoint import digest
-from common.checkpoint import files as checkpoint
 from common.checkpoint.weights import read
-from common.distributed import fsdp
+from common.exact import digest
+from common.exact import files as checkpoint
 from common.ground import exits
 from common.ground.exits import BadInput
+from common.parallel import fsdp
 from datasets.sampling import receipt
 from tests.common.checkpoint.test_mirror import keys, read_list
 from tests.conftest import CAN_FORK, QUICK, losses, records, run, run_ranks

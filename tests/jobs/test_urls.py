@@ -13,8 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from common.checkpoint import digest, lease
-from common.checkpoint import files as checkpoint
+from common.checkpoint import lease
+from common.exact import digest
+from common.exact import files as checkpoint
 from datasets.memory import cifar10
 from datasets.sampling import receipt
 from tests.common.checkpoint.test_mirror import keys, read_list, read_object, steps

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.checkpoint import digest, files
+from common.exact import digest, files
 from datasets.sampling.receipt import Receipt
 from tests.conftest import run
 

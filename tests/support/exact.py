@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from common.checkpoint import digest, files
+from common.exact import digest, files
 from datasets.sampling import receipt
 from tests.conftest import ROOT
 

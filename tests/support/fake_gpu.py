@@ -25,8 +25,9 @@ from torch.utils._pytree import tree_leaves
 
 from common.checkpoint.checkpointer import Checkpointer
 from common.compute import models
-from common.distributed import barrier, batchnorm, devices, process_group, ranks
+from common.distributed import barrier, devices, process_group, ranks
 from common.ground import accelerator, exits
+from common.parallel import batchnorm
 from common.run import metrics, output, starts
 from datasets.loaders import image_folders
 from datasets.loaders.engines import memory

@@ -16,10 +16,10 @@ from typing import ClassVar
 import pytest
 import torch
 
-from common.checkpoint import files as checkpoint
 from common.checkpoint import lease as url_lease
 from common.checkpoint import mirror, output_list
 from common.checkpoint import restore as restoring
+from common.exact import files as checkpoint
 from common.ground.exits import BadInput
 from common.object_store.store import ObjectStore, StoreError
 from common.run import lease as run_lease

@@ -6,9 +6,9 @@ import os
 import pytest
 import torch
 
-from common.checkpoint import files as checkpoint
-from common.checkpoint import nonfinite
 from common.console.arguments import Interval
+from common.exact import files as checkpoint
+from common.exact import nonfinite
 from common.ground.exits import BadInput
 from common.run.evaluation import Metrics, absolute_error
 from tests.support.checkpointers import make

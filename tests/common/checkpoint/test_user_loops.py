@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from common.checkpoint import digest
 from common.checkpoint.checkpointer import Checkpointer
 from common.console.arguments import Interval
+from common.exact import digest
 from common.ground.exits import BadInput
 from common.run.metrics import Log
 from common.run.output import Output

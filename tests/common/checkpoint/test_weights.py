@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from common.checkpoint import files as checkpoint
 from common.checkpoint import weights
 from common.compute.models import resnet18
+from common.exact import files as checkpoint
 from common.ground.exits import BadInput
 from common.ground.results import CLASSES
 from common.run import starts

@@ -30,7 +30,7 @@ def one_node(tmp_path_factory):
     return _weights(tmp_path_factory.mktemp("one"), 1, 4, "torchrun")
 
 
-# Each way in which the processes of a node are started; tests/common/test_topology.py has all platforms.
+# Each way in which the processes of a node are started. test_topology.py has all platforms.
 @pytest.mark.parametrize(
     ("nodes", "processes", "platform"),
     [

@@ -6,15 +6,15 @@ import textwrap
 import pytest
 import torch
 
-from common.distributed import batchnorm
 from common.ground.exits import BadInput
+from common.parallel import batchnorm
 from tests.conftest import ROOT, run_ranks
 
 WORKER = textwrap.dedent("""
     import os, sys
     import torch
     sys.path.insert(0, sys.argv[2])
-    from common.distributed.batchnorm import convert_sync_batchnorm
+    from common.parallel.batchnorm import convert_sync_batchnorm
 
     rank, world, nn = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), torch.nn
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

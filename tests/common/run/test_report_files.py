@@ -6,8 +6,8 @@ import os
 import pytest
 import torch
 
-from common.checkpoint import files as checkpoint
 from common.checkpoint import resume
+from common.exact import files as checkpoint
 from tests.support.checkpointers import StubLoader, log_of
 
 

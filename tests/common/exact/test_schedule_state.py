@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from common.checkpoint.schedules import ScheduleState
 from common.console.arguments import Interval
+from common.exact.schedules import ScheduleState
 from common.ground.exits import BadInput
 from tests.support.checkpointers import make
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.checkpoint import files as checkpoint
+from common.exact import files as checkpoint
 from common.ground import files
 from datasets.folders import image_folder, random_folder
 from tests.support import pictures

@@ -11,8 +11,8 @@ import time
 import pytest
 import torch
 
-from common.checkpoint import files as checkpoint
-from common.checkpoint.files import Refused
+from common.exact import files as checkpoint
+from common.exact.files import Refused
 from common.ground.files import write_atomic
 from tests.conftest import start
 from tests.support.hostile_pickle import Hostile
@@ -117,7 +117,7 @@ def test_order_is_numeric_and_the_last_ones_stay(tmp_path):
 def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
     script = textwrap.dedent(f"""
         import torch
-        from common.checkpoint import files as checkpoint
+        from common.exact import files as checkpoint
         state = {{"weight": torch.zeros(1_000_000)}}
         for step in range(1, 10**6):
             checkpoint.write(f"{tmp_path}/step_{{step}}.pt", state, step=step, run="a")

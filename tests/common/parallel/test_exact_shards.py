@@ -1,4 +1,4 @@
-"""The sums of exact.Shards: their order, their value, and the memory that they need."""
+"""The sums of exact_shards.Shards: their order, their value, and the memory that they need."""
 
 import random
 
@@ -8,8 +8,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from common.distributed import exact
 from common.ground.exits import BadInput
+from common.parallel import exact_shards
 from datasets.loaders.engines.map_style import map_style_loader
 from datasets.sampling.sampler import SequentialBatchSampler
 
@@ -24,7 +24,7 @@ def group():
     yield
     torch.distributed.destroy_process_group()
     torch.set_num_threads(threads)
-    exact.Shards.stop_finding()
+    exact_shards.Shards.stop_finding()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8])
@@ -33,8 +33,8 @@ def test_rows_are_added_in_a_binary_tree(rows):
     expected = list(values.clone())
     while len(expected) > 1:
         expected = [first + second for first, second in zip(expected[::2], expected[1::2], strict=True)]
-    assert torch.equal(exact.sum_rows(values), expected[0])
-    assert exact.sum_rows(torch.tensor([1e8, 1.0, -1e8, 1.0])) == 0.0  # from left to right it is 1
+    assert torch.equal(exact_shards.sum_rows(values), expected[0])
+    assert exact_shards.sum_rows(torch.tensor([1e8, 1.0, -1e8, 1.0])) == 0.0  # from left to right it is 1
 
 
 def test_a_step_has_the_mean_gradient_and_the_buffers_of_shard_0(group):
@@ -54,7 +54,11 @@ def test_a_step_has_the_mean_gradient_and_the_buffers_of_shard_0(group):
     model(images[0])
     statistics = [each.clone() for each in model.buffers()]
     model[1].reset_running_stats()
-    forward, shards, kept = DistributedDataParallel(model), exact.Shards(SHARDS, torch.device("cpu")), []
+    forward, shards, kept = (
+        DistributedDataParallel(model),
+        exact_shards.Shards(SHARDS, torch.device("cpu")),
+        [],
+    )
     shards.attach(forward)
     for part, target in zip(images, labels, strict=True):
         model.zero_grad()
@@ -73,7 +77,7 @@ def test_a_step_has_the_mean_gradient_and_the_buffers_of_shard_0(group):
 
 def test_sums_of_a_process_are_rows_of_its_shards(group):
     torch.set_num_threads(2)
-    shards = exact.Shards(4, torch.device("cpu"))
+    shards = exact_shards.Shards(4, torch.device("cpu"))
     assert torch.get_num_threads() == 1 and shards.local == 4 and shards.index == 0
     shards.first, shards.local = 2, 2  # the second of two processes
     sampler = SequentialBatchSampler(10, 2, rank=1, world_size=2, shards=2)
@@ -104,7 +108,7 @@ INPUTS = torch.arange(12.0).view(4, 1, 3) / 7
 
 
 def begin(model, **objects) -> tuple:
-    shards, forward = exact.Shards(4, torch.device("cpu")), DistributedDataParallel(model)
+    shards, forward = exact_shards.Shards(4, torch.device("cpu")), DistributedDataParallel(model)
     shards.attach(forward)
     shards.watch({"model": model} | objects)
     return shards, forward

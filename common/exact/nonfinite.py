@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common.distributed import ranks, sharding
+from common.distributed import ranks
 from common.ground import accelerator, exits
 from common.ground.exits import BadInput
+from common.parallel import sharding
 
 
 class Diverged(BadInput):

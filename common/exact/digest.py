@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from common.distributed import sharding
 from common.ground.files import append_json_line, explained, read_file, read_json_lines, write_atomic
+from common.parallel import sharding
 
 FILE = "state.jsonl"  # in a run's output folder
 _MOST = 2**30  # bytes of FILE

@@ -1,12 +1,12 @@
 """Compress the gradients of DistributedDataParallel, and add them in the same order after a restart."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-from common.distributed.compilation import backward_without_trace
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 
 def compress_gradients(forward: torch.nn.parallel.DistributedDataParallel, kind: str) -> None:
@@ -41,3 +41,37 @@ def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: A
         torch.backends.cudnn.flags(enabled=True, benchmark=False),
     ):
         backward_without_trace(forward, forward, inputs, 2 if forward.static_graph else 1)
+
+
+def backward_without_trace(forward: Callable, module: torch.nn.Module, inputs: Any, passes: int) -> None:
+    """Run forward and backward passes that do not change weights, buffers and random state, even if a pass
+    fails. Afterwards the gradients are None.
+
+    forward: the function to call; it calls module.
+    module: the raw model.
+    inputs: a tensor [n, ...] or nested tensors, any values, n >= 2 for BatchNorm.
+    passes: the number of passes.
+    """
+    parameter = next(module.parameters())
+    kind = parameter.device.type
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(parameter) if tensor.is_floating_point() else tensor.to(parameter.device)
+
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        with torch.random.fork_rng([parameter.device] * (kind != "cpu"), device_type=kind):
+            for _ in range(passes):
+                module.zero_grad()
+                # `output` lives until after backward(), as in training: otherwise torch records the CUDA
+                # graphs again in training
+                output = forward(tree_map_only(torch.Tensor, move, inputs))
+                parts = [
+                    each for each in tree_flatten(output)[0] if torch.is_tensor(each) and each.requires_grad
+                ]
+                torch.stack([each.sum() for each in parts]).sum().backward()
+    finally:
+        module.zero_grad()
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)

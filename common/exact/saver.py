@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten
 
-from common.checkpoint import digest, files, shards
-from common.distributed import ranks, sharding
+from common.distributed import ranks
+from common.exact import digest, files
+from common.exact import sharded as shards
 from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.ground.files import explain_write, sweep
+from common.parallel import sharding
 
 # a file system refuses what a save needs: unlike a full disk, this does not pass
 _FINAL, _MOST_FAILURES = (errno.ENOSYS, errno.EROFS, errno.EPERM, errno.EOPNOTSUPP), 3

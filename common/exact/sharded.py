@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from common.checkpoint import digest
-from common.distributed import ranks, sharding
+from common.distributed import ranks
+from common.exact import digest
 from common.ground.files import opener, sha256_file
+from common.parallel import sharding
 
 # what the pickle in .metadata may name
 _SAFE = {

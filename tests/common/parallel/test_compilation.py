@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
-from common.distributed.compilation import backward_without_trace, compile_module
-from common.distributed.gradients import settle_buckets
+from common.parallel.compilation import compile_module
+from common.parallel.gradients import backward_without_trace, settle_buckets
 from tests.conftest import environment, run, run_ranks
 
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_compiled_stays_as_it_is():
 OVERLAP = """
 import sys, torch
 from torch.nn.parallel import DistributedDataParallel
-from common.distributed.compilation import compile_module
+from common.parallel.compilation import compile_module
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 layers = [torch.nn.Linear(512 if layer else 64, 512) for layer in range(5)]
 model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.MaxPool2d(2), torch.nn.AdaptiveAvgPool2d(4),
@@ -114,7 +114,8 @@ def test_buckets_are_sent_during_the_compiled_backward_pass(tmp_path):
 RANKS = """
 import os, sys, torch
 from torch.nn.parallel import DistributedDataParallel
-from common.distributed import compilation, ranks
+from common.parallel import compilation
+from common.distributed import ranks
 torch.distributed.init_process_group("gloo")
 failing, rank = int(sys.argv[1]), ranks.rank()
 begun, store = [], ranks.store()

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from common.checkpoint.saver import HostCopies, Saver, find_infinite, size_of
+from common.exact.saver import HostCopies, Saver, find_infinite, size_of
 
 
 def test_training_goes_on_while_a_copy_is_written(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from common.checkpoint import files, shards
+from common.exact import files
+from common.exact import sharded as shards
 from tests.conftest import CAN_FORK
 from tests.support.hostile_pickle import Hostile
 

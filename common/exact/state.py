@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from common.checkpoint import digest, files, shards
-from common.checkpoint.optimizer_steps import find_optimizers
-from common.checkpoint.schedules import ScheduleState, plain
 from common.console import arguments
-from common.distributed import sharding
+from common.exact import digest, files
+from common.exact import sharded as shards
+from common.exact.optimizer_steps import find_optimizers
+from common.exact.schedules import ScheduleState, plain
 from common.ground.exits import BadInput
+from common.parallel import sharding
 
 # options that change the trained weights: a checkpoint of another value is refused
 IDENTITY = (
@@ -38,7 +39,7 @@ class RunState:
 
     objects: name -> object with state_dict(). "model" and "optimizer" are required; "scheduler", "scaler",
     "ema" and "receipt" are optional. "scheduler": any schedule of torch, or a class of your own whose state
-    is plain (common/checkpoint/schedules.py). The `fingerprint` of "receipt" identifies the training data of
+    is plain (common/exact/schedules.py). The `fingerprint` of "receipt" identifies the training data of
     the run. Raises BadInput if the scheduler cannot be resumed exactly.
     """
 

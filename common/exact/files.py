@@ -25,8 +25,8 @@ from typing import IO, Any, cast
 import numpy as np
 import torch
 
-from common.checkpoint import shards
-from common.checkpoint.digest import leaves
+from common.exact import sharded as shards
+from common.exact.digest import leaves
 from common.ground.files import (
     explained,
     open_atomic,

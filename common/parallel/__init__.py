@@ -1,0 +1,1 @@
+"""A step over several processes: exact sums, sharded models, BatchNorm, gradients, compilation."""
