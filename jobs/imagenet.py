@@ -131,9 +131,8 @@ def main() -> None:
     device, _, world_size = process_group.join(args)  # step by step: train_ddp.py
     args = image_folders.complete(args)  # mean, std, crop share and interpolation are the model's own
     log = metrics.Log(args)
-    shards = (
-        exact_shards.Shards(args.exact_shards, device) if args.exact_shards else None
-    )  # see train_exact.py
+    # see train_exact.py
+    shards = exact_shards.Shards(args.exact_shards, device) if args.exact_shards else None
     # First the checks that need only the arguments: the scan of the images may take hours.
     parts, kind = (args.exact_shards, "shards") if shards else (world_size, "processes")
     if args.accumulate > 1:

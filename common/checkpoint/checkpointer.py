@@ -453,9 +453,9 @@ class Checkpointer:
 
     def _exit(self, step: int) -> None:
         """Exit after rank 0 has saved: when one process exits, its parent ends the others."""
-        if store := ranks.store():
-            with contextlib.suppress(RuntimeError):
-                preemption.look(store)  # the signal's number and rank, for the log and the exit code
+        for rank, number in enumerate(ranks.gather_objects(preemption.received())):
+            if number:  # for the log and the exit code; the store may not have it yet
+                preemption.hear(rank, number)
         if ranks.is_first() and not self.args.evaluate:
             self._saver.check(wait=True)
         if hopeless := ranks.broadcast_object(self._saver.hopeless):

@@ -37,6 +37,7 @@ _watching = threading.Event()
 _grace = 25.0
 _unwind = 3.0  # seconds for the main thread to end by itself after Ctrl-C when no job is watched
 _code = 128 + signal.SIGTERM
+_number = 0  # of the signal that this process got
 _reader: int | None = None  # the reading end of the pipe
 _store: "torch.distributed.Store | None" = None
 _rank, _token, _refused = 0, "", ""
@@ -171,8 +172,8 @@ def _listen(reader: int) -> None:
 
 
 def _ask(number: int) -> None:
-    global _code
-    _code = _CODES.get(number, _code)
+    global _code, _number
+    _code, _number = _CODES.get(number, _code), number
     if _asked.is_set():  # another process was faster
         return
     _stop()  # before any call that could block or fail: the log may be closed
@@ -213,20 +214,31 @@ def _follow(store: "torch.distributed.Store") -> None:
             look(store)
 
 
-def look(store: "torch.distributed.Store") -> None:
-    """Stop if another process of the job asks for it in the store. Other users of the node may reach the
-    store: a request without the token is ignored."""
-    global _code, _refused
-    request = store.compare_set(_KEY, "", "").decode(errors="replace")
-    if not request or _asked.is_set():
-        return
-    if match := re.fullmatch(rf"(\d+) (\d+) {_token}", request):
-        rank, number = map(int, match.groups())
+def received() -> int:
+    """Return the number of the signal that this process got; 0 if it got none."""
+    return _number
+
+
+def hear(rank: int, number: int) -> None:
+    """Stop because another rank got this signal, unless this process was asked to stop before."""
+    global _code
+    if not _asked.is_set():
         _code = _CODES.get(number, _code)
         _stop()
         if _rank == 0:
             name = signal.Signals(number).name
             _say(f"{name} at rank {rank}: stopping at the next step, within {_grace:.0f} s")
+
+
+def look(store: "torch.distributed.Store") -> None:
+    """Stop if another process of the job asks for it in the store. Other users of the node may reach the
+    store: a request without the token is ignored."""
+    global _refused
+    request = store.compare_set(_KEY, "", "").decode(errors="replace")
+    if not request or _asked.is_set():
+        return
+    if match := re.fullmatch(rf"(\d+) (\d+) {_token}", request):
+        hear(*map(int, match.groups()))
     elif _rank == 0 and not _refused:
         _refused = request
         _say("warning: ignored a request to stop in the job's store: not by a process of this job")

@@ -96,6 +96,17 @@ def test_only_a_process_of_the_job_can_stop_it(monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("SIGUSR1 at rank 1: stopping at the next step")
 
 
+def test_a_rank_hears_of_a_signal_that_is_not_in_the_store_yet(monkeypatch, capsys):
+    """The vote of a step may be faster than the store."""
+    for name, value in (("_rank", 0), ("_code", 143), ("_asked", threading.Event())):
+        monkeypatch.setattr(preemption, name, value)
+    monkeypatch.setattr(preemption, "_call_after", lambda *_: None)
+    preemption.hear(1, 10)
+    preemption.hear(2, 15)
+    assert preemption.asked() and preemption.exit_code() == 138
+    assert capsys.readouterr().out.startswith("SIGUSR1 at rank 1: stopping") and preemption.received() == 0
+
+
 @pytest.mark.parametrize(
     "launcher", [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")]
 )

@@ -271,7 +271,10 @@ def test_a_loop_that_depends_on_the_number_of_processes_is_refused(group):
     model = Small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     shards, forward = begin(model, optimizer=optimizer)
-    with pytest.raises(BadInput, match=r"SGD.step\(\) between two shards: expected it after shards.add"):
+    line = r"SGD.step\(\) between two shards: expected it after shards.add"
+    if torch.__version__ < "2.3":  # calls no hooks of optimizers once a function was compiled
+        line += "|changes if a shard is computed again"
+    with pytest.raises(BadInput, match=line):
         train(shards, forward, after=optimizer.step)
     shards, forward = begin(model, optimizer=optimizer)
     loss = train(shards, forward)
