@@ -39,19 +39,20 @@ from common.checkpoint import weights
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.compute import averaging, losses, models, optimizers, precision
 from common.console import arguments
-from common.console.arguments import FLAG, boolean, positive_int
+from common.console.arguments import FLAG, IDENTITY, OPERATION, boolean, positive_int
 from common.distributed import process_group, ranks
 from common.ground.exits import BadInput
 from common.parallel import compilation, exact_shards, gradients
 from common.platform import node
 from common.run import evaluation, metrics
+from common.run.run import Run
 from datasets.loaders import aliases, image_folders, measure
 from datasets.sampling import effects, sampler
 
 WARM_UP_BATCHES = 10  # of --prof
 
 
-def parse_args() -> argparse.Namespace:
+def parse_args() -> arguments.Arguments:
     parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
     number = arguments.non_negative_float
     image_folders.add_arguments(parser)  # --data_url, --data_backend, --pack, --cache, --image_size, ...
@@ -59,6 +60,7 @@ def parse_args() -> argparse.Namespace:
     add(
         "-a",
         "--arch",
+        role=IDENTITY,
         type=models.arch,
         default="resnet50",
         help="network of torchvision, or timm:NAME (default: resnet50)",
@@ -67,30 +69,41 @@ def parse_args() -> argparse.Namespace:
     add("--model_kwargs", default=models.NO_KWARGS, metavar="TABLE", help=help)
     add("--freeze", **FLAG, help="train only the head; needs --weights FILE or DEFAULT")
     add("--amp", **FLAG | {"default": None}, help="mixed precision (default: true on a GPU)")
-    add("--compile", type=boolean, help="true: torch.compile (default: true on a GPU)")
-    add("--grad_checkpointing", **FLAG, help="compute blocks twice: less memory, more time, equal weights")
+    add("--compile", role=OPERATION, type=boolean, help="true: torch.compile (default: true on a GPU)")
+    add(
+        "--grad_checkpointing",
+        role=OPERATION,
+        **FLAG,
+        help="compute blocks twice: less memory, more time, equal weights",
+    )
     add("--ema", type=number, metavar="DECAY", help="evaluate a moving average of the weights: 0.9999")
     add = parser.add_argument_group("optimization").add_argument
-    add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    add("--enable_gpu", role=OPERATION, type=boolean, help="default: true if there is a GPU")
     add("--epochs", type=positive_int, default=90, help="default: 90")
-    add("-b", "--batch_size", type=positive_int, default=256, help=arguments.BATCH_SIZE_HELP)
+    add("-b", "--batch_size", role=IDENTITY, type=positive_int, default=256, help=arguments.BATCH_SIZE_HELP)
     optimizers.add_arguments(add)
     add("--accumulate", type=positive_int, default=1, help="micro-batches per step and process (default: 1)")
-    add("--exact_shards", type=positive_int, metavar="V", help=f"{exact_shards.HELP} (default: none)")
+    add(
+        "--exact_shards",
+        role=IDENTITY,
+        type=positive_int,
+        metavar="V",
+        help=f"{exact_shards.HELP} (default: none)",
+    )
     losses.add_arguments(add)
-    add("--seed", type=arguments.seed, default=0, help="weights, order and crops (default: 0)")
+    add("--seed", role=IDENTITY, type=arguments.seed, default=0, help="weights, order and crops (default: 0)")
     add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
     names = ("acc", "loss", "class_acc", "top5", "f1")
     metric = lambda name: {"top1": "acc"}.get(name, name)  # noqa: E731 - timm's name
     add("--best_metric", type=metric, choices=names, help="metric that chooses best.pth (default: acc or f1)")
     help = "stop after N evaluations in a row without a better score (default: none)"
-    add("--early_stopping", type=positive_int, metavar="N", help=help)
+    add("--early_stopping", role=OPERATION, type=positive_int, metavar="N", help=help)
     add("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
     add = parser.add_argument_group("what to do").add_argument
     help = "print images/s of N batches (default: 100) after 10, and stop"
     add("--prof", type=positive_int, nargs="?", const=100, metavar="N", help=help)
     add("--training_only", action="store_true", help="do not evaluate")
-    add = parser.add_argument_group("output").add_argument
+    add = parser.add_argument_group("output", role=OPERATION).add_argument
     add("--output_dir", "--train_url", help="folder for results (default: a new one in output_dir/)")
     help = "10s, 50 (steps) or 1epoch (default: 10s)"
     add("-p", "--report_every", "--print_freq", type=arguments.interval, default="10s", help=help)
@@ -128,9 +141,10 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
 @entry
 def main() -> None:
     args = parse_args()
-    device, _, world_size = process_group.join(args)  # step by step: train_ddp.py
-    args = image_folders.complete(args)  # mean, std, crop share and interpolation are the model's own
-    log = metrics.Log(args)
+    run = Run(args)
+    _, world_size = run.join()  # step by step: train_ddp.py
+    run = run.replaced(image_folders.complete(args))  # mean, std, crop share: the model's own
+    args, device, log = run.args, run.device, run.log
     # see train_exact.py
     shards = exact_shards.Shards(args.exact_shards, device) if args.exact_shards else None
     # First the checks that need only the arguments: the scan of the images may take hours.
@@ -144,7 +158,7 @@ def main() -> None:
     if args.layer_decay < 1:
         make = functools.partial(models.build, args.arch, 10, args.image_size, args.model_kwargs)
         optimizers.count_following(models.on_meta(make))
-    image_folders.check_paths(resume=args.resume, weights=weights.file_of(args))
+    image_folders.check_paths(resume=args.resume, weights=weights.file_of(args, run.output))
     drawn = effects.from_args(args, args.batch_size // (args.exact_shards or world_size))
     stores = image_folders.open_stores(args, device, log)  # the pack and the cache
     indexes = image_folders.open_indexes(args, device, log)  # scans the images once, for all runs
@@ -152,7 +166,7 @@ def main() -> None:
     train_loader.effects = drawn
     classes = len(train_loader.plan.index.classes)
     has_sets = train_loader.plan.index.labels.ndim > 1  # an image may have several labels
-    log.metrics = evaluation.of_classes(classes, has_sets, args.best_metric)
+    log.use(metrics.of_classes(classes, has_sets, args.best_metric))
     criterion = losses.build(args, has_sets)
     # Your own augmentation: train_loader.transform = a function of (images uint8 [n, 3, H, W], labels).
 
@@ -166,7 +180,7 @@ def main() -> None:
     if args.grad_checkpointing:
         models.checkpoint_blocks(model, args.arch)
     autocast, scaler = precision.choose(device, args.amp)
-    log.autocast = autocast  # its first lines name the precision
+    log.use(autocast=autocast)  # its first lines name the precision
     if device.type == "cpu" and not args.evaluate:
         shape = (3, args.image_size, args.image_size)
         node.check_memory(model, shape, micro_batch, share=0.5 if args.amp else 1)
@@ -190,7 +204,7 @@ def main() -> None:
     if args.warmup * steps_per_epoch > total_steps and not (args.evaluate or args.prof):
         log.info(f"warning: --warmup {args.warmup:g} epochs is longer than the run: the rate only rises")
     checkpoint = Checkpointer(
-        args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
+        run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
         scheduler=scheduler, loader=train_loader,
     )  # fmt: skip
     checkpoint.add(scaler=scaler)
@@ -203,8 +217,7 @@ def main() -> None:
     running = evaluation.zero_sums(device, args.exact_shards or 1, 3)
     sums = torch.zeros_like(running)  # the figures of one step
 
-    step = checkpoint.resume(total_steps)
-    for epoch in train_loader.epochs_from(step):
+    for epoch in train_loader.epochs_from(checkpoint.resume()):
         model.train()
         for images, targets in train_loader:  # [n], or [n, classes] with --mixup, --cutmix or several labels
             optimizer.zero_grad()
@@ -226,7 +239,7 @@ def main() -> None:
             if step_loss is None:  # another shard of this step follows
                 continue
             scaler.unscale_(optimizer)
-            if checkpoint.accepts(step_loss):
+            if checkpoint.vote(step_loss):
                 running += sums
                 optimizers.clip(args, model)
                 scaler.step(optimizer)
@@ -234,13 +247,14 @@ def main() -> None:
                     ema.update_parameters(model, checkpoint.found_inf)
             scaler.update()
             scheduler.step()
-            step += 1
-            if checkpoint.is_due(step):
+            due = checkpoint.end_step()
+            if due.report:
                 if world_size > 1:
                     torch.distributed.all_reduce(running)
-                log.step(step, exact_shards.sum_rows(running), scheduler)
+                log.report(exact_shards.sum_rows(running), scheduler)
                 running.zero_()
-                checkpoint.save(step)
+            if due.save:
+                checkpoint.save()
         if not args.training_only:
             ranks.broadcast_buffers(evaluated)
             evaluate = lambda part: evaluation.evaluate(  # noqa: E731
@@ -251,9 +265,9 @@ def main() -> None:
             if world_size > 1:
                 torch.distributed.all_reduce(val_rows)
             val_sums = exact_shards.sum_rows(val_rows)
-            checkpoint.save_weights(epoch, step, val_sums, evaluated)
-            log.validation(step, val_sums)
-            if checkpoint.stops_early(args.early_stopping):
+            checkpoint.save_weights(epoch, val_sums, evaluated)
+            log.validation(val_sums)
+            if checkpoint.stop_early(args.early_stopping):
                 break
     checkpoint.finish()  # waits for the last save and upload
     if args.prof:

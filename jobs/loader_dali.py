@@ -31,8 +31,8 @@ from common.console import arguments
 from common.console.arguments import positive_int
 from common.distributed import barrier, process_group, ranks
 from common.ground import accelerator, exits
-from common.run import metrics
 from common.run.job import JobParser
+from common.run.run import Run
 from datasets.folders import paired_images, random_pairs
 from datasets.loaders import backends
 from datasets.loaders.loader import Loader
@@ -75,10 +75,11 @@ def main() -> None:
     add("--dali_device", choices=["cpu", "gpu"], help="default: gpu if there is one")
     ### 新增 (new) 1/2, on a GPU DALI decodes with nvJPEG, and the images never leave it ###
     args = parser.parse_args()
-    device, rank, world_size = process_group.join(args)
-    log = metrics.Log(args)
+    run = Run(args)
+    device, log = run.device, run.log
+    rank, world_size = run.join()
 
-    cache = args.cache_dir or args.output.index_folder
+    cache = args.cache_dir or run.output.index_folder
     generated = None if args.data_url and not args.custom_data else os.path.join(cache, "generated_pairs")
     folder = random_pairs.make(generated) if generated else args.data_url
     pairs = paired_images.load(folder, args.split, cache, args.resize, log.info)
@@ -98,7 +99,7 @@ def main() -> None:
     engine = PairedDali(store, workers, device, args.dali_device)
     ### 新增 (new) 2/2, DALI instead of our threads; the plan still decides pairs and crops ###
     with Loader(engine, plan, device, mean=(0.5,) * 3, std=(0.5,) * 3) as loader:  # pixels in -1..1
-        resume.claim(args)
+        resume.claim(args, run.output)
         log.start(loader, 0, loader.total_steps)
         step, total = 0, 0.0
         for epoch in loader.epochs_from(0):
@@ -113,11 +114,11 @@ def main() -> None:
                 seconds += waited
                 log.info(f"epoch={epoch} step={step} pairs={len(blurry)} seconds={waited:.4f}")
                 if step == 1 and rank == 0:
-                    preview = args.preview or os.path.join(args.output.folder, "preview.png")
+                    preview = args.preview or os.path.join(run.output.folder, "preview.png")
                     save_contact_sheet(preview, blurry, sharp)
                 start = time.perf_counter()
             torch.distributed.all_reduce(delivered)
-            log.epoch(step, pairs=delivered.item(), seconds=seconds)
+            log.epoch(pairs=delivered.item(), seconds=seconds)
             total += seconds
         log.info(f"total_seconds={total:.4f} epochs={args.epochs} steps={step} receipt={loader.receipt}")
 

@@ -22,8 +22,8 @@ import torch
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.compute import models
 from common.console.arguments import BATCH_SIZE_HELP, boolean, interval, positive_float, positive_int, seed
-from common.distributed import devices
-from common.run import evaluation, metrics
+from common.run import evaluation
+from common.run.run import Run
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import image_set
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
@@ -32,25 +32,25 @@ from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 @entry  # bad input ends the job with one line `error: ...` and exit code 2
 def main() -> None:
     parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
-    data = parser.add_argument_group("data and model")
-    data.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
+    data = parser.add_argument_group("data and model", role="identity")  # other values: another run
     data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
     data.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
     data.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
-    output = parser.add_argument_group("output")
+    data.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
+    data.add_argument("--seed", type=seed, default=0, help="weights, order and crops (default: 0)")
+    output = parser.add_argument_group("places", role="operation")  # a restart may change them
+    output.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
     output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
     output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
+    output.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     optimization = parser.add_argument_group("optimization")
-    optimization.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: %(default)s")
-    optimization.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
-    optimization.add_argument("--seed", type=seed, default=0, help="weights, order and crops (default: 0)")
     optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
     args = parser.parse_args()
 
-    device = devices.select(args)
-    log = metrics.Log(args)
+    run = Run(args)  # finds the device, and opens the output folder and the log
+    device, log = run.device, run.log
     torch.manual_seed(args.seed)
 
     # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
@@ -69,7 +69,8 @@ def main() -> None:
     from common.compute import precision
 
     amp_dtype = precision.half_type(device)  # float16 on a GPU before Ampere
-    log.autocast = autocast = torch.autocast(device.type, dtype=amp_dtype)  # the log names the precision
+    autocast = torch.autocast(device.type, dtype=amp_dtype)
+    log.use(autocast=autocast)  # the log names the precision
     scaler = precision.GradScaler(enabled=amp_dtype == torch.float16)  # disabled, it does nothing
     ### 新增 (new) 1/6, bfloat16 has the range of float32; gradients in float16 need a scaler ###
 
@@ -83,16 +84,15 @@ def main() -> None:
     running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
-        args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
+        run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
         scheduler=scheduler, loader=train_loader,
     )  # fmt: skip
 
     ### 新增 (new) 2/6, the scale is part of the run ###
     checkpoint.add(scaler=scaler)
     ### 新增 (new) 2/6, the scale is part of the run ###
-    step = checkpoint.resume(total_steps)  # 0, or the step of the newest checkpoint
 
-    for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
+    for epoch in train_loader.epochs_from(checkpoint.resume()):  # after a restart: the rest of the epoch
         model.train()
         for inputs, targets in train_loader:
             optimizer.zero_grad()
@@ -107,7 +107,7 @@ def main() -> None:
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)  # for the check of the next line
             ### 新增 (new) 3/6, forward in half precision, backward of the scaled loss ###
-            if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
+            if checkpoint.vote(loss):  # finite on all ranks; on a GPU the optimizer skips the step
                 running += evaluation.batch_sums(loss, logits, targets)
 
                 ### 新增 (new) 4/6, scaler.step() skips the step if a gradient overflowed ###
@@ -119,18 +119,19 @@ def main() -> None:
             scaler.update()
             ### 新增 (new) 5/6, adapt the scale, also after a step that was skipped ###
             scheduler.step()
-            step += 1
-            if checkpoint.is_due(step):  # a report (--report_every) or a save (--save_every)
-                log.step(step, running, scheduler)  # waits for the device, and sets `running` to 0
-                checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
+            due = checkpoint.end_step()
+            if due.report:  # after --report_every, and before a save
+                log.report(running, scheduler)  # waits for the device, and sets `running` to 0
+            if due.save:  # after --save_every, and if the platform has sent SIGTERM: then it exits
+                checkpoint.save()
 
         ### 新增 (new) 6/6, evaluate in the same precision ###
         # - val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
         with autocast:
             val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
         ### 新增 (new) 6/6, evaluate in the same precision ###
-        checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
-        log.validation(step, val_sums)
+        checkpoint.save_weights(epoch, val_sums)  # or exits, if the evaluation was stopped
+        log.validation(val_sums)
     checkpoint.finish()  # waits for the last save and upload, and prints the TIME COST table
 
 

@@ -24,8 +24,8 @@ import torch
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.compute import models
 from common.console.arguments import BATCH_SIZE_HELP, boolean, interval, positive_float, positive_int, seed
-from common.distributed import devices
-from common.run import evaluation, metrics
+from common.run import evaluation
+from common.run.run import Run
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import image_set
 from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
@@ -34,32 +34,32 @@ from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 @entry  # bad input ends the job with one line `error: ...` and exit code 2
 def main() -> None:
     parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
-    data = parser.add_argument_group("data and model")
-    data.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
+    data = parser.add_argument_group("data and model", role="identity")  # other values: another run
     data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
     data.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
     data.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
-    output = parser.add_argument_group("output")
+    data.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
+    data.add_argument("--seed", type=seed, default=0, help="weights, order and crops (default: 0)")
+    output = parser.add_argument_group("places", role="operation")  # a restart may change them
+    output.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
     output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
     output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
+    output.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     optimization = parser.add_argument_group("optimization")
-    optimization.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: %(default)s")
-    optimization.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
-    optimization.add_argument("--seed", type=seed, default=0, help="weights, order and crops (default: 0)")
     optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
 
     ### 新增 (new) 1/10, fewer and larger steps: 1.09x with 512 samples instead of 128 ###
     parser.set_defaults(batch_size=512, lr=0.4)
-    optimization.add_argument("--compile", type=boolean, help="default: true on a GPU")
+    optimization.add_argument("--compile", role="operation", type=boolean, help="default: true on a GPU")
     short = "true: blocks 2, 4, 5 and 7, for CIFAR-10 in 16 epochs (default: false)"
     optimization.add_argument("--short_recipe", type=boolean, default=False, help=short)
     ### 新增 (new) 1/10, fewer and larger steps: 1.09x with 512 samples instead of 128 ###
     args = parser.parse_args()
 
-    device = devices.select(args)
-    log = metrics.Log(args)
+    run = Run(args)  # finds the device, and opens the output folder and the log
+    device, log = run.device, run.log
     torch.manual_seed(args.seed)
 
     # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
@@ -122,7 +122,7 @@ def main() -> None:
     running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
-        args, log, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
+        run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
         scheduler=scheduler, loader=train_loader,
     )  # fmt: skip
 
@@ -137,11 +137,10 @@ def main() -> None:
         with log.timed("compilation"), torch.autocast(device.type, dtype=torch.bfloat16):
             images = train_loader.example(args.batch_size)
             forward = compile_module(model, [images], log.info, graphs=True)
-    log.autocast = torch.autocast(device.type, dtype=torch.bfloat16)  # the log names the precision
+    log.use(autocast=torch.autocast(device.type, dtype=torch.bfloat16))  # the log names the precision
     ### 新增 (new) 8/10, fewer launches by CUDA graphs; not on a CPU, which gains 1.03x after 47 s ###
-    step = checkpoint.resume(total_steps)  # 0, or the step of the newest checkpoint
 
-    for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
+    for epoch in train_loader.epochs_from(checkpoint.resume()):  # after a restart: the rest of the epoch
         model.train()
         for inputs, targets in train_loader:
             optimizer.zero_grad()
@@ -155,25 +154,26 @@ def main() -> None:
                 loss = criterion(logits, targets)
             loss.backward()
             ### 新增 (new) 9/10, half the bytes, matrix units for bfloat16: 2.82x ###
-            if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
+            if checkpoint.vote(loss):  # finite on all ranks; on a GPU the optimizer skips the step
                 running += evaluation.batch_sums(loss, logits, targets)
                 optimizer.step()
             scheduler.step()
-            step += 1
-            if checkpoint.is_due(step):  # a report (--report_every) or a save (--save_every)
-                log.step(step, running, scheduler)  # waits for the device, and sets `running` to 0
-                checkpoint.save(step)  # if it is due; exits if the platform has sent SIGTERM
+            due = checkpoint.end_step()
+            if due.report:  # after --report_every, and before a save
+                log.report(running, scheduler)  # waits for the device, and sets `running` to 0
+            if due.save:  # after --save_every, and if the platform has sent SIGTERM: then it exits
+                checkpoint.save()
 
         ### 新增 (new) 10/10, at the end also the mirror images: cross entropy 0.763 to 0.759 ###
         # - val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            mirrored = train_set.flip and step == total_steps
+            mirrored = train_set.flip and train_loader.step == total_steps
             val_sums = evaluation.evaluate(
                 model, test_loader, criterion, log.metrics, checkpoint.must_stop, mirrored=mirrored
             )
         ### 新增 (new) 10/10, at the end also the mirror images: cross entropy 0.763 to 0.759 ###
-        checkpoint.save_weights(epoch, step, val_sums)  # or exits, if the evaluation was stopped
-        log.validation(step, val_sums)
+        checkpoint.save_weights(epoch, val_sums)  # or exits, if the evaluation was stopped
+        log.validation(val_sums)
     checkpoint.finish()  # waits for the last save and upload, and prints the TIME COST table
 
 

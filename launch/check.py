@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     gpus = 0 if args.enable_gpu is False else accelerator.count()
 
     start = time.monotonic()
-    args.topology = topology = resolve(args, os.environ, gpus)
+    topology = resolve(args, os.environ, gpus)
     if args.nodes and topology.world_size < 2:
         raise BadInput(f"--nodes needs 2 processes or more, and {topology} is one: pass the job's arguments")
     code = 0
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
 def _measure(args: argparse.Namespace, topology: Topology) -> int:
     """Connect all processes of the job, print the speed of an all_reduce on rank 0, and return the exit
     code."""
-    device = devices.select(args)
+    device = devices.select(args, topology)
     if topology.starts_processes:
         return launcher.start(topology, _GRACE)
     torch.distributed.init_process_group(**process_group.meet(args, topology))

@@ -25,6 +25,7 @@ from common.ground.exits import BadInput, import_optional, printable
 from common.ground.files import opener
 from common.ground.results import CLASSES, checkpoints
 from common.parallel import sharding
+from common.run.output import Output
 
 _SHOWN = 3  # tensors named in a line
 _MOST = 50_000  # tensors of a file; torch loads them in 4 s
@@ -58,16 +59,16 @@ def load(
     return fill(path, model, tensors, complete, partial, taken, is_name)
 
 
-def file_of(args: argparse.Namespace) -> str | None:
+def file_of(args: argparse.Namespace, output: Output) -> str | None:
     """Return --weights if it is a file; None if it names published weights of --arch, or is not given.
 
-    args: the options weights, output and, if the job has it, arch. Published weights are downloaded, unless
+    args: the options weights and, if the job has it, arch. Published weights are downloaded, unless
     a checkpoint may replace them. Raises BadInput on every rank if they cannot be, or do not exist.
     """
     arch = getattr(args, "arch", None)
     if arch and args.weights and pretrained.is_name(arch, args.weights):
         pretrained.check(arch, args.weights)
-        may_resume = args.output.url or checkpoints(args.output.folder)
+        may_resume = output.url or checkpoints(output.folder)
         ranks.call_on_first(lambda: may_resume or bool(pretrained.read(arch, args.weights)))
         return None
     return args.weights

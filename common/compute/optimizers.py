@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 
 from common.compute.models import FUSED
 from common.console import config
-from common.console.arguments import FLAG, non_negative_float, positive_float
+from common.console.arguments import FLAG, IDENTITY, non_negative_float, positive_float
 from common.ground.exits import BadInput
 
 _KINDS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
@@ -34,7 +34,7 @@ def add_arguments(add: Callable[..., Any]) -> None:
     add("--min_lr", type=non_negative_float, default=0.0, help="last learning rate (default: 0)")
     help = "linear warm-up (default: 8)"
     add("--warmup", type=non_negative_float, default=8.0, metavar="EPOCHS", help=help)
-    add("--bn_weight_decay", **FLAG, help="true: also decay BatchNorm weights and biases")
+    add("--bn_weight_decay", role=IDENTITY, **FLAG, help="true: also decay BatchNorm weights and biases")
     add(
         "--clip_grad",
         type=positive_float,

@@ -7,12 +7,13 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from common.ground.exits import BadInput, hide, is_secret, mask
 from common.ground.files import is_url
+from common.ground.intervals import Interval
 from common.platform.platforms import parse_number
 
 BATCH_SIZE_HELP = "samples of a step over all processes; scale --lr with it (default: %(default)s)"
@@ -29,6 +30,32 @@ NAMELESS = "(a value without an option)"
 _WORD = re.compile("[a-z]{1,5}")  # a value as --key=loss: other lines may hold the word
 
 
+# Roles of options. Of others another value may change the training: its schedule must permit it.
+IDENTITY = "identity"  # another value is another run, whose checkpoints are refused
+OPERATION = "operation"  # it may change at a restart
+
+
+class Arguments(argparse.Namespace):
+    """The options of a job, and nothing else. They are read only once the parser has returned them."""
+
+    __slots__ = ("ignored", "roles")  # not in vars()
+
+    def finish(self, roles: Mapping[str, str], ignored: Sequence[str] = ()) -> "Arguments":
+        """Set the role of each option, and the names of options that the job does not know. From now on the
+        options are read only."""
+        self.ignored, self.roles = ignored, roles
+        return self
+
+    def replaced(self, values: Mapping[str, Any]) -> "Arguments":
+        """Return the options with other values."""
+        return Arguments(**{**vars(self), **values}).finish(self.roles, self.ignored)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(self, "roles"):
+            raise AttributeError(f"args.{name} = {value!r}: the options are read only; use a variable")
+        super().__setattr__(name, value)
+
+
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Shows the expected value of an option (`true|false`, `N`, `FOLDER`) if it has no metavar of its own."""
 
@@ -38,12 +65,27 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return _METAVARS.get(action.type, super()._get_default_metavar_for_optional(action))
 
 
+class _Group(argparse._ArgumentGroup):
+    """A group of options that have the same role, unless an option names its own."""
+
+    def __init__(self, parser: "Parser", *arguments: Any, role: str = "", **options: Any):
+        super().__init__(parser, *arguments, **options)
+        self._roles, self._role = parser.roles, role
+
+    def add_argument(self, *names: str, role: str | None = None, **options: Any) -> argparse.Action:  # type: ignore[override]
+        action = super().add_argument(*names, **options)
+        self._roles[action.dest] = self._role if role is None else role
+        return action
+
+
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line (BadInput) and show no value of an unknown option.
 
     Options cannot be abbreviated; - and _ are the same in their names. A path may begin with ~, the home
     folder. If the value of an option is optional (nargs="?") and has a type, a path after the option is not
     taken as its value.
+
+    An option or a group may have a role, IDENTITY or OPERATION: add_argument("--seed", role=IDENTITY).
 
     other_names: name -> the option with the same meaning. hints: name -> what to use in place of it. Both
     are names of other programs' options, with _ for -.
@@ -53,6 +95,7 @@ class Parser(argparse.ArgumentParser):
     hints: Mapping[str, str] = MappingProxyType(REMOVED)
 
     def __init__(self, description: str | None, prog: str | None = None):
+        self.roles: dict[str, str] = {}  # option -> IDENTITY, OPERATION or ""
         super().__init__(
             prog=prog,
             description=description,
@@ -61,6 +104,16 @@ class Parser(argparse.ArgumentParser):
         )
         for kind in (int, float):
             self.register("type", kind, functools.partial(parse_number, kind=kind))
+
+    def add_argument(self, *names: str, role: str = "", **options: Any) -> argparse.Action:  # type: ignore[override]
+        action = super().add_argument(*names, **options)
+        self.roles[action.dest] = role
+        return action
+
+    def add_argument_group(self, *arguments: Any, **options: Any) -> _Group:
+        group = _Group(self, *arguments, **options)
+        self._action_groups.append(group)
+        return group
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(message)
@@ -204,10 +257,10 @@ def plain(option: str) -> str:
     return option.lstrip("-").replace("-", "_")
 
 
-def remind(args: argparse.Namespace, log: Callable[[str], object]) -> None:
+def remind(ignored: Sequence[str], log: Callable[[str], object]) -> None:
     """Log the names of the ignored options, if there are any. log: called with one line."""
-    if args.ignored:
-        log(f"ignored arguments: {' '.join(args.ignored)}")
+    if ignored:
+        log(f"ignored arguments: {' '.join(ignored)}")
 
 
 class secret(str):
@@ -252,6 +305,26 @@ def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | N
         if isinstance(value, str | int | float | bool | None)
         and not (isinstance(value, secret) or is_secret(name, value))
     }
+
+
+def identity(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options with the role IDENTITY, --name -> plain value, without credentials."""
+    shown = settings(args)
+    kept = {name: each for name, each in vars(args).items() if _role(args, name) == IDENTITY}
+    return {
+        f"--{name}": shown[name] if name in shown else each if isinstance(each, list | tuple) else str(each)
+        for name, each in kept.items()
+        if not (isinstance(each, secret) or is_secret(name, each))
+    }
+
+
+def without_operation(args: argparse.Namespace, values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of options that may change the training."""
+    return {name: each for name, each in values.items() if _role(args, name) != OPERATION}
+
+
+def _role(args: argparse.Namespace, name: str) -> str:
+    return getattr(args, "roles", {}).get(name, "")
 
 
 def boolean(text: str) -> bool:
@@ -304,20 +377,6 @@ def seed(text: str) -> int:
     if not re.fullmatch("[0-9]{1,19}", text) or int(text) >= 2**63:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number in 0..2^63-1")
     return int(text)
-
-
-class Interval(NamedTuple):
-    """An interval between saves or reports. number: of the unit. unit: "step", "s" (seconds) or "epoch"."""
-
-    number: float
-    unit: str
-
-    def steps(self, steps_per_epoch: int) -> int:
-        """Return the interval in steps; 0 if it counts seconds."""
-        return {"step": int(self.number), "epoch": int(self.number * steps_per_epoch), "s": 0}[self.unit]
-
-    def __str__(self) -> str:
-        return f"{self.number:g}{self.unit}"
 
 
 def interval(text: str) -> Interval:

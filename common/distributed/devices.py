@@ -12,17 +12,16 @@ from common.ground.exits import BadInput
 from common.platform.topology import Topology, is_distributed, promised_gpus, resolve
 
 
-def select(args: argparse.Namespace) -> torch.device:
+def select(args: argparse.Namespace, topology: Topology) -> torch.device:
     """Return the GPU of this process, or the CPU if there is no GPU or --enable_gpu is false.
 
-    args: topology, and enable_gpu (None: a GPU if there is one). If a node has more processes than GPUs, they
+    args: enable_gpu (None: a GPU if there is one). If a node has more processes than GPUs, they
     share them. A process that starts the others of its node does not touch the GPUs.
 
     Raises BadInput if torch sees no GPU although --enable_gpu is true, or fewer than the platform promised.
     It also raises BadInput if torch cannot use the GPU (open_gpu), and if a job of one process was started
     as several.
     """
-    topology: Topology = args.topology
     if topology.world_size > 1 and not is_distributed(args):
         raise BadInput(
             f"this job is one process, but {topology.source} started {topology.world_size}: "

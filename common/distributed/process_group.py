@@ -5,18 +5,16 @@ import contextlib
 import datetime
 import os
 import re
-import resource
 import socket
-import sys
 import threading
 from typing import Any
 
 import torch
 
-from common.console.arguments import positive_float, positive_int
+from common.console.arguments import OPERATION, Parser, positive_float, positive_int
 from common.distributed import devices, launcher, rendezvous
 from common.ground import accelerator, exits
-from common.platform import network, node, platforms
+from common.platform import network, platforms
 from common.platform.topology import Topology
 
 _TEARDOWN = 3.0  # seconds
@@ -28,31 +26,15 @@ _COMMUNICATION = re.compile(
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: Parser) -> None:
     """Add the options that platforms inject. --rank and --world_size count nodes."""
-    add = parser.add_argument_group("processes").add_argument
+    add = parser.add_argument_group("processes", role=OPERATION).add_argument
     add("--init_method", metavar="ADDRESS", help="tcp://host:port of the first node")
     add("--rank", type=int, help="index of this node")
     add("--world_size", type=int, help="number of nodes")
     add("--local-rank", "--local_rank", type=int, help="set by torch.distributed.launch")
     add("--processes_per_node", type=positive_int, help="processes of this node (default: the GPUs, else 1)")
     add("--timeout", type=positive_float, default=300, metavar="SECONDS", help="longest wait (default: 300)")
-
-
-def get_topology(args: argparse.Namespace) -> Topology:
-    """Return the topology, which a JobParser has found from the launcher (torchrun, torch.distributed.launch,
-    Slurm, ...), the options of add_arguments(), or the variables of the platform.
-
-    The first process of each node prints it, and the preflight report of the node. Raises BadInput.
-    """
-    topology: Topology = args.topology
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if topology.world_size > 1 and 0 <= files < 32:  # two processes cannot connect
-        raise exits.BadInput(f"the limit of {files} open files is too low: set ulimit -n 1024 or more")
-    if platforms.is_first_on_node():
-        exits.print_line(str(topology))
-        node.print_findings(args, topology)
-    return topology
 
 
 def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
@@ -90,21 +72,6 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     if backend == "nccl" and torch.__version__ >= "2.3":  # it connects at once, and barrier() knows the GPU
         options["device_id"] = torch.device("cuda", accelerator.of("cuda").current_device())
     return options
-
-
-def join(args: argparse.Namespace) -> tuple[torch.device, int, int]:
-    """Return (device, rank, world_size) of this process, with torch.distributed initialised.
-
-    These are the steps of train_ddp.py. If the platform started one process per node, this one starts the
-    node's processes, waits for them, and exits with their exit code: it does not return. Raises BadInput and
-    NoRendezvous.
-    """
-    device = devices.select(args)
-    topology = get_topology(args)
-    if topology.starts_processes:
-        sys.exit(launcher.start(topology, getattr(args, "grace", _GRACE)))
-    torch.distributed.init_process_group(**meet(args, topology))
-    return device, topology.rank, topology.world_size
 
 
 def _choose_interface(topology: Topology, backend: str) -> None:

@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
     """The result of one step. The flags are the same on every rank.
 
     bad: an optimizer step was skipped, or must be skipped.
-    asked, late, report: true if the flag was set on any rank; see Guard.check().
+    asked, late, report: true if the flag was set on any rank; see Guard.vote().
     loss, norm (of the gradients): floats of this process, for a loss that was not finite; else NaN.
     digests: the largest of each number in Guard.digests over all ranks.
     """
@@ -65,6 +65,7 @@ class Guard:
         self._outstanding: tuple | None = None
         self.digests = torch.zeros(0)
         self.has_more, self._most = False, 0
+        self._nothing = torch.zeros((), device=next((each.device for each in model.parameters()), None))
         # `.data`: between two backward() calls of a step, autograd must not see that a buffer is written;
         # in training BatchNorm's backward() does not read it
         self._buffers: dict[torch.dtype, list[torch.Tensor]] = {}
@@ -73,11 +74,16 @@ class Guard:
         # their values after the last good step, and after the last loss
         self._good = self._kept = {dtype: _flat(buffers) for dtype, buffers in self._buffers.items()}
 
-    def check(self, loss: torch.Tensor, asked: bool, late: bool, report: bool = False) -> bool:
-        """Check a loss of a step after its backward(), on every rank, and return whether to take the
+    @property
+    def has_voted(self) -> bool:
+        """Return whether vote() was called in this step."""
+        return bool(self._checks)
+
+    def vote(self, loss: torch.Tensor | None, asked: bool, late: bool, report: bool = False) -> bool:
+        """Vote on a loss of a step after its backward(), on every rank, and return whether to take the
         optimizer step. If `ahead`, the answer is True: the optimizer itself takes or skips the step.
 
-        loss: scalar.
+        loss: scalar; None: send only the flags, of a loop that does not ask.
         asked: whether this process was asked to stop.
         late: whether a save is due by time.
         report: whether a report is due by time.
@@ -87,6 +93,8 @@ class Guard:
         if len(parameters) > self._most:  # also in the first step
             self.has_more, self._most = True, len(parameters)
         gradients = [sharding.local(each.grad) for each in parameters]
+        if loss is None:
+            loss, parameters, gradients = self._nothing, [], []
         norm = torch.stack(torch._foreach_norm(gradients)).sum() if gradients else loss.new_zeros(())
         flags = [_flag(each, norm) for each in (asked, late, report)]
         loss = loss.detach().squeeze()  # a loss [1] is a scalar, too

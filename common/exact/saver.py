@@ -31,23 +31,29 @@ class Saver:
     folder: the output folder.
     keep: the number of newest checkpoints to keep.
     log: called with one line to print.
-    sharded: the format of checkpoints of a sharded model: "full" gathers the state on rank 0, "sharded" makes
-        each rank write its shards (shards.py); "" for another model. If it is given, call save_checkpoint()
-        and save_weights() on every rank.
+    is_sharded: whether the model is. Then call save_checkpoint() and save_weights() on every rank.
+    in_shards: each rank writes its shards of a sharded model (sharded.py); otherwise rank 0 gathers them.
     saved: called with the step of each new checkpoint, in the background.
 
     `durable` is the step of the last checkpoint that is on the disk.
     """
 
-    def __init__(self, folder: str, keep: int, log: Callable[[str], object], sharded: str = ""):
-        self.folder, self.keep, self.log, self.is_sharded = folder, keep, log, bool(sharded)
-        self.in_shards = sharded == "sharded"
+    def __init__(
+        self,
+        folder: str,
+        keep: int,
+        log: Callable[[str], object],
+        is_sharded: bool = False,
+        in_shards: bool = False,
+    ):
+        self.folder, self.keep, self.log, self.is_sharded = folder, keep, log, is_sharded
+        self.in_shards = is_sharded and in_shards
         self.saved: Callable[[int], object] = lambda step: None
         self.checkpoints = os.path.join(folder, "checkpoints")
         self.step = self.durable = 0  # of the last checkpoint that was submitted; of the last on the disk
         self._copies = HostCopies()
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "writer")
-        self._write: concurrent.futures.Future | None = None  # the last write, until check() has seen its end
+        self._write: concurrent.futures.Future | None = None  # until collect() has seen its end
         self._name = ""  # the file of the last write
         self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
         self._refusals = 0  # failures in a row for a reason that does not pass
@@ -126,7 +132,7 @@ class Saver:
             line = digest.read(self.folder).get(step)
             self._digests = [(step, line["digest"])] if line and line.get("planned") else []
 
-    def check(self, wait: bool = False) -> None:
+    def collect(self, wait: bool = False) -> None:
         """Report a write that has ended with an error. wait: wait for the write in flight first."""
         if self._write is None or not (wait or self._write.done()):
             return
@@ -143,7 +149,7 @@ class Saver:
 
     def finish(self) -> list[str]:
         """Wait for the last write. Return the reasons why files are missing."""
-        self.check(wait=True)
+        self.collect(wait=True)
         return list(self._failures.values())
 
     def _submit(self, name: str, capture: Callable[[], dict], write: Callable[[dict], object]) -> None:
@@ -154,7 +160,7 @@ class Saver:
                 self._unmark()
                 self._digest_done.set()
 
-        self.check(wait=True)  # the last write may change values that are part of this state
+        self.collect(wait=True)  # the last write may change values that are part of this state
         self._name = name or digest.FILE
         try:
             copy = self._copies.make(capture())

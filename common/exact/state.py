@@ -1,13 +1,11 @@
 """The content of a checkpoint: the state of a run, and the settings that identify the run."""
 
-import argparse
 import math
 import uuid
 from typing import Any
 
 import torch
 
-from common.console import arguments
 from common.exact import digest, files
 from common.exact import sharded as shards
 from common.exact.optimizer_steps import find_optimizers
@@ -15,21 +13,6 @@ from common.exact.schedules import ScheduleState, plain
 from common.ground.exits import BadInput
 from common.parallel import sharding
 
-# options that change the trained weights: a checkpoint of another value is refused
-IDENTITY = (
-    "dataset", "custom_data", "image_size", "first_image_size", "arch", "batch_size", "bn_weight_decay",
-    "seed", "exact_shards", "mean", "std", "interpolation", "heads", "splits",
-)  # fmt: skip
-# options that may change at a restart: another value of one of these does not change the schedule
-OPERATION = {
-    "output_dir", "resume", "save_every", "keep", "epoch_weights", "grace", "max_bad_steps",
-    "report_every", "evaluate_every", "enable_gpu", "data_url", "stage", "scan", "cache_dir", "pack",
-    "cache", "cache_mode", "workers", "data_backend", "ray_address", "init_method", "rank", "world_size",
-    "local_rank", "processes_per_node", "rank_level", "timeout", "weights", "evaluate", "tracker",
-    "early_stopping", "compile", "batch_size_per_gpu", "data", "fp16", "use_dali", "dali_cpu",
-    "gather_checkpoints", "grad_checkpointing", "val_image_size", "checkpoint_activations",
-    "checkpoint_format", "partial_weights",
-}  # fmt: skip
 FORMAT = 2
 _COUNTS = ("bad_steps", "bad_in_a_row", "best", "best_of", "highest", "epochs_not_better")  # of a RunState
 
@@ -37,14 +20,23 @@ _COUNTS = ("bad_steps", "bad_in_a_row", "best", "best_of", "highest", "epochs_no
 class RunState:
     """The state of a run as one dictionary of tensors and plain types.
 
+    identity: name -> plain value; a state of another value is of another run.
+    settings: name -> plain value, stored for later.
+    learned: the settings that may change the training, see ScheduleState.
     objects: name -> object with state_dict(). "model" and "optimizer" are required; "scheduler", "scaler",
     "ema" and "receipt" are optional. "scheduler": any schedule of torch, or a class of your own whose state
     is plain (common/exact/schedules.py). The `fingerprint` of "receipt" identifies the training data of
     the run. Raises BadInput if the scheduler cannot be resumed exactly.
     """
 
-    def __init__(self, args: argparse.Namespace, objects: dict[str, Any]):
-        self.args, self.objects = args, objects
+    def __init__(
+        self,
+        objects: dict[str, Any],
+        identity: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
+        learned: dict[str, Any] | None = None,
+    ):
+        self.objects, self.identity, self.settings = objects, {**(identity or {})}, settings or {}
         self.is_sharded = sharding.is_sharded(objects["model"])
         self.objects |= _inner_optimizers(objects["optimizer"])
         self._later: dict | None = None  # a state whose parameter groups are not all added yet
@@ -53,12 +45,10 @@ class RunState:
         self.highest, self.epochs_not_better = -math.inf, 0  # best score, evaluations since; on every rank
         self.bad_steps = self.bad_in_a_row = 0  # steps that were skipped
         self._frozen_before: set[str] | None = None  # at the restored checkpoint, until the first step
-        self.initial_weights: str | None = getattr(args, "weights", None)
-        self.identity = {f"--{name}": getattr(args, name) for name in IDENTITY if hasattr(args, name)}
+        self.initial_weights: str | None = None  # the file of weights with which the run began
         if fingerprint := getattr(objects.get("receipt"), "fingerprint", ""):
             self.identity["training data"] = fingerprint
-        learned = {name: each for name, each in arguments.settings(args).items() if name not in OPERATION}
-        self.schedule = ScheduleState(objects["optimizer"], objects.get("scheduler"), learned)
+        self.schedule = ScheduleState(objects["optimizer"], objects.get("scheduler"), learned or {})
 
     def capture(self, step: int) -> dict[str, Any]:
         """Return the state after `step` optimizer steps. Tensors are not copied."""
@@ -71,7 +61,7 @@ class RunState:
             "schedule": self.schedule.state(),
             "frozen": sorted(self._frozen()),
             "weights": self.initial_weights,
-            "arguments": arguments.settings(self.args),
+            "arguments": self.settings,
         } | {name: getattr(self, name) for name in _COUNTS}
 
     def check_saveable(self) -> None:
@@ -101,8 +91,10 @@ class RunState:
         """
         if state.get("format") != FORMAT:
             raise files.Refused(f"its format is {state.get('format')}, this program reads {FORMAT}")
-        saved, own = state["identity"], self.identity
-        for name in sorted(saved.keys() | own.keys()):
+        # another version may have counted other options as identity
+        saved = _options(state["arguments"]) | state["identity"]
+        own = _options(self.settings) | self.identity
+        for name in sorted(state["identity"].keys() | self.identity.keys()):
             if saved.get(name) != own.get(name):
                 raise files.Refused(f"its {name} is {saved.get(name)}, this run's is {own.get(name)}")
         models = state["objects"]["model"], self.objects["model"].state_dict()
@@ -176,7 +168,7 @@ class RunState:
             self._restore_optimizers(self._later)
             self._later = None
 
-    def check_frozen(self) -> str:
+    def take_change_of_frozen(self) -> str:
         """Return a warning if other parameters are frozen than at the checkpoint, or "". After the first call
         it is ""."""
         saved, self._frozen_before = self._frozen_before, None
@@ -238,6 +230,10 @@ class RunState:
         groups = plain(optimizer["param_groups"], "a checkpoint cannot hold the optimizer's ")
         name = type(self.objects["optimizer"]).__name__
         return states | {"optimizer": optimizer | {"class": name, "param_groups": groups}}
+
+
+def _options(settings: dict) -> dict:
+    return {f"--{name}": value for name, value in settings.items()}
 
 
 def _shape(name: str, value: object) -> object:

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from common.compute import models
-from common.console.arguments import boolean
+from common.console.arguments import OPERATION, boolean
 from common.ground.exits import BadInput
 
 
@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help = "type that the layers compute in; weights stay float32 (default: float32)"
     add("--precision", choices=["float32", "bfloat16"], default="float32", help=help)
     help = "true: repeat each layer's forward pass in the backward pass, to keep less (default: false)"
-    add("--checkpoint_activations", type=boolean, default=False, help=help)
+    add("--checkpoint_activations", role=OPERATION, type=boolean, default=False, help=help)
     help = "full: rank 0 writes one file; sharded: each rank writes its shards (default: full)"
-    add("--checkpoint_format", choices=["full", "sharded"], default="full", help=help)
+    add("--checkpoint_format", role=OPERATION, choices=["full", "sharded"], default="full", help=help)
 
 
 def layers(model: nn.Module, precision: str) -> Iterator[tuple[nn.Module, Any]]:

@@ -82,15 +82,15 @@ def inspect(
     return [*findings, _versions(_driver()), infiniband(topology), _presets(env)]
 
 
-def print_findings(args: argparse.Namespace, topology: Topology) -> None:
-    """Print one line of facts about the node, then a line for every warning and error.
+def print_findings(args: argparse.Namespace, topology: Topology, folder: str) -> None:
+    """Print one line of facts about the node, then a line for every warning and error. folder: of the output.
 
     A job calls it at its start. It resolves no name and runs no program, so it takes milliseconds. An error
     ends the job where it shows: devices.select() refuses missing GPUs.
     """
     accelerators = _accelerators(args, os.environ, topology)
     versions, presets = _versions(_driver()), _presets(os.environ)
-    folders = [_shm(), _outputs(args.output.folder, str)]
+    folders = [_shm(), _outputs(folder, str)]
     findings = [accelerators, *folders, _limits(), versions, presets]
     troubles = [finding for finding in findings if finding.verdict != "ok"]
     facts = [versions.text, accelerators.text]

@@ -1,24 +1,20 @@
-"""Loss, accuracy and metrics as sums: unlike means, sums over batches, steps and ranks add up exactly.
-
-A job's own metrics are also sums: class Metrics, and top(), absolute_error(), R2, ConfusionMatrix and F1.
-"""
+"""Loss and accuracy as sums, and the evaluation of a model: unlike means, sums over batches, steps and ranks
+add up exactly."""
 
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
 
-from common.compute import losses
-from common.compute.losses import multi_hot
+from common.compute import loss_means
 from common.distributed import ranks
 from common.ground import accelerator
 from common.ground.exits import BadInput, print_line
 from common.parallel import sharding
+from common.run.metrics import Metrics, count_samples
 
-_MOST_IN_A_MATRIX = 1000  # classes: of 8 MB; of 100,000 it would have 80 GB
 _EXPECTED = "expected one number, the mean over the batch (reduction='mean')"
 
 
@@ -52,16 +48,6 @@ def _sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
         if has_classes and labels.ndim == 1 and labels.dtype == torch.int64:
             correct = (logits.argmax(dim=1) == labels).sum()
     return torch.stack([loss_value * count, accelerator.double(correct), count])
-
-
-def count_samples(targets: Any) -> int:
-    """Return the number of samples: the length of the first tensor, or of a list of dictionaries or texts."""
-    while isinstance(targets, dict | list | tuple) and targets:
-        first = next(iter(targets.values())) if isinstance(targets, dict) else targets[0]
-        if not isinstance(targets, dict) and not isinstance(first, torch.Tensor | list | tuple):
-            break
-        targets = first
-    return len(targets)
 
 
 @torch.no_grad()
@@ -112,7 +98,7 @@ def evaluate(
             outputs = (outputs + model(inputs.flip(3))) / 2
         if targets is None:
             continue
-        with losses.LabelMean() as seen:
+        with loss_means.LabelMean() as seen:
             loss = criterion(outputs, targets)
         batch = _sums(loss, outputs, targets)
         divisor = batch[2]
@@ -141,7 +127,7 @@ def _samples(outputs: Any, targets: Any, part: slice) -> Any:
 def _warn_of_parts(criterion: Callable, *parts: Any) -> bool:
     """Print a line if a criterion is not a mean over the samples of these parts; return whether it did."""
     counts = [count_samples(targets) for _, targets in parts]
-    if 0 in counts or not (found := losses.compare_parts(criterion, *parts)):
+    if 0 in counts or not (found := loss_means.compare_parts(criterion, *parts)):
         return False
     if ranks.is_first():
         print_line(
@@ -165,240 +151,3 @@ def _in_step(batches: Any, stop: Callable[[], bool], device: torch.device) -> It
         if must_stop or not has_batch:
             return
         yield batch or (batches.example(1), None)
-
-
-class Metrics:
-    """The metrics of an evaluation besides loss and accuracy, and the one that chooses best.pth.
-
-    metrics: name -> a function(outputs, targets) -> [n] with one number for each sample, whose mean is
-    reported; or an object such as R2 with size, sums(outputs, targets) -> [size], sums of a batch that add up
-    over batches and ranks, and value(sums) -> number, from float64 [size] on the CPU. best: the name of a
-    metric, "acc" or "loss"; None: the accuracy, or the loss if the job has no accuracy. lowest: whether the
-    lowest value is the best (default: true for the loss only). Raises BadInput.
-
-        log.metrics = evaluation.Metrics(mae=evaluation.absolute_error, best="mae", lowest=True)
-    """
-
-    def __init__(self, best: str | None = None, lowest: bool | None = None, **metrics: Any):
-        names = ["loss", "acc", *metrics]
-        if best is not None and best not in names:
-            raise BadInput(f"Metrics(best={best!r}): unknown metric, expected one of {', '.join(names)}")
-        if taken := metrics.keys() & {"loss", "acc", "count"}:
-            raise BadInput(f"a metric cannot have the name {taken.pop()!r}: every evaluation reports it")
-        self.metrics, self.best = metrics, best
-        self.lowest = best == "loss" if lowest is None else lowest
-        self.is_compared = False  # whether evaluate() has looked for a loss that is not a mean over samples
-        self._sizes = [getattr(each, "size", 1) for each in metrics.values()]
-        self.size = sum(self._sizes) + 1  # the divisor of the loss is the last
-
-    @property
-    def best_of(self) -> str:
-        """Return the metric that chooses best.pth, as a checkpoint stores it; "" for the default."""
-        return f"{'lowest' if self.lowest else 'highest'} {self.best}" if self.best else ""
-
-    def sums(self, outputs: Any, targets: Any) -> list[torch.Tensor]:
-        """Return the sums of each metric for a batch, float64 [its size]."""
-        parts = []
-        for (name, metric), size in zip(self.metrics.items(), self._sizes, strict=True):
-            if has_sums := hasattr(metric, "sums"):
-                kind, expected, result = "its sums", size, metric.sums(outputs, targets)
-            else:
-                kind, expected = "one number a sample", count_samples(targets)
-                result = metric(outputs, targets)
-            if not isinstance(result, torch.Tensor) or result.shape != (expected,):
-                shape = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
-                raise BadInput(f"metric {name}: expected a tensor [{expected}], {kind}, got {shape}")
-            parts.append(result.double() if has_sums else result.double().sum()[None])
-        return parts
-
-    def loss(self, sums: torch.Tensor) -> float:
-        """Return the loss of all samples; NaN without samples or labels. sums: as for values()."""
-        divisor = sums[-1] if len(sums) == 3 + self.size else sums[2]  # not of evaluate()
-        return (sums[0] / divisor).item() if divisor else math.nan
-
-    def values(self, sums: torch.Tensor) -> dict[str, float]:
-        """Return the value of each metric. sums: from evaluate(), over all ranks. Raises BadInput."""
-        count = sums[2].item() or math.nan
-        return {
-            name: metric.value(part) if hasattr(metric, "sums") else part.item() / count
-            for (name, metric), part in zip(self.metrics.items(), self._split(sums), strict=True)
-        }
-
-    def score(self, sums: torch.Tensor) -> float:
-        """Return a score that is higher for a better model; NaN if it is unknown. sums: as for values()."""
-        _, correct, count = sums[:3].tolist()
-        figures = {"loss": self.loss(sums), "acc": correct / (count or math.nan)}
-        figures |= self.values(sums)
-        best = self.best or ("loss" if math.isnan(correct) else "acc")
-        return -figures[best] if self.lowest or (self.best is None and best == "loss") else figures[best]
-
-    def confusion(self, sums: torch.Tensor) -> torch.Tensor | None:
-        """Return the matrix of the ConfusionMatrix among the metrics, int64 [classes, classes]; None if there
-        is none. sums: as for values()."""
-        for metric, part in self._counted(sums):
-            return part.view(metric.classes, metric.classes).long() if metric.has_matrix else None
-        return None
-
-    def of_classes(self, sums: torch.Tensor) -> dict[str, list[int]] | None:
-        """Return `count` and `correct`, the labels and the right predictions of each class of the
-        ConfusionMatrix; None if there is none. sums: as for values()."""
-        for metric, part in self._counted(sums):
-            count, correct = (each.long().tolist() for each in metric.of_classes(part))
-            return {"count": count, "correct": correct}
-        return None
-
-    def _counted(self, sums: torch.Tensor) -> Iterator[tuple["ConfusionMatrix", torch.Tensor]]:
-        for metric, part in zip(self.metrics.values(), self._split(sums), strict=True):
-            if isinstance(metric, ConfusionMatrix):
-                yield metric, part
-
-    def _split(self, sums: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if len(sums) - 3 not in (self.size - 1, self.size):
-            raise BadInput(
-                f"log.metrics has {self.size} sums and the evaluation {len(sums) - 3}: expected "
-                "evaluation.evaluate(..., metrics=log.metrics)"
-            )
-        return sums[3 : 2 + self.size].cpu().split(self._sizes)
-
-
-def of_classes(classes: int, has_sets: bool, best: str | None) -> Metrics:
-    """Return the metrics of a classifier: top5 (with more than 5 classes) and class_acc, or, if an image may
-    have several labels, f1. best: as for Metrics, default also f1. Raises BadInput."""
-    if has_sets:
-        if best not in (None, "f1", "loss"):
-            raise BadInput(f"--best_metric {best}: images have several labels, expected f1 or loss")
-        return Metrics(f1=F1(classes), best=best or "f1")
-    top5: dict = {"top5": top(5)} if classes > 5 else {}
-    return Metrics(**top5, class_acc=ConfusionMatrix(classes), best=best)
-
-
-def top(k: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return a metric: whether the label is among the k highest logits.
-
-    logits [n, classes, ...], labels int64 [n, ...]. For several labels per sample (masks) it is the share.
-    """
-
-    def metric(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        if k > outputs.shape[1]:
-            raise BadInput(f"top({k}): the model has {outputs.shape[1]} classes")
-        is_right = (outputs.topk(k, dim=1).indices == targets.unsqueeze(1)).any(dim=1)
-        return is_right.double().reshape(len(targets), -1).mean(dim=1)
-
-    return metric
-
-
-def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return the mean absolute error of each sample, float64 [n]. outputs, targets: float [n] or [n, ...]."""
-    outputs, targets = _columns(outputs, targets, "absolute_error")
-    return (outputs - targets).abs().mean(dim=1)
-
-
-class R2:
-    """The coefficient of determination, as scikit-learn's r2_score: 1 if all outputs are exact.
-
-    outputs, targets: float [n] or [n, columns]. With several columns it is the mean of their coefficients.
-    """
-
-    def __init__(self, columns: int = 1):
-        self.columns, self.size = columns, 4 * columns
-
-    def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return [count, sum, sum of squares, squared error] of each column of the targets, float64."""
-        outputs, targets = _columns(outputs, targets, "R2")
-        if targets.shape[1] != self.columns:
-            raise BadInput(f"R2({self.columns}): the targets have {targets.shape[1]} columns")
-        parts = [torch.ones_like(targets), targets, targets**2, (outputs - targets) ** 2]
-        return torch.stack(parts).sum(dim=1).reshape(-1)
-
-    def value(self, sums: torch.Tensor) -> float:
-        """Return the coefficient; NaN if the targets of a column are all equal."""
-        count, total, squares, error = sums.view(4, self.columns)
-        variation = squares - total**2 / count
-        return (1 - error / torch.where(variation > 0, variation, torch.nan)).mean().item()
-
-
-class Perplexity:
-    """The perplexity of a language model: the exponential of the mean cross entropy of a token, at least 1.
-
-    logits [n, T, tokens], targets int64 [n, T]; -100 is ignored.
-    """
-
-    size = 2
-
-    def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return [cross entropy, tokens], float64."""
-        loss = torch.nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="sum")
-        return torch.stack([loss.double(), (targets != -100).sum().double()])  # as cross_entropy() ignores
-
-    def value(self, sums: torch.Tensor) -> float:
-        """Return the perplexity; NaN without tokens."""
-        return (sums[0] / sums[1]).exp().item()
-
-
-class ConfusionMatrix:
-    """The confusion matrix; its value is the mean of the classes' accuracies (balanced accuracy).
-
-    logits [n, classes, ...], labels int64 [n, ...]; labels outside of 0..classes-1 are ignored. The log
-    writes the matrix to confusion.json. With more than 1,000 classes there is no matrix, only the labels and
-    the right predictions of each class.
-    """
-
-    def __init__(self, classes: int):
-        self.classes, self.has_matrix = classes, classes <= _MOST_IN_A_MATRIX
-        self.size = classes**2 if self.has_matrix else 2 * classes
-
-    def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the matrix, rows by label, columns by prediction: float64 [classes * classes]; or labels and
-        right predictions of each class: float64 [2 * classes]."""
-        if outputs.shape[1] != self.classes:
-            raise BadInput(f"ConfusionMatrix({self.classes}): the model has {outputs.shape[1]} classes")
-        labels, predictions = targets.reshape(-1), outputs.argmax(dim=1).reshape(-1)
-        counted = (labels >= 0) & (labels < self.classes)
-        places = labels * self.classes + predictions if self.has_matrix else labels
-        places = torch.where(counted, places, self.size)
-        if not self.has_matrix:
-            is_right = counted & (labels == predictions)
-            places = torch.cat([places, torch.where(is_right, labels + self.classes, self.size)])
-        sums = torch.zeros(self.size + 1, dtype=torch.float64, device=places.device)
-        return sums.scatter_add_(0, places, torch.ones_like(places, dtype=torch.float64))[:-1]
-
-    def of_classes(self, sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the labels and the right predictions of each class, float64 [classes] each."""
-        if not self.has_matrix:
-            return sums[: self.classes], sums[self.classes :]
-        matrix = sums.view(self.classes, self.classes)
-        return matrix.sum(dim=1), matrix.diagonal()
-
-    def value(self, sums: torch.Tensor) -> float:
-        """Return the mean accuracy of the classes that have labels; NaN without labels."""
-        counts, correct = self.of_classes(sums)
-        return (correct / counts)[counts > 0].mean().item()
-
-
-class F1:
-    """The F1 score for images with several labels, as scikit-learn's f1_score(average="macro").
-
-    A class is predicted if its logit is above 0. logits [n, classes], targets as for multi_hot().
-    """
-
-    def __init__(self, classes: int):
-        self.classes, self.size = classes, 2 * classes
-
-    def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the right predictions of each class, then its predictions plus its labels, float64."""
-        predicted, has = outputs > 0, multi_hot(targets, self.classes) > 0.5
-        return torch.cat([(predicted & has).sum(0), predicted.sum(0) + has.sum(0)]).double()
-
-    def value(self, sums: torch.Tensor) -> float:
-        """Return the mean score of the classes that have labels or predictions; NaN without them."""
-        right, both = sums.view(2, self.classes)
-        return (2 * right / both)[both > 0].mean().item()
-
-
-def _columns(outputs: torch.Tensor, targets: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return both as float64 [n, columns]. Raises BadInput if their shapes differ then."""
-    outputs, targets = (each.double().reshape(len(each), -1) for each in (outputs, targets))
-    if outputs.shape != targets.shape:
-        shapes = f"outputs {list(outputs.shape)}, targets {list(targets.shape)}"
-        raise BadInput(f"metric {name}: expected outputs and targets of one shape, got {shapes}")
-    return outputs, targets

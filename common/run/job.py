@@ -1,4 +1,4 @@
-"""Parse the command line of a job on any platform, find its topology, and open its output."""
+"""Parse the command line of a job on any platform."""
 
 import argparse
 import os
@@ -7,19 +7,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from common.console import config
-from common.console.arguments import FLAG, Parser, plain, remind, settings
-from common.distributed import devices
+from common.console.arguments import FLAG, Arguments, Parser, plain, remind, settings
 from common.ground.exits import BadInput, import_optional, print_line
 from common.ground.files import ROOT
 from common.platform import platforms
-from common.run.output import open_output
 
 
 class JobParser(Parser):
     """The Parser of a job. Options that a platform adds are ignored, with one printed line.
 
-    checks: functions that are called with the parsed arguments before the output is opened. Each returns the
-    arguments that follow from others, name -> value, or raises BadInput.
+    checks: functions that are called with the parsed arguments. Each returns the arguments that follow from
+    others, name -> value, or raises BadInput.
     """
 
     def __init__(self, description: str | None):
@@ -27,31 +25,25 @@ class JobParser(Parser):
         self.checks: list[Callable[[argparse.Namespace], Mapping[str, Any]]] = []
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        """Parse the command line and open the output.
-
-        Returns the arguments with `topology` (a Topology), `output` (an Output) and `ignored` (the names of
-        ignored options). Raises BadInput, also for unknown options that are not ignored; nothing is left on
-        the disk then.
-        """
+        """Return the Arguments of a command line. Raises BadInput, also for unknown options that are not
+        ignored."""
         help = "options as NAME = VALUE; those of the command line come first"
         self.add_argument("--config", metavar="FILE.toml", default=argparse.SUPPRESS, help=help)
         self.add_argument("--ignore_unknown", **FLAG, help="true: ignore unknown options")
         if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions: print them and exit
             import_optional("argcomplete", "completion in a shell needs argcomplete").autocomplete(self)
         words = list(sys.argv[1:] if args is None else args)
-        parsed, unknown = self.parse_known_args(words, namespace)
+        parsed, unknown = self.parse_known_args(words, Arguments())
         if "config" in parsed:
             words = self._read_config(parsed.config) + words
-            parsed, unknown = self.parse_known_args(words, namespace)
-        parsed.ignored = self._let_pass(unknown, parsed.__dict__.pop("ignore_unknown"))
+            parsed, unknown = self.parse_known_args(words, Arguments())
+        ignored = self._let_pass(unknown, parsed.__dict__.pop("ignore_unknown"))
         if platforms.is_first_on_node():
-            remind(parsed, print_line)
+            remind(ignored, print_line)
             print_line(f"settings {self._changed(parsed)}")
         for check in self.checks:
             vars(parsed).update(check(parsed))
-        parsed.topology = devices.find_topology(parsed)
-        parsed.output = open_output(parsed)
-        return parsed
+        return parsed.finish(self.roles, ignored)
 
     def _read_config(self, path: str) -> list[str]:
         """Return the settings of a TOML or JSON file as words of a command line. Raises BadInput, also if a

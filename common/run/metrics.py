@@ -1,410 +1,259 @@
-"""Report a run: log lines, metrics.jsonl, TensorBoard events, a progress bar, and a table of the time.
+"""Metrics of an evaluation as sums: Metrics, top(), absolute_error(), R2, Perplexity, ConfusionMatrix, F1."""
 
-starts.jsonl is written by common/run/starts.py.
-"""
-
-import argparse
-import contextlib
-import json
 import math
-import os
-import resource
-import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
-from common.console import arguments
-from common.distributed import ranks
-from common.ground import accelerator, exits
-from common.ground.data_sets import check_map_style, class_names_of
-from common.ground.exits import MissingPackage, printable
-from common.ground.files import append_json_line, opener, write_atomic
-from common.ground.results import CLASSES
-from common.run import starts, trackers
-from common.run.evaluation import Metrics
-from common.run.output import writes_nothing
+from common.compute.losses import multi_hot
+from common.ground.exits import BadInput
 
-CONFUSION = "confusion.json"  # in the same folder: the last evaluation per class, and the confusion matrix
-_MOST_CLASSES = 100  # with more classes the matrix is not written
+_MOST_IN_A_MATRIX = 1000  # classes: of 8 MB; of 100,000 it would have 80 GB
 
 
-class Log:
-    """Prints the lines of a run, and writes metrics.jsonl, starts.jsonl, receipt.bin, TensorBoard events.
+class Metrics:
+    """The metrics of an evaluation besides loss and accuracy, and the one that chooses best.pth.
 
-    args: the arguments of a JobParser. args.output is the folder of the files, which are made with the first
-    report. Rank 0 prints and writes. Sums are those of evaluation.batch_sums() over all ranks; to read them
-    here is the only synchronisation with the device.
+    metrics: name -> a function(outputs, targets) -> [n] with one number for each sample, whose mean is
+    reported; or an object such as R2 with size, sums(outputs, targets) -> [size], sums of a batch that add up
+    over batches and ranks, and value(sums) -> number, from float64 [size] on the CPU. best: the name of a
+    metric, "acc" or "loss"; None: the accuracy, or the loss if the job has no accuracy. lowest: whether the
+    lowest value is the best (default: true for the loss only). Raises BadInput.
 
-    Attributes:
-    metrics: the metrics of an evaluation besides loss and accuracy; a job may set it.
-    autocast: the context of mixed precision; a job may set it.
-    optimizer, scheduler: those that checkpoints hold; a Checkpointer sets them.
-    states: returns (step, digest of the state) of checkpoints since its last call; a Checkpointer sets it.
-        They are the entry `states` of the next line in metrics.jsonl.
-    run: the id of the run for --tracker; a restart keeps it.
-    is_late: whether a report by time is due; the same on every rank.
+        log.use(metrics.Metrics(mae=metrics.absolute_error, best="mae", lowest=True))
     """
 
-    def __init__(self, args: argparse.Namespace):
-        self.args, self.output, self.metrics = args, args.output, Metrics()
-        self._path = os.path.join(self.output.folder, "metrics.jsonl")
-        self.autocast: Any = contextlib.nullcontext()
-        self.run = ""
-        self.optimizer: Any = None
-        self.scheduler: Any = None
-        self.states: Callable[[], list[tuple[int, str]]] = list
-        self.is_late = self._has_asked = False
-        self._laps: dict[str, float] = {}  # seconds of each part of the run
-        self._lap_start = exits.STARTED  # importing torch counts as set-up
-        self._trackers: dict[str, Any] | None = None  # from the first report on
-        self._bar: tqdm | None = None
-        self._loader: Any = None
-        self._warnings: set[str] = set()
-        self._profiled: list[float] = []  # with --prof: the times of the two reports
-        self._class_names: tuple[str, ...] = ()
-        self._unit = "images", 1  # what is counted for the speed, and how many a sample has
-        self._result = ""  # text about the last evaluation
-        self.lost = ""  # why receipt.bin is not whole, after finish()
-        self._trains = False  # whether the job reports steps, and not only epochs of loading
-        self._end_lap("imports and set-up")
-
-    def start(
-        self,
-        loader: Any,
-        step: int,
-        total_steps: int | None,
-        model: torch.nn.Module | None = None,
-    ) -> None:
-        """Begin to report a training, or continue after `step`. Call it on every rank before the first step.
-
-        Reports of an earlier start after `step` are deleted from the files: these steps are reported again.
-
-        loader: the training loader.
-        step: the step to continue from, or 0.
-        total_steps: the optimizer steps of the whole run, if they are known.
-        model: describe this model in the log, and show a progress bar on a terminal.
-        """
-        self._end_lap("model and checkpoint")
-        self.output.begin()
-        self._loader, self._step, self._total_steps = loader, step, total_steps
-        self._since, self._waited, self._evaluating = time.monotonic(), loader.waited, 0.0
-        self._start: dict[str, Any] = {
-            "time": round(time.time(), 3), "step": step, "steps": total_steps, "laps": {**self._laps},
-            "training data": loader.receipt.fingerprint, "data backend": getattr(loader, "backend", ""),
-            "sampling": getattr(loader, "sampling", {}),
-        }  # fmt: skip
-        exits.at_success("results", self.finish)
-        if model is None or not ranks.is_first():
-            return
-        for line in starts.describe(self.args, model, self.autocast, total_steps, len(loader)):
-            self.info(line)
-        if sys.stderr.isatty() and not writes_nothing(self.args):
-            self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
-
-    def asks_to_report(self) -> bool:
-        """Return on rank 0 whether --report_every counts seconds and they have passed. It is true only once
-        before each report."""
-        every = self.args.report_every
-        if self._has_asked or every.unit != "s" or time.monotonic() - self._since < every.number:
-            return False
-        self._has_asked = True
-        return True
-
-    def print_data(self, train_set: Any, test_set: Any) -> None:
-        """Print the sizes of the data sets and their source.
-
-        The class names of the training set, if it has any, are written to classes.json. Its attribute `unit`,
-        such as ("tokens", 128), is what the log counts per second, and how many a sample has (default:
-        samples). The time until now counts as loading data. Raises BadInput if a data set is not map-style.
-        """
-        self._end_lap("data loading")
-        check_map_style(train_set)
-        check_map_style(test_set)
-        self._class_names = class_names_of(train_set)
-        self._unit = getattr(train_set, "unit", ("samples", 1))
-        source = getattr(train_set, "source", type(train_set).__name__)
-        self.info(f"data train={len(train_set)} test={len(test_set)} source={source}")
-
-    def is_due(self, step: int) -> bool:
-        """Return whether a report is due; the same on every rank.
-
-        One is due every --report_every and after each epoch. If --report_every counts seconds, one is also
-        due after the first step. With --prof N two are due: before the last N steps, and after them.
-        """
-        if profiled := getattr(self.args, "prof", None):
-            return step in (self._total_steps - profiled, self._total_steps)
-        if self._bar:
-            self._bar.update(step - self._bar.n)  # tqdm draws at most ten times a second
-        every = self.args.report_every
-        if every.unit == "s":
-            is_due = self.is_late or step == self._step + 1
-        else:
-            is_due = step % every.steps(len(self._loader)) == 0
-        return is_due or step % len(self._loader) == 0
-
-    def step(self, step: int, running: torch.Tensor, scheduler: Any) -> None:
-        """Report the steps since the last report, on every rank, and set `running` to zero.
-
-        step: optimizer steps since the start of training. running: float64 [3], sums over all ranks.
-        scheduler: that of the job; a warning is printed if it is not the one that checkpoints hold. The
-        loader's receipt is committed. With --prof nothing is reported: see profiled_seconds.
-        """
-        if scheduler is not self.scheduler:
-            self.warn_once(
-                f"warning: the schedule {type(scheduler).__name__} is not the one that was given to the "
-                "Checkpointer: a restart will not be exact. Build it before resume(), for all epochs"
-            )
-        if getattr(self.args, "prof", None):
-            accelerator.of(
-                running.device
-            ).synchronize()  # for the clock only: the steps between wait for nothing
-            self._profiled.append(time.monotonic())
-            return
-        self._trains = True
-        self.is_late = self._has_asked = False
-        self._commit(step)
-        if not ranks.is_first():
-            running.zero_()
-            return
-        loss_sum, correct, count = running.tolist()
-        running.zero_()
-        now, waited = time.monotonic(), self._loader.waited
-        elapsed, data_time = now - self._since, waited - self._waited
-        self._since, self._waited = now, waited
-        loss = loss_sum / (count or math.nan)  # count is 0 if all steps were skipped
-        unit, per_sample = self._unit
-        if self._bar:
-            self._bar.set_postfix(loss=_short(loss), refresh=False)
-            self._bar.update(step - self._bar.n)
-        self._write(
-            step,
-            loss=loss,
-            **_accuracy("acc", correct, count),
-            lr=_rate_of(self.optimizer.param_groups[0]),
-            **{f"{unit}_per_s": count * per_sample / elapsed},
-            data_time=data_time,
-            compute_time=elapsed - data_time,
-            memory_mb=peak_memory(),
-            receipt=str(self._loader.receipt),
-        )
-
-    def validation(self, step: int, val_sums: torch.Tensor) -> None:
-        """Report an evaluation. The time since the last report counts as evaluating and saving.
-
-        val_sums: the result of evaluation.evaluate(), over all ranks. With --evaluate it is only printed.
-        """
-        if not ranks.is_first():
-            return
-        self._trains = True
-        _, correct, count = val_sums[:3].tolist()
-        now = time.monotonic()
-        self._evaluating += now - self._since
-        self._since = now
-        loss, accuracy = self.metrics.loss(val_sums), _accuracy("val_acc", correct, count)
-        self._result = f"test_accuracy={accuracy['val_acc']:.4f} " if accuracy else f"test_loss={loss:.6g} "
-        others = {f"val_{name}": value for name, value in self.metrics.values(val_sums).items()}
-        figures: dict[str, Any] = {"val_loss": loss, **accuracy, **others, "val_count": int(count)}
-        if getattr(self.args, "evaluate", False):
-            self.info(_line(figures))
-        else:
-            self._write(step, **figures)
-            self._write_confusion(step, val_sums)
-
-    def epoch(self, step: int, **figures: float) -> None:
-        """Report an epoch of a job that only loads data, on every rank: `figures`, and the receipt."""
-        self._commit(step)
-        if ranks.is_first():
-            self._write(step, **figures, receipt=str(self._loader.receipt))
-
-    @contextlib.contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        """Show the time of the block as a separate row of the TIME COST table."""
-        self._end_lap("model and checkpoint")
-        yield
-        self._end_lap(name)
+    def __init__(self, best: str | None = None, lowest: bool | None = None, **metrics: Any):
+        names = ["loss", "acc", *metrics]
+        if best is not None and best not in names:
+            raise BadInput(f"Metrics(best={best!r}): unknown metric, expected one of {', '.join(names)}")
+        if taken := metrics.keys() & {"loss", "acc", "count"}:
+            raise BadInput(f"a metric cannot have the name {taken.pop()!r}: every evaluation reports it")
+        self.metrics, self.best = metrics, best
+        self.lowest = best == "loss" if lowest is None else lowest
+        self.is_compared = False  # whether evaluate() has looked for a loss that is not a mean over samples
+        self._sizes = [getattr(each, "size", 1) for each in metrics.values()]
+        self.size = sum(self._sizes) + 1  # the divisor of the loss is the last
 
     @property
-    def training_seconds(self) -> float:
-        """Return the seconds of training so far, without evaluating and saving."""
-        return self._laps.get("training", time.monotonic() - self._lap_start) - self._evaluating
+    def best_of(self) -> str:
+        """Return the metric that chooses best.pth, as a checkpoint stores it; "" for the default."""
+        return f"{'lowest' if self.lowest else 'highest'} {self.best}" if self.best else ""
 
-    @property
-    def profiled_seconds(self) -> float:
-        """Return the seconds of the last N steps of a run with --prof N."""
-        before, after = self._profiled
-        return after - before
+    def sums(self, outputs: Any, targets: Any) -> list[torch.Tensor]:
+        """Return the sums of each metric for a batch, float64 [its size]."""
+        parts = []
+        for (name, metric), size in zip(self.metrics.items(), self._sizes, strict=True):
+            if has_sums := hasattr(metric, "sums"):
+                kind, expected, result = "its sums", size, metric.sums(outputs, targets)
+            else:
+                kind, expected = "one number a sample", count_samples(targets)
+                result = metric(outputs, targets)
+            if not isinstance(result, torch.Tensor) or result.shape != (expected,):
+                shape = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
+                raise BadInput(f"metric {name}: expected a tensor [{expected}], {kind}, got {shape}")
+            parts.append(result.double() if has_sums else result.double().sum()[None])
+        return parts
 
-    def finish(self) -> None:
-        """Print the last result and the TIME COST table, and close the files. If main() returns without it,
-        it is called then."""
-        if self._loader is None or not ranks.is_first():
-            return
-        loader, self._loader = self._loader, None
-        if self._bar:
-            self._bar.close()
-        if self._trains and not writes_nothing(self.args):
-            self._print_time_cost(loader)
-        if not writes_nothing(self.args):
-            self.lost = loader.receipt.finish(self.output.folder)
-        arguments.remind(self.args, self.info)
-        with self._reported():
-            if self._trackers is not None and (states := dict(self.states())):  # no evaluation at the end
-                append_json_line(self._path, {"step": max(states), "states": states})
-        for name, tracker in (self._trackers or {}).items():
-            with self._reported(name):
-                tracker.finish()
+    def loss(self, sums: torch.Tensor) -> float:
+        """Return the loss of all samples; NaN without samples or labels. sums: as for values()."""
+        divisor = sums[-1] if len(sums) == 3 + self.size else sums[2]  # not of evaluate()
+        return (sums[0] / divisor).item() if divisor else math.nan
 
-    def info(self, line: str) -> None:
-        """Print a line on rank 0, above the progress bar."""
-        if ranks.is_first():
-            with contextlib.suppress(OSError, ValueError):  # a log on a full disk must not stop the training
-                tqdm.write(printable(line))
-                sys.stdout.flush()
+    def values(self, sums: torch.Tensor) -> dict[str, float]:
+        """Return the value of each metric. sums: from evaluate(), over all ranks. Raises BadInput."""
+        count = sums[2].item() or math.nan
+        return {
+            name: metric.value(part) if hasattr(metric, "sums") else part.item() / count
+            for (name, metric), part in zip(self.metrics.items(), self._split(sums), strict=True)
+        }
 
-    def warn_once(self, line: str, subject: str = "") -> None:
-        """Print a line on rank 0, the first time only; of a subject only the first line."""
-        if (subject or line) not in self._warnings:
-            self._warnings.add(subject or line)
-            self.info(line)
+    def score(self, sums: torch.Tensor) -> float:
+        """Return a score that is higher for a better model; NaN if it is unknown. sums: as for values()."""
+        _, correct, count = sums[:3].tolist()
+        figures = {"loss": self.loss(sums), "acc": correct / (count or math.nan)}
+        figures |= self.values(sums)
+        best = self.best or ("loss" if math.isnan(correct) else "acc")
+        return -figures[best] if self.lowest or (self.best is None and best == "loss") else figures[best]
 
-    def _end_lap(self, name: str) -> None:
-        """Add the time since the last call (the first time: since exits.STARTED) to the lap `name`."""
-        now = time.monotonic()
-        self._laps[name] = self._laps.get(name, 0.0) + now - self._lap_start
-        self._lap_start = now
-
-    def _print_time_cost(self, loader: Any) -> None:
-        self._end_lap("training")
-        computing = self._laps["training"] - loader.waited - self._evaluating
-        total = sum(self._laps.values())
-        rows = [*self._laps.items(), ("- waiting for data", loader.waited), ("- computing", computing)]
-        rows += [("- evaluating and saving", self._evaluating), ("total", total)]
-        print(f"\n{'TIME COST':<26}{'seconds':>10}{'share':>9}")
-        for name, seconds in rows:
-            print(f"{name:<26}{seconds:>10.2f}{seconds / total:>9.1%}")
-        print(
-            f"\n{self._result}training_seconds={self._laps['training']:.1f} receipt={loader.receipt}",
-            flush=True,
-        )
-
-    def _commit(self, step: int) -> None:
-        """Extend the receipt on every rank; rank 0 writes it."""
-        if ranks.is_first():
-            self._open()
-        try:
-            self._loader.commit(step, self.output.folder)
-        except OSError as error:
-            self.warn_once(f"warning: {self.output.folder} lacks a part of the receipt: {error}")
-
-    def _write(self, step: int, **figures: float | str) -> None:
-        self._open()
-        line: dict[str, Any] = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
-        with self._reported():
-            if self._trackers is not None:
-                states = {"states": states} if (states := dict(self.states())) else {}
-                append_json_line(self._path, line | states | {"time": round(time.time(), 3)})
-        scalars = {name: float(figures[name]) for name in figures.keys() - {"val_count", "receipt"}}
-        for name, tracker in (self._trackers or {}).items():
-            with self._reported(name):
-                tracker.log(scalars, step)
-        self.info(_line(line))
-
-    def _write_confusion(self, step: int, val_sums: torch.Tensor) -> None:
-        counts, matrix = self.metrics.of_classes(val_sums), self.metrics.confusion(val_sums)
-        if counts is None:
-            return
-        content: dict[str, Any] = {"step": step, "classes": self._class_names, **counts}
-        if matrix is None:
-            self.warn_once(f"{len(counts['count'])} classes: {CONFUSION} has counts per class, and no matrix")
-        elif len(matrix) <= _MOST_CLASSES:
-            content["matrix"] = matrix.tolist()
-        with self._reported():
-            write_atomic(os.path.join(self.output.folder, CONFUSION), json.dumps(content) + "\n")
-
-    def _open(self) -> None:
-        """Begin the files with the first report, and make the folder again if it was deleted."""
-        folder = self.output.folder
-        with self._reported():
-            os.makedirs(folder, exist_ok=True)
-            if self._trackers is not None:
-                return
-            lost = _keep_lines(self._path, self._step)
-            starts.write(folder, self.args, **self._start, **({"lost": lost} if lost else {}))
-            begun = [each.get("step") for each in starts.read(folder)]
-            self._loader.receipt.begins_at(min(step for step in begun if type(step) is int))
-            if self._class_names:
-                write_atomic(os.path.join(folder, CLASSES), json.dumps(self._class_names) + "\n")
-            self._trackers = {}
-            with self._reported("TensorBoard"):
-                self._trackers["TensorBoard"] = trackers.TensorBoard(folder, self._step)
-            if trackers.KUBEFLOW in os.environ:
-                self._trackers["Kubeflow"] = trackers.Kubeflow(self._step, self._total_steps)
-            if name := getattr(self.args, "tracker", None):
-                title = os.path.basename(str(self.output).rstrip("/"))
-                with self._reported(f"--tracker {name}"):
-                    tracker = trackers.NAMED[name](self.run, title, arguments.settings(self.args))
-                    self._trackers[f"--tracker {name}"] = tracker
-
-    @contextlib.contextmanager
-    def _reported(self, tracker: str = "") -> Iterator[None]:
-        """Print the reason once if a report cannot be written; the training continues."""
-        try:
-            yield
-        except MissingPackage as error:
-            self.warn_once(str(error))
-        except Exception as error:  # OSError if the disk is full; packages of trackers raise other types
-            what = f"figures of {tracker}" if tracker else f"reports in {self.output.folder}"
-            self.warn_once(f"warning: {what} are incomplete: {' '.join(str(error).split())}", tracker)
-
-
-def _keep_lines(path: str, step: int) -> dict[str, float] | None:
-    """Delete from a metrics.jsonl the reports after `step`, the evaluation at `step` (the checkpoint is
-    older) and unfinished lines. Return the step and time of the last report after `step`, or None."""
-    if not os.path.exists(path):
+    def confusion(self, sums: torch.Tensor) -> torch.Tensor | None:
+        """Return the matrix of the ConfusionMatrix among the metrics, int64 [classes, classes]; None if there
+        is none. sums: as for values()."""
+        for metric, part in self._counted(sums):
+            return part.view(metric.classes, metric.classes).long() if metric.has_matrix else None
         return None
-    kept, last = [], None
-    with open(path, encoding="utf-8", errors="replace", opener=opener) as file:
-        for line in file:
-            try:
-                figures = json.loads(line)
-                if figures["step"] < step or (figures["step"] == step and "loss" in figures):
-                    kept.append(line)
-                elif figures["step"] > step:
-                    last = {"step": figures["step"], "time": figures["time"]}
-            except (ValueError, KeyError, TypeError, RecursionError):
-                continue
-    write_atomic(path, "".join(kept))
-    return last
+
+    def of_classes(self, sums: torch.Tensor) -> dict[str, list[int]] | None:
+        """Return `count` and `correct`, the labels and the right predictions of each class of the
+        ConfusionMatrix; None if there is none. sums: as for values()."""
+        for metric, part in self._counted(sums):
+            count, correct = (each.long().tolist() for each in metric.of_classes(part))
+            return {"count": count, "correct": correct}
+        return None
+
+    def _counted(self, sums: torch.Tensor) -> Iterator[tuple["ConfusionMatrix", torch.Tensor]]:
+        for metric, part in zip(self.metrics.values(), self._split(sums), strict=True):
+            if isinstance(metric, ConfusionMatrix):
+                yield metric, part
+
+    def _split(self, sums: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if len(sums) - 3 not in (self.size - 1, self.size):
+            raise BadInput(
+                f"log.metrics has {self.size} sums and the evaluation {len(sums) - 3}: expected "
+                "evaluation.evaluate(..., metrics=log.metrics)"
+            )
+        return sums[3 : 2 + self.size].cpu().split(self._sizes)
 
 
-def _rate_of(group: dict) -> float:
-    """Return the learning rate of a parameter group, a number or a tensor; NaN without one."""
-    return math.nan if group.get("lr") is None else float(group["lr"])
+def of_classes(classes: int, has_sets: bool, best: str | None) -> Metrics:
+    """Return the metrics of a classifier: top5 (with more than 5 classes) and class_acc, or, if an image may
+    have several labels, f1. best: as for Metrics, default also f1. Raises BadInput."""
+    if has_sets:
+        if best not in (None, "f1", "loss"):
+            raise BadInput(f"--best_metric {best}: images have several labels, expected f1 or loss")
+        return Metrics(f1=F1(classes), best=best or "f1")
+    top5: dict = {"top5": top(5)} if classes > 5 else {}
+    return Metrics(**top5, class_acc=ConfusionMatrix(classes), best=best)
 
 
-def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:
-    """Return the accuracy under this name; nothing if the job is not a classification."""
-    return {} if math.isnan(correct) else {name: correct / (count or math.nan)}
+def top(k: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return a metric: whether the label is among the k highest logits.
+
+    logits [n, classes, ...], labels int64 [n, ...]. For several labels per sample (masks) it is the share.
+    """
+
+    def metric(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        if k > outputs.shape[1]:
+            raise BadInput(f"top({k}): the model has {outputs.shape[1]} classes")
+        is_right = (outputs.topk(k, dim=1).indices == targets.unsqueeze(1)).any(dim=1)
+        return is_right.double().reshape(len(targets), -1).mean(dim=1)
+
+    return metric
 
 
-def _line(figures: dict[str, float | str]) -> str:
-    return " ".join(f"{name}={_short(value)}" for name, value in figures.items())
+def absolute_error(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the mean absolute error of each sample, float64 [n]. outputs, targets: float [n] or [n, ...]."""
+    outputs, targets = _columns(outputs, targets, "absolute_error")
+    return (outputs - targets).abs().mean(dim=1)
 
 
-def _short(value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    return f"{value:.4g}" if isinstance(value, float) and abs(value) >= 1000 else f"{round(value, 6):.6g}"
+class R2:
+    """The coefficient of determination, as scikit-learn's r2_score: 1 if all outputs are exact.
+
+    outputs, targets: float [n] or [n, columns]. With several columns it is the mean of their coefficients.
+    """
+
+    def __init__(self, columns: int = 1):
+        self.columns, self.size = columns, 4 * columns
+
+    def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return [count, sum, sum of squares, squared error] of each column of the targets, float64."""
+        outputs, targets = _columns(outputs, targets, "R2")
+        if targets.shape[1] != self.columns:
+            raise BadInput(f"R2({self.columns}): the targets have {targets.shape[1]} columns")
+        parts = [torch.ones_like(targets), targets, targets**2, (outputs - targets) ** 2]
+        return torch.stack(parts).sum(dim=1).reshape(-1)
+
+    def value(self, sums: torch.Tensor) -> float:
+        """Return the coefficient; NaN if the targets of a column are all equal."""
+        count, total, squares, error = sums.view(4, self.columns)
+        variation = squares - total**2 / count
+        return (1 - error / torch.where(variation > 0, variation, torch.nan)).mean().item()
 
 
-def peak_memory() -> float:
-    """Return the peak memory of this process so far, in MB: allocated by torch on its GPU, or resident on the
-    host."""
-    if hasattr(module := accelerator.in_use(), "max_memory_allocated"):
-        return module.max_memory_allocated() / 1e6
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kilobytes / (1e6 if sys.platform == "darwin" else 1e3)  # macOS counts bytes
+class Perplexity:
+    """The perplexity of a language model: the exponential of the mean cross entropy of a token, at least 1.
+
+    logits [n, T, tokens], targets int64 [n, T]; -100 is ignored.
+    """
+
+    size = 2
+
+    def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return [cross entropy, tokens], float64."""
+        loss = torch.nn.functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="sum")
+        return torch.stack([loss.double(), (targets != -100).sum().double()])  # as cross_entropy() ignores
+
+    def value(self, sums: torch.Tensor) -> float:
+        """Return the perplexity; NaN without tokens."""
+        return (sums[0] / sums[1]).exp().item()
+
+
+class ConfusionMatrix:
+    """The confusion matrix; its value is the mean of the classes' accuracies (balanced accuracy).
+
+    logits [n, classes, ...], labels int64 [n, ...]; labels outside of 0..classes-1 are ignored. The log
+    writes the matrix to confusion.json. With more than 1,000 classes there is no matrix, only the labels and
+    the right predictions of each class.
+    """
+
+    def __init__(self, classes: int):
+        self.classes, self.has_matrix = classes, classes <= _MOST_IN_A_MATRIX
+        self.size = classes**2 if self.has_matrix else 2 * classes
+
+    def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the matrix, rows by label, columns by prediction: float64 [classes * classes]; or labels and
+        right predictions of each class: float64 [2 * classes]."""
+        if outputs.shape[1] != self.classes:
+            raise BadInput(f"ConfusionMatrix({self.classes}): the model has {outputs.shape[1]} classes")
+        labels, predictions = targets.reshape(-1), outputs.argmax(dim=1).reshape(-1)
+        counted = (labels >= 0) & (labels < self.classes)
+        places = labels * self.classes + predictions if self.has_matrix else labels
+        places = torch.where(counted, places, self.size)
+        if not self.has_matrix:
+            is_right = counted & (labels == predictions)
+            places = torch.cat([places, torch.where(is_right, labels + self.classes, self.size)])
+        sums = torch.zeros(self.size + 1, dtype=torch.float64, device=places.device)
+        return sums.scatter_add_(0, places, torch.ones_like(places, dtype=torch.float64))[:-1]
+
+    def of_classes(self, sums: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the labels and the right predictions of each class, float64 [classes] each."""
+        if not self.has_matrix:
+            return sums[: self.classes], sums[self.classes :]
+        matrix = sums.view(self.classes, self.classes)
+        return matrix.sum(dim=1), matrix.diagonal()
+
+    def value(self, sums: torch.Tensor) -> float:
+        """Return the mean accuracy of the classes that have labels; NaN without labels."""
+        counts, correct = self.of_classes(sums)
+        return (correct / counts)[counts > 0].mean().item()
+
+
+class F1:
+    """The F1 score for images with several labels, as scikit-learn's f1_score(average="macro").
+
+    A class is predicted if its logit is above 0. logits [n, classes], targets as for multi_hot().
+    """
+
+    def __init__(self, classes: int):
+        self.classes, self.size = classes, 2 * classes
+
+    def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Return the right predictions of each class, then its predictions plus its labels, float64."""
+        predicted, has = outputs > 0, multi_hot(targets, self.classes) > 0.5
+        return torch.cat([(predicted & has).sum(0), predicted.sum(0) + has.sum(0)]).double()
+
+    def value(self, sums: torch.Tensor) -> float:
+        """Return the mean score of the classes that have labels or predictions; NaN without them."""
+        right, both = sums.view(2, self.classes)
+        return (2 * right / both)[both > 0].mean().item()
+
+
+def _columns(outputs: torch.Tensor, targets: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return both as float64 [n, columns]. Raises BadInput if their shapes differ then."""
+    outputs, targets = (each.double().reshape(len(each), -1) for each in (outputs, targets))
+    if outputs.shape != targets.shape:
+        shapes = f"outputs {list(outputs.shape)}, targets {list(targets.shape)}"
+        raise BadInput(f"metric {name}: expected outputs and targets of one shape, got {shapes}")
+    return outputs, targets
+
+
+def count_samples(targets: Any) -> int:
+    """Return the number of samples: the length of the first tensor, or of a list of dictionaries or texts."""
+    while isinstance(targets, dict | list | tuple) and targets:
+        first = next(iter(targets.values())) if isinstance(targets, dict) else targets[0]
+        if not isinstance(targets, dict) and not isinstance(first, torch.Tensor | list | tuple):
+            break
+        targets = first
+    return len(targets)

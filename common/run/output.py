@@ -27,6 +27,7 @@ from common.ground.exits import BadInput, print_line
 from common.ground.files import ROOT, explained, is_at, is_url, opener
 from common.ground.results import CHECKPOINTS, WEIGHTS, checkpoints
 from common.platform.platforms import STARTED_BY
+from common.platform.topology import Topology
 from common.run.folder_lease import FolderLease, find_local_locks
 
 PARENT = os.path.join(ROOT, "output_dir")
@@ -131,15 +132,15 @@ class Output:
             _remove_empty(self._made)
 
 
-def open_output(args: argparse.Namespace) -> Output:
+def open_output(args: argparse.Namespace, topology: Topology) -> Output:
     """Return the output of a job.
 
-    args: topology, output_dir (a folder, an s3:// or obs:// URL, or None for a new folder in PARENT) and, if
+    args: output_dir (a folder, an s3:// or obs:// URL, or None for a new folder in PARENT) and, if
     the job has them, prof and evaluate. Raises BadInput; nothing is left on the disk then.
     """
     given = args.output_dir
     if not given:
-        writes = args.topology.rank == 0 and not writes_nothing(args)
+        writes = topology.rank == 0 and not writes_nothing(args)
         folder = make_default() if writes or STARTED_BY in os.environ else local_output(PARENT)
         return Output(folder, is_default=os.environ.get(_OWN) == folder)
     return Output(folder_of(given), given if is_url(given) else None)
@@ -215,7 +216,7 @@ def make_default() -> str:
     return path
 
 
-def results(folder: str) -> list[str]:
+def list_results(folder: str) -> list[str]:
     """Return the names of the results in the folder of a run: checkpoints, then weights, then reports."""
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
     paths = [f"{CHECKPOINTS}/{name}" for name in checkpoints(folder)]

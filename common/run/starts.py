@@ -94,6 +94,7 @@ def describe(
     autocast: Any,
     total_steps: int | None,
     steps_per_epoch: int,
+    folder: tuple[str, str] | None = None,
     device: torch.device | None = None,
 ) -> list[str]:
     """Return the lines that a training prints before its first step: model, device, batch and output folder.
@@ -103,6 +104,7 @@ def describe(
     autocast: the context of mixed precision, or a context that does nothing.
     total_steps: the optimizer steps of the whole run, if they are known.
     steps_per_epoch: the optimizer steps of an epoch.
+    folder: that of the results, as the user knows it, and its path on this node.
     device: default: the device of the model.
     """
     weights = list(model.parameters())
@@ -127,10 +129,10 @@ def describe(
         lines += [
             f"global batch {batch} = {processes} x {local}{hint}; {steps_per_epoch:,} steps an epoch{in_all}"
         ]
-    if not writes_nothing(args):
-        folder = shlex.quote(args.output.folder)
-        lines += [f"results in {args.output}"]
-        lines += [f"to watch: tensorboard --logdir {folder}   or: python -m launch report {folder}"]
+    if folder and not writes_nothing(args):
+        shown, path = folder[0], shlex.quote(folder[1])
+        lines += [f"results in {shown}"]
+        lines += [f"to watch: tensorboard --logdir {path}   or: python -m launch report {path}"]
     return lines
 
 

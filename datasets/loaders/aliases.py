@@ -7,7 +7,7 @@ from typing import Any
 
 from common.checkpoint import pretrained
 from common.compute import models
-from common.console.arguments import FLAG, Parser
+from common.console.arguments import FLAG, OPERATION, Parser
 from common.ground import accelerator
 from common.ground.exits import BadInput
 from datasets.loaders.backends import SPELLINGS
@@ -36,17 +36,25 @@ def add_arguments(parser: Parser) -> None:
     parser.other_names, parser.hints = _TIMM, {**_WAYS, **parser.hints}
     add = parser.add_argument_group("other spellings").add_argument
     flag: dict[str, Any] = FLAG | {"default": None}
-    add("data", nargs="?", metavar="DIR", help="the same as --data_url DIR")
+    add("data", role=OPERATION, nargs="?", metavar="DIR", help="the same as --data_url DIR")
     timm: Any = lambda name: models.arch(f"{models.TIMM}{name}")  # noqa: E731
     help = "the same as --arch timm:NAME"
     add("--model", dest="arch", type=timm, default=argparse.SUPPRESS, metavar="NAME", help=help)
     published: dict[str, Any] = {"dest": "weights", "action": "store_const", "const": pretrained.DEFAULT}
     help = "the same as --weights DEFAULT"
     add("--pretrained", **published, default=argparse.SUPPRESS, help=help)
-    add("--fp16", **flag, help="the same as --amp")
-    add("--use_dali", **flag, help="the same as --data_backend dali-gpu, on a CPU dali")
-    add("--dali_cpu", **flag, help="the same as --data_backend dali")
-    add("--gather_checkpoints", type=int, nargs="?", const=-1, metavar="N", help="the same as --keep N (all)")
+    add("--fp16", role=OPERATION, **flag, help="the same as --amp")
+    add("--use_dali", role=OPERATION, **flag, help="the same as --data_backend dali-gpu, on a CPU dali")
+    add("--dali_cpu", role=OPERATION, **flag, help="the same as --data_backend dali")
+    add(
+        "--gather_checkpoints",
+        role=OPERATION,
+        type=int,
+        nargs="?",
+        const=-1,
+        metavar="N",
+        help="the same as --keep N (all)",
+    )
 
 
 def merge(args: argparse.Namespace) -> dict[str, Any]:

@@ -11,14 +11,14 @@ import torch
 
 from common.checkpoint import weights
 from common.compute import models
-from common.console.arguments import boolean, positive_int
+from common.console.arguments import IDENTITY, OPERATION, boolean, positive_int
 from common.distributed import barrier, ranks
 from common.ground import exits
 from common.ground.exits import BadInput
 from common.run import starts
 from common.run.job import JobParser
-from common.run.metrics import Log
-from common.run.output import check_writable
+from common.run.log import Log
+from common.run.output import Output, check_writable
 from datasets.folders import image_folder, listing, random_folder
 from datasets.loaders import backends, measure, preprocessing
 from datasets.loaders.engines.synthetic import SyntheticIndex
@@ -35,7 +35,7 @@ _SYNTHETIC = {"train": 1_281_167, "val": 50_000}  # images of ImageNet
 def add_arguments(parser: JobParser) -> None:
     """Add the options of open_stores(), open_indexes() and open_loaders()."""
     add = parser.add_argument_group("data").add_argument
-    add("--data_url", help="folder with train/<class>/* and val/<class>/*, or 'shards/*.tar'")
+    add("--data_url", role=OPERATION, help="folder with train/<class>/* and val/<class>/*, or 'shards/*.tar'")
     add(
         "--val_share",
         type=image_folder.val_share,
@@ -44,27 +44,55 @@ def add_arguments(parser: JobParser) -> None:
         help="share for validation, of a folder without train/ and val/ (default: 10%%)",
     )
     help = "names of the folders of the splits, if others than train/ and val/; none: all folders are classes"
-    add("--splits", type=image_folder.splits, metavar="TRAIN,VAL", help=help)
-    add("--custom_data", type=boolean, default=False, help="true: generated images instead")
+    add("--splits", role=IDENTITY, type=image_folder.splits, metavar="TRAIN,VAL", help=help)
+    add("--custom_data", role=IDENTITY, type=boolean, default=False, help="true: generated images instead")
     names = ", ".join(backends.BACKENDS)
-    add("--data_backend", default="auto", metavar="NAME", help=f"auto (default): measured; {names}")
-    add("-j", "--workers", type=positive_int, help="threads or processes of the loader (default: the cores)")
-    add("--ray_address", default="auto", metavar="HOST:PORT", help=ray_pool.HELP)
-    add("--pack", metavar="FOLDER", help="store the images once in this folder, and read them from it")
+    add(
+        "--data_backend",
+        role=OPERATION,
+        default="auto",
+        metavar="NAME",
+        help=f"auto (default): measured; {names}",
+    )
+    add(
+        "-j",
+        "--workers",
+        role=OPERATION,
+        type=positive_int,
+        help="threads or processes of the loader (default: the cores)",
+    )
+    add("--ray_address", role=OPERATION, default="auto", metavar="HOST:PORT", help=ray_pool.HELP)
+    add(
+        "--pack",
+        role=OPERATION,
+        metavar="FOLDER",
+        help="store the images once in this folder, and read them from it",
+    )
     add(
         "--pack_form",
         choices=forms.FORMS,
         default="decoded",
         help=f"decoded (default): pixels; jpeg: small JPEGs of quality {forms.QUALITY}; encoded: the files",
     )
-    add("--cache", metavar="URL", help="cache for all nodes: redis://[user@]host[:port] or rediss://...")
+    add(
+        "--cache",
+        role=OPERATION,
+        metavar="URL",
+        help="cache for all nodes: redis://[user@]host[:port] or rediss://...",
+    )
     add(
         "--cache_mode",
+        role=OPERATION,
         choices=tiers.MODES,
         default="active",
         help="active (default): filled while training, deleted afterwards; offline: read-only",
     )
-    add("--cache_dir", metavar="FOLDER", help="for the index (default: index/ in --output_dir)")
+    add(
+        "--cache_dir",
+        role=OPERATION,
+        metavar="FOLDER",
+        help="for the index (default: index/ in --output_dir)",
+    )
     add(
         "--max_bad_images",
         type=image_folder.fraction,
@@ -75,11 +103,19 @@ def add_arguments(parser: JobParser) -> None:
     add("--class_weights", "--sample_weights", metavar="balanced|FILE", help=sample_weights.HELP)
     preprocessing.add_arguments(add)
     add("--antialias", type=boolean, default=True, help="false: no antialiasing (faster)")
-    add("--image_size", type=models.image_size, metavar="N", default=224, help="pixels (default: 224)")
+    add(
+        "--image_size",
+        role=IDENTITY,
+        type=models.image_size,
+        metavar="N",
+        default=224,
+        help="pixels (default: 224)",
+    )
     help = "pixels in evaluations (default: --image_size)"
-    add("--val_image_size", type=models.image_size, metavar="N", help=help)
+    add("--val_image_size", role=OPERATION, type=models.image_size, metavar="N", help=help)
     add(
         "--first_image_size",
+        role=IDENTITY,
         type=models.image_size,
         metavar="PIXELS",
         help="size in the first 70%% of the epochs; then it rises to --image_size (default: the same)",
@@ -87,10 +123,9 @@ def add_arguments(parser: JobParser) -> None:
     effects.add_arguments(parser.add_argument_group("augmentation").add_argument)
 
 
-def complete(args: argparse.Namespace) -> argparse.Namespace:
-    """Return the arguments with mean, std, crop share and interpolation of the model. Call it on every rank.
-    Raises BadInput."""
-    return argparse.Namespace(**vars(args) | ranks.call_on_first(lambda: preprocessing.complete(args)))
+def complete(args: argparse.Namespace) -> dict[str, Any]:
+    """Return mean, std, crop share and interpolation of the model. Call it on every rank. Raises BadInput."""
+    return ranks.call_on_first(lambda: preprocessing.complete(args))
 
 
 def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tiers.Stores:
@@ -128,7 +163,7 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
     The images are scanned, unless an earlier run has left its index in --cache_dir. args: those of
     add_arguments(), output, batch_size, max_steps, evaluate, training_only, weights, resume. Raises BadInput.
     """
-    cache, folder = args.cache_dir or args.output.index_folder, args.data_url
+    cache, folder = args.cache_dir or log.output.index_folder, args.data_url
     if args.custom_data:
         folder = random_folder.make(os.path.join(cache, "generated"))
     if _backend(args, device) == "synthetic" and not folder:
@@ -144,7 +179,7 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
     }  # fmt: skip
     load: Any = functools.partial(image_folder.load, folder, **options)
     if args.evaluate:
-        index = load("val", classes=_class_names(args, folder))
+        index = load("val", classes=_class_names(args, folder, log.output))
         log.info(f"val: {index.describe()}")
         return index, index
     train_index = load("train", least=args.batch_size)
@@ -208,7 +243,7 @@ def open_loaders(
     val_plan = Plan(val_index, val_sampler, crop, args.val_image_size or args.image_size)
     backend = _backend(args, device)
     if backend == "auto":
-        backend = ranks.broadcast_object(_last_backend(args, device) if ranks.is_first() else "")
+        backend = ranks.broadcast_object(_last_backend(args, device, log.output) if ranks.is_first() else "")
         if backend:
             log.info(f"data_backend auto: {backend}, as in the last start of this run: equal pixels")
         else:
@@ -234,11 +269,11 @@ def _backend(args: argparse.Namespace, device: torch.device) -> str:
     return args.data_backend if args.data_backend == "auto" else backends.resolve(args.data_backend, device)
 
 
-def _last_backend(args: argparse.Namespace, device: torch.device) -> str:
+def _last_backend(args: argparse.Namespace, device: torch.device, output: Output) -> str:
     """Return the backend of the run's last start, or "" without one: backends round pixels differently."""
     if args.resume != "auto" or args.evaluate:
         return ""
-    name = next((start.get("data backend") for start in reversed(starts.read_output(args.output))), "")
+    name = next((start.get("data backend") for start in reversed(starts.read_output(output))), "")
     if not name:
         return ""
     with contextlib.suppress(BadInput):
@@ -261,12 +296,12 @@ def progressive_size(epochs: int, first: int | None, last: int, epoch: int) -> i
     return min(max(round((first + (last - first) * share) / 32) * 32, first), last)
 
 
-def _class_names(args: argparse.Namespace, folder: str) -> tuple[str, ...] | None:
+def _class_names(args: argparse.Namespace, folder: str, output: Output) -> tuple[str, ...] | None:
     """Return the names of the classes to evaluate: those of the training set, or if there is none, those of
     the run of the weights; None if they are not known."""
     with contextlib.suppress(BadInput):
         quiet = lambda line: None  # noqa: E731
-        cache = args.cache_dir or args.output.index_folder
+        cache = args.cache_dir or output.index_folder
         return image_folder.look(folder, "train", cache, None, quiet, args.val_share, args.splits).classes
     path = args.weights or args.resume
     return tuple(weights.read_class_names(path)) or None if os.path.exists(path) else None

@@ -338,14 +338,6 @@ class Loader:
             _working.acquire()
             threading.Thread(target=_save_when_stopped, name="stop while waiting", daemon=True).start()
 
-    def check(self, step: int) -> None:
-        """Raise BadInput if `step` is not the number of batches that were handed out."""
-        if step != self.step:
-            raise BadInput(
-                f"the loop counts step {step} after {self.step} batches: `step` must count the batches of "
-                "the training loader, also if gradients are accumulated over several of them"
-            )
-
     def add_generator(self, value: Any) -> bool:
         """Seed a generator of your own for each step, too. Return whether the value is a generator."""
         if is_generator := generators.seed_function(value) is not None:

@@ -11,7 +11,7 @@ import torch
 from common.distributed import ranks
 from common.ground import accelerator
 from common.ground.exits import BadInput, MissingPackage
-from common.run.metrics import Log
+from common.run.log import Log
 from datasets.loaders import backends
 from datasets.loaders.engines.workers import NotDelivered
 from datasets.loaders.loader import Loader

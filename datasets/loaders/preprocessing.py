@@ -10,7 +10,7 @@ from typing import Any
 
 from common.checkpoint import pretrained, weights
 from common.compute.models import TIMM, import_timm
-from common.console.arguments import non_negative_float, positive_float
+from common.console.arguments import IDENTITY, non_negative_float, positive_float
 from common.ground.exits import BadInput
 from common.run import starts
 from datasets.folders import image_folder
@@ -53,10 +53,12 @@ KINDS: dict[str, Callable[[str], Any]] = {
 def add_arguments(add: Callable[..., Any]) -> None:
     """Add the options. add: add_argument of a parser or of an argument group."""
     rest = "(default: the model's own)"
-    add("--mean", type=mean, metavar="R,G,B", help=f"mean of pixels / 255 {rest}")
-    add("--std", type=std, metavar="R,G,B", help=f"standard deviation of pixels / 255 {rest}")
+    add("--mean", role=IDENTITY, type=mean, metavar="R,G,B", help=f"mean of pixels / 255 {rest}")
+    add("--std", role=IDENTITY, type=std, metavar="R,G,B", help=f"standard deviation of pixels / 255 {rest}")
     add("--crop_share", type=share, metavar="SHARE", help=f"centre crop / short side {rest}")
-    add("--interpolation", choices=["bilinear", BICUBIC], help=f"how images are resized {rest}")
+    add(
+        "--interpolation", role=IDENTITY, choices=["bilinear", BICUBIC], help=f"how images are resized {rest}"
+    )
 
 
 def complete(args: argparse.Namespace) -> dict[str, Any]:

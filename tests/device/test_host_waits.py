@@ -86,7 +86,7 @@ def test_an_evaluation_waits_for_nothing_and_a_measurement_for_each_batch(monkey
         batches = [(torch.zeros(8, 4, device="cuda"), torch.zeros(8, dtype=torch.int64, device="cuda"))] * 3
         before = len(recorder.waits)
         evaluation.evaluate(
-            model, batches, torch.nn.CrossEntropyLoss(), evaluation.of_classes(3, False, None)
+            model, batches, torch.nn.CrossEntropyLoss(), metrics.of_classes(3, False, None)
         )
         assert len(recorder.waits) == before
         measure.rate(batches, seconds=60)
@@ -103,7 +103,7 @@ def test_evaluations_of_train_fast_have_few_batches(monkeypatch, tmp_path):
 
     monkeypatch.setattr(evaluation, "evaluate", evaluate)
     monkeypatch.setattr(Checkpointer, "save_weights", lambda *_: None)
-    monkeypatch.setattr(metrics.Log, "validation", lambda *_: None)
+    monkeypatch.setattr(Log, "validation", lambda *_: None)
     monkeypatch.setattr(Checkpointer, "finish", lambda *_: None)
     command = "train_fast.py", "--custom_data=true", "--batch_size=128", "--compile=false", "--epochs=2"
     fake_gpu.run_steps(monkeypatch, tmp_path, *command, steps=10**6)

@@ -18,7 +18,7 @@ WRAPPED = "    forward.broadcast_buffers = False"
 EPOCH = "        model.train()\n"
 STEP = "outputs = forward(inputs)\n"
 LOSS = "    criterion = torch.nn.MSELoss()\n"
-METRICS = '    log.metrics = evaluation.Metrics(mae=mae, r2=r2, best="mae", lowest=True)\n'
+METRICS = '    log.use(metrics.Metrics(mae=mae, r2=r2, best="mae", lowest=True))\n'
 FREEZE = LAYERS + "    model[0].requires_grad_(False)\n"
 UNFREEZE = EPOCH + "        model[0].requires_grad_(epoch > 1)\n"
 WRAP_AGAIN = """
@@ -114,11 +114,11 @@ def test_ranks_that_train_apart_end_with_the_name_of_the_first_tensor(changes, m
         ([(LAYERS, FREEZE), (EPOCH, EPOCH + WRAP_AGAIN)], None),
         ([(LAYERS, QUEUE)], "warning: model.queue of rank 1 is not that of rank 0"),
         (
-            [(LAYERS, CLASSES), (LOSS, OF_CLASSES), (METRICS, "    log.metrics = evaluation.Metrics()\n")],
+            [(LAYERS, CLASSES), (LOSS, OF_CLASSES), (METRICS, "    log.use(metrics.Metrics())\n")],
             "warning: the loss divides by the weights of the labels",
         ),
         (
-            [(LAYERS, CLASSES), (LOSS, IGNORED), (METRICS, "    log.metrics = evaluation.Metrics()\n")],
+            [(LAYERS, CLASSES), (LOSS, IGNORED), (METRICS, "    log.use(metrics.Metrics())\n")],
             "warning: the loss divides by the weights of the labels, or labels are ignored",
         ),
         (
@@ -127,7 +127,7 @@ def test_ranks_that_train_apart_end_with_the_name_of_the_first_tensor(changes, m
                 (LOSS, OF_CLASSES.replace("9.0", "1.0")),
                 (STEP, LABELS_GIVEN),
                 (CALLED, ""),
-                (METRICS, "    log.metrics = evaluation.Metrics()\n"),
+                (METRICS, "    log.use(metrics.Metrics())\n"),
             ],
             "warning: the loss divides by the weights of the labels, or labels are ignored",
         ),

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from common.console.arguments import Interval
 from common.distributed import devices, process_group
 from common.ground.exits import BadInput
+from common.ground.intervals import Interval
 
 # NVIDIA's ConvNets in KSpeed's documentation: a backend by name, and the folder as a positional argument
 NVIDIA = (

@@ -2,39 +2,43 @@
 
 import argparse
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from common.checkpoint.checkpointer import Checkpointer
-from common.console.arguments import Interval, interval
-from common.run.metrics import Log
+from common.console.arguments import IDENTITY, OPERATION, Arguments, interval
+from common.ground.intervals import Interval
+from common.run.log import Log
 from common.run.output import Output
 from datasets.sampling.receipt import Receipt
 
 DEFAULTS = {
-    "weights": None, "evaluate": False, "evaluate_every": 0, "epoch_weights": True, "ignored": (),
-    "report_every": Interval(1_000_000, "step"),
+    "weights": None, "evaluate": False, "evaluate_every": 0, "epoch_weights": True,
+    "report_every": Interval(1_000_000, "step"), "save_every": Interval(1, "epoch"), "keep": 3,
+    "max_bad_steps": 3, "grace": 25.0, "resume": "auto",
 }  # fmt: skip
+ROLES = dict.fromkeys(("batch_size", "seed", "dataset"), IDENTITY) | dict.fromkeys(
+    (*DEFAULTS, "output_dir", "data_url"), OPERATION
+)
 
 
 class StubLoader:
     """The parts of a training loader that a Checkpointer and a Log use."""
 
-    def __init__(self, steps_per_epoch: int, fingerprint: str = ""):
-        self.receipt, self.waited = Receipt(fingerprint), 0.0
+    def __init__(self, steps_per_epoch: int, fingerprint: str = "", total_steps: int | None = None):
+        self.receipt, self.waited, self.step = Receipt(fingerprint), 0.0, 0
         self.plan = SimpleNamespace(index=SimpleNamespace())
-        self._steps_per_epoch, self.collate_fn = steps_per_epoch, None
+        self.to_device = SimpleNamespace(device=torch.device("cpu"))
+        self._steps_per_epoch, self.collate_fn, self.total_steps = steps_per_epoch, None, total_steps
 
     def __len__(self):
         return self._steps_per_epoch
 
     def lead(self, step, part):
-        pass
+        self.step = step
 
     def call_when_stopped(self, save):
-        pass
-
-    def check(self, step):
         pass
 
     def add_generator(self, value):
@@ -47,21 +51,32 @@ class StubLoader:
         self.receipt.chain(step, len(self), self.receipt.take(), folder)
 
 
-def log_of(folder, report_every: str = "1step") -> Log:
+def run_of(args: argparse.Namespace) -> Any:
+    """Return the run of a job with these options; DEFAULTS are those of the others."""
+    options = Arguments(**DEFAULTS | vars(args)).finish(ROLES)
+    output = Output(options.output_dir)
+    return SimpleNamespace(args=options, output=output, log=Log(options, output))
+
+
+def log_of(folder, report_every: str = "1step", **options) -> Log:
     """Return the Log of a job with this output folder."""
-    args = argparse.Namespace(
-        **DEFAULTS | {"report_every": interval(report_every), "output": Output(str(folder))}
-    )
-    log = Log(args)
-    log.optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.1)
-    return log
+    own = {"output_dir": str(folder), "report_every": interval(report_every)}
+    return run_of(argparse.Namespace(**own | options)).log
 
 
-def make(args: argparse.Namespace, steps_per_epoch: int, fingerprint: str = "", **objects) -> Checkpointer:
+def begin(log: Log, loader: StubLoader, step: int, total_steps: int, run: str = "") -> None:
+    """Start a log as a Checkpointer does."""
+    loader.step = step
+    log.start(loader, step, total_steps, None, torch.optim.SGD([torch.zeros(1)], lr=0.1), None, run)
+
+
+def make(
+    args: argparse.Namespace,
+    steps_per_epoch: int,
+    fingerprint: str = "",
+    total_steps: int | None = None,
+    **objects: Any,
+) -> Checkpointer:
     """Return a Checkpointer. args: output_dir, its options. objects: model, optimizer, scheduler, others."""
-    for name, value in DEFAULTS.items():
-        if not hasattr(args, name):
-            setattr(args, name, value)
-    args.output = Output(args.output_dir)
-    loader = StubLoader(steps_per_epoch, fingerprint)
-    return Checkpointer(args, Log(args), **{"scheduler": None} | objects, loader=loader)
+    loader = StubLoader(steps_per_epoch, fingerprint, total_steps)
+    return Checkpointer(run_of(args), **{"scheduler": None} | objects, loader=loader)

@@ -28,7 +28,9 @@ from common.compute import models
 from common.distributed import barrier, devices, process_group, ranks
 from common.ground import accelerator, exits
 from common.parallel import batchnorm
-from common.run import metrics, output, starts
+from common.exact.loop import Due
+from common.run import log, output, starts
+from common.run.run import Run
 from datasets.loaders import image_folders
 from datasets.loaders.engines import memory
 from tests.conftest import ROOT
@@ -370,8 +372,8 @@ def _fake_group(monkeypatch, module):
     for place, name, value in (
         (ranks, "gather_objects", lambda value: [value, value]),
         (ranks, "broadcast_object", lambda value: value), (barrier, "wait_for_all", lambda *_: None),
-        (process_group, "join", lambda _: (DEVICE, 0, 2)), (process_group, "meet", lambda *_: {}),
-        (torch.distributed, "init_process_group", lambda: None), (devices, "select", lambda _: DEVICE),
+        (Run, "join", lambda _: (0, 2)), (process_group, "meet", lambda *_: {}),
+        (torch.distributed, "init_process_group", lambda: None), (devices, "select", lambda *_: DEVICE),
         (batchnorm, "convert_sync_batchnorm", lambda model: model),
         (torch.nn.parallel, "DistributedDataParallel", Wrapper),
     ):  # fmt: skip
@@ -392,7 +394,7 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
     spec.loader.exec_module(module)
     common = ["--resume=never", "--output_dir", str(tmp_path), "--report_every=1000000"]
     monkeypatch.setattr(sys, "argv", [path, *arguments, *common])
-    for place in (output, metrics, starts):
+    for place in (output, log, starts):
         monkeypatch.setattr(place, "writes_nothing", lambda _: True)
     monkeypatch.setattr(exits, "_at_end", {place: [] for place in exits.PLACES})
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # jobs set it
@@ -401,7 +403,7 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
         (models, "build"), (image_folders, "open_indexes"),
     ):  # fmt: skip
         monkeypatch.setattr(place, name, on_host(getattr(place, name)))
-    monkeypatch.setattr(process_group, "join", lambda _: (DEVICE, 0, 1))
+    monkeypatch.setattr(Run, "join", lambda _: (0, 1))
     if hasattr(module, "image_set"):
         load = module.image_set.load
 
@@ -419,11 +421,11 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
     trained, ended = [], []
     resume = Checkpointer.resume
 
-    def resume_and_keep(self, total_steps):
+    def resume_and_keep(self):
         trained.append(self.model)
         ended.append(lambda: self._label_mean.stop(DEVICE))
         recorder.loader = self.loader
-        return resume(self, total_steps)
+        return resume(self)
 
     monkeypatch.setattr(Checkpointer, "resume", resume_and_keep)
     with fake_gpu(monkeypatch, capability) as recorder:
@@ -436,9 +438,13 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
                 parameter.grad = torch.empty_like(parameter) if parameter.requires_grad else None
 
         monkeypatch.setattr(torch.Tensor, "backward", backward)
-        is_due = Checkpointer.is_due
+        end_step = Checkpointer.end_step
+
+        def only_reports(self):
+            return Due(end_step(self).report and reports, False)
+
         reports = any(word.startswith("--prof") for word in arguments)  # other reports read figures
-        monkeypatch.setattr(Checkpointer, "is_due", lambda *step: is_due(*step) and reports)
+        monkeypatch.setattr(Checkpointer, "end_step", only_reports)
         with contextlib.suppress(_Ended):
             try:
                 module.main.__wrapped__()

@@ -6,11 +6,11 @@ import os
 import pytest
 import torch
 
-from common.console.arguments import Interval
 from common.exact import files as checkpoint
 from common.exact import nonfinite
 from common.ground.exits import BadInput
-from common.run.evaluation import Metrics, absolute_error
+from common.ground.intervals import Interval
+from common.run.metrics import Metrics, absolute_error
 from tests.support.checkpointers import make
 
 _FUSED = "fused" in torch.optim.SGD([torch.zeros(1)], lr=0.1).defaults
@@ -37,28 +37,30 @@ def recovery(request, tmp_path, monkeypatch):
         )  # fmt: skip
         args = argparse.Namespace(**given | values)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20, cycle_momentum=False)
-        built = make(args, 5, model=model, optimizer=optimizer, scheduler=schedule)
-        built.resume(20)
+        built = make(args, 5, total_steps=20, model=model, optimizer=optimizer, scheduler=schedule)
+        built.resume()
         return built, model
 
     return build
 
 
-def _step(recovery, model, poison=False, step=1):
+def _step(recovery, model, poison=False):
+    """Take a step, and return what is due."""
     loss = model(torch.full((4, 3), float("nan")) if poison else torch.randn(4, 3)).square().mean()
     recovery._state.objects["optimizer"].zero_grad()
     loss.backward()
-    if recovery.accepts(loss):
+    if recovery.vote(loss):
         recovery._state.objects["optimizer"].step()
     recovery._state.objects["scheduler"].step()
-    return recovery.is_due(step)
+    recovery.loader.step += 1
+    return recovery.end_step()
 
 
 def _train(recovery, model, steps=4):
     """Take these steps, with a save after each if it is due, and finish."""
-    for step in range(1, steps + 1):
-        _step(recovery, model)
-        recovery.save(step)
+    for _ in range(steps):
+        if _step(recovery, model).save:
+            recovery.save()
     recovery.finish()
 
 
@@ -74,8 +76,7 @@ def test_when_a_save_is_due(recovery, every, due):
     keeper, model = recovery(save_every=every)
     found = []
     for step in range(1, 21):
-        _step(keeper, model)
-        found += [step] if keeper._is_planned(step) else []
+        found += [step] if _step(keeper, model).save else []
     assert found == due
 
 
@@ -93,10 +94,9 @@ def test_seconds_count_since_the_last_save(recovery, monkeypatch):
     saved = []
     for step in range(1, 13):
         now[0] += 3
-        _step(keeper, model)
-        if keeper._is_planned(step):
+        if _step(keeper, model).save:
             saved.append(step)
-            keeper.save(step)
+            keeper.save()
     late = keeper._state.objects["optimizer"].defaults.get(
         "fused"
     )  # a fused optimizer gets the verdict one step later
@@ -160,7 +160,7 @@ def test_a_check_does_not_search_the_modules(monkeypatch):
     guard = nonfinite.Guard(model, torch.optim.SGD(model.parameters(), 0.1))
     model(torch.ones(1, 2)).sum().backward()
     monkeypatch.setattr(model, "named_modules", None)  # parameters() and buffers() call it
-    assert guard.check(torch.tensor(1.0), asked=False, late=False)
+    assert guard.vote(torch.tensor(1.0), asked=False, late=False)
     guard.end_step()
 
 
@@ -171,17 +171,17 @@ def test_a_scaler_does_not_overrule_the_other_ranks():
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=True)
     guard, before = nonfinite.Guard(model, optimizer), model.weight.detach().clone()
     model(torch.ones(1, 2)).sum().backward()
-    guard.check(torch.tensor(float("inf")), asked=False, late=False)
+    guard.vote(torch.tensor(float("inf")), asked=False, late=False)
     optimizer.found_inf = torch.zeros(())  # as a scaler does
     optimizer.step()
     assert torch.equal(model.weight, before)
     guard.end_step()
-    guard.check(torch.tensor(1.0), asked=False, late=False)
+    guard.vote(torch.tensor(1.0), asked=False, late=False)
     optimizer.found_inf = torch.ones(())
     optimizer.step()
     assert torch.equal(model.weight, before)
     guard.end_step()
-    guard.check(torch.tensor(1.0), asked=False, late=False)
+    guard.vote(torch.tensor(1.0), asked=False, late=False)
     optimizer.step()
     assert not torch.equal(model.weight, before)
 
@@ -202,7 +202,7 @@ def test_weights_of_both_kinds_of_optimizer_agree(options):
             images = torch.full((4, 64), float("nan")) if step in (0, 5) else torch.randn(4, 64)
             loss = (model(images) - 1).square().mean()
             loss.backward()
-            if guard.check(loss, asked=step == 2, late=step == 3):
+            if guard.vote(loss, asked=step == 2, late=step == 3):
                 optimizer.step()
             verdicts.append(guard.end_step())
         verdicts = [*verdicts[guard.ahead :], *filter(None, [guard.settle()])]
@@ -236,7 +236,7 @@ def test_a_resumed_optimizer_may_become_fused(kind):
             if step < 3 or fused is False:
                 optimizer.step()
                 continue
-            if guard.check(loss, asked=False, late=False):
+            if guard.vote(loss, asked=False, late=False):
                 optimizer.step()
             guard.end_step()
         found.append(model.weight.detach())
@@ -247,8 +247,8 @@ def test_nothing_is_saved_while_steps_are_skipped(recovery, tmp_path):
     """The steps before the skipped ones must not replace good checkpoints."""
     keeper, model = recovery(max_bad_steps=100)
     for step in range(1, 21):
-        _step(keeper, model, poison=step > 9)
-        keeper.save(step)
+        if _step(keeper, model, poison=step > 9).save:
+            keeper.save()
     keeper.finish()
     assert [path.name for path in sorted((tmp_path / "checkpoints").glob("*.pt"))] == [
         "step_4.pt",
@@ -307,12 +307,12 @@ def test_another_run_is_refused_with_both_values(recovery):
 def test_weights_that_are_not_finite_are_not_written(recovery, tmp_path, capsys):
     keeper, model = recovery()
     _step(keeper, model)
-    keeper.save_weights(1, 1, torch.tensor([1.0, 5.0, 10.0]))
+    keeper.save_weights(1, torch.tensor([1.0, 5.0, 10.0]))
     keeper.finish()
     kept = (tmp_path / "best.pth").read_bytes()
     with torch.no_grad():
         model[0].bias[0] = float("inf")
-    keeper.save_weights(2, 2, torch.tensor([1.0, 9.0, 10.0]))
+    keeper.save_weights(2, torch.tensor([1.0, 9.0, 10.0]))
     with pytest.raises(BadInput, match=r"epoch_2.pth was not saved: the weights are not finite") as error:
         keeper.finish()
     assert error.value.code == 6 and (tmp_path / "best.pth").read_bytes() == kept
@@ -327,7 +327,8 @@ def test_best_is_the_highest_accuracy_or_the_lowest_loss(recovery, tmp_path, cor
     for epoch in (1, 2, 3):
         with torch.no_grad():
             model[0].bias.fill_(epoch)
-        keeper.save_weights(epoch, epoch, torch.tensor([(0, 4.0, 5.0, 3.0)[epoch], correct[epoch - 1], 10.0]))
+        keeper.loader.step = epoch
+        keeper.save_weights(epoch, torch.tensor([(0, 4.0, 5.0, 3.0)[epoch], correct[epoch - 1], 10.0]))
     keeper.finish()
     assert torch.load(tmp_path / "best.pth", weights_only=True)["0.bias"].tolist() == [best, best]
 
@@ -335,7 +336,8 @@ def test_best_is_the_highest_accuracy_or_the_lowest_loss(recovery, tmp_path, cor
 def test_a_score_that_is_not_a_number_is_named_once(recovery, tmp_path, capsys):
     keeper, _ = recovery()
     for epoch, loss in ((1, torch.nan), (2, torch.nan), (3, 5.0)):
-        keeper.save_weights(epoch, epoch, torch.tensor([loss, torch.nan, 10.0]))
+        keeper.loader.step = epoch
+        keeper.save_weights(epoch, torch.tensor([loss, torch.nan, 10.0]))
     keeper.finish()
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "best.pth" in line]
     assert line.startswith("warning: ") and " is nan after step 1" in line
@@ -346,13 +348,14 @@ def test_best_is_by_the_metric_that_the_job_names_also_after_a_restart(recovery,
     errors = {1: 5.0, 2: 3.0, 3: 4.0}
     for epochs in ((1, 2), (3,)):
         keeper, model = recovery()
-        keeper.log.metrics = Metrics(mae=absolute_error, best="mae", lowest=True)
+        keeper.log.use(Metrics(mae=absolute_error, best="mae", lowest=True))
         for epoch in epochs:
             with torch.no_grad():
                 model[0].bias.fill_(epoch)
-            keeper.save_weights(epoch, 4 * epoch, torch.tensor([0.0, epoch, 10.0, 10 * errors[epoch]]))
-            keeper._saver.check(wait=True)
-            keeper.save(4 * epoch)
+            keeper.loader.step = 4 * epoch
+            keeper.save_weights(epoch, torch.tensor([0.0, epoch, 10.0, 10 * errors[epoch]]))
+            keeper._saver.collect(wait=True)
+            keeper.save()
         keeper.finish()
         assert keeper._state.best == -3
         assert torch.load(tmp_path / "best.pth", weights_only=True)["0.bias"].tolist() == [2, 2]
@@ -360,11 +363,10 @@ def test_best_is_by_the_metric_that_the_job_names_also_after_a_restart(recovery,
 
 def test_a_report_by_time_is_asked_for_once_and_agreed_on_with_the_step(recovery):
     keeper, model = recovery(report_every=Interval(10, "s"))
-    keeper.log._since -= 11
-    due = []
-    for step in (2, 3, 4):
-        due.append(_step(keeper, model, step=step))
-    assert due == ([False, True] if keeper._guard.ahead else [True, False]) + [step % 4 == 0]
+    due = [_step(keeper, model).report]
+    keeper._last_report -= 11
+    due += [_step(keeper, model).report for _ in range(3)]
+    assert due == [True, *([False, True] if keeper._guard.ahead else [True, False]), True]
 
 
 def test_weights_are_initial_values_and_a_checkpoint_wins(recovery, tmp_path, capsys):
@@ -393,10 +395,10 @@ def test_weights_are_initial_values_and_a_checkpoint_wins(recovery, tmp_path, ca
 def test_evaluation_takes_weights_from_any_file_of_any_run(recovery, tmp_path, capsys):
     """The run may have another batch size, seed, data set and more steps. Evaluation writes nothing."""
     keeper, model = recovery()
-    for step in range(1, 5):
-        _step(keeper, model)
-        keeper.save(step)
-    keeper.save_weights(1, 1, torch.tensor([1.0, 5.0, 10.0]))
+    for _ in range(4):
+        if _step(keeper, model).save:
+            keeper.save()
+    keeper.save_weights(1, torch.tensor([1.0, 5.0, 10.0]))
     keeper.finish()
     trained = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     files = sorted(str(path) for path in tmp_path.rglob("*"))
@@ -411,8 +413,8 @@ def test_evaluation_takes_weights_from_any_file_of_any_run(recovery, tmp_path, c
         evaluating, model = recovery(**other | {option: str(tmp_path / named)})
         assert all(torch.equal(tensor, trained[name]) for name, tensor in model.state_dict().items()), named
         assert ": 7 of 7 tensors" in capsys.readouterr().out
-        assert evaluating.resume(2) == 2
-        evaluating.save_weights(2, 2, torch.tensor([1.0, 9.0, 10.0]))
+        assert evaluating.resume() == 20
+        evaluating.save_weights(2, torch.tensor([1.0, 9.0, 10.0]))
         evaluating.finish()
     assert sorted(str(path) for path in tmp_path.rglob("*")) == files
     with pytest.raises(BadInput, match=rf"best.pth.json is missing.*: --weights {tmp_path / 'best.pth'}"):
@@ -430,5 +432,5 @@ def test_averaged_weights_begin_at_the_given_ones(tmp_path, monkeypatch):
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     args.resume, args.keep, args.max_bad_steps = "never", 2, 3
-    make(args, 2, model=model, optimizer=optimizer, ema=ema).resume(4)
+    make(args, 2, total_steps=4, model=model, optimizer=optimizer, ema=ema).resume()
     assert torch.equal(ema.module.weight, given["weight"]) and torch.equal(model.weight, given["weight"])

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from common.checkpoint.checkpointer import Checkpointer
-from common.console.arguments import Interval
 from common.exact import digest
 from common.ground.exits import BadInput
+from common.ground.intervals import Interval
 from common.run.metrics import Log
 from common.run.output import Output
 from datasets.loaders.engines.map_style import map_style_loader
@@ -55,7 +55,7 @@ class Loop:
         self.optimizer.zero_grad()
         loss = self.loss(inputs, labels)
         loss.backward()
-        if self.checkpoint.accepts(loss):
+        if self.checkpoint.vote(loss):
             self.optimizer.step()
 
     def train(self, folder, kill_at=None):
@@ -65,9 +65,8 @@ class Loop:
         random.seed()
         torch.rand(int.from_bytes(random.randbytes(1), "little"))  # the history must not matter
         args = argparse.Namespace(
-            **DEFAULTS | {"report_every": Interval(5, "step")}, output_dir=str(folder), resume="auto", keep=3,
-            save_every=Interval(4, "step"), grace=25.0, max_bad_steps=3, batch_size=BATCH, seed=0,
-            output=Output(str(folder)),
+            report_every=Interval(5, "step"), output_dir=str(folder), save_every=Interval(4, "step"),
+            batch_size=BATCH, seed=0,
         )  # fmt: skip
         inputs = torch.randn(SIZE, 6, generator=torch.Generator().manual_seed(1))
         data = torch.utils.data.TensorDataset(inputs, inputs[:, :3].argmax(1))
@@ -75,14 +74,13 @@ class Loop:
         loader = map_style_loader(data, sampler, torch.device("cpu"), collate_fn=self.collate_fn)
         torch.manual_seed(0)
         self.build()
-        log = Log(args)
+        run = run_of(args)
         checkpoint = self.checkpoint = Checkpointer(
-            args, log, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, loader=loader,
+            run, model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, loader=loader,
             criterion=self.criterion,
         )  # fmt: skip
         self.add(checkpoint)
-        total = sampler.total_steps
-        step = checkpoint.resume(total)
+        step = checkpoint.resume()
         running = torch.zeros(3, dtype=torch.float64)
         try:
             for epoch in loader.epochs_from(step):
@@ -93,15 +91,17 @@ class Loop:
                     if self.scheduler:
                         self.scheduler.step()
                     step += 1
-                    if checkpoint.is_due(step):
-                        log.step(step, running, self.scheduler)
-                        checkpoint.save(step)
+                    due = checkpoint.end_step()
+                    if due.report:
+                        run.log.report(running, self.scheduler)
+                    if due.save:
+                        checkpoint.save()
                     if step == kill_at:
                         raise Killed
-                checkpoint.save_weights(epoch, step, torch.tensor([1.0, 5.0, 10.0]))
-                log.validation(step, torch.tensor([1.0, 5.0, 10.0]))
+                checkpoint.save_weights(epoch, torch.tensor([1.0, 5.0, 10.0]))
+                run.log.validation(torch.tensor([1.0, 5.0, 10.0]))
         except Killed:
-            checkpoint._saver.check(wait=True)
+            checkpoint._saver.collect(wait=True)
         finally:
             checkpoint.finish()
         return checkpoint
@@ -136,7 +136,7 @@ class Accumulation(Loop):
     def step(self, inputs, labels, step):
         loss = self.loss(inputs, labels) / 3
         loss.backward()
-        if self.checkpoint.accepts(loss) and (step + 1) % 3 == 0:
+        if self.checkpoint.vote(loss) and (step + 1) % 3 == 0:
             self.optimizer.step()
             self.optimizer.zero_grad()
 
@@ -149,7 +149,7 @@ class AccumulationInPlace(Accumulation):
             self.optimizer.zero_grad(set_to_none=False)
         loss = self.loss(inputs, labels) / 3
         loss.backward()
-        if self.checkpoint.accepts(loss) and (step + 1) % 3 == 0:
+        if self.checkpoint.vote(loss) and (step + 1) % 3 == 0:
             self.optimizer.step()
 
 
@@ -208,7 +208,7 @@ class TwoPasses(Loop):
         self.optimizer.zero_grad()
         loss = self.loss(inputs, labels)
         loss.backward()
-        if self.checkpoint.accepts(loss):
+        if self.checkpoint.vote(loss):
             self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -234,17 +234,17 @@ class GAN(Loop):
             self.criterion(self.model["critic"](inputs), labels) - self.model["critic"](made.detach()).std()
         )
         loss.backward()
-        if self.checkpoint.accepts(loss):
+        if self.checkpoint.vote(loss):
             self.second.step()
         self.optimizer.zero_grad()
         loss = self.criterion(self.model["critic"](made), labels)
         loss.backward()
-        if self.checkpoint.accepts(loss):
+        if self.checkpoint.vote(loss):
             self.optimizer.step()
 
 
 class LBFGS(Loop):
-    """The closure runs in step(), and accepts() is called after it."""
+    """The closure runs in step(), and vote() is called after it."""
 
     def build(self):
         super().build()
@@ -259,7 +259,7 @@ class LBFGS(Loop):
             loss.backward()
             return loss
 
-        self.checkpoint.accepts(self.optimizer.step(closure).detach())
+        self.checkpoint.vote(self.optimizer.step(closure).detach())
 
 
 class OwnGenerator(Loop):
@@ -334,13 +334,13 @@ class SlowCritic(GAN):
     def step(self, inputs, labels, step):
         loss = self.criterion(self.model["critic"](inputs), labels)
         loss.backward(inputs=list(self.model["critic"].parameters()))
-        if self.checkpoint.accepts(loss) and (step + 1) % 3 == 0:
+        if self.checkpoint.vote(loss) and (step + 1) % 3 == 0:
             self.second.step()
             self.second.zero_grad()
         self.optimizer.zero_grad()
         loss = self.model["critic"](self.model["generator"](inputs)).square().mean()
         loss.backward(inputs=list(self.model["generator"].parameters()))
-        if self.checkpoint.accepts(loss):
+        if self.checkpoint.vote(loss):
             self.optimizer.step()
 
 
@@ -576,7 +576,7 @@ class Refused:
     class CountsTwo(Loop):
         def step(self, inputs, labels, step):
             super().step(inputs, labels, step)
-            self.checkpoint.is_due(step + 2)
+            self.checkpoint.end_step()
 
     class ReadsTwice(Loop):
         def begin(self, epoch):
@@ -601,10 +601,10 @@ class Refused:
 @pytest.mark.parametrize(
     "case, message",
     [
-        (Refused.CountsTwo, "the loop counts step 2 after 1 batches"),
+        (Refused.CountsTwo, "the loop has ended 2 steps after 1 batches"),
         (Refused.ReadsTwice, "the training loader is at step 0 after 1 batches"),
         (Refused.TrainsMore, "the optimizer trains 1 tensors that no checkpoint holds"),
-        (Refused.AddsLate, r"checkpoint.add\(ema\) comes after resume\(\)"),
+        (Refused.AddsLate, r"add\(ema\) comes after resume\(\)"),
         (Refused.Bundles, "the optimizer Namespace is not a torch.optim.Optimizer"),
     ],
 )

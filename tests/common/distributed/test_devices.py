@@ -86,8 +86,7 @@ def test_an_old_driver_is_one_line_before_the_data(job, tmp_path):
 def _args(**values):
     given = dict(enable_gpu=None, init_method=None, rank=None, world_size=None, processes_per_node=None)
     args = argparse.Namespace(**given | values)
-    args.topology = find_topology(args)
-    return args
+    return args, find_topology(args)
 
 
 def test_choice_of_device(monkeypatch):

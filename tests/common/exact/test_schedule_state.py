@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from common.console.arguments import Interval
 from common.exact.schedules import ScheduleState
 from common.ground.exits import BadInput
+from common.ground.intervals import Interval
 from tests.support.checkpointers import make
 
 STEPS = 40
@@ -89,8 +89,8 @@ def job(tmp_path, monkeypatch):
         parameters = [{"params": part.parameters(), "lr": args.lr / k} for k, part in enumerate(parts, 1)]
         optimizer = torch.optim.SGD(parameters, momentum=0.9, weight_decay=args.weight_decay)
         scheduler = schedule(optimizer)
-        checkpoint = make(args, 10, model=model, optimizer=optimizer, scheduler=scheduler)
-        step = checkpoint.resume(STEPS)
+        checkpoint = make(args, 10, total_steps=STEPS, model=model, optimizer=optimizer, scheduler=scheduler)
+        step = checkpoint.resume()
         rates = []
         while step < to:
             rates.append([group["lr"] for group in optimizer.param_groups])
@@ -98,7 +98,7 @@ def job(tmp_path, monkeypatch):
             loss = (model(images) - 1).square().mean()
             optimizer.zero_grad()
             loss.backward()
-            if checkpoint.accepts(loss):
+            if checkpoint.vote(loss):
                 optimizer.step()
             step += 1
             if scheduler and step % each == 0:
@@ -106,9 +106,9 @@ def job(tmp_path, monkeypatch):
                 scheduler.step(loss.detach() if plateau else None) if plateau else scheduler.step()
             if hand and step == hand:
                 optimizer.param_groups[0]["lr"] *= 0.5
-        checkpoint._stop = True
+        checkpoint._stop, checkpoint.loader.step = True, step
         monkeypatch.setattr(checkpoint, "_exit", lambda step: checkpoint.finish())
-        checkpoint.save(step)
+        checkpoint.save()
         others = [
             {name: group[name] for name in group if name != "params"} for group in optimizer.param_groups
         ]

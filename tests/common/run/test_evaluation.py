@@ -6,7 +6,7 @@ from sklearn import metrics as reference
 from sklearn.metrics import accuracy_score, log_loss
 from torch import nn
 
-from common.compute import losses
+from common.compute import loss_means, losses
 from common.ground.exits import BadInput
 from common.run import evaluation
 from common.run.evaluation import (
@@ -219,7 +219,7 @@ def test_a_loss_that_divides_by_weights_of_labels_is_seen():
         lambda: cross_entropy(logits, shares, WEIGHTS): 0,
         lambda: cross_entropy(logits.detach(), some) * logits.mean(): 0,
     }.items():
-        seen = losses.LabelMean()
+        seen = loss_means.LabelMean()
         seen.watch(logits), seen.watch(logits)
         (loss := criterion()).backward()
         assert [seen.stop(torch.device("cpu")).item() for _ in range(2)] == [expected, 0]
@@ -295,7 +295,7 @@ def test_metrics_of_masks_and_of_nested_data():
 def test_many_classes_need_memory_in_proportion_to_their_number():
     classes = 10**6  # a matrix would have 8 TB
     logits, labels = torch.zeros(2, classes), torch.tensor([0, classes - 1])
-    metrics = evaluation.of_classes(classes, False, None)
+    metrics = metrics.of_classes(classes, False, None)
     sums = evaluate(nn.Identity(), [(logits, labels)], nn.CrossEntropyLoss(), metrics)
     assert metrics.values(sums)["class_acc"] == 0.5 and sum(metrics.of_classes(sums)["count"]) == 2
     assert len(sums) < 3 * classes

@@ -6,18 +6,19 @@ import os
 import pytest
 import torch
 
-from common.checkpoint import resume
+from common.exact import choose
 from common.exact import files as checkpoint
-from tests.support.checkpointers import StubLoader, log_of
+from tests.support.checkpointers import StubLoader, begin, log_of
 
 
 def _resumed(folder, step=2):
     """Resume a run after `step`, and report the next step."""
     log, loader = log_of(folder), StubLoader(10)
     loader.commit = lambda *_: None
-    log.start(loader, step, 10)
+    begin(log, loader, step, 10)
+    loader.step += 1
     sums = torch.tensor([1.0, 1.0, 2.0], dtype=torch.float64)
-    log.step(step + 1, sums, None)
+    log.report(sums, None)
 
 
 def test_lines_that_cannot_be_read_do_not_end_the_record(tmp_path):
@@ -55,5 +56,5 @@ def test_a_fifo_among_checkpoints_is_passed_over(name, tmp_path):
     checkpoint.write(str(tmp_path / "step_2.pt"), {"a": 1}, step=2, run="r")
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
-    path, _ = resume.choose("auto", str(tmp_path), lambda state: None)
+    path, _ = choose.choose("auto", str(tmp_path), lambda state: None)
     assert os.path.basename(path) == "step_1.pt"

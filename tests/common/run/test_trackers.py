@@ -17,19 +17,18 @@ import trustme
 
 from common.ground.exits import BadInput
 from common.run import trackers
-from tests.support.checkpointers import StubLoader, log_of
+from tests.support.checkpointers import StubLoader, begin, log_of
 
 
 def _report(folder, steps, first, tracker="mlflow"):
     """Report some steps of a run, as a job with --tracker does."""
-    log, loader = log_of(folder), StubLoader(10)
+    log, loader = log_of(folder, tracker=tracker, lr=0.1, secret_key="hunter2"), StubLoader(10)
     loader.commit = lambda *_: None
-    log.args.tracker, log.args.lr, log.args.secret_key, log.run = tracker, 0.1, "hunter2", "run-1"
-    log.start(loader, first, 10)
-    for step in steps:
-        sums = torch.tensor([step, 1.0, 2.0], dtype=torch.float64)
-        log.step(step, sums.clone(), None)
-    log.validation(step, sums)
+    begin(log, loader, first, 10, "run-1")
+    for loader.step in steps:
+        sums = torch.tensor([loader.step, 1.0, 2.0], dtype=torch.float64)
+        log.report(sums.clone(), None)
+    log.validation(sums)
     log.finish()
 
 

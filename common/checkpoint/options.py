@@ -1,0 +1,103 @@
+"""The options of a job that trains."""
+
+import argparse
+import os
+from collections.abc import Iterable
+from typing import Any
+
+from common.console.arguments import (
+    OPERATION,
+    boolean,
+    interval,
+    non_negative_int,
+    positive_float,
+    positive_int,
+)  # fmt: skip
+from common.distributed import devices
+from common.ground.exits import BadInput
+from common.run import output, trackers
+from common.run.job import JobParser
+
+
+class TrainingParser(JobParser):
+    """The parser of a job that trains: a JobParser with the options of a Checkpointer."""
+
+    def __init__(self, description: str | None):
+        super().__init__(description)
+        self.checks += [_count_batch, check]
+
+    def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
+        for group in self._action_groups:
+            if self._option_string_actions.get("--batch_size") in group._group_actions:
+                help = "samples of one optimizer step in each process, in place of --batch_size"
+                group.add_argument("--batch_size_per_gpu", role=OPERATION, type=positive_int, help=help)
+        _add_arguments(self)  # after the job's own, as --help shows them
+        return super().parse_args(args, namespace)
+
+    def parse_known_args(
+        self, args: Iterable[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        if "--batch_size_per_gpu" not in self._option_string_actions:
+            return super().parse_known_args(args, namespace)
+        parsed = namespace or argparse.Namespace()
+        parsed.batch_size = None  # argparse sets no default over it, so None stays if the option is not given
+        parsed, unknown = super().parse_known_args(args, parsed)
+        if parsed.batch_size and parsed.batch_size_per_gpu:
+            raise BadInput(
+                f"--batch_size {parsed.batch_size} and --batch_size_per_gpu {parsed.batch_size_per_gpu} "
+                "exclude each other: the first counts the samples of all processes, the second those of one"
+            )
+        parsed.batch_size = parsed.batch_size or self.get_default("batch_size")
+        return parsed, unknown
+
+
+def _count_batch(args: argparse.Namespace) -> dict[str, int]:
+    """Return the samples of a step over all processes."""
+    if not getattr(args, "batch_size_per_gpu", None):
+        return {}
+    return {"batch_size": args.batch_size_per_gpu * devices.find_topology(args).world_size}
+
+
+def _add_arguments(parser: JobParser) -> None:
+    add = parser.add_argument_group("checkpoints", role=OPERATION).add_argument
+    add(
+        "--resume",
+        metavar="auto|never|FILE",
+        help="checkpoint to resume from (default: auto, the newest in --output_dir; never without one)",
+    )
+    help = (
+        "initial weights: best.pth, epoch_<n>.pth, step_<n>.pt, or a file of another program (default: none)"
+    )
+    add("--weights", metavar="FILE", help=help)
+    help = "true: use the tensors of --weights that fit, if others do not (default: false)"
+    add("--partial_weights", type=boolean, default=False, help=help)
+    add("--evaluate", action="store_true", help="only evaluate the weights of --weights or --resume")
+    add("--save_every", type=interval, default="1epoch", help="200 (steps), 90s or 1epoch (default: 1epoch)")
+    add("--keep", type=positive_int, default=3, help="newest checkpoints to keep (default: 3)")
+    help = "also evaluate after every N steps (default: 0, only after each epoch)"
+    add("--evaluate_every", type=non_negative_int, default=0, metavar="N", help=help)
+    help = "false: no epoch_<n>.pth and no best.pth; the last checkpoint has the weights (default: true)"
+    add("--epoch_weights", type=boolean, default=True, help=help)
+    help = "most time from SIGTERM to the exit (default: 25)"
+    add("--grace", type=positive_float, default=25, metavar="SECONDS", help=help)
+    help = "most time to repeat the last upload to a URL if its store is busy or away (default: 300)"
+    add("--upload_timeout", role="", type=positive_float, default=300, metavar="SECONDS", help=help)
+    help = "stop after N consecutive steps without a finite loss and gradient (default: 20)"
+    add("--max_bad_steps", type=positive_int, default=20, help=help)
+    help = "also send settings and metrics to it (default: none)"
+    add("--tracker", choices=[*trackers.NAMED], help=help)
+
+
+def check(args: argparse.Namespace) -> dict[str, str]:
+    """Return the default of --resume. Raises BadInput for options that contradict each other."""
+    if args.tracker:
+        trackers.check(args.tracker)
+    wanted = args.resume or ("auto" if args.output_dir else "never")
+    if args.evaluate and (wanted not in ("auto", "never")) == bool(args.weights):
+        raise BadInput("--evaluate needs one of --weights FILE and --resume PATH: the weights to evaluate")
+    if wanted == "auto" and not args.output_dir:
+        raise BadInput(
+            "--resume auto without --output_dir: name the folder of the run to continue, for example "
+            f"--output_dir {os.path.join(output.PARENT, output.LATEST)}"
+        )
+    return {"resume": wanted}

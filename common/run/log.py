@@ -1,0 +1,396 @@
+"""Report a run: log lines, metrics.jsonl, TensorBoard events, a progress bar, and a table of the time.
+
+starts.jsonl is written by common/run/starts.py.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from common.console import arguments
+from common.distributed import ranks
+from common.ground import accelerator, exits
+from common.ground.data_sets import check_map_style, class_names_of
+from common.ground.exits import MissingPackage, printable
+from common.ground.files import append_json_line, opener, write_atomic
+from common.ground.results import CLASSES
+from common.run import starts, trackers
+from common.run.metrics import Metrics
+from common.run.output import Output, writes_nothing
+
+CONFUSION = "confusion.json"  # in the same folder: the last evaluation per class, and the confusion matrix
+_MOST_CLASSES = 100  # with more classes the matrix is not written
+
+
+class Log:
+    """Prints the lines of a run, and writes metrics.jsonl, starts.jsonl, receipt.bin, TensorBoard events.
+
+    args: the arguments of a JobParser. output: the folder of the files, which are made with the first report.
+    Rank 0 prints and writes. Sums are those of evaluation.batch_sums() over all ranks; to read them here is
+    the only synchronisation with the device.
+    """
+
+    def __init__(self, args: argparse.Namespace, output: Output):
+        self.args, self.output = args, output
+        self._path = os.path.join(output.folder, "metrics.jsonl")
+        self.metrics, self._autocast = Metrics(), contextlib.nullcontext()
+        self._run = ""
+        self._optimizer: Any = None
+        self._scheduler: Any = None
+        self._states: Callable[[], list[tuple[int, str]]] = list
+        self._laps: dict[str, float] = {}  # seconds of each part of the run
+        self._lap_start = exits.STARTED  # importing torch counts as set-up
+        self._trackers: dict[str, Any] | None = None  # from the first report on
+        self._bar: tqdm | None = None
+        self._loader: Any = None
+        self._warnings: set[str] = set()
+        self._profiled: list[float] = []  # with --prof: the times of the two reports
+        self._class_names: tuple[str, ...] = ()
+        self._unit = "images", 1  # what is counted for the speed, and how many a sample has
+        self._result = ""  # text about the last evaluation
+        self.lost = ""  # why receipt.bin is not whole, after finish()
+        self._trains = False  # whether the job reports steps, and not only epochs of loading
+        self._end_lap("imports and set-up")
+
+    def use(self, metrics: Metrics | None = None, autocast: Any = None) -> None:
+        """Report these metrics of an evaluation besides loss and accuracy, and name the precision of this
+        context of mixed precision."""
+        self.metrics, self._autocast = metrics or self.metrics, autocast or self._autocast
+
+    def start(
+        self,
+        loader: Any,
+        step: int,
+        total_steps: int | None,
+        model: torch.nn.Module | None = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        run: str = "",
+        states: Callable[[], list[tuple[int, str]]] = list,
+    ) -> None:
+        """Begin to report a training, or continue after `step`. Call it on every rank before the first step.
+
+        Reports of an earlier start after `step` are deleted from the files: these steps are reported again.
+
+        loader: the training loader.
+        step: the step to continue from, or 0.
+        total_steps: the optimizer steps of the whole run, if they are known.
+        model: describe this model in the log, and show a progress bar on a terminal.
+        optimizer, scheduler: those that checkpoints hold.
+        run: the id of the run for --tracker; a restart keeps it.
+        states: returns (step, digest of the state) of checkpoints since its last call. They are the entry
+            `states` of the next line in metrics.jsonl.
+        """
+        self._end_lap("model and checkpoint")
+        self.output.begin()
+        self._loader, self._step, self._total_steps = loader, step, total_steps
+        self._optimizer, self._scheduler, self._run, self._states = optimizer, scheduler, run, states
+        self._since, self._waited, self._evaluating = time.monotonic(), loader.waited, 0.0
+        self._start: dict[str, Any] = {
+            "time": round(time.time(), 3), "step": step, "steps": total_steps, "laps": {**self._laps},
+            "training data": loader.receipt.fingerprint, "data backend": getattr(loader, "backend", ""),
+            "sampling": getattr(loader, "sampling", {}),
+        }  # fmt: skip
+        exits.at_success("results", self.finish)
+        if model is None or not ranks.is_first():
+            return
+        folder = str(self.output), self.output.folder
+        for line in starts.describe(self.args, model, self._autocast, total_steps, len(loader), folder):
+            self.info(line)
+        if sys.stderr.isatty() and not writes_nothing(self.args):
+            self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
+
+    def print_data(self, train_set: Any, test_set: Any) -> None:
+        """Print the sizes of the data sets and their source.
+
+        The class names of the training set, if it has any, are written to classes.json. Its attribute `unit`,
+        such as ("tokens", 128), is what the log counts per second, and how many a sample has (default:
+        samples). The time until now counts as loading data. Raises BadInput if a data set is not map-style.
+        """
+        self._end_lap("data loading")
+        check_map_style(train_set)
+        check_map_style(test_set)
+        self._class_names = class_names_of(train_set)
+        self._unit = getattr(train_set, "unit", ("samples", 1))
+        source = getattr(train_set, "source", type(train_set).__name__)
+        self.info(f"data train={len(train_set)} test={len(test_set)} source={source}")
+
+    def advance(self, step: int) -> None:
+        """Move the progress bar, if there is one, to this step."""
+        if self._bar:
+            self._bar.update(step - self._bar.n)  # tqdm draws at most ten times a second
+
+    def report(self, running: torch.Tensor, scheduler: Any) -> None:
+        """Report the steps since the last report, on every rank, and set `running` to zero.
+
+        running: float64 [3], sums over all ranks.
+        scheduler: that of the job; a warning is printed if it is not the one that checkpoints hold. The
+        loader's receipt is committed. With --prof nothing is reported: see profiled_seconds.
+        """
+        step = self._loader.step
+        if scheduler is not self._scheduler:
+            self.warn_once(
+                f"warning: the schedule {type(scheduler).__name__} is not the one that was given to the "
+                "Checkpointer: a restart will not be exact. Build it before resume(), for all epochs"
+            )
+        if getattr(self.args, "prof", None):
+            accelerator.of(
+                running.device
+            ).synchronize()  # for the clock only: the steps between wait for nothing
+            self._profiled.append(time.monotonic())
+            return
+        self._trains = True
+        self._commit(step)
+        if not ranks.is_first():
+            running.zero_()
+            return
+        loss_sum, correct, count = running.tolist()
+        running.zero_()
+        now, waited = time.monotonic(), self._loader.waited
+        elapsed, data_time = now - self._since, waited - self._waited
+        self._since, self._waited = now, waited
+        loss = loss_sum / (count or math.nan)  # count is 0 if all steps were skipped
+        unit, per_sample = self._unit
+        if self._bar:
+            self._bar.set_postfix(loss=_short(loss), refresh=False)
+            self._bar.update(step - self._bar.n)
+        self._write(
+            step,
+            loss=loss,
+            **_accuracy("acc", correct, count),
+            lr=_rate_of(self._optimizer.param_groups[0]),
+            **{f"{unit}_per_s": count * per_sample / elapsed},
+            data_time=data_time,
+            compute_time=elapsed - data_time,
+            memory_mb=peak_memory(),
+            receipt=str(self._loader.receipt),
+        )
+
+    def validation(self, val_sums: torch.Tensor) -> None:
+        """Report an evaluation. The time since the last report counts as evaluating and saving.
+
+        val_sums: the result of evaluation.evaluate(), over all ranks. With --evaluate it is only printed.
+        """
+        if not ranks.is_first():
+            return
+        self._trains = True
+        step = self._loader.step
+        _, correct, count = val_sums[:3].tolist()
+        now = time.monotonic()
+        self._evaluating += now - self._since
+        self._since = now
+        loss, accuracy = self.metrics.loss(val_sums), _accuracy("val_acc", correct, count)
+        self._result = f"test_accuracy={accuracy['val_acc']:.4f} " if accuracy else f"test_loss={loss:.6g} "
+        others = {f"val_{name}": value for name, value in self.metrics.values(val_sums).items()}
+        figures: dict[str, Any] = {"val_loss": loss, **accuracy, **others, "val_count": int(count)}
+        if getattr(self.args, "evaluate", False):
+            self.info(_line(figures))
+        else:
+            self._write(step, **figures)
+            self._write_confusion(step, val_sums)
+
+    def epoch(self, **figures: float) -> None:
+        """Report an epoch of a job that only loads data, on every rank: `figures`, and the receipt."""
+        step = self._loader.step
+        self._commit(step)
+        if ranks.is_first():
+            self._write(step, **figures, receipt=str(self._loader.receipt))
+
+    @contextlib.contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Show the time of the block as a separate row of the TIME COST table."""
+        self._end_lap("model and checkpoint")
+        yield
+        self._end_lap(name)
+
+    @property
+    def training_seconds(self) -> float:
+        """Return the seconds of training so far, without evaluating and saving."""
+        return self._laps.get("training", time.monotonic() - self._lap_start) - self._evaluating
+
+    @property
+    def profiled_seconds(self) -> float:
+        """Return the seconds of the last N steps of a run with --prof N."""
+        before, after = self._profiled
+        return after - before
+
+    def finish(self) -> None:
+        """Print the last result and the TIME COST table, and close the files. If main() returns without it,
+        it is called then."""
+        if self._loader is None or not ranks.is_first():
+            return
+        loader, self._loader = self._loader, None
+        if self._bar:
+            self._bar.close()
+        if self._trains and not writes_nothing(self.args):
+            self._print_time_cost(loader)
+        if not writes_nothing(self.args):
+            self.lost = loader.receipt.finish(self.output.folder)
+        arguments.remind(getattr(self.args, "ignored", ()), self.info)
+        with self._reported():
+            if self._trackers is not None and (states := dict(self._states())):  # no evaluation at the end
+                append_json_line(self._path, {"step": max(states), "states": states})
+        for name, tracker in (self._trackers or {}).items():
+            with self._reported(name):
+                tracker.finish()
+
+    def info(self, line: str) -> None:
+        """Print a line on rank 0, above the progress bar."""
+        if ranks.is_first():
+            with contextlib.suppress(OSError, ValueError):  # a log on a full disk must not stop the training
+                tqdm.write(printable(line))
+                sys.stdout.flush()
+
+    def warn_once(self, line: str, subject: str = "") -> None:
+        """Print a line on rank 0, the first time only; of a subject only the first line."""
+        if (subject or line) not in self._warnings:
+            self._warnings.add(subject or line)
+            self.info(line)
+
+    def _end_lap(self, name: str) -> None:
+        """Add the time since the last call (the first time: since exits.STARTED) to the lap `name`."""
+        now = time.monotonic()
+        self._laps[name] = self._laps.get(name, 0.0) + now - self._lap_start
+        self._lap_start = now
+
+    def _print_time_cost(self, loader: Any) -> None:
+        self._end_lap("training")
+        computing = self._laps["training"] - loader.waited - self._evaluating
+        total = sum(self._laps.values())
+        rows = [*self._laps.items(), ("- waiting for data", loader.waited), ("- computing", computing)]
+        rows += [("- evaluating and saving", self._evaluating), ("total", total)]
+        print(f"\n{'TIME COST':<26}{'seconds':>10}{'share':>9}")
+        for name, seconds in rows:
+            print(f"{name:<26}{seconds:>10.2f}{seconds / total:>9.1%}")
+        print(
+            f"\n{self._result}training_seconds={self._laps['training']:.1f} receipt={loader.receipt}",
+            flush=True,
+        )
+
+    def _commit(self, step: int) -> None:
+        """Extend the receipt on every rank; rank 0 writes it."""
+        if ranks.is_first():
+            self._open()
+        try:
+            self._loader.commit(step, self.output.folder)
+        except OSError as error:
+            self.warn_once(f"warning: {self.output.folder} lacks a part of the receipt: {error}")
+
+    def _write(self, step: int, **figures: float | str) -> None:
+        self._open()
+        line: dict[str, Any] = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
+        with self._reported():
+            if self._trackers is not None:
+                states = {"states": states} if (states := dict(self._states())) else {}
+                append_json_line(self._path, line | states | {"time": round(time.time(), 3)})
+        scalars = {name: float(figures[name]) for name in figures.keys() - {"val_count", "receipt"}}
+        for name, tracker in (self._trackers or {}).items():
+            with self._reported(name):
+                tracker.log(scalars, step)
+        self.info(_line(line))
+
+    def _write_confusion(self, step: int, val_sums: torch.Tensor) -> None:
+        counts, matrix = self.metrics.of_classes(val_sums), self.metrics.confusion(val_sums)
+        if counts is None:
+            return
+        content: dict[str, Any] = {"step": step, "classes": self._class_names, **counts}
+        if matrix is None:
+            self.warn_once(f"{len(counts['count'])} classes: {CONFUSION} has counts per class, and no matrix")
+        elif len(matrix) <= _MOST_CLASSES:
+            content["matrix"] = matrix.tolist()
+        with self._reported():
+            write_atomic(os.path.join(self.output.folder, CONFUSION), json.dumps(content) + "\n")
+
+    def _open(self) -> None:
+        """Begin the files with the first report, and make the folder again if it was deleted."""
+        folder = self.output.folder
+        with self._reported():
+            os.makedirs(folder, exist_ok=True)
+            if self._trackers is not None:
+                return
+            lost = _keep_lines(self._path, self._step)
+            starts.write(folder, self.args, **self._start, **({"lost": lost} if lost else {}))
+            begun = [each.get("step") for each in starts.read(folder)]
+            self._loader.receipt.begins_at(min(step for step in begun if type(step) is int))
+            if self._class_names:
+                write_atomic(os.path.join(folder, CLASSES), json.dumps(self._class_names) + "\n")
+            self._trackers = {}
+            with self._reported("TensorBoard"):
+                self._trackers["TensorBoard"] = trackers.TensorBoard(folder, self._step)
+            if trackers.KUBEFLOW in os.environ:
+                self._trackers["Kubeflow"] = trackers.Kubeflow(self._step, self._total_steps)
+            if name := getattr(self.args, "tracker", None):
+                title = os.path.basename(str(self.output).rstrip("/"))
+                with self._reported(f"--tracker {name}"):
+                    tracker = trackers.NAMED[name](self._run, title, arguments.settings(self.args))
+                    self._trackers[f"--tracker {name}"] = tracker
+
+    @contextlib.contextmanager
+    def _reported(self, tracker: str = "") -> Iterator[None]:
+        """Print the reason once if a report cannot be written; the training continues."""
+        try:
+            yield
+        except MissingPackage as error:
+            self.warn_once(str(error))
+        except Exception as error:  # OSError if the disk is full; packages of trackers raise other types
+            what = f"figures of {tracker}" if tracker else f"reports in {self.output.folder}"
+            self.warn_once(f"warning: {what} are incomplete: {' '.join(str(error).split())}", tracker)
+
+
+def _keep_lines(path: str, step: int) -> dict[str, float] | None:
+    """Delete from a metrics.jsonl the reports after `step`, the evaluation at `step` (the checkpoint is
+    older) and unfinished lines. Return the step and time of the last report after `step`, or None."""
+    if not os.path.exists(path):
+        return None
+    kept, last = [], None
+    with open(path, encoding="utf-8", errors="replace", opener=opener) as file:
+        for line in file:
+            try:
+                figures = json.loads(line)
+                if figures["step"] < step or (figures["step"] == step and "loss" in figures):
+                    kept.append(line)
+                elif figures["step"] > step:
+                    last = {"step": figures["step"], "time": figures["time"]}
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue
+    write_atomic(path, "".join(kept))
+    return last
+
+
+def _rate_of(group: dict) -> float:
+    """Return the learning rate of a parameter group, a number or a tensor; NaN without one."""
+    return math.nan if group.get("lr") is None else float(group["lr"])
+
+
+def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:
+    """Return the accuracy under this name; nothing if the job is not a classification."""
+    return {} if math.isnan(correct) else {name: correct / (count or math.nan)}
+
+
+def _line(figures: dict[str, float | str]) -> str:
+    return " ".join(f"{name}={_short(value)}" for name, value in figures.items())
+
+
+def _short(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:.4g}" if isinstance(value, float) and abs(value) >= 1000 else f"{round(value, 6):.6g}"
+
+
+def peak_memory() -> float:
+    """Return the peak memory of this process so far, in MB: allocated by torch on its GPU, or resident on the
+    host."""
+    if hasattr(module := accelerator.in_use(), "max_memory_allocated"):
+        return module.max_memory_allocated() / 1e6
+    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kilobytes / (1e6 if sys.platform == "darwin" else 1e3)  # macOS counts bytes

@@ -1,0 +1,76 @@
+"""What a job opens: its place among the processes, its device, its output folder and its log."""
+
+import copy
+import resource
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from common.console.arguments import Arguments
+from common.distributed import devices
+from common.ground.exits import BadInput, print_line
+from common.platform import platforms
+from common.platform.topology import Topology
+from common.run.log import Log
+from common.run.output import Output, open_output
+
+_GRACE = 5.0  # seconds from a signal to the end of the processes of a job that saves nothing
+
+
+class Run:
+    """A run of a job, as this process sees it.
+
+    args: the options of a JobParser.
+    topology: the processes of the job, and the place of this one.
+    device: the GPU of this process, or the CPU.
+    output: the folder of the results.
+    log: prints and writes the reports.
+    Raises BadInput; nothing is left on the disk then.
+    """
+
+    def __init__(self, args: Arguments):
+        self.args = args
+        self.topology: Topology = devices.find_topology(args)
+        self.device: torch.device = devices.select(args, self.topology)
+        self.output: Output = open_output(args, self.topology)
+        self.log = Log(args, self.output)
+
+    def replaced(self, values: Mapping[str, Any]) -> "Run":
+        """Return this run with other values of its options. Call it before anything is printed or written."""
+        run = copy.copy(self)
+        run.args = self.args.replaced(values)
+        run.log = Log(run.args, self.output)
+        return run
+
+    def print_topology(self) -> Topology:
+        """Return the topology, which was found from the launcher (torchrun, torch.distributed.launch, Slurm,
+        ...), the options of process_group.add_arguments(), or the variables of the platform.
+
+        The first process of each node prints it, and the preflight report of the node. Raises BadInput.
+        """
+        from common.platform import node  # a job of one process does not need it
+
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if self.topology.world_size > 1 and 0 <= files < 32:  # two processes cannot connect
+            raise BadInput(f"the limit of {files} open files is too low: set ulimit -n 1024 or more")
+        if platforms.is_first_on_node():
+            print_line(str(self.topology))
+            node.print_findings(self.args, self.topology, self.output.folder)
+        return self.topology
+
+    def join(self) -> tuple[int, int]:
+        """Return (rank, world_size) of this process, with torch.distributed initialised.
+
+        These are the steps of train_ddp.py. If the platform started one process per node, this one starts the
+        node's processes, waits for them, and exits with their exit code: it does not return. Raises BadInput
+        and NoRendezvous.
+        """
+        from common.distributed import launcher, process_group
+
+        topology = self.print_topology()
+        if topology.starts_processes:
+            sys.exit(launcher.start(topology, getattr(self.args, "grace", _GRACE)))
+        torch.distributed.init_process_group(**process_group.meet(self.args, topology))
+        return topology.rank, topology.world_size
