@@ -146,8 +146,8 @@ class Shards:
         is_last = done == self.local
         if done == 1:
             self._after = _read(self._buffers)
-            self._step = self._loader.step - is_last if self._loader else 0
-        if self._loader and self._loader.step - self._step != is_last:
+            self._step = self._loader.step if self._loader else 0
+        if self._loader and self._loader.step != self._step:
             raise BadInput("--exact_shards: expected one shards.add() for each batch of the training loader")
         self._keep_gradients(done)
         if is_last and self._is_checked:

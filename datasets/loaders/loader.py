@@ -226,7 +226,7 @@ class Loader:
         [n, C, H, W], labels int64 [n]) on the device and returns the same in new memory. Torch's random
         numbers in it are a function of (seed, epoch, id of the first sample).
     `generators`: your own generators; each step seeds them too.
-    `step`: batches handed out since the start of training.
+    `step`: the number of the step whose batch was handed out last, from 1; 0 before the first.
     `waited`: seconds that the caller has waited for batches so far.
     `receipt`: the digest of the yielded batches (datasets/sampling/receipt.py).
     """
@@ -392,10 +392,10 @@ class Loader:
                 delivered = self.to_device.end(copy)
                 shard = next(shards)
                 self._seed(step, generators.BATCH, shard)  # after the loading, which may draw in this process
-                if shard == self._shards - 1:
-                    step, missing = step + 1, missing - 1
                 self._is_whole = shard == self._shards - 1
-                self.step, self._batch, Loader._latest = step, batch, weakref.ref(self)
+                self.step, self._batch, Loader._latest = step + 1, batch, weakref.ref(self)
+                if self._is_whole:
+                    step, missing = step + 1, missing - 1
                 following = None
                 self.waited += time.perf_counter() - start
                 yield delivered

@@ -9,6 +9,7 @@ import torch
 from common.checkpoint.checkpointer import Checkpointer
 from common.parallel import compilation
 from common.run import evaluation, metrics
+from common.run.log import Log
 from datasets.loaders import measure, pixels
 from datasets.loaders.engines import resident
 from datasets.loaders.engines.resident import Resident
@@ -85,9 +86,7 @@ def test_an_evaluation_waits_for_nothing_and_a_measurement_for_each_batch(monkey
         model = torch.nn.Linear(4, 3, device="cuda")
         batches = [(torch.zeros(8, 4, device="cuda"), torch.zeros(8, dtype=torch.int64, device="cuda"))] * 3
         before = len(recorder.waits)
-        evaluation.evaluate(
-            model, batches, torch.nn.CrossEntropyLoss(), metrics.of_classes(3, False, None)
-        )
+        evaluation.evaluate(model, batches, torch.nn.CrossEntropyLoss(), metrics.of_classes(3, False, None))
         assert len(recorder.waits) == before
         measure.rate(batches, seconds=60)
         assert [text.partition(":")[0] for _, text in recorder.waits[before:]] == ["synchronize()"] * 3

@@ -39,7 +39,7 @@ def test_two_nodes_with_two_processes_have_the_bits_of_one(tmp_path):
 def test_processes_leave_and_come_back_three_times(tmp_path):
     """1, 2, 4, 2, 1 and 2 processes. The first agent of torchrun holds the store, so it stays."""
     output, slow = tmp_path / "elastic", tmp_path / "slow"
-    line = "            step += 1\n"
+    line = "            due = checkpoint.end_step()\n"
     sleep = f"            os.path.exists({str(slow)!r}) and __import__('time').sleep(0.5)\n"
     job = changed("train_exact.py", tmp_path / "job.py", (line, line + sleep))
     options = (*JOB, "--max_steps=400")

@@ -14,12 +14,16 @@ SGD = "optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, **recipe)"
 MODEL = "    model = model.to(device).to(memory_format=torch.channels_last)\n"
 LOSS = "            loss = criterion(logits, targets)\n"
 DROPOUT = (MODEL, "    model.conv5.append(torch.nn.Dropout(0.5))\n" + MODEL)
-NOT_FINITE = (LOSS, LOSS + "            loss = loss + (torch.nan if (step, shards.index) == (2, 5) else 0)\n")
+NOT_FINITE = (
+    LOSS,
+    f"{LOSS}            if (train_loader.step, shards.index) == (3, 5): loss = loss * torch.nan\n",
+)
 ADAMW = (SGD, "optimizer = torch.optim.AdamW(model.parameters(), lr=0.002)")
 KILLED = (
-    "            step += 1\n",
-    "            step += 1\n            if step == int(os.environ.get('KILL_AT', 0)):\n"
-    "                os.kill(os.getpid(), 9)\n",
+    "            due = checkpoint.end_step()\n",
+    "            if train_loader.step == int(os.environ.get('KILL_AT', 0)):\n"
+    "                os.kill(os.getpid(), 9)\n"
+    "            due = checkpoint.end_step()\n",
 )
 
 
@@ -121,11 +125,11 @@ UNUSUAL = (
     ("            scheduler.step()", "            scheduler.step(loss)"),
     (
         "            optimizer.zero_grad()\n",
-        "            if step % 3 == 0:\n                optimizer.zero_grad()\n",
+        "            if train_loader.step % 3 == 1:\n                optimizer.zero_grad()\n",
     ),
     (
         "                optimizer.step()\n",
-        "                if step % 3 == 2 and loss.item() < 2:\n                    optimizer.step()\n",
+        "                if not train_loader.step % 3 and loss < 2:\n                    optimizer.step()\n",
     ),
 )
 
@@ -202,7 +206,9 @@ def test_a_change_that_breaks_the_promise_is_one_line_before_the_first_step(reas
 
 def test_labels_that_are_ignored_in_a_later_step_are_refused(tmp_path):
     """On one process, too: its bits would be equal, and the loss another one than that of the batch."""
-    masked = "            loss = criterion(logits, targets.where((step < 3) | (targets > 2), -100))\n"
+    masked = (
+        "            loss = criterion(logits, targets.where((train_loader.step < 4) | (targets > 2), -100))\n"
+    )
     job = changed("train_exact.py", tmp_path / "job.py", (LOSS, masked))
     line = refused(job, *SMALL, f"--output_dir={tmp_path / 'output'}")
     assert "--exact_shards: the loss divides by the weights of the labels, or labels are ignored" in line

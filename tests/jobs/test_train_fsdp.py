@@ -23,9 +23,9 @@ pytestmark = pytest.mark.skipif(not CAN_FORK, reason="fully_shard() needs torch 
 JOB = "jobs/train_fsdp.py"
 SMALL = (*QUICK, "--batch_size=32", "--max_steps=6", "--save_every=2", "--report_every=1", "--lr=0.02")
 SHARDED = "--checkpoint_format=sharded"
-STEP = "            step += 1\n"
-KILLED = (STEP, STEP + "            if step == int(os.environ.get('KILL_AT', 0)):\n"
-          "                os.kill(os.getpid(), int(os.environ['KILL_BY']))\n")  # fmt: skip
+END = "            due = checkpoint.end_step()\n"
+KILLED = (END, "            if train_loader.step == int(os.environ.get('KILL_AT', 0)):\n"
+          "                os.kill(os.getpid(), int(os.environ['KILL_BY']))\n" + END)  # fmt: skip
 SGD = "optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, **recipe)"
 ADAMW = (SGD, "optimizer = torch.optim.AdamW(model.parameters(), lr=0.002, fused=True)")
 
@@ -103,7 +103,7 @@ def test_ranks_with_different_numbers_of_batches_evaluate_every_sample_once(tmp_
 
 def test_a_gradient_that_is_not_finite_in_one_shard_skips_the_step_on_all_ranks(tmp_path):
     line = "            loss.backward()\n"
-    spoil = "            if (step, rank) == (2, 1):\n"
+    spoil = "            if (train_loader.step, rank) == (3, 1):\n"
     spoil += "                model.dense_layer.weight.grad.to_local().fill_(torch.nan)\n"
     job = changed("train_fsdp.py", tmp_path / "job.py", (line, line + spoil))
     first, _ = run_ranks(job, *SMALL, f"--output_dir={tmp_path / 'output'}")

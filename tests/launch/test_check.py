@@ -14,7 +14,7 @@ import torch
 from common.ground.exits import BadInput
 from common.platform import node
 from common.platform.topology import resolve
-from common.run.output import Output, folder_of
+from common.run.output import folder_of
 from launch import check
 from tests.conftest import ROOT, environment, finish, free_port, run, start
 
@@ -97,11 +97,9 @@ def test_little_shared_memory_and_a_small_disk():
 
 def _args(**given):
     names = ("init_method", "rank", "world_size", "local_rank", "enable_gpu")
-    args = argparse.Namespace(
+    return argparse.Namespace(
         **dict.fromkeys(names) | {"processes_per_node": 1, "output_dir": "/tmp"} | given
     )
-    args.output = Output(args.output_dir)
-    return args
 
 
 def _inspect(env=None, **given):
@@ -144,7 +142,7 @@ def test_first_lines_of_a_job(monkeypatch, capsys, tmp_path):
     args = _args(output_dir=str(tmp_path / "results"))
     topology = resolve(args, {})
     began = time.monotonic()
-    node.print_findings(args, topology)
+    node.print_findings(args, topology, args.output_dir)
     assert time.monotonic() - began < 0.3
     first, *others = capsys.readouterr().out.splitlines()
     assert re.match(rf"preflight \w+: .*torch {re.escape(torch.__version__)}, .* 0 GPUs, .*shm ", first)

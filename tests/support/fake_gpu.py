@@ -26,9 +26,9 @@ from torch.utils._pytree import tree_leaves
 from common.checkpoint.checkpointer import Checkpointer
 from common.compute import models
 from common.distributed import barrier, devices, process_group, ranks
+from common.exact.loop import Due
 from common.ground import accelerator, exits
 from common.parallel import batchnorm
-from common.exact.loop import Due
 from common.run import log, output, starts
 from common.run.run import Run
 from datasets.loaders import image_folders

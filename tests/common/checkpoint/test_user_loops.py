@@ -15,12 +15,10 @@ from common.checkpoint.checkpointer import Checkpointer
 from common.exact import digest
 from common.ground.exits import BadInput
 from common.ground.intervals import Interval
-from common.run.metrics import Log
-from common.run.output import Output
 from datasets.loaders.engines.map_style import map_style_loader
 from datasets.sampling.sampler import BatchSampler
 from tests.conftest import records
-from tests.support.checkpointers import DEFAULTS
+from tests.support.checkpointers import run_of
 
 EPOCHS, BATCH, SIZE = 3, 8, 80  # 30 steps
 

@@ -95,22 +95,21 @@ def test_choice_of_device(monkeypatch):
     monkeypatch.setattr("common.distributed.devices.open_gpu", touched.append)
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    args = _args()
-    select(args)
-    assert args.topology.processes_per_node == 2 and args.topology.starts_processes
+    args, topology = _args()
+    select(args, topology)
+    assert topology.processes_per_node == 2 and topology.starts_processes
     assert touched == [], "a process that only starts others leaves the GPUs alone"
-    assert str(select(_args(enable_gpu=False))) == "cpu"
-    assert find_topology(_args(enable_gpu=False)).processes_per_node == 1
-    args = _args(processes_per_node=1)
-    assert str(select(args)) == "cuda:0" and touched == [torch.device("cuda:0")]
+    assert str(select(*_args(enable_gpu=False))) == "cpu"
+    assert _args(enable_gpu=False)[1].processes_per_node == 1
+    assert str(select(*_args(processes_per_node=1))) == "cuda:0" and touched == [torch.device("cuda:0")]
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(BadInput, match=r"--enable_gpu=true, but torch .* sees no GPU"):
-        select(_args(enable_gpu=True))
+        select(*_args(enable_gpu=True))
     monkeypatch.setenv("MA_NUM_GPUS", "8")
     with pytest.raises(BadInput, match="promised 8 GPUs"):
-        select(_args())
+        select(*_args())
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_PORT"):  # variables of torchrun
         monkeypatch.setenv(name, "1" if name in ("WORLD_SIZE", "MASTER_PORT") else "0")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     with pytest.raises(BadInput, match="promised 8 GPUs"):
-        select(_args())
+        select(*_args())

@@ -8,17 +8,9 @@ from torch import nn
 
 from common.compute import loss_means, losses
 from common.ground.exits import BadInput
-from common.run import evaluation
-from common.run.evaluation import (
-    R2,
-    ConfusionMatrix,
-    Metrics,
-    Perplexity,
-    absolute_error,
-    batch_sums,
-    evaluate,
-    top,
-)
+from common.run import metrics
+from common.run.evaluation import batch_sums, evaluate
+from common.run.metrics import R2, ConfusionMatrix, Metrics, Perplexity, absolute_error, top
 from datasets.sampling.sampler import SequentialBatchSampler
 
 cross_entropy = nn.functional.cross_entropy
@@ -254,7 +246,7 @@ def test_metrics_are_those_of_the_whole_set(ranks, monkeypatch):
     assert metrics.confusion(sums).tolist() == matrix.tolist()
     assert metrics.score(sums) == reference.accuracy_score(labels, logits.argmax(1))
 
-    monkeypatch.setattr(evaluation, "_MOST_IN_A_MATRIX", 6)  # now with counts per class, and no matrix
+    monkeypatch.setattr("common.run.metrics._MOST_IN_A_MATRIX", 6)  # now counts per class, and no matrix
     counted = Metrics(per_class=ConfusionMatrix(7))
     few = _over_ranks(counted, logits, labels, nn.CrossEntropyLoss(), ranks)
     assert counted.values(few)["per_class"] == values["per_class"] and len(few) == 3 + 2 * 7 + 1
@@ -295,9 +287,9 @@ def test_metrics_of_masks_and_of_nested_data():
 def test_many_classes_need_memory_in_proportion_to_their_number():
     classes = 10**6  # a matrix would have 8 TB
     logits, labels = torch.zeros(2, classes), torch.tensor([0, classes - 1])
-    metrics = metrics.of_classes(classes, False, None)
-    sums = evaluate(nn.Identity(), [(logits, labels)], nn.CrossEntropyLoss(), metrics)
-    assert metrics.values(sums)["class_acc"] == 0.5 and sum(metrics.of_classes(sums)["count"]) == 2
+    own = metrics.of_classes(classes, False, None)
+    sums = evaluate(nn.Identity(), [(logits, labels)], nn.CrossEntropyLoss(), own)
+    assert own.values(sums)["class_acc"] == 0.5 and sum(own.of_classes(sums)["count"]) == 2
     assert len(sums) < 3 * classes
 
 

@@ -93,6 +93,6 @@ def _not_permitted(*arguments):
 
 @pytest.mark.parametrize(("wanted", "refused"), [("never", True), ("RUN/step_2.pt", True), ("auto", False)])
 def test_results_at_a_url_are_not_replaced(tmp_path, wanted, refused):
-    args = argparse.Namespace(output=output.Output(str(tmp_path)), resume=wanted)
-    text = resume.refusal(args, lambda start: True, ["checkpoints/step_4.pt", "best.pth"])
+    args, place = argparse.Namespace(resume=wanted), output.Output(str(tmp_path))
+    text = resume.refusal(args, place, lambda start: True, ["checkpoints/step_4.pt", "best.pth"])
     assert ("checkpoints/step_4.pt, best.pth" in (text or "")) == refused

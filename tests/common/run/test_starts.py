@@ -19,8 +19,8 @@ def test_a_start_is_one_line_without_credentials(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/folder/job.py", *given])
     args = parser.parse_args()
     for step in (0, 8):
-        args.backend = "threads"  # values that the job has chosen are also written
-        starts.write(str(tmp_path), args, step=step)
+        # values that the job has chosen are also written
+        starts.write(str(tmp_path), args.replaced({"backend": "threads"}), step=step)
     content = (tmp_path / starts.FILE).read_text()
     first, second = map(json.loads, content.splitlines())
     assert "testing" not in content and (first["step"], second["step"]) == (0, 8)
