@@ -9,7 +9,7 @@ from common.ground import exits
 from tests.support.options import ROOT, documents, read_parsers, render, rewrite
 
 # between processes that Bootfile starts itself: no user sets them
-INTERNAL = {"ERROR_PIPE", "HELP_IMPORTS", "REPLAY", "RUN_FOLDER", "SIMULATED_NODE"}
+INTERNAL = {"ERROR_PIPE", "HELP_IMPORTS", "RUN_FOLDER", "SIMULATED_NODE"}
 INTERNAL |= {"STARTED", "STARTED_BY", "STORE_IS_PARENTS"}
 COMMON = (ROOT / "common" / "README.md").read_text(encoding="utf-8")
 
