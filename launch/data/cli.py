@@ -79,5 +79,5 @@ def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
             batch, count = run.ids(sampler, step), count + 1
             rows.append([str(epoch), str(step), str(run.ranks(step, len(batch))[batch == int(id)][0])])
     run.ids(sampler, run.last)  # also if no step had the sample
-    title = f"sample {id}{name}: {count} times in the steps 1-{run.last}, equal to the receipt"
-    return [title, *align(rows)]
+    times = f"{count} time{'s' * (count != 1)} in the steps 1-{run.last}, equal to the receipt"
+    return [f"sample {id}{name}: {times}", *align(rows)]
