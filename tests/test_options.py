@@ -5,18 +5,69 @@ from typing import Any
 
 import pytest
 
+from common.console.arguments import REMOVED
 from common.ground import exits
 from tests.support.options import ROOT, documents, read_parsers, render, rewrite
 
 # between processes that Bootfile starts itself: no user sets them
-INTERNAL = {"ERROR_PIPE", "HELP_IMPORTS", "REPLAY", "RUN_FOLDER", "SIMULATED_NODE"}
+INTERNAL = {"ERROR_PIPE", "HELP_IMPORTS", "RUN_FOLDER", "SIMULATED_NODE"}
 INTERNAL |= {"STARTED", "STARTED_BY", "STORE_IS_PARENTS"}
+# The options of the jobs are frozen. These jobs -> the options that they have, and no other job.
+IMAGES = "train train_dp train_amp train_ddp train_exact train_fsdp train_fast train_ray"
+OPTIONS = {
+    IMAGES: "--dataset",
+    f"{IMAGES} train_text": "--width",
+    f"{IMAGES} imagenet loader loader_dali": "--custom_data",
+    f"{IMAGES} train_text train_own imagenet loader loader_dali": """
+        --config --ignore_unknown --data_url --output_dir --train_url --enable_gpu --batch_size --epochs
+        --seed""",
+    f"{IMAGES} train_text train_own imagenet": """
+        --lr --max_steps --batch_size_per_gpu --report_every --resume --weights --partial_weights --evaluate
+        --save_every --keep --evaluate_every --epoch_weights --grace --upload_timeout --max_bad_steps
+        --tracker""",
+    "train_ddp train_exact train_fsdp imagenet loader loader_dali": """
+        --init_method --rank --world_size --local_rank --local-rank --processes_per_node --timeout""",
+    "train_exact imagenet": "--exact_shards",
+    "train_fsdp": "--precision --checkpoint_activations --checkpoint_format",
+    "train_fast": "--short_recipe",
+    "train_fast imagenet": "--compile",
+    "train_ray": "--distribute_mode",
+    "train_ray imagenet": "--ray_address",
+    "train_ray train_own imagenet": "--workers",
+    "train_text": "--context --layers --heads --dropout",
+    "train_text imagenet": "--accumulate --clip_grad --warmup --weight_decay",
+    "imagenet": """
+        -a -b -j -p --print_freq --model --pretrained --fp16 --use_dali --dali_cpu --gather_checkpoints
+        --val_share --splits --data_backend --pack --pack_form --cache --cache_mode --max_bad_images
+        --class_weights --mean --std --crop_share --interpolation --antialias --image_size --val_image_size
+        --first_image_size --trivial_augment --rand_augment --color_jitter --random_erasing --mixup --cutmix
+        --arch --model_kwargs --freeze --amp --grad_checkpointing --ema --optimizer --momentum
+        --optimizer_kwargs --layer_decay --lr_schedule --min_lr --loss --label_smoothing
+        --gradient_compression --best_metric --early_stopping --prof --training_only""",
+    "imagenet loader loader_dali": "--cache_dir",
+    "loader loader_dali": "--data_source --split --resize --crop --num_workers --result_dir --preview",
+    "loader_dali": "--dali_device",
+}
 COMMON = (ROOT / "common" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def parsers() -> dict[str, Any]:
     return read_parsers()
+
+
+def read_names(rows: list[list[str]]) -> set[str]:
+    """Return the names of the options of a job."""
+    return {word.strip(",") for _, option, _ in rows for word in option.split() if word.startswith("-")}
+
+
+def test_the_options_of_the_jobs_are_frozen(parsers):
+    frozen = [(jobs.split(), names.split()) for jobs, names in OPTIONS.items()]
+    have = {(f"jobs/{job}.py", name) for jobs, names in frozen for job in jobs for name in names}
+    found = {(job, name) for job in parsers if job.endswith(".py") for name in read_names(parsers[job])}
+    assert sorted(found - have) == [], "a new option needs what CONTRIBUTING.md asks for under `Options`"
+    assert sorted(have - found) == [], "a removed option is entered in REMOVED of common/console/arguments.py"
+    assert not {name for _, name in have} & {f"--{name}" for name in REMOVED}
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))

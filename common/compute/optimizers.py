@@ -11,7 +11,7 @@ from torch.optim import lr_scheduler
 
 from common.compute.models import FUSED
 from common.console import config
-from common.console.arguments import FLAG, IDENTITY, non_negative_float, positive_float
+from common.console.arguments import non_negative_float, positive_float
 from common.ground.exits import BadInput
 
 _KINDS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
@@ -34,7 +34,6 @@ def add_arguments(add: Callable[..., Any]) -> None:
     add("--min_lr", type=non_negative_float, default=0.0, help="last learning rate (default: 0)")
     help = "linear warm-up (default: 8)"
     add("--warmup", type=non_negative_float, default=8.0, metavar="EPOCHS", help=help)
-    add("--bn_weight_decay", role=IDENTITY, **FLAG, help="true: also decay BatchNorm weights and biases")
     add(
         "--clip_grad",
         type=positive_float,
@@ -65,15 +64,15 @@ def check(args: argparse.Namespace) -> dict[str, float]:
 
 
 def build(args: argparse.Namespace, model: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:
-    """Return the optimizer of the weights that are trained. Weights of one dimension decay only with
-    --bn_weight_decay. With --layer_decay, each layer has groups of its own; those of the head come first."""
+    """Return the optimizer of the weights that are trained. Weights of one dimension do not decay. With
+    --layer_decay, each layer has groups of its own; those of the head come first."""
     learned = {name: each for name, each in model.named_parameters() if each.requires_grad}
     depths = count_following(model) if args.layer_decay < 1 else dict.fromkeys(learned, 0)
     groups: list[dict[str, Any]] = []
     for depth in sorted({depths[name] for name in learned}):
         own = [each for name, each in learned.items() if depths[name] == depth]
-        decay = [each for each in own if each.ndim > 1 or args.bn_weight_decay]
-        no_decay = [each for each in own if each.ndim <= 1 and not args.bn_weight_decay]
+        decay = [each for each in own if each.ndim > 1]
+        no_decay = [each for each in own if each.ndim <= 1]
         lr = args.lr * args.layer_decay**depth
         groups.append({"params": decay, "weight_decay": args.weight_decay, "lr": lr})
         groups.append({"params": no_decay, "weight_decay": 0.0, "lr": lr})

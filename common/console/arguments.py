@@ -24,6 +24,8 @@ REMOVED = {  # former options
     "stage": "removed: data at a URL are always copied to the node",
     "scan": "removed: every file is read once, and the index is kept in --cache_dir",
     "rank_level": "removed: --rank counts nodes; to start each process yourself, use torchrun",
+    "bn_weight_decay": "removed: norms and biases do not decay; change optimizers.build() in a copy",
+    "sample_weights": "removed: use --class_weights FILE",
 }
 _OTHER_NAMES = {"learning_rate": "lr", "bs": "batch_size", "wd": "weight_decay"}  # difflib misses these
 NAMELESS = "(a value without an option)"

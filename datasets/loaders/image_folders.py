@@ -100,7 +100,7 @@ def add_arguments(parser: JobParser) -> None:
         metavar="SHARE",
         help="share of unreadable images to skip, for example 0.1%% (default: 0)",
     )
-    add("--class_weights", "--sample_weights", metavar="balanced|FILE", help=sample_weights.HELP)
+    add("--class_weights", metavar="balanced|FILE", help=sample_weights.HELP)
     preprocessing.add_arguments(add)
     add("--antialias", type=boolean, default=True, help="false: no antialiasing (faster)")
     add(

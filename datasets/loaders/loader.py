@@ -3,7 +3,6 @@
 import collections
 import contextlib
 import itertools
-import os
 import sys
 import threading
 import time
@@ -18,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 from common.distributed import preemption, ranks
 from common.ground import accelerator, exits
 from common.ground.exits import BadInput
-from datasets.loaders import pixels, replay
+from datasets.loaders import pixels
 from datasets.sampling import generators
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import Batch, Plan
@@ -165,10 +164,6 @@ class ToDevice(Stage):
                 self._copied = ready
         return Copy(images, labels, ready)
 
-    def to_pixels(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the uint8 images [n, C, H, W] that were normalised to `images`."""
-        return (images / self._scale + self._shift).round().clamp(0, 255).to(torch.uint8)
-
     def wait(self) -> None:
         if self._copied:
             self._copied.synchronize()
@@ -280,8 +275,6 @@ class Loader:
 
     def epochs_from(self, step: int) -> Iterator[int]:
         """Yield the remaining epochs, each with the position set (BatchSampler.epochs_from)."""
-        if replay.REQUEST in os.environ:  # `python -m launch data` has started this job
-            replay.answer(self)
         for epoch in self.plan.sampler.epochs_from(step):
             self._seed(epoch, generators.EPOCH_START)
             yield epoch
@@ -309,18 +302,6 @@ class Loader:
             "views": self.plan.views,
             "weighted": getattr(sampler, "shares", None) is not None,
         }
-
-    def read_step(self, step: int, rank: int, world_size: int) -> tuple[Batch, Any, Any]:
-        """Return (batch, images, labels) of a global step, counted from 0, as this rank of a run of
-        `world_size` processes gets them. Neither the position nor the receipt changes. Do not call it while
-        the loader is iterated."""
-        plan, self.plan = self.plan, self.plan.only(step, rank, world_size)
-        try:
-            with contextlib.closing(self._copies()) as copies:
-                batch, copy = next(copies)
-                return batch, *self.to_device.end(copy)
-        finally:
-            self.plan = plan
 
     def lead(self, step: int, part: int = 0) -> None:
         """Make this the loader of the training, at `step`: other loaders no longer seed this process. part:

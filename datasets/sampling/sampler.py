@@ -387,15 +387,6 @@ class Plan:
         """Return the number of steps of a whole epoch."""
         return len(self.sampler)
 
-    def only(self, step: int, rank: int, world_size: int) -> "Plan":
-        """Return a plan of one batch: the part of this rank in global step `step`, counted from 0."""
-        plan = copy.copy(self)
-        plan.sampler = self.sampler.shard(rank, world_size)
-        plan.sampler.total_steps = step + 1
-        plan.seek(step)
-        plan.largest = self.views * plan.sampler.largest
-        return plan
-
     @property
     def fingerprint(self) -> str:
         """Return the fingerprint of the data, and of the weights with which they are drawn."""

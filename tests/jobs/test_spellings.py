@@ -139,6 +139,8 @@ def test_published_command_lines(line, expected, parse):
         ("train --custom_data=maybe", "'maybe' is neither true nor false"),
         ("train_ddp --processes_per_node=0", "'0' is not a whole number"),
         ("train_ddp --rank_level=process", r"--rank_level \(removed: --rank counts nodes"),
+        ("imagenet --bn-weight-decay /i", r"--bn-weight-decay \(removed: norms and biases do not decay"),
+        ("imagenet --sample_weights=f /i", r"--sample_weights \(removed: use --class_weights FILE"),
     ],
 )
 def test_contradictions_and_wrong_values(line, said, parse):

@@ -1,8 +1,11 @@
 """Make a small folder of photographs for tests: odd sizes, some larger than in a cache, unusual formats."""
 
 import numpy as np
+import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
+
+from datasets.loaders.loader import MEAN, STD
 
 _SIZES = [(320, 240), (201, 333), (64, 48), (400, 300), (97, 400), (31, 31), (290, 427)]
 
@@ -41,3 +44,9 @@ def write(folder, count: int, size: tuple[int, int], ending: str) -> None:
     for number in range(count):
         pixels = draw.integers(0, 256, (*size, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.{ending}")
+
+
+def to_pixels(images: torch.Tensor) -> torch.Tensor:
+    """Return the uint8 images [n, 3, H, W] that a loader has normalised with MEAN and STD."""
+    mean, std = (torch.tensor(each).view(1, 3, 1, 1) for each in (MEAN, STD))
+    return ((images * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)

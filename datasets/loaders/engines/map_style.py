@@ -301,7 +301,7 @@ class MapStyle(WorkerEngine):
     def __init__(self, workers: Any, fetcher: Fetcher):
         super().__init__(workers, fetcher)
         self.example = lambda count: workers.call(lambda *_: fetcher.example(count))[0]
-        self.collate_fn, self.items, self.explain = fetcher.collate_fn, fetcher.items, fetcher.explain
+        self.collate_fn, self.explain = fetcher.collate_fn, fetcher.explain
 
     def run(self, plan: Plan) -> Any:
         """Yield each batch with its (inputs, targets). Its labels are digests of the targets."""

@@ -71,7 +71,7 @@ def epoch_of(loader, epoch=1, start_step=0, steps=None):
     batches = []
     for number, (images, labels) in enumerate(loader):
         assert images.dtype == torch.float32 and images.is_contiguous(memory_format=torch.channels_last)
-        batches.append((loader.to_device.to_pixels(images), labels.clone()))
+        batches.append((pictures.to_pixels(images), labels.clone()))
         if steps and number + 1 == steps:
             break
     return batches, loader.receipt.take()

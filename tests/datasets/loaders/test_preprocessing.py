@@ -17,6 +17,7 @@ from datasets.sampling.sampler import Plan, SequentialBatchSampler
 from datasets.stores.files import FileStore
 from launch.inference import trained
 from tests.conftest import records, refused, run
+from tests.support import pictures
 
 CPU = torch.device("cpu")
 NONE = dict.fromkeys(("mean", "std", "crop_share", "interpolation"))
@@ -76,7 +77,7 @@ def test_bicubic_is_that_of_pillow_in_every_backend(tmp_path):
     ]:
         with backends.build(backend, FileStore(index), plan, CPU, 2, resize.BICUBIC) as loader:
             [(images, _)] = list(loader)
-        pixels = loader.to_device.to_pixels(images)
+        pixels = pictures.to_pixels(images)
         for id in range(8):
             top, left, side = (int(each[id]) for each in sides[:3])
             box = Image.open(index.path(id)).crop((left, top, left + side, top + side))

@@ -1,0 +1,107 @@
+"""Read the samples of a step of a run again: ids, files, labels, crops and pixels."""
+
+import contextlib
+import dataclasses
+import glob
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from common.ground.exits import BadInput
+from common.run import output
+from datasets.folders import image_folder, random_folder
+from datasets.loaders import backends, image_folders, pixels, preprocessing
+from datasets.loaders.engines.memory import Memory, plan_of
+from datasets.memory import image_set
+from datasets.sampling import augment, weights
+from datasets.sampling.effects import Effects
+from datasets.sampling.receipt import batch_sums
+from datasets.sampling.sampler import Plan
+from datasets.stores.files import FileStore
+from launch.data.run import Run
+
+
+class Step(NamedTuple):
+    """The samples of a step, over all ranks in their order. columns: name -> value of each sample. pixels:
+    uint8 [n, H, W, C], before normalisation; None if they were not asked for."""
+
+    step: int
+    title: str
+    columns: dict[str, list]
+    pixels: Any = None
+
+
+@contextlib.contextmanager
+def open_data(run: Run, data_url: str | None) -> Iterator[Any]:
+    """Yield the training data of a run, an ImageSet or an ImageFolderIndex; None if it had a Dataset of its
+    own, or no files. data_url: where they are now. Raises BadInput if they are not those of the run."""
+    data: Any = None
+    start = run.starts[-1]
+    settings, theirs = start["settings"], str(start.get("training data")).partition("+")[0]
+    with tempfile.TemporaryDirectory(prefix="bootfile-data-") as cache:
+        try:
+            source, is_generated = data_url or settings.get("data_url"), settings.get("custom_data")
+            if settings.get("dataset") in image_set.NAMES:
+                data, _ = image_set.load(settings["dataset"], source, is_generated)
+                data = dataclasses.replace(data, reflect=bool(settings.get("short_recipe")))
+            elif "data_backend" in settings and start.get("data backend") != "synthetic":
+                caches = settings["cache_dir"] or cache, f"{run.folder}/index", f"{output.PARENT}/index"
+                for path in (path for each in caches for path in glob.glob(f"{glob.escape(each)}/train-*")):
+                    with contextlib.suppress(BadInput):  # it is the index of other data
+                        known = image_folder.open_index(path, theirs).folder
+                        shutil.copytree(known, f"{cache}/{os.path.basename(path)}", dirs_exist_ok=True)
+                source = random_folder.make(f"{cache}/generated") if is_generated else source
+                options = {name: settings[name] for name in ("val_share", "splits")}
+                options |= {"max_bad": settings["max_bad_images"], "log": lambda line: None}
+                data = image_folder.load(source, "train", cache, **options)
+        except (KeyError, TypeError) as error:
+            raise BadInput(f"{run.path} does not describe the data of the run: {error!r}") from error
+        if data is not None and data.fingerprint != theirs:
+            raise BadInput(
+                f"the training data of {run.folder} had the fingerprint {theirs}, now {data.fingerprint}: "
+                "they changed, or are at another --data_url; --ids needs no data"
+            )
+        yield data
+
+
+def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
+    """Return a step, after its sums were compared with the receipt. data: that of open_data(). draws: whether
+    the pixels are needed. Raises BadInput."""
+    settings = run.start_of(step)["settings"]
+    chosen = settings.get("class_weights") if data is not None else None
+    sampler = run.sampler(step, weights.read(chosen, data) if chosen else None)
+    ids = run.ids(sampler, step)
+    columns = {"rank": run.ranks(step, len(ids)).tolist(), "id": ids.tolist()}
+    title = f"step {step}, epoch {sampler.epoch}, {len(ids)} samples: "
+    if data is None:
+        return Step(step, f"{title}ids equal to the receipt; no labels (--ids, or your own Dataset)", columns)
+    if isinstance(data, image_folder.ImageFolderIndex):
+        sides = {"first": settings["first_image_size"], "last": settings["image_size"]}
+        side = image_folders.progressive_size(settings["epochs"], epoch=sampler.epoch, **sides)
+        plan = Plan(data, sampler, augment.random_resized_crop, side)
+        effects = Effects(**{name: settings[name] for name in Effects._fields if settings.get(name)})
+        how = torch.device("cpu"), None, preprocessing.antialias(settings)
+        engine = backends.engine("threads", FileStore(data), *how)
+    else:
+        engine, effects, plan = Memory(data, True), Effects(), plan_of(data, sampler, True)
+        plan.augment = augment.alternating_flip if settings.get("short_recipe") else plan.augment
+    batch: Any = next(iter(plan))
+    columns |= {name: values.tolist() for name, values in batch.crops._asdict().items()}
+    mean = preprocessing.values(settings)[0]
+    batch, change = pixels.plan_change(plan, batch, effects if any(effects) else None, None, mean)
+    run.check(step, batch_sums(ids, batch.labels, batch.crops, np.array([len(ids)]))[0])
+    sets = map(np.flatnonzero, batch.labels) if batch.labels.ndim == 2 else batch.labels[:, None]
+    classes = data.class_names or [*map(str, range(data.classes))]
+    columns["label"] = [",".join(classes[label] for label in own) for own in sets]
+    columns |= {"file": [data.name(id) for id in ids.tolist()]} if hasattr(data, "name") else {}
+    images = None
+    with contextlib.closing(engine), contextlib.closing(engine.run(plan)) as batches:
+        if draws:
+            read = next(batches)[1].permute(0, 3, 1, 2)
+            images = change(read, torch.from_numpy(batch.labels))[0].permute(0, 2, 3, 1).numpy().copy()
+    return Step(step, f"{title}equal to the receipt", columns, images)
