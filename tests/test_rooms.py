@@ -129,7 +129,7 @@ def find_closure(graph: Graph, first: set[str]) -> set[str]:
 def test_the_core_knows_no_option_log_platform_or_url():
     exact = {name for name in GRAPH if name.startswith("common.exact.")}
     rooms = {name.split(".")[1] for name in find_closure(GRAPH, exact) if name.startswith("common.")}
-    assert rooms - {"__init__"} == {"exact", "parallel", "distributed", "console", "platform", "ground"}
+    assert rooms - {"__init__"} == {"exact", "parallel", "distributed", "compute", "ground"}
     run = {name for name in GRAPH if name.startswith("common.run.")}
     assert not {name for name in find_closure(GRAPH, run) if name.startswith("common.exact.")}
 

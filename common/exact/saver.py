@@ -14,7 +14,6 @@ from torch.utils._pytree import tree_flatten
 
 from common.distributed import ranks
 from common.exact import digest, files
-from common.exact import sharded as shards
 from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.ground.files import explain_write, sweep
@@ -204,7 +203,9 @@ class Saver:
         self._digest(state["step"], objects, is_planned, is_saved=True)
         if ranks.is_first():
             files.discard(path)
-        rest, facts = shards.save(path, objects)
+        from common.exact import sharded
+
+        rest, facts = sharded.save(path, objects)
         return state | {"objects": rest, "shards": facts}
 
     def _write_checkpoint(self, state: dict[str, Any], run: str, is_planned: bool) -> None:

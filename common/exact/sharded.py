@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 from common.distributed import ranks
 from common.exact import digest
 from common.ground.files import opener, sha256_file
+from common.ground.results import shards_of
 from common.parallel import sharding
 
 # what the pickle in .metadata may name
@@ -34,17 +35,12 @@ _SAFE = {
 }  # fmt: skip
 
 
-def folder_of(path: str) -> str:
-    """Return the folder of the shards of a checkpoint step_<n>.pt."""
-    return f"{os.path.splitext(path)[0]}.shards"
-
-
 def save(path: str, objects: dict) -> tuple[dict, dict[str, list]]:
     """Write the sharded tensors of a checkpoint's objects. Call it on every rank. Return the objects with
     meta tensors in their places, and the files: name -> [size in bytes, sha256]. Raises RuntimeError."""
     import torch.distributed.checkpoint as dcp
 
-    folder, world_size = folder_of(path), ranks.world_size()
+    folder, world_size = shards_of(path), ranks.world_size()
     tensors = {name: each for name, each in digest.leaves(objects) if sharding.is_dtensor(each)}
     try:
         dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder))
@@ -74,7 +70,7 @@ def load(path: str, objects: dict, **options: Any) -> None:
             with open(os.path.join(self.path, ".metadata"), "rb", opener=opener) as file:
                 return _Unpickler(file).load()
 
-    reader = Reader(folder_of(path))
+    reader = Reader(shards_of(path))
     stored = reader.read_metadata().state_dict_metadata
     tensors = {name: each for name, each in digest.leaves(objects) if name in stored}
     try:

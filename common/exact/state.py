@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from common.exact import digest, files
-from common.exact import sharded as shards
 from common.exact.optimizer_steps import find_optimizers
 from common.exact.schedules import ScheduleState, plain
 from common.ground.exits import BadInput
@@ -126,7 +125,9 @@ class RunState:
             objects[name] = {"state": dict(enumerate(parameters))}
         state = sharding.broadcast(state, {"objects": objects})
         if state and "shards" in state:
-            shards.load(state["shards"], state["objects"])
+            from common.exact import sharded
+
+            sharded.load(state["shards"], state["objects"])
         return state
 
     def _check_objects(self, saved: dict) -> None:

@@ -21,3 +21,8 @@ def checkpoint_names(folder: str) -> list[str]:
         matches = filter(None, map(_CHECKPOINT.fullmatch, os.listdir(folder)))
         return [match[0] for match in sorted(matches, key=lambda match: int(match[1]))]
     return []
+
+
+def shards_of(path: str) -> str:
+    """Return the folder of the shards of a checkpoint step_<n>.pt."""
+    return f"{os.path.splitext(path)[0]}.shards"

@@ -17,11 +17,12 @@ from torch.utils._pytree import tree_map_only
 from common.distributed import preemption, ranks
 from common.ground import accelerator, exits
 from common.ground.exits import BadInput
-from datasets.loaders import pixels
 from datasets.sampling import generators
 from datasets.sampling.receipt import Receipt
 from datasets.sampling.sampler import Batch, Plan
 
+# (images uint8 [n, C, H, W], labels) -> the same in new memory
+Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 Images = Generator[tuple[Batch, torch.Tensor], None, None]  # yielded by Engine.run()
 _KEPT = 4  # batches whose memory is reused
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels / 255
@@ -130,12 +131,12 @@ class ToDevice(Stage):
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self.end(self.move(images, labels))
 
-    def begin(self, batch: Batch, images: torch.Tensor, change: pixels.Change | None = None) -> Copy:
+    def begin(self, batch: Batch, images: torch.Tensor, change: Change | None = None) -> Copy:
         """Start moving a batch with its images [n, H, W, C] to the device, as move() does."""
         labels = torch.tensor(batch.labels)  # a copy: the caller may change it
         return self.move(images.permute(0, 3, 1, 2), labels, change)
 
-    def move(self, images: torch.Tensor, labels: torch.Tensor, change: pixels.Change | None = None) -> Copy:
+    def move(self, images: torch.Tensor, labels: torch.Tensor, change: Change | None = None) -> Copy:
         """Start moving images and labels to the device. The images must not change until wait() returns.
 
         change: applied on the device before the images are normalised.
@@ -249,7 +250,7 @@ class Loader:
         self.generators: list[generators.Generator] = []
         self.effects: Any = None
         self.backend = ""  # the name of the engine, set by backends.build()
-        self.transform: pixels.Change | None = None
+        self.transform: Change | None = None
         self._ahead = 1 if device.type != "cpu" else 0  # on the CPU a batch ahead would only use memory
 
     def seek(self, step: int) -> None:
@@ -411,8 +412,10 @@ class Loader:
         with contextlib.closing(self.engine.run(self.plan)) as batches:
             for batch, images in batches:
                 try:
-                    change: list[pixels.Change] = []
+                    change: list[Change] = []
                     if self.effects or self.transform:
+                        from datasets.loaders import pixels  # most jobs do not need it
+
                         own = self.effects, self.transform, self._mean
                         batch, *change = pixels.plan_change(self.plan, batch, *own)
                     begun.append((batch, self.to_device.begin(batch, images, *change)))

@@ -21,7 +21,7 @@ from common.ground import accelerator
 from common.ground.data_sets import check_map_style, class_names_of
 from common.ground.exits import BadInput, print_line
 from datasets.data_fingerprint import find_unstable, fingerprint, hash_rows, hash_value
-from datasets.loaders.engines.workers import WorkerEngine, Workers, check_connections, not_delivered
+from datasets.loaders.engines.worker_engine import ThisProcess, WorkerEngine
 from datasets.loaders.loader import Copy, Loader, Stage
 from datasets.sampling import generators
 from datasets.sampling.philox import Operation, draw
@@ -62,8 +62,13 @@ def map_style_loader(
     dataset (any text) identifies its data; if it has none, it is computed (datasets/data_fingerprint.py).
     """
     fetcher = Fetcher(dataset, collate_fn)
-    if isinstance(workers, int):
-        workers = Workers(workers, accelerator.has_streams(device))
+    pinned = accelerator.has_streams(device)
+    if workers == 0:
+        workers = ThisProcess(pinned)
+    elif isinstance(workers, int):
+        from datasets.loaders.engines.workers import Workers
+
+        workers = Workers(workers, pinned)
     fetcher.look(workers)
     plan = Plan(Index(fetcher), sampler, draw_seeds)
     return Loader(MapStyle(workers, fetcher), plan, device, to_device=MoveToDevice(device))
@@ -118,10 +123,12 @@ class Fetcher:
         """A digest of the samples and their targets."""
         return self._look()[0]
 
-    def look(self, workers: Workers) -> None:
+    def look(self, workers: Any) -> None:
         """Compute the fingerprint, in workers if there are some. Warn if an item differs when it is read
         again, or in another worker. Raises BadInput if workers would share a connection of the dataset."""
         if workers.forks:
+            from datasets.loaders.engines.workers import check_connections
+
             check_connections({"dataset": self.dataset, "collate_fn": self.collate_fn}, "")
         [first, *others] = workers.call(self._look, min(2, workers.count))
         self.__dict__["fingerprint"], self._draws, changed = first
@@ -191,6 +198,8 @@ class Fetcher:
                 raise KeyError
             batch = (self.collate_fn or default_collate)(items)
         except Exception as error:
+            from datasets.loaders.engines.workers import not_delivered  # only an error needs it
+
             if isinstance(error, BadInput) or not_delivered(error):
                 raise
             if self.collate_fn:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from common.ground.exits import import_optional
-from datasets.loaders.engines.workers import WorkerEngine
+from datasets.loaders.engines.worker_engine import WorkerEngine
 from datasets.loaders.loader import Images, Loader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.augment import CropFlip, crop_flip

@@ -1,4 +1,4 @@
-"""An engine whose batches are made by workers; and the worker processes of torch's DataLoader."""
+"""The worker processes of torch's DataLoader."""
 
 import concurrent.futures
 import fcntl
@@ -25,7 +25,6 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from common.distributed import preemption
 from common.ground.exits import BadInput
 from common.platform.platforms import count_in
-from datasets.loaders.loader import Images
 from datasets.sampling import generators
 from datasets.sampling.sampler import Batch, Plan
 
@@ -46,29 +45,9 @@ class NotDelivered(BadInput):
     """Workers cannot deliver batches on this node. Another backend may."""
 
 
-class WorkerEngine:
-    """An engine for Loader.
-
-    workers: a Workers, or an object with its methods. function: called by the workers with (batch, size of
-    the images); it returns the images, uint8 [n, H, W, C].
-    """
-
-    reuses_memory = False
-
-    def __init__(self, workers: Any, function: Callable[[Batch, int], Any]):
-        self._workers, self._function = workers, function
-
-    def run(self, plan: Plan) -> Images:
-        for batch, images in self._workers.load(plan, self._function):
-            yield batch, torch.as_tensor(images)
-
-    def close(self) -> None:
-        self._workers.close()
-
-
 class Workers:
-    """Worker processes of a DataLoader, kept from epoch to epoch. count: of processes; 0: the calling process
-    loads. pinned: return batches in pinned memory."""
+    """Worker processes of a DataLoader, kept from epoch to epoch. count: of processes, at least 1. pinned:
+    return batches in pinned memory."""
 
     def __init__(self, count: int, pinned: bool):
         self.count, self.pinned = count, pinned
@@ -78,7 +57,7 @@ class Workers:
         method = (
             multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
         )
-        self.forks = count > 0 and method == "fork"
+        self.forks = method == "fork"
         self._closing = multiprocessing.Value("b", 0, lock=False)
         weakref.finalize(self, _close, self._closing)
 
@@ -98,7 +77,7 @@ class Workers:
                 sampler=_Keys(plan),
                 collate_fn=_unchanged,
                 num_workers=self.count,
-                persistent_workers=self.count > 0,
+                persistent_workers=True,
                 generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
             )
             gc.collect()  # a worker that deletes a pipeline of DALI would wait for its threads for ever

@@ -20,7 +20,7 @@ def test_training_goes_on_while_a_copy_is_written(tmp_path):
 
     saver._submit("best.pth", lambda: {"weight": weight}, write)
     weight += 1  # the optimizer does not wait
-    saver.check()
+    saver.collect()
     assert not seen
     go.set()
     assert saver.finish() == [] and seen == [[0.0] * 4]
@@ -63,7 +63,7 @@ def test_a_file_system_that_takes_no_checkpoint_at_all(tmp_path, reason, durable
     for _ in range(3):
         assert not saver.hopeless
         saver._submit("step_8.pt", dict, fail)
-        saver.check(wait=True)
+        saver.collect(wait=True)
     assert bool(saver.hopeless) == is_hopeless
 
 

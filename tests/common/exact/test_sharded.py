@@ -10,6 +10,7 @@ import torch.distributed.checkpoint as dcp
 
 from common.exact import files
 from common.exact import sharded as shards
+from common.ground.results import shards_of
 from tests.conftest import CAN_FORK
 from tests.support.hostile_pickle import Hostile
 
@@ -21,7 +22,7 @@ def path(tmp_path):
     """Return a checkpoint with one tensor in its shards."""
     path = str(tmp_path / "step_3.pt")
     weight = torch.arange(6.0, dtype=torch.bfloat16).view(3, 2)
-    writer = dcp.FileSystemWriter(shards.folder_of(path))
+    writer = dcp.FileSystemWriter(shards_of(path))
     dcp.save({"model.weight": weight}, storage_writer=writer, no_dist=True)
     folder = tmp_path / "step_3.shards"
     facts = {each.name: shards._facts_of(str(folder), each.name) for each in folder.iterdir()}
@@ -40,7 +41,7 @@ def test_a_process_reads_all_tensors_and_a_rank_their_shapes(path):
 
 
 def test_a_shard_that_is_damaged_or_missing_is_refused(path):
-    shard = os.path.join(shards.folder_of(path), "__0_0.distcp")
+    shard = os.path.join(shards_of(path), "__0_0.distcp")
     with open(shard, "ab") as file:
         file.write(b"0")
     with pytest.raises(files.Refused, match=r"its shard __0_0\.distcp has \d+ bytes, expected \d+"):
@@ -60,7 +61,7 @@ def test_a_failed_write_names_the_rank(tmp_path):
 
 @pytest.mark.parametrize("function", [os.mkdir, "eval"], ids=str)
 def test_a_program_in_the_metadata_is_not_executed(function, path, tmp_path):
-    made, metadata = tmp_path / "made", os.path.join(shards.folder_of(path), ".metadata")
+    made, metadata = tmp_path / "made", os.path.join(shards_of(path), ".metadata")
     call = Hostile(eval, f"__import__('os').mkdir({str(made)!r})") if function == "eval" else None
     with open(metadata, "wb") as file:
         pickle.dump(call or Hostile(function, str(made)), file)
