@@ -31,11 +31,9 @@ from common.console.arguments import Parser, mask_words, positive_int
 from common.distributed import preemption
 from common.ground.exits import BadInput
 from launch import confirm
-from launch.explain import DIFFERS, UNVERIFIED
-from launch.prove import evidence, page, trial
-from launch.prove.evidence import Line
-from launch.prove.jobs import KILLED, REFERENCE, Case, Job, OtherJob, OwnJob
-from launch.prove.page import Row
+from launch.prove import page, trial, verdict
+from launch.prove.jobs import REFERENCE, Case, Job, OtherJob, OwnJob
+from launch.prove.verdict import Row
 
 _UNWIND = 60.0  # seconds after Ctrl-C to end the job's processes, and delete its runs
 
@@ -73,12 +71,12 @@ def main(arguments: list[str]) -> int:
         else:
             job = OwnJob(*words)
         rows = _run_all(job)
-        verdict, code = _conclude(job, rows)
-        print(verdict)
-        for line in job.unchecked:
-            print(f"not checked: {line}")
+        text, code = verdict.conclude(job, rows)
+        notes = [f"note: {line}" for line in verdict.find_notes(rows)]
+        notes += [f"not checked: {line}" for line in job.unchecked]
+        print(text, *notes, sep="\n")
         if args.to:
-            page.write(args.to, job, rows, verdict)
+            page.write(args.to, job, rows, text, notes)
             print(f"page: {args.to}")
     return code
 
@@ -94,40 +92,12 @@ def _run_all(job: Job) -> list[Row]:
     seconds = time.monotonic() - began
     rows = list[Row]()
     for number, case in enumerate(cases, 2):
-        left = seconds * sum(2 if each.name == KILLED else 1 for each in cases[number - 2 :])
+        left = seconds * sum(2 if each.kills else 1 for each in cases[number - 2 :])
         print(f"[{number}/{len(cases) + 1}] {case.name} (at most {left:.0f} s left)", flush=True)
-        rows.append(_run(job, case))
-        lines = [f"{line.part} {line.text}" for line in rows[-1].lines if line.part]
+        rows.append(verdict.run(job, case))
+        lines = [f"{line.part} {line.text}".strip() for line in rows[-1].lines]
         for text in filter(None, (rows[-1].done, *lines, rows[-1].result)):
             print(f"      {text}", flush=True)
+        if more := verdict.needs_more(rows[-1]):
+            cases.append(more)  # the loop has it next
     return rows
-
-
-def _run(job: Job, case: Case) -> Row:
-    try:
-        done = job.run(case)
-    except trial.Failed as error:  # a restart that fails is not exact; damage may be noticed so
-        return Row(case, str(error), [Line("", str(error), False)])
-    runs = job.folder(REFERENCE), job.folder(case.name)
-    return Row(case, done, evidence.compare_runs(*runs, job.weights) if os.path.isdir(runs[1]) else [])
-
-
-def _conclude(job: Job, rows: list[Row]) -> tuple[str, int]:
-    """Return the verdict and the exit code."""
-    for row in rows:
-        if row.different and not row.case.must_differ:
-            return f"differs: {row.case.name}: {row.different[0].text}", DIFFERS
-    doubts = [
-        f"{row.case.name}: no difference was noticed"
-        for row in rows
-        if row.case.must_differ and row.lines and not row.different
-    ]
-    doubts += job.doubts
-    if not any(line.part in ("state", "weights") for row in rows for line in row.lines):
-        doubts.append("no state and no file of weights was compared")
-    if doubts:
-        return f"unverified: {'; '.join(doubts)}", UNVERIFIED
-    equal = [row for row in rows if not row.case.must_differ]
-    *others, last = map(str, job.same_bits or [1])
-    bits = f"; same bits on {', '.join(others)} and {last} processes" if others else ""
-    return f"exact: {len(equal)} runs equal the reference, and each damage was noticed{bits}", 0

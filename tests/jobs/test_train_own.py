@@ -7,7 +7,7 @@ import pytest
 
 from datasets.sampling import receipt
 from launch.new.blocks import combine
-from launch.receipt import compare_states
+from launch.compare import compare_states
 from tests.conftest import ROOT, finish, read_until, records, run, run_ranks, start_ranks
 from tests.jobs.test_resume import figures, same_weights, weights
 

@@ -9,11 +9,16 @@ import pytest
 
 from common.ground.exits import BadInput
 from datasets.folders import random_folder
-from launch.prove import jobs
-from tests.conftest import ROOT, environment, finish, run, start, wait_until
+from datasets.sampling import receipt
+from launch.compare import LOOP, find_receipt
+from launch.prove import jobs, verdict
+from tests.conftest import QUICK, ROOT, environment, finish, run, start, wait_until
+from tests.support import proofs
+from tests.support.proofs import forked_jobs, prove_cases
 
 SCRIPT = Path(__file__).parent / "leaves_out.py"
 PARTS = ("optimizer", "schedule", "position", "buffers", "ema")  # "random": see below
+JOB = (*QUICK, "--batch_size=240")
 
 
 def prove(*words, cwd=ROOT, code=0):
@@ -21,24 +26,168 @@ def prove(*words, cwd=ROOT, code=0):
 
 
 def prove_script(folder, part, code, *words):
-    return prove(
+    return proofs.prove(
         SCRIPT, "--compare", "OUT/final.pt", "--resume_with", "--resume OUT/last.pt", *words,
         "--", "--out=OUT", f"--leave_out={part}", cwd=folder, code=code,
     )  # fmt: skip
 
 
+def changed(name, folder, *changes):
+    """Return the path of a job with these lines changed, as by a user."""
+    text = (ROOT / "jobs" / name).read_text()
+    for old, new in (
+        ("os.path.dirname(os.path.dirname(os.path.abspath(__file__)))", repr(str(ROOT))),
+        *changes,
+    ):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
 def test_a_job_of_bootfile_is_exact(tmp_path):
-    options = ("--width=8", "--batch_size=240", "--dataset=digits")
     page = tmp_path / "proof.html"
-    shown = prove("jobs/train_ddp.py", "--kills=1", "--to", page, "--", *options, "--max_steps=12").stdout
-    assert re.search(r"^exact: 3 runs equal the reference", shown, re.MULTILINE)
-    assert re.search(r"SIGKILL after step \d+; continued from step \d+", shown)
-    assert shown.count("data equal for 12 steps") == 4 and shown.count("\n      noticed") == 2
+    shown = proofs.prove("jobs/train_ddp.py", "--kills=1", "--to", page, "--", *JOB, "--max_steps=12")
+    assert re.search(
+        "^exact: 3 runs equal the reference, a restart with 2 processes equals .* each damage was noticed$",
+        shown,
+        re.MULTILINE,
+    )
+    assert len(re.findall(r"SIGKILL after step \d+; continued from step \d+", shown)) == 2
+    assert shown.count("data equal for 12 steps") == 5 and shown.count("\n      noticed") == 2
+    assert shown.count("figures equal: ") == 3
     assert "not checked: another engine: train_ddp.py has no --data_backend" in shown
     text = page.read_text()
     assert "<h1>exact</h1>" in text and "--processes_per_node=2" in text and "<script" not in text
     refused = prove("jobs/train_ddp.py", "--to", ROOT / "README.md", code=2)
     assert "was not made by this command" in refused.stderr
+
+
+SLOW_DISK = """import time
+
+from common.checkpoint import files
+
+
+def write_late(path, state, write=files.write, **facts):
+    time.sleep(1)
+    write(path, state, **facts)
+
+
+files.write = write_late
+import torch
+"""
+
+
+def test_a_kill_waits_for_a_checkpoint(tmp_path):
+    """The steps of a small job are much faster than a save in the background."""
+    job = changed("train.py", tmp_path, ("import torch\n", SLOW_DISK))
+    case = jobs.KILLED, jobs.DAMAGED.name
+    with forked_jobs():
+        job = jobs.OwnJob(str(job), [*JOB, "--max_steps=12", "--save_every=3"], str(tmp_path), 2)
+    rows = prove_cases(job, *case)
+    assert "a restart with 2 processes: train.py has no --processes_per_node" in job.unchecked
+    assert job.doubts == [] and [rows[name].result for name in case] == ["equal", "noticed"]
+    assert not re.search(r"continued from step .*\b0\b", rows[jobs.KILLED].done)
+
+
+LEVEL = """    class Level:
+        value = 0.0
+
+        def state_dict(self):
+            return {"value": self.value}
+
+        def load_state_dict(self, state):
+            self.value = state["value"]
+
+    level = Level()
+    checkpoint = Checkpointer(
+        args, log, level=level,"""
+LOSS = "            loss = criterion(logits, targets)\n"
+
+
+def test_a_restart_with_2_processes_shows_a_state_of_one_rank(tmp_path):
+    """The checkpoint has the value of rank 0."""
+    job = changed(
+        "train_ddp.py",
+        tmp_path,
+        ("    checkpoint = Checkpointer(\n        args, log,", LEVEL),
+        (
+            LOSS,
+            f"{LOSS}            level.value += inputs.mean().item()\n            loss *= 1 + level.value\n",
+        ),
+    )
+    with forked_jobs():
+        job = jobs.OwnJob(str(job), [*JOB, "--max_steps=6"], str(tmp_path), 1)
+    names = (jobs.KILLED, "another number of processes", "2 processes, killed and restarted")
+    assert [row.result for row in prove_cases(job, *names).values()] == ["equal", "equal", "differs"]
+
+
+def test_what_was_not_run_is_not_compared(tmp_path):
+    class NoCheckpoint(jobs.OtherJob):
+        def _damage(self, case):
+            raise self._not_run("no file could be damaged")
+
+    job = NoCheckpoint(
+        "own.py", [], str(tmp_path), 1, compare=str(tmp_path / "OUT" / "*.pt"), resume_with="-r"
+    )
+    row = verdict.run(job, jobs.DAMAGED)
+    assert row == (jobs.DAMAGED, "no file could be damaged", [], "not run")
+    assert verdict.conclude(job, [row])[0].startswith("unverified: no file could be damaged")
+
+
+CHECKED = """
+import glob, os, sys, time, torch
+sys.path.insert(0, {root!r})
+from datasets.sampling.receipt import Receipt
+state, data = {{"step": 0, "weight": torch.ones(4), "seen": torch.zeros(8)}}, Receipt()
+os.makedirs("OUT", exist_ok=True)
+names = sorted(glob.glob("OUT/*.pt")) if "--resume" in sys.argv and {how!r} != "ignores" else []
+for name in reversed(names):
+    saved = torch.load(name)
+    if {how!r} == "trusts" or saved["sums"] == [saved["weight"].sum().item(), saved["seen"].sum().item()]:
+        state = saved
+        data.load_state_dict(state["receipt"])
+        break
+    if {how!r} == "strict":
+        sys.exit("a checkpoint is damaged")
+for step in range(state["step"] + 1, 41):
+    time.sleep(0.03)
+    data.add(torch.tensor([step]).numpy(), torch.tensor([step]).numpy())
+    data.commit(step, 40, "OUT")
+    state |= {{"step": step, "weight": state["weight"] * 0.9 + step, "receipt": data.state_dict()}}
+    state["seen"] = torch.full((8,), float(step))  # saved, but without an effect
+    state["sums"] = [state["weight"].sum().item(), state["seen"].sum().item()]
+    if step % 4 == 0:
+        torch.save(state, "OUT/new")
+        os.replace("OUT/new", f"OUT/{{step:02}}.pt")
+"""
+UNSEEN = (
+    "exact: 2 runs equal the reference; the damaged checkpoint was refused: that wrong weights are seen was"
+)
+WORDS = {  # how a script treats a damaged checkpoint: exit code, verdict, words about the damaged run
+    "careful": (0, UNSEEN, "\n      refused\n"),
+    "strict": (0, UNSEEN, "a checkpoint is damaged\n      refused\n"),
+    "trusts": (0, "exact: 2 runs equal the reference, and each damage was noticed", "is saved, but a change"),
+    "ignores": (21, "unverified: .*no difference was noticed", "not noticed"),
+}
+
+
+@pytest.mark.parametrize("how", WORDS)
+def test_a_refused_checkpoint_is_no_noticed_difference(how, tmp_path):
+    code, words, others = WORDS[how]
+    (tmp_path / "own.py").write_text(CHECKED.format(root=str(ROOT), how=how))
+    options = ("--compare", "OUT/*.pt", "--resume_with=--resume", "--kills=1")
+    shown = proofs.prove("own.py", *options, cwd=tmp_path, code=code)
+    assert re.search(f"^{words}", shown, re.MULTILINE) and others in shown
+    assert shown.count("data equal for 40 steps") >= 2 and "the samples" not in shown
+
+
+def test_one_receipt_of_a_folder_is_found(tmp_path):
+    assert find_receipt(str(tmp_path)) == ""
+    for name in (LOOP, receipt.FILE):
+        (tmp_path / name).touch()
+        assert find_receipt(str(tmp_path)) == name
 
 
 @pytest.mark.faults
