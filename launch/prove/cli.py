@@ -4,11 +4,14 @@
     python -m launch prove own.py --compare "OUT/*.pt" --resume_with "--resume OUT/last.pt" -- --out OUT
 
 The job runs several times in a temporary folder: a reference, the same again, with SIGKILLs and restarts,
-with another number of processes and of workers, with another engine for image folders, with another seed, and
-from a checkpoint that is damaged on purpose. Each run is compared with the reference: the samples of every
-step, the state (weights, buffers, optimizer) at every checkpoint, and the files of weights. With another
-number of processes the states are compared only if the job has --exact_shards. The last two runs must differ.
-What cannot be checked is named.
+with another number of processes and of workers, with another engine for image folders, with another seed,
+with a SIGKILL on 2 processes, and from a checkpoint that is damaged on purpose. Each SIGKILL waits for a new
+checkpoint. Each run is compared with the reference, and the killed one on 2 processes with the whole one: the
+samples of every step, the state (weights, buffers, optimizer) at every checkpoint, the figures of the log and
+the files of weights. With another number of processes only the samples are compared, unless the job has
+--exact_shards. The runs with another seed and with the damage must differ. If the job refuses the damaged
+checkpoint, the verdict says so: whether a wrong weight would be seen was not shown. What cannot be checked is
+named.
 
 A script that does not use Bootfile needs --compare, the files of weights that it writes, and --resume_with,
 the options of a restart. The folder of --compare must not exist: it is moved away after each run. If a
@@ -46,7 +49,7 @@ def main(arguments: list[str]) -> int:
     add("job", metavar="JOB", help="the script; its options follow --")
     add("--to", metavar="FILE", help="also write a page, for example proof.html")
     add("--force", action="store_true", help="replace FILE even if it is not such a page")
-    add("--kills", type=positive_int, default=3, help="SIGKILLs at random moments (default: 3)")
+    add("--kills", type=positive_int, default=3, help="SIGKILLs, each after another checkpoint (default: 3)")
     add("--keep", metavar="FOLDER", help="keep the runs in this new or empty folder (default: temporary)")
     add("--compare", metavar="FILES", help='for a script without Bootfile: its weights, as "OUT/*.pt"')
     add("--resume_with", metavar="OPTIONS", help="for a script without Bootfile: options of a restart")

@@ -14,6 +14,7 @@ from launch.compare import LOOP, find_receipt
 from launch.prove import jobs, verdict
 from tests.conftest import QUICK, ROOT, environment, finish, run, start, wait_until
 from tests.support import proofs
+from tests.support.exact import changed
 from tests.support.proofs import forked_jobs, prove_cases
 
 SCRIPT = Path(__file__).parent / "leaves_out.py"
@@ -32,25 +33,11 @@ def prove_script(folder, part, code, *words):
     )  # fmt: skip
 
 
-def changed(name, folder, *changes):
-    """Return the path of a job with these lines changed, as by a user."""
-    text = (ROOT / "jobs" / name).read_text()
-    for old, new in (
-        ("os.path.dirname(os.path.dirname(os.path.abspath(__file__)))", repr(str(ROOT))),
-        *changes,
-    ):
-        assert text.count(old) == 1, old
-        text = text.replace(old, new)
-    path = folder / name
-    path.write_text(text)
-    return path
-
-
 def test_a_job_of_bootfile_is_exact(tmp_path):
     page = tmp_path / "proof.html"
     shown = proofs.prove("jobs/train_ddp.py", "--kills=1", "--to", page, "--", *JOB, "--max_steps=12")
     assert re.search(
-        "^exact: 3 runs equal the reference, a restart with 2 processes equals .* each damage was noticed$",
+        "^exact: 4 comparisons are equal, and each damage was noticed$",
         shown,
         re.MULTILINE,
     )
@@ -81,7 +68,7 @@ import torch
 
 def test_a_kill_waits_for_a_checkpoint(tmp_path):
     """The steps of a small job are much faster than a save in the background."""
-    job = changed("train.py", tmp_path, ("import torch\n", SLOW_DISK))
+    job = changed("train.py", tmp_path / "train.py", ("import torch\n", SLOW_DISK))
     case = jobs.KILLED, jobs.DAMAGED.name
     with forked_jobs():
         job = jobs.OwnJob(str(job), [*JOB, "--max_steps=12", "--save_every=3"], str(tmp_path), 2)
@@ -110,7 +97,7 @@ def test_a_restart_with_2_processes_shows_a_state_of_one_rank(tmp_path):
     """The checkpoint has the value of rank 0."""
     job = changed(
         "train_ddp.py",
-        tmp_path,
+        tmp_path / "train_ddp.py",
         ("    checkpoint = Checkpointer(\n        args, log,", LEVEL),
         (
             LOSS,
@@ -162,13 +149,11 @@ for step in range(state["step"] + 1, 41):
         torch.save(state, "OUT/new")
         os.replace("OUT/new", f"OUT/{{step:02}}.pt")
 """
-UNSEEN = (
-    "exact: 2 runs equal the reference; the damaged checkpoint was refused: that wrong weights are seen was"
-)
+UNSEEN = "exact: 2 comparisons are equal; the damaged checkpoint was refused: that wrong weights are seen was"
 WORDS = {  # how a script treats a damaged checkpoint: exit code, verdict, words about the damaged run
     "careful": (0, UNSEEN, "\n      refused\n"),
     "strict": (0, UNSEEN, "a checkpoint is damaged\n      refused\n"),
-    "trusts": (0, "exact: 2 runs equal the reference, and each damage was noticed", "is saved, but a change"),
+    "trusts": (0, "exact: 2 comparisons are equal, and each damage was noticed", "is saved, but a change"),
     "ignores": (21, "unverified: .*no difference was noticed", "not noticed"),
 }
 
@@ -191,23 +176,15 @@ def test_one_receipt_of_a_folder_is_found(tmp_path):
 
 
 @pytest.mark.faults
-def test_a_sharded_job_is_exact(tmp_path):
-    options = ("--width=8", "--batch_size=240", "--dataset=digits", "--max_steps=6", "--processes_per_node=2")
-    shown = prove("jobs/train_fsdp.py", "--kills=1", "--", *options).stdout
-    assert re.search(r"^exact: 3 runs equal the reference", shown, re.MULTILINE)
-    assert "--processes_per_node=1" in shown and shown.count("\n      noticed") == 2
-
-
-@pytest.mark.faults
 def test_an_exact_job_has_the_same_bits_on_other_numbers_of_processes(tmp_path):
     options = ("--width=8", "--batch_size=240", "--dataset=digits", "--max_steps=6")
-    shown = prove("jobs/train_exact.py", "--kills=1", "--", *options).stdout
-    assert re.search(r"^exact: 4 runs .*; same bits on 1, 2 and 4 processes$", shown, re.MULTILINE)
+    shown = proofs.prove("jobs/train_exact.py", "--kills=1", "--", *options)
+    assert re.search(r"^exact: 5 comparisons .*; same bits on 1, 2 and 4 processes$", shown, re.MULTILINE)
     assert "--processes_per_node=4" in shown
 
 
 def test_a_script_that_forgets_its_random_numbers_differs(tmp_path):
-    shown = prove_script(tmp_path, "random", 20, "--keep", "runs").stdout
+    shown = prove_script(tmp_path, "random", 20, "--keep", "runs")
     assert re.search(r"^differs: killed and restarted: final.pt differs: ", shown, re.MULTILINE)
     assert "not checked: the samples" in shown and (tmp_path / "runs" / "reference" / "last.pt").exists()
     assert not (tmp_path / "OUT").exists()
@@ -270,7 +247,7 @@ def test_a_signal_ends_the_processes_of_the_job(number, code, tmp_path):
 @pytest.mark.faults
 @pytest.mark.parametrize("part", ["nothing", *PARTS])
 def test_what_a_script_leaves_out_is_noticed(part, tmp_path):
-    shown = prove_script(tmp_path, part, 0 if part == "nothing" else 20).stdout
+    shown = prove_script(tmp_path, part, 0 if part == "nothing" else 20)
     assert ("exact" if part == "nothing" else "differs: killed and restarted: ") in shown
 
 
@@ -279,8 +256,8 @@ def test_a_folder_of_images_is_read_by_another_engine(tmp_path):
     data = random_folder.make(str(tmp_path / "data"))
     options = ("--arch=resnet18", "--image_size=32", "--batch_size=64", "--max_steps=8", "--training_only")
     options += ("--data_backend=threads", f"--cache_dir={tmp_path / 'index'}")
-    shown = prove("jobs/imagenet.py", "--kills=1", "--", f"--data_url={data}", *options).stdout
-    assert re.search(r"^exact: 5 runs equal the reference", shown, re.MULTILINE)
+    shown = proofs.prove("jobs/imagenet.py", "--kills=1", "--", f"--data_url={data}", *options)
+    assert re.search(r"^exact: 6 comparisons are equal", shown, re.MULTILINE)
     assert "another engine" in shown and "--data_backend=pytorch" in shown and "not checked" not in shown
 
 
@@ -293,8 +270,10 @@ def test_a_script_that_does_not_know_help_is_ended(tmp_path, monkeypatch):
 
 @pytest.mark.faults
 def test_a_script_that_ignores_its_checkpoint_is_unverified(tmp_path):
-    shown = prove_script(tmp_path, "everything", 21).stdout
-    assert "unverified: restarted from a damaged checkpoint: no difference was noticed" in shown
+    shown = prove_script(tmp_path, "everything", 21)
+    assert (
+        "unverified: restarted from a checkpoint with all tensors damaged: no difference was noticed" in shown
+    )
 
 
 @pytest.mark.parametrize(
