@@ -43,7 +43,7 @@ def test_a_job_of_bootfile_is_exact(tmp_path):
     )
     assert len(re.findall(r"SIGKILL after step \d+; continued from step \d+", shown)) == 2
     assert shown.count("data equal for 12 steps") == 5 and shown.count("\n      noticed") == 2
-    assert shown.count("figures equal: ") == 3
+    assert shown.count("figures equal: ") >= 3  # a damage may show in the last weights only
     assert "not checked: another engine: train_ddp.py has no --data_backend" in shown
     text = page.read_text()
     assert "<h1>exact</h1>" in text and "--processes_per_node=2" in text and "<script" not in text
@@ -211,7 +211,7 @@ def failing(folder, steps):
 
 def test_a_restart_that_fails_differs(tmp_path):
     words = failing(tmp_path, steps=200)[1:]  # long enough for a SIGKILL before the end, at any load
-    shown = prove(*words, "--kills=1", cwd=tmp_path, code=20).stdout
+    shown = proofs.prove(*words, "--kills=1", cwd=tmp_path, code=20)
     assert re.search(r"^differs: killed and restarted: own.py --resume ended with .*lost$", shown, re.M)
     assert [path.name for path in tmp_path.iterdir()] == ["own.py"]
 
