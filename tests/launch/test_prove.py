@@ -71,7 +71,7 @@ def test_a_kill_waits_for_a_checkpoint(tmp_path):
     job = changed("train.py", tmp_path / "train.py", ("import torch\n", SLOW_DISK))
     case = jobs.KILLED, jobs.DAMAGED.name
     with forked_jobs():
-        job = jobs.OwnJob(str(job), [*JOB, "--max_steps=12", "--save_every=3"], str(tmp_path), 2)
+        job = jobs.OwnJob(str(job), [*JOB, "--max_steps=12", "--save_every=6"], str(tmp_path), 1)
     rows = prove_cases(job, *case)
     assert "a restart with 2 processes: train.py has no --processes_per_node" in job.unchecked
     assert job.doubts == [] and [rows[name].result for name in case] == ["equal", "noticed"]
