@@ -27,13 +27,12 @@ from common.checkpoint.output_list import File
 from common.checkpoint.restore import HISTORY, names_of
 from common.distributed import preemption
 from common.exact import files as checkpoint
-from common.exact import sharded as shards
 from common.exact.saver import describe
 from common.ground import exits
 from common.ground.exits import BadInput, print_line
 from common.ground.files import sha256_file, state_of
 from common.ground.heartbeat import Heartbeat
-from common.ground.results import CHECKPOINTS, WEIGHTS, checkpoint_names
+from common.ground.results import CHECKPOINTS, WEIGHTS, checkpoint_names, shards_of
 from common.object_store.store import ObjectStore, StoreError
 from common.run.output import Output
 
@@ -209,7 +208,7 @@ class Mirror:
         with contextlib.suppress(checkpoint.Refused, OSError):
             is_sent = name in self._files and self._sent.get(name) == state_of(path)
             facts = (checkpoint.facts_of if is_sent else checkpoint.verify)(path)
-            own = [os.path.join(shards.folder_of(name), each) for each in facts.get("shards", ())]
+            own = [os.path.join(shards_of(name), each) for each in facts.get("shards", ())]
             return [*own, name, checksum]
         return []
 

@@ -8,10 +8,9 @@ from collections.abc import Collection, Iterable
 from common.checkpoint import output_list
 from common.checkpoint.output_list import File
 from common.exact import files as checkpoint
-from common.exact import sharded as shards
 from common.ground.exits import BadInput, printable
 from common.ground.heartbeat import Heartbeat
-from common.ground.results import CHECKPOINTS, WEIGHTS
+from common.ground.results import CHECKPOINTS, WEIGHTS, shards_of
 from common.object_store.store import MISSING, ObjectStore, StoreError
 
 HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "starts.jsonl")  # the job truncates the first three
@@ -120,7 +119,7 @@ def _bring(store: ObjectStore, folder: str, step: int, facts: dict) -> None:
     path = os.path.join(folder, name)
     heartbeat, text = Heartbeat(), f"restoring {store.location.url(name)}"
     files = {name: (facts["size"], facts["sha256"])}
-    files |= {os.path.join(shards.folder_of(name), each): of for each, of in facts.get("shards", {}).items()}
+    files |= {os.path.join(shards_of(name), each): of for each, of in facts.get("shards", {}).items()}
     for each, (size, sha256) in files.items():
         target = os.path.join(folder, each)
         os.makedirs(os.path.dirname(target), exist_ok=True)

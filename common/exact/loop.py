@@ -211,14 +211,14 @@ class Exact:
             self._saver.save_checkpoint(
                 step, self._state.run, lambda: self._state.capture(step), self._is_planned(step)
             )
-        self._late = False
+        self._late, self._saved = False, step
         self._last_save = time.monotonic()
         if self._stop:
             self._exit(step)
 
     def close(self) -> None:
         """Save the last step, and wait for the last write. Raises NotSaved."""
-        if self._saver.step != self.loader.step and not self._waits:
+        if self._saved != self.loader.step and not self._waits:
             self._late = True
             self.save()
         lost = self._saver.finish()
@@ -299,7 +299,7 @@ class Exact:
         self._guard = Guard(self.model, *self._steps.optimizers)  # after the weights were loaded
         self.loader.lead(step, self.evaluate_every)
         self._saver.infinite = find_infinite(self.model.state_dict())
-        self._first, self._ended = step + 1, step
+        self._first, self._ended, self._saved = step + 1, step, step
         self._warn_of_generators()
         if writes:
             preemption.watch(self.grace, ranks.store())  # otherwise a signal ends the process at once

@@ -96,8 +96,8 @@ class Receipt:
         """Open the files after their last whole record, and append the record of this start."""
         # before they are opened: s3fs has no name for a new file that is open
         records = np.zeros(0, RECORD)
-        with contextlib.suppress(FileNotFoundError):
-            records = np.fromfile(self._paths[0], RECORD)  # whole ones: a kill may leave a part of one
+        with contextlib.suppress(FileNotFoundError), open(self._paths[0], "rb") as file:
+            records, _ = parse_records(file.read())
         receipt, hashes = self._files = [open(path, "ab", 0) for path in self._paths]  # noqa: SIM115
         receipt.truncate(records.nbytes)
         hashes.truncate(8 * int(records["sums"][records["step"] > 0, 1].sum()))
@@ -114,6 +114,22 @@ class Receipt:
         if self._files:
             raise ReceiptError(f"step {state['step']} is set after the first batch")
         self._first = self.step = int(state["step"])
+
+
+def parse_records(content: bytes) -> tuple[np.ndarray, bool]:
+    """Return the whole records of a file, and whether it ends within one: a kill may leave a part of one."""
+    count, rest = divmod(len(content), RECORD.itemsize)
+    return np.frombuffer(content, RECORD, count), bool(rest)
+
+
+def find_difference(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, int]:
+    """Return the pairs of records of the steps that two runs have, [n, 2], and the number of pairs before the
+    first difference. first, second: records with ascending steps."""
+    _, left, right = np.intersect1d(first["step"], second["step"], return_indices=True)
+    pairs = np.stack((first[left], second[right]), 1)
+    sums, epochs = pairs["sums"], pairs["epoch"]
+    different = (sums[:, 0] != sums[:, 1]).any(axis=1) | (epochs[:, 0] != epochs[:, 1])
+    return pairs, int(different.argmax()) if different.any() else len(pairs)
 
 
 def mix(values: np.ndarray) -> np.ndarray:
@@ -250,7 +266,8 @@ def _nearest(starts: list[Start], moment: int) -> Start:
 def _read_rank(folder: str, rank: int) -> list[Start]:
     path = os.path.join(folder, FILE.format(rank))
     try:
-        records = np.fromfile(path, RECORD)
+        with open(path, "rb") as file:
+            records, is_cut = parse_records(file.read())
         hashes = np.fromfile(os.path.join(folder, SAMPLES.format(rank)), "<u8")
     except OSError as error:
         raise ReceiptError(f"no receipt of a loop at {path}: {error.strerror}") from error
@@ -264,7 +281,7 @@ def _read_rank(folder: str, rank: int) -> list[Start]:
             starts[-1].steps.append(Step(epoch, sums, hashes[last - sums[1] : last]))
         else:
             starts.append(Start(epoch - 1 if epoch else None, sums[0], (sums[1] or None), sums[2], []))
-    if not starts or os.path.getsize(path) % RECORD.itemsize:
+    if not starts or is_cut:
         raise ReceiptError(f"{path} is cut: it ends within a record, or holds no start")
     return starts
 
@@ -325,9 +342,14 @@ def _find_first(steps: list[Step], start: Start) -> int:
 
 
 def _count_equal(first: list[Step], second: list[Step]) -> int:
-    """Return the number of steps before the first difference."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((place for place, (a, b) in pairs if a.sums != b.sums), min(len(first), len(second)))
+    """Return the number of steps before the first difference. Epochs are not compared: each start counts its
+    own."""
+    return find_difference(*(_number(steps[: min(len(first), len(second))]) for steps in (first, second)))[1]
+
+
+def _number(steps: list[Step]) -> np.ndarray:
+    """Return steps as records."""
+    return np.array([(0, number, step.sums) for number, step in enumerate(steps, 1)], RECORD)
 
 
 def compare(first: list[Start], second: list[Start]) -> tuple[bool, str]:

@@ -18,7 +18,7 @@ import torch
 
 from common.ground.exits import BadInput
 from common.ground.files import explained, opener, read_file, write_atomic
-from datasets.sampling.loop_receipt import RECORD, mix
+from datasets.sampling.loop_receipt import RECORD, find_difference, mix, parse_records
 
 FILE = "receipt.bin"  # in a run's output folder
 PARTS = ("ids", "labels", "augmentation")
@@ -134,7 +134,7 @@ class Receipt:
         """Return the records of earlier starts, and delete those that a resumed run writes again. A warning
         is printed if steps of this run are missing."""
         step, digest = self._begun
-        records = _whole(path) if os.path.exists(path) else np.zeros(0, RECORD)
+        records, _ = parse_records(read_file(path, _MOST) if os.path.exists(path) else b"")
         if (np.diff(records["step"].astype(np.int64)) <= 0).any():
             records = records[:0]
         kept = records[records["step"] <= step]
@@ -206,9 +206,8 @@ def read(folder: str) -> np.ndarray:
     """Return the records in an output folder: fields epoch, step, sums; steps ascend. Raises BadInput."""
     path = os.path.join(folder, FILE)
     with explained(f"no receipt of a run at {path}"):
-        records, size = _whole(path), os.path.getsize(path)
-    is_cut = not size or size % RECORD.itemsize
-    if is_cut or (np.diff(records["step"].astype(np.int64)) <= 0).any():
+        records, is_cut = parse_records(read_file(path, _MOST))
+    if is_cut or not len(records) or (np.diff(records["step"].astype(np.int64)) <= 0).any():
         raise BadInput(f"{path} is empty, cut or not a receipt: expected records with ascending steps")
     return records
 
@@ -217,26 +216,17 @@ def _extend(digest: bytes, record: np.void) -> bytes:
     return hashlib.blake2b(digest + record.tobytes(), digest_size=8).digest()
 
 
-def _whole(path: str) -> np.ndarray:
-    """Return the whole records of a file: a killed run may end within a record. Raises OSError."""
-    content = read_file(path, _MOST)
-    return np.frombuffer(content, RECORD, len(content) // RECORD.itemsize)
-
-
 def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
     """Find the first step that both runs recorded and that differs. Arguments: results of read()."""
-    steps, left, right = np.intersect1d(first["step"], second["step"], return_indices=True)
-    first, second = first[left], second[right]
-    other = (first["sums"] != second["sums"]).any(axis=1) | (first["epoch"] != second["epoch"])
-    if not other.any():
-        return Comparison(len(steps), 0, 0, ())
-    place = int(other.argmax())
-    differs = (first["sums"] != second["sums"])[place]
+    pairs, place = find_difference(first, second)
+    if place == len(pairs):
+        return Comparison(len(pairs), 0, 0, ())
+    ours, theirs = pairs[place]
+    is_other = ours["sums"] != theirs["sums"]
+    parts = tuple(part for part, each in zip(PARTS, is_other, strict=True) if each)
     # if the ids differ, labels and crops differ too: report only the ids
-    parts = (
-        PARTS[:1] if differs[0] else tuple(part for part, each in zip(PARTS, differs, strict=True) if each)
-    )
-    return Comparison(len(steps), int(first["epoch"][place]), int(steps[place]), parts or ("epoch",))
+    parts = PARTS[:1] if is_other[0] else parts or ("epoch",)
+    return Comparison(len(pairs), int(ours["epoch"]), int(ours["step"]), parts)
 
 
 def _words(column: np.ndarray) -> np.ndarray:

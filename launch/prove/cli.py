@@ -4,11 +4,14 @@
     python -m launch prove own.py --compare "OUT/*.pt" --resume_with "--resume OUT/last.pt" -- --out OUT
 
 The job runs several times in a temporary folder: a reference, the same again, with SIGKILLs and restarts,
-with another number of processes and of workers, with another engine for image folders, with another seed, and
-from a checkpoint that is damaged on purpose. Each run is compared with the reference: the samples of every
-step, the state (weights, buffers, optimizer) at every checkpoint, and the files of weights. With another
-number of processes the states are compared only if the job has --exact_shards. The last two runs must differ.
-What cannot be checked is named.
+with another number of processes and of workers, with another engine for image folders, with another seed,
+with a SIGKILL on 2 processes, and from a checkpoint that is damaged on purpose. Each SIGKILL waits for a new
+checkpoint. Each run is compared with the reference, and the killed one on 2 processes with the whole one: the
+samples of every step, the state (weights, buffers, optimizer) at every checkpoint, the figures of the log and
+the files of weights. With another number of processes only the samples are compared, unless the job has
+--exact_shards. The runs with another seed and with the damage must differ. If the job refuses the damaged
+checkpoint, the verdict says so: whether a wrong weight would be seen was not shown. What cannot be checked is
+named.
 
 A script that does not use Bootfile needs --compare, the files of weights that it writes, and --resume_with,
 the options of a restart. The folder of --compare must not exist: it is moved away after each run. If a
@@ -31,11 +34,9 @@ from common.console.arguments import Parser, mask_words, positive_int
 from common.distributed import preemption
 from common.ground.exits import BadInput
 from launch import confirm
-from launch.explain import DIFFERS, UNVERIFIED
-from launch.prove import evidence, page, trial
-from launch.prove.evidence import Line
-from launch.prove.jobs import KILLED, REFERENCE, Case, Job, OtherJob, OwnJob
-from launch.prove.page import Row
+from launch.prove import page, trial, verdict
+from launch.prove.jobs import REFERENCE, Case, Job, OtherJob, OwnJob
+from launch.prove.verdict import Row
 
 _UNWIND = 60.0  # seconds after Ctrl-C to end the job's processes, and delete its runs
 
@@ -48,7 +49,7 @@ def main(arguments: list[str]) -> int:
     add("job", metavar="JOB", help="the script; its options follow --")
     add("--to", metavar="FILE", help="also write a page, for example proof.html")
     add("--force", action="store_true", help="replace FILE even if it is not such a page")
-    add("--kills", type=positive_int, default=3, help="SIGKILLs at random moments (default: 3)")
+    add("--kills", type=positive_int, default=3, help="SIGKILLs, each after another checkpoint (default: 3)")
     add("--keep", metavar="FOLDER", help="keep the runs in this new or empty folder (default: temporary)")
     add("--compare", metavar="FILES", help='for a script without Bootfile: its weights, as "OUT/*.pt"')
     add("--resume_with", metavar="OPTIONS", help="for a script without Bootfile: options of a restart")
@@ -73,12 +74,12 @@ def main(arguments: list[str]) -> int:
         else:
             job = OwnJob(*words)
         rows = _run_all(job)
-        verdict, code = _conclude(job, rows)
-        print(verdict)
-        for line in job.unchecked:
-            print(f"not checked: {line}")
+        text, code = verdict.conclude(job, rows)
+        notes = [f"note: {line}" for line in verdict.find_notes(rows)]
+        notes += [f"not checked: {line}" for line in job.unchecked]
+        print(text, *notes, sep="\n")
         if args.to:
-            page.write(args.to, job, rows, verdict)
+            page.write(args.to, job, rows, text, notes)
             print(f"page: {args.to}")
     return code
 
@@ -94,40 +95,12 @@ def _run_all(job: Job) -> list[Row]:
     seconds = time.monotonic() - began
     rows = list[Row]()
     for number, case in enumerate(cases, 2):
-        left = seconds * sum(2 if each.name == KILLED else 1 for each in cases[number - 2 :])
+        left = seconds * sum(2 if each.kills else 1 for each in cases[number - 2 :])
         print(f"[{number}/{len(cases) + 1}] {case.name} (at most {left:.0f} s left)", flush=True)
-        rows.append(_run(job, case))
-        lines = [f"{line.part} {line.text}" for line in rows[-1].lines if line.part]
+        rows.append(verdict.run(job, case))
+        lines = [f"{line.part} {line.text}".strip() for line in rows[-1].lines]
         for text in filter(None, (rows[-1].done, *lines, rows[-1].result)):
             print(f"      {text}", flush=True)
+        if more := verdict.needs_more(rows[-1]):
+            cases.append(more)  # the loop has it next
     return rows
-
-
-def _run(job: Job, case: Case) -> Row:
-    try:
-        done = job.run(case)
-    except trial.Failed as error:  # a restart that fails is not exact; damage may be noticed so
-        return Row(case, str(error), [Line("", str(error), False)])
-    runs = job.folder(REFERENCE), job.folder(case.name)
-    return Row(case, done, evidence.compare_runs(*runs, job.weights) if os.path.isdir(runs[1]) else [])
-
-
-def _conclude(job: Job, rows: list[Row]) -> tuple[str, int]:
-    """Return the verdict and the exit code."""
-    for row in rows:
-        if row.different and not row.case.must_differ:
-            return f"differs: {row.case.name}: {row.different[0].text}", DIFFERS
-    doubts = [
-        f"{row.case.name}: no difference was noticed"
-        for row in rows
-        if row.case.must_differ and row.lines and not row.different
-    ]
-    doubts += job.doubts
-    if not any(line.part in ("state", "weights") for row in rows for line in row.lines):
-        doubts.append("no state and no file of weights was compared")
-    if doubts:
-        return f"unverified: {'; '.join(doubts)}", UNVERIFIED
-    equal = [row for row in rows if not row.case.must_differ]
-    *others, last = map(str, job.same_bits or [1])
-    bits = f"; same bits on {', '.join(others)} and {last} processes" if others else ""
-    return f"exact: {len(equal)} runs equal the reference, and each damage was noticed{bits}", 0

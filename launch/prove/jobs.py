@@ -14,25 +14,36 @@ import torch
 from common.exact import files
 from common.ground.exits import BadInput
 from common.run import starts
-from datasets.sampling import loop_receipt, receipt
-from launch.prove import evidence, trial
+from datasets.sampling import receipt
+from datasets.sampling.loop_receipt import RECORD
+from launch.compare import find_files, find_receipt
+from launch.prove import damage, trial
 from launch.simulate.commands import get_option
 
+_BAD_INPUT = 2  # exit code of a job that refuses its options
 _STEPS = 24  # of a run, if the options name no number
 _HELP_SECONDS = 60  # for --help: a script that does not know it may begin to train
 _HINT = "if it does not use Bootfile, name its files with --compare and --resume_with"
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-REFERENCE, KILLED, DAMAGED = "reference", "killed and restarted", "restarted from a damaged checkpoint"
-AGAIN = "the same again"
+REFERENCE, KILLED, AGAIN = "reference", "killed and restarted", "the same again"
+PROCESSES = "--processes_per_node"
+_NOT_KNOWN = ("another number of processes", "a restart with 2 processes", "another number of workers")
+
+
+class NotRun(Exception):
+    """A case cannot be run. The message has the reason."""
 
 
 class Case(NamedTuple):
-    """A run that is compared with the reference.
+    """A run that is compared with another one.
 
-    checks_state: whether states and weights must be equal too.
+    checks_state: whether states, figures and weights must be equal too.
     must_differ: whether a difference is right.
     option: of the job, for a job of Bootfile.
     value, other: those of the option; the second one is used if the reference has the first one.
+    kills: number of SIGKILLs.
+    against: name of the run with which it is compared.
+    damages: tensors of its checkpoint that are changed: "largest", "all" or "" (none).
     """
 
     name: str
@@ -41,10 +52,16 @@ class Case(NamedTuple):
     option: str = ""
     value: str = ""
     other: str = ""
+    kills: int = 0
+    against: str = REFERENCE
+    damages: str = ""
 
 
+DAMAGED = Case("restarted from a damaged checkpoint", must_differ=True, damages="largest")
+ALL_DAMAGED = Case("restarted from a checkpoint with all tensors damaged", must_differ=True, damages="all")
+_OTHER_PROCESSES = Case("another number of processes", False, False, PROCESSES, "2", "1")
 _CHANGES = (
-    Case("another number of processes", False, False, "--processes_per_node", "2", "1"),
+    _OTHER_PROCESSES,
     Case("another number of workers", True, False, "--workers", "1", "2"),
     Case("another engine", False, False, "--data_backend", "threads", "pytorch"),
     Case("another seed", True, True, "--seed", "1", "2"),
@@ -57,6 +74,7 @@ class Job:
     script: its path. options: of the user. root: a folder for the runs. kills: SIGKILLs of the case KILLED.
     `unchecked`: lines on what could not be checked. `doubts`: lines on why the runs prove nothing.
     `same_bits`: numbers of processes whose runs must have equal states; [] for a job without shards.
+    `processes`: those of the reference, if it is a job with shards.
     """
 
     weights: str  # pattern of the files of weights in a run's folder
@@ -66,6 +84,7 @@ class Job:
         self.unchecked: list[str] = []
         self.doubts: list[str] = []
         self.same_bits: list[int] = []
+        self.processes = 1
 
     def folder(self, name: str) -> str:
         return os.path.join(self.root, name.replace(" ", "-"))
@@ -75,7 +94,11 @@ class Job:
         raise NotImplementedError
 
     def run(self, case: Case) -> str:
-        """Run a case, and return what was done. Raises trial.Failed, BadInput."""
+        """Run a case, and return what was done. Raises trial.Failed, NotRun, BadInput."""
+        raise NotImplementedError
+
+    def refused(self, case: Case) -> bool:
+        """Return whether a run that equals the reference has refused its damaged checkpoint."""
         raise NotImplementedError
 
     def command(self, options: tuple[str, ...] = ()) -> list[str]:
@@ -84,9 +107,9 @@ class Job:
     def _log(self, name: str) -> str:
         return f"{self.folder(name)}.log"
 
-    def _doubt(self, reason: str) -> str:
+    def _not_run(self, reason: str) -> NotRun:
         self.doubts.append(reason)
-        return reason
+        return NotRun(reason)
 
     @property
     def _snapshot(self) -> str:
@@ -140,12 +163,12 @@ class OwnJob(Job):
         return steps if given is None else int(given)
 
     def plan(self) -> list[Case]:
-        cases = [Case(AGAIN), Case(KILLED)]
+        cases = [Case(AGAIN), Case(KILLED, kills=self.kills)]
         for case in _CHANGES:
             is_engine = case.option == "--data_backend"
             generated = is_engine and get_option(self.options, "--custom_data") == "true"
-            if self.same_bits and case.option == "--processes_per_node":
-                own = self._add(case.option, 1)
+            if self.same_bits and case.option == PROCESSES:
+                own = self.processes = self._add(case.option, 1)
                 others = [str(number) for number in self.same_bits if number != own]
                 cases += [Case(f"{each} processes", True, False, case.option, each, each) for each in others]
             elif case.option in self._known and not generated:
@@ -153,61 +176,103 @@ class OwnJob(Job):
             else:
                 why = "has generated data" if generated else f"has no {case.option}"
                 self.unchecked.append(f"{case.name}: {os.path.basename(self.script)} {why}")
-        return [*cases, Case(DAMAGED, must_differ=True)]
+        if PROCESSES in self._known and get_option(self.options, PROCESSES) in (None, "1"):
+            whole = "2 processes" if self.same_bits else _OTHER_PROCESSES.name
+            if any(case.name == whole for case in cases):
+                killed = Case("2 processes, killed and restarted", True, False, PROCESSES, "2", "2")
+                cases.append(killed._replace(kills=1, against=whole))
+        elif PROCESSES not in self._known:
+            script = os.path.basename(self.script)
+            self.unchecked.append(f"a restart with 2 processes: {script} has no {PROCESSES}")
+        return [*cases, DAMAGED]
 
     def run(self, case: Case) -> str:
         folder, option = self.folder(case.name), tuple[str, ...]()
-        if case.name == DAMAGED and not self._damage(folder):
-            return self._doubt("no checkpoint could be damaged")
+        if not os.path.isdir(self.folder(case.against)) and case.against != REFERENCE:
+            raise NotRun(f"there is no run: {case.against}")
+        done = self._damage(folder, case) if case.damages else ""
         if case.option:
-            used = get_option(self.options, case.option)
-            if case.option == "--data_backend":  # auto or the default: the reference has chosen one
-                used = starts.read(self.folder(REFERENCE))[-1].get("data backend")
-            option = (f"{case.option}={case.other if used == case.value else case.value}",)
+            option = (f"{case.option}={self._choose(case)}",)
         command = self.command((*option, f"--output_dir={folder}"))
-        kills: list[float] = []
-        if case.name == KILLED:
-            kills = trial.choose_steps(self.kills, self._every + 1, self.steps - 1)
+        kills = trial.choose_steps(case.kills, self._every + 1, self.steps - 1, self._every)
+        last = 0  # the step of the newest checkpoint when the last start began
+
+        def watch() -> int:
+            """Return the steps so far, or 0 if this start has no checkpoint yet: it is not killed then."""
+            return self._progress(folder) if self._find_newest(folder) > last else 0
 
         def after_kill() -> list[str]:
-            if not os.path.exists(self._snapshot):
+            nonlocal last
+            last = self._find_newest(folder)
+            if case.name == KILLED and last < self.steps and not os.path.exists(self._snapshot):
                 shutil.copytree(folder, self._snapshot)
             return command
 
-        killed = trial.run(command, self._log(case.name), lambda: self._progress(folder), kills, after_kill)
-        if case.name != KILLED:
-            return "".join(option)
-        if not killed:
-            return self._doubt("no SIGKILL came before the end: give more --max_steps")
+        try:
+            killed = trial.run(command, self._log(case.name), watch, kills, after_kill)
+        except trial.Failed as error:
+            if not case.option or case.kills or error.code != _BAD_INPUT:
+                raise
+            shutil.rmtree(folder, ignore_errors=True)
+            self.unchecked.append(f"{case.name}: {error}")
+            raise NotRun(str(error)) from error
+        if not case.kills:
+            return done or "".join(option)
         resumed = [start["step"] for start in starts.read(folder)[1:]]
-        if not any(resumed):
-            self._doubt("no restart continued from a checkpoint: give more --max_steps")
+        if not killed:
+            self.doubts.append(f"{case.name}: no SIGKILL came before the end: give more --max_steps")
+        elif not any(0 < step < self.steps for step in resumed):
+            self.doubts.append(f"{case.name}: no restart had to train on: give more --max_steps")
         steps, resumed_at = (", ".join(f"{step:.0f}" for step in each) for each in (killed, resumed))
-        return f"SIGKILL after step {steps}; continued from step {resumed_at}"
+        return f"SIGKILL after step {steps}; continued from step {resumed_at}" if killed else "no SIGKILL"
+
+    def refused(self, case: Case) -> bool:
+        return starts.read(self.folder(case.name))[-1]["step"] != self._damaged
+
+    def _choose(self, case: Case) -> str:
+        """Return the value of a case's option that the reference does not have."""
+        used, start = get_option(self.options, case.option), starts.read(self.folder(REFERENCE))[-1]
+        if case.option == "--data_backend":  # auto or the default: the reference has chosen one
+            used = start.get("data backend")
+        if case.option == PROCESSES:  # the default: one for each GPU
+            used = str(start["environment"].get("processes per node", used))
+        return case.other if used == case.value else case.value
 
     def _progress(self, folder: str) -> int:
         try:
-            return os.path.getsize(os.path.join(folder, receipt.FILE)) // loop_receipt.RECORD.itemsize
+            return os.path.getsize(os.path.join(folder, receipt.FILE)) // RECORD.itemsize
         except OSError:
             return 0
 
-    def _damage(self, folder: str) -> bool:
-        """Prepare a folder whose newest checkpoint is damaged. Return whether there is one."""
-        if not os.path.isdir(self._snapshot):
-            return False
-        shutil.copytree(self._snapshot, folder)
+    def _find_newest(self, folder: str) -> int:
+        """Return the step of the newest checkpoint in a run's folder, 0 without one."""
+        return max(map(_step_of, files.list_newest_first(os.path.join(folder, "checkpoints"))), default=0)
+
+    def _damage(self, folder: str, case: Case) -> str:
+        """Prepare a folder whose newest checkpoint is damaged. Return what was done. Raises NotRun."""
+        source = self._snapshot if os.path.isdir(self._snapshot) else self.folder(KILLED)
+        if os.path.isdir(source):
+            shutil.copytree(source, folder)
         for path in files.list_newest_first(os.path.join(folder, "checkpoints")):
             try:
                 state = files.read(path)
             except files.Refused:  # its write was interrupted
                 continue
             facts = files.facts_of(path)
-            del facts["sha256"], facts["size"]
-            if name := evidence.damage(state["objects"]):
+            if _step_of(path) >= self.steps:  # a restart would have nothing to train
+                files.discard(path)
+            elif name := damage.change(state["objects"], case.damages == "largest"):
+                del facts["sha256"], facts["size"]
                 files.write(path, state, **facts)
-                print(f"      {name} of {os.path.basename(path)} is changed by 1.6 %")
-                return True
-        return False
+                self._damaged = _step_of(path)
+                what = name if case.damages == "largest" else "each tensor"
+                return f"{what} of {os.path.basename(path)} is changed by 1.6 %"
+        shutil.rmtree(folder, ignore_errors=True)
+        raise self._not_run("no checkpoint could be damaged")
+
+
+def _step_of(checkpoint: str) -> int:
+    return int(re.sub(r"\D", "", os.path.basename(checkpoint)))
 
 
 class OtherJob(Job):
@@ -224,28 +289,26 @@ class OtherJob(Job):
         self.weights = os.path.relpath(compare, self._output)
         self._resume_with = shlex.split(resume_with)
         self._writes = 0  # of files, in the reference
-        self.unchecked += ["another number of processes: not known", "another number of workers: not known"]
+        self._is_read = False  # whether a restart has read a damaged file
+        self.unchecked += [f"{what}: not known" for what in _NOT_KNOWN]
 
     def plan(self) -> list[Case]:
-        return [Case(AGAIN), Case(KILLED), Case(DAMAGED, must_differ=True)]
+        return [Case(AGAIN), Case(KILLED, kills=self.kills), DAMAGED]
 
     def run(self, case: Case) -> str:
         command, kills, left = self.command(), [], []  # left: the files at each kill, and at the end
-        if case.name == DAMAGED:
-            if not self._damage():
-                return self._doubt("no file with weights could be damaged")
-            command = self._restart()
-        if case.name == KILLED:
+        if case.kills:
             first, last = (int(self._writes * part) for part in (0.2, 0.8))
-            kills = trial.choose_steps(self.kills, max(1, first), max(1, last))
+            kills = trial.choose_steps(case.kills, max(1, first), max(1, last))
         writes = set[tuple]()
 
         def watch() -> float:
-            writes.update(self._versions())
+            """Return the number of files of tensors that were written: a kill waits for the first one."""
+            writes.update((file, time) for _, file, time in self._versions())
             return len(writes)
 
         def after_kill() -> list[str]:
-            if not any(self._load(path) for path in self._files()):
+            if not any(map(self._load, self._files())):
                 return self.command()
             left.append(self._versions())
             if not os.path.exists(self._snapshot):
@@ -253,37 +316,52 @@ class OtherJob(Job):
             return self._restart()
 
         try:
-            killed = trial.run(command, self._log(case.name), watch, kills, after_kill)
+            done, damaged = "", self._damage(case) if case.damages else []
+            if damaged:
+                command, done = self._restart(), _describe(damaged, case.damages)
+            before = self._versions()
+            with _Reads(damaged) as reads:  # watch() reads the files, too
+                progress = (lambda: 0.0) if damaged else watch
+                killed = trial.run(command, self._log(case.name), progress, kills, after_kill)
+            self._is_read = reads.happened
             left.append(self._versions())
+            for path in {path for path, *_ in before & left[-1]} & {*damaged}:  # no result of this run
+                shutil.copy2(os.path.join(self._snapshot, os.path.relpath(path, self._output)), path)
         finally:
             if os.path.exists(self._output):
                 shutil.move(self._output, self.folder(case.name))
         if case.name == REFERENCE:
             self._writes = len(writes)
-            if not evidence.find_files(self.folder(REFERENCE), self.weights):
+            if not find_files(self.folder(REFERENCE), self.weights):
                 raise BadInput(f"{self.script} wrote no file {os.path.join(self._output, self.weights)}")
-            if not os.path.exists(os.path.join(self.folder(REFERENCE), loop_receipt.FILE.format(0))):
+            if not find_receipt(self.folder(REFERENCE)):
                 self.unchecked.append("the samples: no receipt (python -m launch new --receipt FOLDER)")
-        if case.name != KILLED:
-            return ""
+        if not case.kills:
+            return done
         if not any(map(_has_trained, left, left[1:])):
-            self._doubt("no restart had to train on from a file: let it train longer, and save more often")
+            self.doubts.append(
+                "no restart had to train on from a file: let it train longer, and save more often"
+            )
         times = ", ".join(f"{kill:.0f}" for kill in killed)
-        return f"SIGKILL after write {times} of about {self._writes}"
+        return f"SIGKILL after write {times} of about {self._writes}" if killed else "no SIGKILL"
+
+    def refused(self, case: Case) -> bool:
+        return case.damages == "all" and self._is_read  # one tensor may have no effect
 
     def _restart(self) -> list[str]:
         return self.command(tuple(self._resume_with))
 
     def _files(self) -> list[str]:
-        return [os.path.join(self._output, name) for name in evidence.find_files(self._output, "**/*")]
+        return [os.path.join(self._output, name) for name in find_files(self._output, "**/*")]
 
     def _versions(self) -> set[tuple]:
-        """Return what changes with each write of a file."""
+        """Return what changes with each write of a file of tensors."""
         versions = set()
         for path in self._files():
-            with contextlib.suppress(FileNotFoundError):
-                status = os.stat(path)
-                versions.add((path, status.st_ino, status.st_mtime_ns))
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                status = os.fstat(file.fileno())
+                if file.read(2) == b"PK":  # torch.save writes a zip file
+                    versions.add((path, status.st_ino, status.st_mtime_ns))
         return versions
 
     def _load(self, path: str) -> dict:
@@ -292,19 +370,46 @@ class OtherJob(Job):
         except files.Refused:
             return {}
 
-    def _damage(self) -> bool:
-        """Prepare an output folder whose files are damaged. Return whether one of them was."""
+    def _damage(self, case: Case) -> list[str]:
+        """Prepare an output folder whose files are damaged. Return the damaged ones. Raises NotRun."""
         if not os.path.isdir(self._snapshot):
-            return False
+            raise self._not_run("no file with weights could be damaged")
         shutil.copytree(self._snapshot, self._output)
-        names = []
+        paths = []
         for path in self._files():
-            if evidence.damage(state := self._load(path)):
+            if damage.change(state := self._load(path), case.damages == "largest"):
                 torch.save(state, path)
-                names.append(os.path.basename(path))
-        if names:
-            print(f"      the largest tensor of {', '.join(names)} is changed by 1.6 %")
-        return bool(names)
+                paths.append(path)
+        if not paths:
+            raise self._not_run("no file with weights could be damaged")
+        return paths
+
+
+class _Reads:
+    """The context of a run: `happened` says whether another process has read one of the files.
+
+    The access times of the files are set to 0 first: Linux then updates them at the next read, also with
+    `relatime`. The files stay open, so that a file is known after it was replaced.
+    """
+
+    def __init__(self, paths: list[str]):
+        self._paths, self.happened = paths, False
+
+    def __enter__(self) -> "_Reads":
+        self._files = [os.open(path, os.O_RDONLY) for path in self._paths]
+        for file in self._files:
+            os.utime(file, ns=(0, os.fstat(file).st_mtime_ns))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            self.happened |= os.fstat(file).st_atime_ns != 0
+            os.close(file)
+
+
+def _describe(paths: list[str], damages: str) -> str:
+    what = "the largest tensor" if damages == "largest" else "each tensor"
+    return f"{what} of {', '.join(map(os.path.basename, paths))} is changed by 1.6 %"
 
 
 def _has_trained(before: set[tuple], after: set[tuple]) -> bool:

@@ -1,17 +1,13 @@
 """Run a command to its end, with SIGKILLs and restarts on the way."""
 
-import contextlib
-import functools
+import os
 import random
-import signal
 import subprocess
 import time
 from collections.abc import Callable
 
-import psutil
-
 from common.console.arguments import mask_words
-from common.distributed import preemption
+from launch import processes
 from launch.explain import explain_exit_code
 
 _POLL = 0.005  # seconds: a short job takes a millisecond for a step
@@ -19,6 +15,10 @@ _POLL = 0.005  # seconds: a short job takes a millisecond for a step
 
 class Failed(Exception):
     """A command ended with an error of its own. The message has the exit code and its last line."""
+
+    def __init__(self, message: str, code: int):
+        super().__init__(message)
+        self.code = code
 
 
 def run(
@@ -36,45 +36,34 @@ def run(
     after_kill: called after each kill; returns the command of the restart.
     Raises Failed.
     """
-    happened = list[float]()
+    happened, mark = list[float](), os.path.abspath(log)
     with open(log, "ab") as output:
         for target in [*kills, float("inf")]:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-                preexec_fn=functools.partial(preemption.die_with_parent, signal.SIGKILL),
-            )  # fmt: skip
+            tasks = list[subprocess.Popen]()
             try:
-                while process.poll() is None and watch() < target:
+                tasks.append(processes.start(command, mark, output))
+                while (is_running := tasks[0].poll() is None) and (progress := watch()) < target:
                     time.sleep(_POLL)
-                is_killed = process.poll() is None
             finally:
-                kill_all(process)
-            if not is_killed and process.returncode:
-                raise Failed(_failure(command, process.returncode, log))
-            if not is_killed:
+                processes.kill(tasks, mark)
+            if not is_running:
+                if tasks[0].returncode:
+                    raise Failed(_failure(command, tasks[0].returncode, log), tasks[0].returncode)
                 break
-            happened.append(watch())
+            happened.append(progress)
             command = after_kill()
     return happened
 
 
-def kill_all(process: subprocess.Popen) -> None:
-    """Kill a process and all that it started, and wait for it."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        if process.poll() is None:
-            process.send_signal(signal.SIGSTOP)  # it starts no more processes
-        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        for each in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                each.kill()
-        psutil.wait_procs(family[1:], timeout=10)
-    process.wait()
+def choose_steps(count: int, first: int, last: int, gap: int = 1) -> list[float]:
+    """Return at most `count` numbers in first..last, ascending: always the same ones.
 
-
-def choose_steps(count: int, first: int, last: int) -> list[float]:
-    """Return at most `count` different numbers in first..last, ascending: always the same ones."""
-    steps = range(first, last + 1)
-    return sorted(random.Random(0).sample(steps, min(count, len(steps))))
+    gap: the range is divided into parts of this length, and each number is of another part.
+    """
+    draw = random.Random(0)
+    parts = range(first, last + 1, gap)
+    chosen = sorted(draw.sample(parts, min(count, len(parts))))
+    return [float(draw.randint(part, min(part + gap - 1, last))) for part in chosen]
 
 
 def _failure(command: list[str], code: int, log: str) -> str:

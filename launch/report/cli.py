@@ -20,7 +20,7 @@ from launch.report import charts, tables
 from launch.report import runs as report_runs
 from launch.report.runs import Run
 
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_MARK = "a page of launch report"
 
 
 def main(arguments: list[str]) -> int:
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     paths = [*dict.fromkeys(map(os.path.realpath, found))]
     if not args.to.endswith(".html"):  # the name of no result of a run
         raise BadInput(f"--to {args.to}: expected a name that ends in .html")
-    confirm.check_replaceable(args.to, re.compile(re.escape(_POLICY)), args.force)
+    confirm.check_replaceable(args.to, re.compile(_MARK), args.force)
     runs = [report_runs.read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
     content = render_page(runs, args.title).encode("utf-8", "replace")  # a folder's name may not be UTF-8
     with confirm.open_result(args.to) as file:
@@ -61,7 +61,7 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
         title=title or ", ".join(run.name for run in runs),
         made=format_time(time.time()),
         runs=runs,
-        policy=_POLICY,
+        mark=_MARK,
         dashes=charts.DASHES,
         final=tables.make_final_rows(runs),
         charts=charts.draw(runs),

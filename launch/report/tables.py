@@ -8,8 +8,8 @@ import numpy as np
 
 from common.ground.exits import BadInput
 from datasets.sampling import receipt
+from launch.compare import compare_records
 from launch.explain import format_time
-from launch.receipt import compare
 from launch.report.runs import SPLIT, UNITS, Run
 
 NONE = "–"
@@ -126,7 +126,7 @@ def compare_receipts(runs: list[Run]) -> list[list[str]]:
             rows.append([run.name, NONE, str(error)])
     first = receipts.pop(runs[0].name, None)
     if first is not None:
-        rows += [[runs[0].name, name, compare(first, other)[1]] for name, other in receipts.items()]
+        rows += [[runs[0].name, name, compare_records(first, other)[1]] for name, other in receipts.items()]
     return rows
 
 

@@ -1,25 +1,19 @@
 """A simulated node: the folders that a platform makes, its processes, its log."""
 
 import contextlib
-import functools
 import os
 import shutil
-import signal
 import subprocess
 import time
 from dataclasses import dataclass
-from typing import Any
 
-import psutil
-
-from common.distributed import preemption
+from launch import processes
 from launch.bundle.code_folder import CodeFolder
 from launch.explain import normalize
 from launch.profiles import Folders
 
 INPUT, OUTPUT = "data_url_0", "train_url_0"  # as ModelArts names the first input and the first output
 _MOST = 2**20  # bytes of a log that are read at a time: a job may print endlessly
-_MARK = "BOOTFILE_SIMULATED_NODE"  # the variable that marks every process of a node
 
 
 @dataclass
@@ -98,17 +92,7 @@ class Node:
             self._printed = open(self.log, "rb")  # noqa: SIM115
             self._printed.seek(0, os.SEEK_END)
             for command, environment in commands:
-                task = subprocess.Popen(
-                    command,
-                    env=environment | {_MARK: self._mark},
-                    cwd=self.folders.code,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                    preexec_fn=functools.partial(preemption.die_with_parent, signal.SIGKILL),
-                )
-                self._tasks.append(task)
+                self._tasks.append(processes.start(command, self._mark, log, environment, self.folders.code))
 
     @property
     def pids(self) -> list[int]:
@@ -134,7 +118,7 @@ class Node:
             return None
         if not run.ended:
             run.code, run.ended = run.code or 0, time.monotonic()
-            self._signal_all(signal.SIGKILL)
+            processes.kill(self._tasks, self._mark)
         return run.code
 
     def close(self) -> list[str]:
@@ -148,56 +132,31 @@ class Node:
 
     def end(self, number: int) -> None:
         """Send a signal to the living process groups that the platform started."""
-        for task in self._tasks:
-            if task.poll() is None:
-                os.killpg(task.pid, number)
+        processes.end(self._tasks, number)
 
     def kill(self) -> None:
         """Kill all processes of the node, and wait for their end."""
-        self.end(signal.SIGKILL)
-        self._signal_all(signal.SIGKILL)
-        for task in self._tasks:
-            task.wait()
+        processes.kill(self._tasks, self._mark)
 
-    def ranks(self, processes: int) -> dict[int, int]:
-        """Return global rank -> process id. processes: per node.
+    def ranks(self, count: int) -> dict[int, int]:
+        """Return global rank -> process id. count: processes per node.
 
         A rank's process has RANK and LOCAL_RANK in its environment. Its children have them too, and are not
         counted. Without these variables, a rank is a process that the platform started.
         """
         told, parents = {}, {}
-        for pid, facts in self._processes().items():
+        for pid, facts in processes.find(self._mark).items():
             environment = facts["environ"]
             if "LOCAL_RANK" in environment and environment.get("RANK", "").isdecimal():
                 told[pid], parents[pid] = int(environment["RANK"]), facts["ppid"]
         if not told:
             living = [(local, task) for local, task in enumerate(self._tasks) if task.poll() is None]
-            return {self.index * processes + local: task.pid for local, task in living}
+            return {self.index * count + local: task.pid for local, task in living}
         return {rank: pid for pid, rank in told.items() if told.get(parents[pid]) != rank}
 
     @property
     def _mark(self) -> str:
         return f"{os.getpid()}.{self.index}"
-
-    def _processes(self) -> dict[int, dict[str, Any]]:
-        """Return the living processes of this node by process id."""
-        alive = {}
-        for process in psutil.process_iter(["environ", "ppid", "status"]):
-            facts = process.info
-            is_own = (facts["environ"] or {}).get(_MARK) == self._mark  # None: another user's
-            if is_own and facts["status"] not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-                alive[process.pid] = facts
-        return alive
-
-    def _signal_all(self, number: int) -> None:
-        deadline = time.monotonic() + 5
-        while (pids := self._processes()) and time.monotonic() < deadline:  # again: some may just have forked
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            for task in self._tasks:
-                task.poll()
-            time.sleep(0.01)
 
 
 def copy_tree(source: str, destination: str) -> None:

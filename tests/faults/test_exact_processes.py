@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from datasets.sampling import receipt
-from launch.prove.trial import kill_all
+from launch import processes
 from tests.conftest import QUICK, ROOT, environment, free_port, run, wait_until
 from tests.support.exact import changed, facts
 from tests.support.simulated import rows
@@ -59,11 +59,12 @@ def test_processes_leave_and_come_back_three_times(tmp_path):
     def change(count: int) -> None:
         """Let agents come or die, and wait until the job trains on."""
         while len(agents) > count:
-            kill_all(agents.pop())  # its process too, as if the node were lost
-        options = {"cwd": ROOT, "env": environment(**variables), "start_new_session": True}
+            lost = agents.pop()
+            processes.kill([lost], f"{tmp_path}/{len(agents)}")  # its process too, as if the node were lost
         while len(agents) < count:
             with open(tmp_path / f"agent{len(agents)}.log", "ab") as log:
-                agents.append(subprocess.Popen(command, stdout=log, stderr=log, **options))
+                mark = f"{tmp_path}/{len(agents)}"
+                agents.append(processes.start(command, mark, log, environment(**variables), str(ROOT)))
         wait_until(lambda: _worlds(output)[-1:] == [count], agents[0])
         step = progress()
         wait_until(lambda: progress() > step + 8, agents[0])
@@ -74,8 +75,8 @@ def test_processes_leave_and_come_back_three_times(tmp_path):
         slow.unlink()
         assert [agent.wait(300) for agent in agents] == [0, 0]
     finally:
-        for agent in agents:
-            kill_all(agent)
+        for number, agent in enumerate(agents):
+            processes.kill([agent], f"{tmp_path}/{number}")
     assert [count for count, _ in itertools.groupby(_worlds(output))] == [1, 2, 4, 2, 1, 2]
     elastic, whole = facts(output), facts(tmp_path / "whole")
     elastic["state"] = {step: elastic["state"].get(step) for step in whole["state"]}  # SIGTERM saves, too

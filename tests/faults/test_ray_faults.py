@@ -57,7 +57,7 @@ def read(process: subprocess.Popen, disturb=lambda step: None) -> list:
     batches = []
     for line in process.stdout:
         if line.startswith("["):
-            batches.append(json.loads(line))
+            batches.append(json.JSONDecoder().raw_decode(line)[0])  # Ray may print behind it
             if (len(batches) - 1) % EVERY == 0:
                 disturb(len(batches) - 1)
                 process.stdin.write("\n")

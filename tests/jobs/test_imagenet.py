@@ -124,21 +124,6 @@ def test_compiled_it_learns_the_same(generated, tmp_path):
 
 
 @pytest.mark.faults
-def test_a_restart_is_exact(generated, tmp_path):
-    """Also with averaged weights, mixup, a warm-up and micro-batches."""
-    arguments = ("--epochs=2", "--ema=0.9", "--mixup=0.2", "--cutmix=1", "--trivial_augment", "--warmup=1",
-                 "--accumulate=2", "--save_every=4", "--random_erasing=0.5", "--clip_grad=1",
-                 "--data_backend=threads", "--first_image_size=16")  # fmt: skip
-    run(*job(generated, tmp_path / "whole", *arguments))
-    interrupt(*job(generated, tmp_path / "killed", *arguments), at="^epoch=2 step=15 ")
-    run(*job(generated, tmp_path / "killed", *arguments))
-    for epoch in (1, 2):
-        one, other = weights(tmp_path / "whole", epoch), weights(tmp_path / "killed", epoch)
-        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
-    assert losses(tmp_path / "whole") == losses(tmp_path / "killed")
-
-
-@pytest.mark.faults
 def test_evaluation_alone_gives_the_figures_of_the_training(generated, whole, tmp_path):
     said = [line for line in records(whole) if "val_acc" in line][-1]
     checkpoint = whole / "checkpoints" / "step_10.pt"

@@ -1,15 +1,12 @@
-"""train_own.py works with other blocks, on one and two processes, and after a kill and a restart."""
+"""train_own.py with other blocks. test_restarts.py runs these jobs on several processes, and kills them."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-from datasets.sampling import receipt
 from launch.new.blocks import combine
-from launch.receipt import compare_states
-from tests.conftest import ROOT, finish, read_until, records, run, run_ranks, start_ranks
-from tests.jobs.test_resume import figures, same_weights, weights
+from tests.conftest import ROOT, run, run_ranks
 
 OPTIONS = ("--epochs=3", "--batch_size=48", "--lr=0.01", "--report_every=1", "--save_every=4",
            "--workers=1")  # fmt: skip
@@ -88,45 +85,6 @@ def write_job(folder: Path, blocks: tuple | None, distributed: bool) -> Path:
     job = folder / "jobs" / "job.py"
     job.write_text(text, encoding="utf-8")
     return job
-
-
-CASES = [
-    pytest.param(None, 1, id="table-1"),
-    pytest.param(None, 2, id="table-2", marks=pytest.mark.faults),
-    pytest.param(TEXT, 1, id="text-1", marks=pytest.mark.faults),
-    pytest.param(TEXT, 2, id="text-2"),
-    pytest.param(TEXT, 4, id="text-4", marks=pytest.mark.faults),
-]
-
-
-@pytest.mark.parametrize("blocks, ranks", CASES)
-def test_a_job_of_ones_own_continues_exactly(blocks, ranks, tmp_path):
-    alone = write_job(tmp_path / "alone", blocks, distributed=False)
-    job = write_job(tmp_path / "shared", blocks, distributed=True) if ranks > 1 else alone
-
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    run_ranks(job, *OPTIONS, f"--output_dir={whole}", ranks=ranks)
-    processes = start_ranks(job, *OPTIONS, f"--output_dir={killed}", ranks=ranks)
-    read_until(processes[0], r"^epoch=2 step=\d+ loss")
-    processes[-1].kill()
-    for process in processes:
-        finish(process, None)
-    printed = run_ranks(job, *OPTIONS, f"--output_dir={killed}", ranks=ranks)[0].stdout
-    assert re.search(r"resumed from .* step \d+ of \d+", printed)
-
-    assert figures(killed) == figures(whole)
-    assert same_weights(weights(killed), weights(whole))
-    assert (killed / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
-    assert compare_states(str(whole), str(killed)) == (True, "equal at steps 4, 8, 12") or blocks is not TEXT
-    if ranks > 1:
-        run(alone, *OPTIONS, f"--output_dir={tmp_path / 'one'}")
-        assert (tmp_path / "one" / receipt.FILE).read_bytes() == (whole / receipt.FILE).read_bytes()
-        ends = [
-            [line for line in records(tmp_path / name) if "val_loss" in line][-1] for name in ("one", "whole")
-        ]
-        assert ends[0]["val_count"] == ends[1]["val_count"]
-        if blocks is not TEXT:  # its ranks draw different masks of the dropout
-            assert ends[0]["val_loss"] == pytest.approx(ends[1]["val_loss"], rel=1e-3)
 
 
 def test_a_sharded_optimizer_is_refused_before_the_first_step(tmp_path):

@@ -182,7 +182,7 @@ class Fetcher:
         ids, [seeds] = batch.ids, batch.crops
         if self._table:  # all rows in one call; they are not random
             rows = torch.from_numpy(ids if self._rows is None else self._rows[ids])
-            inputs, targets = _pair(tuple(tensor[rows] for tensor in self._table.tensors))
+            inputs, targets = pair_of(tuple(tensor[rows] for tensor in self._table.tensors))
             return hash_rows(targets), (inputs, targets)
         if not len(ids):
             return self._empty()
@@ -205,7 +205,7 @@ class Fetcher:
             if self.collate_fn:
                 raise RuntimeError(f"collate_fn raised {error!r} for samples {ids[:9].tolist()}") from error
             raise BadInput(self._misfit(items, ids)) from error
-        inputs, targets = _pair(batch)
+        inputs, targets = pair_of(batch)
         if self.collate_fn is None and isinstance(targets, torch.Tensor):
             return hash_rows(targets), (inputs, targets)
         # not of the batch's rows, because it may be padded
@@ -383,7 +383,7 @@ def _describe(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def _pair(batch: Any) -> tuple[Any, Any]:
+def pair_of(batch: Any) -> tuple[Any, Any]:
     """Return (inputs, targets) of a collated batch. Raises BadInput."""
     if pair := _split(batch):
         return pair

@@ -1,0 +1,90 @@
+"""The results of a job's cases, and the verdict."""
+
+from typing import NamedTuple
+
+from launch import compare
+from launch.compare import Line
+from launch.explain import DIFFERS, UNVERIFIED
+from launch.prove import trial
+from launch.prove.jobs import ALL_DAMAGED, DAMAGED, PROCESSES, Case, Job, NotRun
+
+NOTICED, NOT_NOTICED, REFUSED, NOT_RUN = "noticed", "not noticed", "refused", "not run"
+
+
+class Row(NamedTuple):
+    """One case. done: what was done to the run. lines: [] if nothing was compared. result."""
+
+    case: Case
+    done: str
+    lines: list[Line]
+    result: str
+
+    def text(self, part: str) -> str:
+        """Return the comparison of a part, "" if there is none."""
+        return "".join(line.text for line in self.lines if line.part == part)
+
+    @property
+    def different(self) -> list[Line]:
+        """Return the comparisons that differ, without those that need not be equal."""
+        ignored = () if self.case.checks_state else ("state", "figures", "weights")
+        return [line for line in self.lines if not line.equal and line.part not in ignored]
+
+
+def run(job: Job, case: Case) -> Row:
+    """Run a case and compare it. Raises BadInput."""
+    try:
+        done = job.run(case)
+    except NotRun as reason:
+        return Row(case, str(reason), [], NOT_RUN)
+    except trial.Failed as error:
+        if case.damages:
+            return Row(case, str(error), [], REFUSED)
+        return Row(case, "", [Line("", str(error), False)], "failed" if case.must_differ else "differs")
+    lines = compare.compare_runs(job.folder(case.against), job.folder(case.name), job.weights)
+    row = Row(case, done, lines, "nothing to compare")
+    if not lines:
+        return row
+    if not case.must_differ:
+        return row._replace(result="differs" if row.different else "equal")
+    if row.different:
+        return row._replace(result=NOTICED)
+    return row._replace(result=REFUSED if case.damages and job.refused(case) else NOT_NOTICED)
+
+
+def needs_more(row: Row) -> Case | None:
+    """Return the case that has to follow: one tensor of a checkpoint may have no effect on the results."""
+    return ALL_DAMAGED if row.case == DAMAGED and row.result == NOT_NOTICED else None
+
+
+def conclude(job: Job, rows: list[Row]) -> tuple[str, int]:
+    """Return the verdict and the exit code."""
+    for row in rows:
+        if row.different and not row.case.must_differ:
+            return f"differs: {row.case.name}: {row.different[0].text}", DIFFERS
+    doubts = list(job.doubts)
+    for row in rows:
+        if row.result == "failed":
+            doubts.append(f"{row.case.name}: {row.lines[0].text}")
+        if row.result == NOT_NOTICED and not needs_more(row):
+            doubts.append(f"{row.case.name}: no difference was noticed")
+    if not any(line.part in ("state", "weights") for row in rows for line in row.lines):
+        doubts.append("no state and no file of weights was compared")
+    if doubts:
+        return f"unverified: {'; '.join(doubts)}", UNVERIFIED
+    equal = [row for row in rows if row.result == "equal"]
+    end = ", and each damage was noticed"
+    if any(row.result == REFUSED for row in rows):
+        end = "; the damaged checkpoint was refused: that wrong weights are seen was not shown"
+    numbers = [int(row.case.value) for row in equal if row.case.option == PROCESSES and not row.case.kills]
+    *others, last = sorted({*job.same_bits} & {job.processes, *numbers}) or [1]
+    bits = f"; same bits on {', '.join(map(str, others))} and {last} processes" if others else ""
+    return f"exact: {len(equal)} comparisons are equal{end}{bits}", 0
+
+
+def find_notes(rows: list[Row]) -> list[str]:
+    """Return facts that the verdict does not have."""
+    return [
+        f"{row.done.partition(' is changed')[0]} is saved, but a change has no effect on the results"
+        for row in rows
+        if needs_more(row)
+    ]

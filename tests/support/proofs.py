@@ -1,0 +1,105 @@
+"""Run `launch prove` in the process of the tests. Its jobs are forked, which saves the import of torch."""
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from unittest import mock
+
+from launch import processes
+from launch.prove import cli, verdict
+from launch.prove.jobs import PROCESSES, REFERENCE, Case, Job
+from launch.prove.verdict import Row
+from launch.simulate.commands import get_option
+from tests.conftest import ROOT, environment, free_port, start
+
+
+class _Job:
+    """A job as processes.start() returns it, whose output goes to a file. Its ranks are forked, too."""
+
+    def __init__(self, command, mark, output, variables=None, cwd=None):
+        count = int(get_option(command, PROCESSES) or 1)
+        shared = {processes._MARK: mark, **(variables or {})}
+        if count > 1:
+            shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+            shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
+        self._ranks, self._copies = [], []
+        for rank in range(count):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if count > 1 else {}
+            known = {"cwd": cwd or os.getcwd(), "env": environment(**shared, **own)}
+            job = start(*command[1:], stderr=subprocess.STDOUT, start_new_session=True, **known)
+            self._ranks.append(job)
+            self._copies.append(threading.Thread(target=_copy, args=(job, os.dup(output.fileno()))))
+            self._copies[-1].start()
+
+    def poll(self):
+        """Return the first exit code that is not 0 if all ranks have ended. A failed rank ends the others."""
+        codes = [rank.poll() for rank in self._ranks]
+        if any(codes) and None in codes:
+            self.end(signal.SIGKILL)
+            self.code = next(filter(None, codes))
+        if None in codes:
+            return None
+        for copy in self._copies:
+            copy.join(10)
+        return getattr(self, "code", next(filter(None, codes), 0))
+
+    returncode = property(poll)
+
+    def wait(self):
+        for rank in self._ranks:
+            rank.wait()
+        return self.poll()
+
+    def end(self, number):
+        for rank in self._ranks:
+            with contextlib.suppress(ProcessLookupError):
+                if rank.poll() is None:
+                    os.killpg(rank.pid, number)
+
+
+def _copy(job, output):
+    with open(output, "w") as file, contextlib.suppress(OSError, ValueError):
+        for line in job.stdout:
+            file.write(line)
+            file.flush()
+
+
+def _end(tasks, number):
+    for task in tasks:
+        task.end(number)
+
+
+@contextlib.contextmanager
+def forked_jobs(cwd: Path = ROOT):
+    """Fork the jobs of a proof. The context has this folder and keeps the signals of the tests."""
+    numbers, before = (signal.SIGTERM, signal.SIGHUP), os.getcwd()
+    handlers = [signal.getsignal(number) for number in numbers]
+    os.chdir(cwd)
+    try:
+        with mock.patch.object(processes, "start", _Job), mock.patch.object(processes, "end", _end):
+            yield
+    finally:
+        os.chdir(before)
+        for number, handler in zip(numbers, handlers, strict=True):
+            signal.signal(number, handler)
+
+
+def prove(*words, cwd: Path = ROOT, code: int = 0) -> str:
+    """Run `python -m launch prove *words` in a folder, check the exit code, and return what it prints."""
+    printed = io.StringIO()
+    with forked_jobs(cwd), contextlib.redirect_stdout(printed):
+        ended = cli.main([str(word) for word in words])
+    assert ended == code, f"exit code {ended}\n{printed.getvalue()}"
+    return printed.getvalue()
+
+
+def prove_cases(job: Job, *names: str) -> dict[str, Row]:
+    """Run the reference of a job and the cases of these names. Return their results by name."""
+    with forked_jobs():
+        cases = {case.name: case for case in job.plan()}
+        job.run(Case(REFERENCE))
+        return {name: verdict.run(job, cases[name]) for name in names}
