@@ -10,7 +10,7 @@ from common.ground import exits
 from tests.support.options import ROOT, documents, read_parsers, render, rewrite
 
 # between processes that Bootfile starts itself: no user sets them
-INTERNAL = {"ERROR_PIPE", "HELP_IMPORTS", "RUN_FOLDER", "SIMULATED_NODE"}
+INTERNAL = {"PROCESSES_OF", "ERROR_PIPE", "HELP_IMPORTS", "RUN_FOLDER", "SIMULATED_NODE"}
 INTERNAL |= {"STARTED", "STARTED_BY", "STORE_IS_PARENTS"}
 # The options of the jobs are frozen. These jobs -> the options that they have, and no other job.
 IMAGES = "train train_dp train_amp train_ddp train_exact train_fsdp train_fast train_ray"
