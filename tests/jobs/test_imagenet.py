@@ -241,7 +241,7 @@ def test_what_the_arguments_decide_is_refused_before_the_scan(arguments, message
         *JOB, "--data_backend=threads", f"--data_url={tmp_path}", f"--output_dir={tmp_path / 'out'}",
         "--batch_size=64", *(each.format(**names) for each in arguments),
     ])  # fmt: skip
-    monkeypatch.setattr(imagenet.process_group, "join", lambda args: (CPU, 0, 1))
+    monkeypatch.setattr(imagenet.Run, "join", lambda run: (0, 1))
     monkeypatch.setattr(image_folder, "load", lambda *_: pytest.fail("the images were scanned"))
     monkeypatch.setattr(exits, "_at_end", {place: [] for place in exits.PLACES})
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "nothing"))

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from common.distributed import devices, process_group
+from common.distributed import devices
 from common.ground.exits import BadInput
 from common.ground.intervals import Interval
 
@@ -27,10 +27,9 @@ class _Parsed(Exception):
 def parse(monkeypatch, tmp_path):
     """Return a function that passes a command line to a job and returns the parsed options."""
 
-    def show(args):
+    def show(args, topology):
         raise _Parsed(args)
 
-    monkeypatch.setattr(process_group, "join", show)
     monkeypatch.setattr(devices, "select", show)
     monkeypatch.setattr(devices, "count_gpus", lambda args: 0)  # also with --enable_gpu true
 

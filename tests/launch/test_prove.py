@@ -53,7 +53,7 @@ def test_a_job_of_bootfile_is_exact(tmp_path):
 
 SLOW_DISK = """import time
 
-from common.checkpoint import files
+from common.exact import files
 
 
 def write_late(path, state, write=files.write, **facts):
@@ -89,7 +89,7 @@ LEVEL = """    class Level:
 
     level = Level()
     checkpoint = Checkpointer(
-        args, log, level=level,"""
+        run, level=level,"""
 LOSS = "            loss = criterion(logits, targets)\n"
 
 
@@ -98,7 +98,7 @@ def test_a_restart_with_2_processes_shows_a_state_of_one_rank(tmp_path):
     job = changed(
         "train_ddp.py",
         tmp_path / "train_ddp.py",
-        ("    checkpoint = Checkpointer(\n        args, log,", LEVEL),
+        ("    checkpoint = Checkpointer(\n        run,", LEVEL),
         (
             LOSS,
             f"{LOSS}            level.value += inputs.mean().item()\n            loss *= 1 + level.value\n",
@@ -141,7 +141,7 @@ for name in reversed(names):
 for step in range(state["step"] + 1, 41):
     time.sleep(0.03)
     data.add(torch.tensor([step]).numpy(), torch.tensor([step]).numpy())
-    data.commit(step, 40, "OUT")
+    data.chain(step, 40, data.take(), "OUT")
     state |= {{"step": step, "weight": state["weight"] * 0.9 + step, "receipt": data.state_dict()}}
     state["seen"] = torch.full((8,), float(step))  # saved, but without an effect
     state["sums"] = [state["weight"].sum().item(), state["seen"].sum().item()]
