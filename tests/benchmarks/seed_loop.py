@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from common.compute import models
 from common.console import arguments
-from common.run import metrics, starts
+from common.run import log, starts
 from datasets.memory import image_set
 
 _BATCH_PER_GPU = 128
@@ -127,7 +127,7 @@ class _Report:
             elapsed = time.time() - self.begin
             self.write(
                 epoch=epoch, loss=sum(self.losses) / len(self.losses), images_per_s=self.count / elapsed,
-                data_time=self.waited, compute_time=elapsed - self.waited, memory_mb=metrics.peak_memory(),
+                data_time=self.waited, compute_time=elapsed - self.waited, memory_mb=log.peak_memory(),
             )  # fmt: skip
 
     def write(self, **figures) -> None:

@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 from common.checkpoint.checkpointer import Checkpointer
 from common.compute import models
 from common.distributed import barrier, devices, process_group, ranks
+from common.exact import replicas  # noqa: F401 - it must know the real DistributedDataParallel
 from common.exact.loop import Due
 from common.ground import accelerator, exits
 from common.parallel import batchnorm

@@ -25,6 +25,7 @@ from common.object_store.store import ObjectStore, StoreError
 from common.run import lease as run_lease
 from common.run.job import JobParser
 from common.run.output import Output
+from common.run.run import Run
 from tests.conftest import wait_until
 from tests.support import bare_store
 from tests.support.fault_proxy import FaultProxy
@@ -357,9 +358,10 @@ def test_a_whole_bucket_is_refused(monkeypatch):
     for url in ("s3://runs", "obs://runs/"):
         parser = JobParser("")
         parser.add_argument("--train_url", dest="output_dir")
+        parser.add_argument("--enable_gpu", default=False)
         monkeypatch.setattr(sys, "argv", ["train.py", "--train_url", url])
         with pytest.raises(BadInput, match=f"{url} is a whole bucket"):
-            parser.parse_args()
+            Run(parser.parse_args())
 
 
 def test_the_list_is_correct_at_any_moment(server, tmp_path, monkeypatch):

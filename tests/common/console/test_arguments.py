@@ -34,10 +34,9 @@ def parse(monkeypatch, tmp_path):
         parser.add_argument("--amp", **FLAG)
         parser.add_argument("--local-rank", type=int)
         monkeypatch.setattr(sys, "argv", ["job.py", *words])
-        args = vars(parser.parse_args())
-        of.ignored = args["ignored"]
-        own = {"output_dir", "output", "topology", "ignored"}
-        return {name: value for name, value in args.items() if value and name not in own}
+        args = parser.parse_args()
+        of.ignored = args.ignored
+        return {name: value for name, value in vars(args).items() if value and name != "output_dir"}
 
     return of
 
@@ -208,6 +207,23 @@ def test_a_file_of_options_on_a_python_without_a_reader(config, parse, monkeypat
         monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(BadInput, match=r"run\.toml: cannot be read: Python 3\.10 .*pip install tomli$"):
         parse(*config("epochs = 1"))
+
+
+def test_the_options_are_read_only_and_have_roles(monkeypatch):
+    parser = JobParser("")
+    group = parser.add_argument_group("data", role=arguments.IDENTITY)
+    group.add_argument("--seed", type=int, default=3)
+    group.add_argument("--api_key", default="hunter2")
+    group.add_argument("--workers", role=arguments.OPERATION, type=int, default=2)
+    parser.add_argument("--lr", type=float, default=0.1)
+    monkeypatch.setattr(sys, "argv", ["job.py"])
+    args = parser.parse_args()
+    with pytest.raises(AttributeError, match=r"args\.lr = 1: the options are read only"):
+        args.lr = 1
+    assert arguments.identity(args) == {"--seed": 3}
+    assert arguments.without_operation(args, vars(args)).keys() == {"seed", "api_key", "lr"}
+    other = args.replaced({"lr": 1})
+    assert (other.lr, args.lr, arguments.identity(other)) == (1, 0.1, {"--seed": 3})
 
 
 def test_what_a_launcher_adds_is_always_known(parse, monkeypatch):

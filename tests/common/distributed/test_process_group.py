@@ -22,12 +22,13 @@ MEET = textwrap.dedent(f"""
     from types import SimpleNamespace
     import torch
     sys.path.insert(0, {str(ROOT)!r})
+    from common.console.arguments import Parser
     from common.distributed import devices, launcher, process_group
     torch.cuda.device_count = lambda: 1
     torch.cuda.current_device = lambda: 0
     uuid = sys.argv[1].format(os.environ.get("LOCAL_RANK"))
     torch.cuda.get_device_properties = lambda index: SimpleNamespace(**{{"uuid": uuid}} if uuid else {{}})
-    parser = argparse.ArgumentParser()
+    parser = Parser(None)
     process_group.add_arguments(parser)
     args = parser.parse_args(["--processes_per_node=2"])
     args.enable_gpu = None
