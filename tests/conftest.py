@@ -45,7 +45,7 @@ LONG = (
     "test_demo.py", "test_benchmarks.py", "test_train_exact.py", "test_gpu_check.py", "test_quickstart.py",
     "test_rendezvous.py", "test_simulate.py", "test_loaders.py", "test_upload.py", "test_train_own.py",
     "test_train_ray.py", "test_kspeed.py", "test_shared_output.py", "test_job_service.py",
-    "test_object_store_faults.py", "test_data.py", "test_train_fsdp.py", "test_restarts.py",
+    "test_object_store_faults.py", "test_data.py", "test_train_fsdp.py", "test_proofs.py",
     "test_own_loop.py",
 )  # fmt: skip
 QUICK = ("--dataset=digits", "--width=8")  # train.py with 176,258 parameters instead of 11 million

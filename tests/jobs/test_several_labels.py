@@ -11,7 +11,7 @@ from sklearn.metrics import f1_score
 
 from common.compute.losses import BinaryCrossEntropy
 from common.ground.exits import BadInput
-from common.run.evaluation import F1
+from common.run.metrics import F1
 from datasets.folders import image_folder, random_folder
 from datasets.sampling import augment, receipt
 from datasets.sampling.sampler import BatchSampler, Plan

@@ -1,4 +1,4 @@
-"""train_own.py with other blocks. test_restarts.py runs these jobs on several processes, and kills them."""
+"""train_own.py with other blocks. test_proofs.py runs these jobs on several processes, and kills them."""
 
 import re
 from pathlib import Path

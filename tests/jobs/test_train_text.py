@@ -10,7 +10,7 @@ import torch
 
 from common.compute.gpt import GPT, generate
 from common.ground.exits import BadInput
-from common.run.evaluation import Perplexity
+from common.run.metrics import Perplexity
 from datasets.memory import tokens
 from launch.new.cli import make_job
 from tests.conftest import ROOT, records, run, run_ranks
