@@ -34,6 +34,7 @@ _POLL = 0.5  # seconds
 
 _asked = threading.Event()
 _watching = threading.Event()
+_followed: list[threading.Thread] = []  # the thread that reads the store, until unfollow()
 _grace = 25.0
 _unwind = 3.0  # seconds for the main thread to end by itself after Ctrl-C when no job is watched
 _code = 128 + signal.SIGTERM
@@ -96,7 +97,15 @@ def watch(grace: float, store: "torch.distributed.Store | None" = None) -> None:
             signal.signal(number, _note)
             signal.siginterrupt(number, False)  # libraries' system calls are restarted
     if store:
-        threading.Thread(target=_follow, args=(store,), name="others' signals", daemon=True).start()
+        _followed.append(threading.Thread(target=_follow, args=(store,), name="others' signals", daemon=True))
+        _followed[-1].start()
+
+
+def unfollow() -> None:
+    """End the thread that reads the store: a process that ends while it reads is aborted."""
+    threads, _followed[:] = list(_followed), []
+    for each in threads:
+        each.join()
 
 
 def ignore(worker: int = 0) -> None:
@@ -210,7 +219,7 @@ def _end(code: int | None, text: str) -> None:
 
 def _follow(store: "torch.distributed.Store") -> None:
     with contextlib.suppress(RuntimeError):
-        while not _asked.wait(_POLL):
+        while not _asked.wait(_POLL) and _followed:
             look(store)
 
 

@@ -217,10 +217,12 @@ class Exact:
             self._exit(step)
 
     def close(self) -> None:
-        """Save the last step, and wait for the last write. Raises NotSaved."""
+        """Save the last step, and wait for the last write. A signal is not noticed any more. Raises
+        NotSaved."""
         if self._saved != self.loader.step and not self._waits:
             self._late = True
             self.save()
+        preemption.unfollow()
         lost = self._saver.finish()
         if ranks.is_first():
             lost.append(self.loader.receipt.finish(self._saver.folder))
