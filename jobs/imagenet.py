@@ -239,7 +239,7 @@ def main() -> None:
             if step_loss is None:  # another shard of this step follows
                 continue
             scaler.unscale_(optimizer)
-            if checkpoint.vote(step_loss):
+            if checkpoint.accepts(step_loss):
                 running += sums
                 optimizers.clip(args, model)
                 scaler.step(optimizer)

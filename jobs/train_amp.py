@@ -91,8 +91,9 @@ def main() -> None:
     ### 新增 (new) 2/6, the scale is part of the run ###
     checkpoint.add(scaler=scaler)
     ### 新增 (new) 2/6, the scale is part of the run ###
+    step = checkpoint.resume()  # 0, or the step of the newest checkpoint
 
-    for epoch in train_loader.epochs_from(checkpoint.resume()):  # after a restart: the rest of the epoch
+    for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
         model.train()
         for inputs, targets in train_loader:
             optimizer.zero_grad()
@@ -107,7 +108,7 @@ def main() -> None:
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)  # for the check of the next line
             ### 新增 (new) 3/6, forward in half precision, backward of the scaled loss ###
-            if checkpoint.vote(loss):  # finite on all ranks; on a GPU the optimizer skips the step
+            if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
                 running += evaluation.batch_sums(loss, logits, targets)
 
                 ### 新增 (new) 4/6, scaler.step() skips the step if a gradient overflowed ###
@@ -119,6 +120,7 @@ def main() -> None:
             scaler.update()
             ### 新增 (new) 5/6, adapt the scale, also after a step that was skipped ###
             scheduler.step()
+            step += 1
             due = checkpoint.end_step()
             if due.report:  # after --report_every, and before a save
                 log.report(running, scheduler)  # waits for the device, and sets `running` to 0

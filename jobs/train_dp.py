@@ -84,18 +84,20 @@ def main() -> None:
         run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
         scheduler=scheduler, loader=train_loader,
     )  # fmt: skip
+    step = checkpoint.resume()  # 0, or the step of the newest checkpoint
 
-    for epoch in train_loader.epochs_from(checkpoint.resume()):  # after a restart: the rest of the epoch
+    for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
         model.train()
         for inputs, targets in train_loader:
             optimizer.zero_grad()
             logits = forward(inputs)
             loss = criterion(logits, targets)
             loss.backward()
-            if checkpoint.vote(loss):  # finite on all ranks; on a GPU the optimizer skips the step
+            if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
                 running += evaluation.batch_sums(loss, logits, targets)
                 optimizer.step()
             scheduler.step()
+            step += 1
             due = checkpoint.end_step()
             if due.report:  # after --report_every, and before a save
                 log.report(running, scheduler)  # waits for the device, and sets `running` to 0

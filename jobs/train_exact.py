@@ -132,8 +132,9 @@ def main() -> None:
         run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
         scheduler=scheduler, loader=train_loader,
     )  # fmt: skip
+    step = checkpoint.resume()  # 0, or the step of the newest checkpoint
 
-    for epoch in train_loader.epochs_from(checkpoint.resume()):  # after a restart: the rest of the epoch
+    for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
         model.train()
         for inputs, targets in train_loader:
             optimizer.zero_grad()
@@ -147,13 +148,14 @@ def main() -> None:
             if loss is None:  # another shard of this step follows
                 continue
             ### 新增 (new) 6/10, after the last shard of a step the gradients are means over all shards ###
-            if checkpoint.vote(loss):  # finite on all ranks; on a GPU the optimizer skips the step
+            if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
                 ### 新增 (new) 7/10, the figures of a step are counted once ###
                 # - running += evaluation.batch_sums(loss, logits, targets)
                 running += sums
                 ### 新增 (new) 7/10, the figures of a step are counted once ###
                 optimizer.step()
             scheduler.step()
+            step += 1
             due = checkpoint.end_step()
             if due.report:  # after --report_every, and before a save
                 ### 分布式改造 (distributed) 5/6, sum the figures over all ranks; rank 0 prints and writes ###

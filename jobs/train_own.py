@@ -115,8 +115,9 @@ def main() -> None:
         run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
         scheduler=scheduler, loader=train_loader,
     )  # fmt: skip
+    step = checkpoint.resume()  # 0, or the step of the newest checkpoint
 
-    for epoch in train_loader.epochs_from(checkpoint.resume()):  # after a restart: the rest of the epoch
+    for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
         model.train()
         for inputs, targets in train_loader:
             ### 新增 (new) 5/5, your step: accumulation, GAN, closure and others are in guides/own_step.md ###
@@ -124,18 +125,19 @@ def main() -> None:
             # - logits = forward(inputs)
             # - loss = criterion(logits, targets)
             # - loss.backward()
-            # - if checkpoint.vote(loss):  # finite on all ranks; on a GPU the optimizer skips the step
+            # - if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
             # -     running += evaluation.batch_sums(loss, logits, targets)
             # -     optimizer.step()
             optimizer.zero_grad()
             outputs = forward(inputs)
             loss = criterion(outputs, targets)
             loss.backward()
-            if checkpoint.vote(loss):  # finite on all ranks; on a GPU the optimizer skips the step
+            if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
                 running += evaluation.batch_sums(loss, outputs, targets)
                 optimizer.step()
             ### 新增 (new) 5/5, your step: accumulation, GAN, closure and others are in guides/own_step.md ###
             scheduler.step()
+            step += 1
             due = checkpoint.end_step()
             if due.report:  # after --report_every, and before a save
                 log.report(running, scheduler)  # waits for the device, and sets `running` to 0

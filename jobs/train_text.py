@@ -152,8 +152,9 @@ def main() -> None:
         run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
         scheduler=scheduler, loader=train_loader,
     )  # fmt: skip
+    step = checkpoint.resume()  # 0, or the step of the newest checkpoint
 
-    for epoch in train_loader.epochs_from(checkpoint.resume()):  # after a restart: the rest of the epoch
+    for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
         model.train()
         for inputs, targets in train_loader:
             ### 新增 (new) 8/9, accumulated and clipped ###
@@ -161,7 +162,7 @@ def main() -> None:
             # - logits = forward(inputs)
             # - loss = criterion(logits, targets)
             # - loss.backward()
-            # - if checkpoint.vote(loss):  # finite on all ranks; on a GPU the optimizer skips the step
+            # - if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
             # -     running += evaluation.batch_sums(loss, logits, targets)
             # -     optimizer.step()
             optimizer.zero_grad()
@@ -174,12 +175,13 @@ def main() -> None:
                 part_loss = criterion(logits, following) * len(part) / len(inputs)
                 part_loss.backward()
                 loss += part_loss.detach()
-            if checkpoint.vote(loss):  # finite on all ranks; on a GPU the optimizer skips the step
+            if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
                 running += evaluation.batch_sums(loss, logits, targets)
                 torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad)
                 optimizer.step()
             ### 新增 (new) 8/9, accumulated and clipped ###
             scheduler.step()
+            step += 1
             due = checkpoint.end_step()
             if due.report:  # after --report_every, and before a save
                 log.report(running, scheduler)  # waits for the device, and sets `running` to 0

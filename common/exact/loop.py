@@ -4,7 +4,7 @@
     for epoch in loader.epochs_from(run.resume()):
         for inputs, targets in loader:
             ...                              # loss.backward()
-            if run.vote(loss):               # finite on all ranks
+            if run.accepts(loss):               # finite on all ranks
                 optimizer.step()
             scheduler.step()
             if run.end_step().save:
@@ -138,7 +138,7 @@ class Exact:
         self._begin(step)
         return step
 
-    def vote(self, loss: torch.Tensor) -> bool:
+    def accepts(self, loss: torch.Tensor) -> bool:
         """Return whether to take the optimizer step: whether the loss and the gradients are finite on every
         rank. Call it after each backward(), on every rank; a step may have several losses.
 
@@ -153,8 +153,8 @@ class Exact:
 
     @property
     def found_inf(self) -> torch.Tensor | None:
-        """Return, after vote(), a float [] on the device: 1 if the device skips the step, else 0. None if
-        an optimizer is not fused: then the answer of vote() is final."""
+        """Return, after accepts(), a float [] on the device: 1 if the device skips the step, else 0. None if
+        an optimizer is not fused: then the answer of accepts() is final."""
         return self._guard.found_inf
 
     def end_step(self) -> Due:
@@ -387,7 +387,10 @@ class Exact:
 
     def _refuse_mean(self) -> None:
         """Raise BadInput, or print one warning without --exact_shards: a loss is not a mean over samples."""
-        line = "the loss divides by the weights of the labels, or labels are ignored: the gradients that "
+        line = (
+            "the loss is not a mean over samples (it divides by the weights of the labels, or labels are "
+            "ignored): the gradients that "
+        )
         if hasattr(self.forward, "exact_shards"):
             raise BadInput(
                 f"--exact_shards: {line}are averaged over shards are not those of one batch. Expected a mean "

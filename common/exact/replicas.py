@@ -88,7 +88,7 @@ class Replicas:
         if high != -low:
             raise BadInput(
                 f"not all ranks took the optimizer step of step {step} (rank {ranks.rank()}: {not waits}): "
-                "decide by a value that is equal on all ranks, as that of checkpoint.vote(loss)"
+                "decide by a value that is equal on all ranks, as that of checkpoint.accepts(loss)"
             )
 
     def compare(self, maxima: list[float]) -> None:

@@ -24,7 +24,7 @@ _LONGEST = 15  # kernels
 
 
 class Watch:
-    """A counter of a job's steps: vote() is called once per step."""
+    """A counter of a job's steps: accepts() is called once per step."""
 
     def __init__(self, first: int, middle: int, last: int):
         self.first, self.middle, self.last = first, middle, last
@@ -94,13 +94,13 @@ class Watch:
 
 def main() -> None:
     watch = Watch(*map(int, sys.argv[1].split(",")))
-    vote = Checkpointer.vote
+    accepts = Checkpointer.accepts
 
     def counted(self: Checkpointer, loss: torch.Tensor) -> bool:
         watch.count()
-        return vote(self, loss)
+        return accepts(self, loss)
 
-    Checkpointer.vote = counted
+    Checkpointer.accepts = counted
     trace, sys.argv = sys.argv[2], sys.argv[3:]
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")

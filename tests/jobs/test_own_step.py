@@ -35,7 +35,7 @@ def write_example(folder, title, distributed=False):
             "outputs": (r"            outputs = forward\(inputs\)\n", 12, ""),
             "step": (r"                optimizer\.step\(\)\n", 16, ""),
             "loss": (r"            loss = criterion\(outputs, targets\)\n", 12, ""),
-            "before resume()": (r"    for epoch in train_loader\.epochs_from\(.*\n", 4, r"\g<0>"),
+            "before resume()": (r"    step = checkpoint\.resume\(\).*\n", 4, r"\g<0>"),
             "your step": (r"(?s)(?<=in train_loader:\n).*?(?=            scheduler\.step)", 12, ""),
         }[name]
         new = textwrap.indent(code, " " * indent)

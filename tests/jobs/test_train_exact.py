@@ -211,7 +211,7 @@ def test_labels_that_are_ignored_in_a_later_step_are_refused(tmp_path):
     )
     job = changed("train_exact.py", tmp_path / "job.py", (LOSS, masked))
     line = refused(job, *SMALL, f"--output_dir={tmp_path / 'output'}")
-    assert "--exact_shards: the loss divides by the weights of the labels, or labels are ignored" in line
+    assert "--exact_shards: the loss is not a mean over samples (it divides by the weights" in line
     assert digest.read(str(tmp_path / "output")).keys() == {2}
 
 

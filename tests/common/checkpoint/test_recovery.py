@@ -49,7 +49,7 @@ def _step(recovery, model, poison=False):
     loss = model(torch.full((4, 3), float("nan")) if poison else torch.randn(4, 3)).square().mean()
     recovery._state.objects["optimizer"].zero_grad()
     loss.backward()
-    if recovery.vote(loss):
+    if recovery.accepts(loss):
         recovery._state.objects["optimizer"].step()
     recovery._state.objects["scheduler"].step()
     recovery.loader.step += 1

@@ -53,7 +53,7 @@ class Loop:
         self.optimizer.zero_grad()
         loss = self.loss(inputs, labels)
         loss.backward()
-        if self.checkpoint.vote(loss):
+        if self.checkpoint.accepts(loss):
             self.optimizer.step()
 
     def train(self, folder, kill_at=None):
@@ -134,7 +134,7 @@ class Accumulation(Loop):
     def step(self, inputs, labels, step):
         loss = self.loss(inputs, labels) / 3
         loss.backward()
-        if self.checkpoint.vote(loss) and (step + 1) % 3 == 0:
+        if self.checkpoint.accepts(loss) and (step + 1) % 3 == 0:
             self.optimizer.step()
             self.optimizer.zero_grad()
 
@@ -147,7 +147,7 @@ class AccumulationInPlace(Accumulation):
             self.optimizer.zero_grad(set_to_none=False)
         loss = self.loss(inputs, labels) / 3
         loss.backward()
-        if self.checkpoint.vote(loss) and (step + 1) % 3 == 0:
+        if self.checkpoint.accepts(loss) and (step + 1) % 3 == 0:
             self.optimizer.step()
 
 
@@ -206,7 +206,7 @@ class TwoPasses(Loop):
         self.optimizer.zero_grad()
         loss = self.loss(inputs, labels)
         loss.backward()
-        if self.checkpoint.vote(loss):
+        if self.checkpoint.accepts(loss):
             self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -232,17 +232,17 @@ class GAN(Loop):
             self.criterion(self.model["critic"](inputs), labels) - self.model["critic"](made.detach()).std()
         )
         loss.backward()
-        if self.checkpoint.vote(loss):
+        if self.checkpoint.accepts(loss):
             self.second.step()
         self.optimizer.zero_grad()
         loss = self.criterion(self.model["critic"](made), labels)
         loss.backward()
-        if self.checkpoint.vote(loss):
+        if self.checkpoint.accepts(loss):
             self.optimizer.step()
 
 
 class LBFGS(Loop):
-    """The closure runs in step(), and vote() is called after it."""
+    """The closure runs in step(), and accepts() is called after it."""
 
     def build(self):
         super().build()
@@ -257,7 +257,7 @@ class LBFGS(Loop):
             loss.backward()
             return loss
 
-        self.checkpoint.vote(self.optimizer.step(closure).detach())
+        self.checkpoint.accepts(self.optimizer.step(closure).detach())
 
 
 class OwnGenerator(Loop):
@@ -332,13 +332,13 @@ class SlowCritic(GAN):
     def step(self, inputs, labels, step):
         loss = self.criterion(self.model["critic"](inputs), labels)
         loss.backward(inputs=list(self.model["critic"].parameters()))
-        if self.checkpoint.vote(loss) and (step + 1) % 3 == 0:
+        if self.checkpoint.accepts(loss) and (step + 1) % 3 == 0:
             self.second.step()
             self.second.zero_grad()
         self.optimizer.zero_grad()
         loss = self.model["critic"](self.model["generator"](inputs)).square().mean()
         loss.backward(inputs=list(self.model["generator"].parameters()))
-        if self.checkpoint.vote(loss):
+        if self.checkpoint.accepts(loss):
             self.optimizer.step()
 
 

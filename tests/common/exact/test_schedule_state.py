@@ -98,7 +98,7 @@ def job(tmp_path, monkeypatch):
             loss = (model(images) - 1).square().mean()
             optimizer.zero_grad()
             loss.backward()
-            if checkpoint.vote(loss):
+            if checkpoint.accepts(loss):
                 optimizer.step()
             step += 1
             if scheduler and step % each == 0:
