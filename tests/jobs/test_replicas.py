@@ -119,7 +119,7 @@ def test_ranks_that_train_apart_end_with_the_name_of_the_first_tensor(changes, m
         ),
         (
             [(LAYERS, CLASSES), (LOSS, IGNORED), (METRICS, "    log.use(metrics.Metrics())\n")],
-            "warning: the loss is not a mean over samples (it divides by the weights of the labels, or labels are ignored",
+            "warning: the loss is not a mean over samples (it divides by the weights of the labels",
         ),
         (
             [
@@ -129,7 +129,7 @@ def test_ranks_that_train_apart_end_with_the_name_of_the_first_tensor(changes, m
                 (CALLED, ""),
                 (METRICS, "    log.use(metrics.Metrics())\n"),
             ],
-            "warning: the loss is not a mean over samples (it divides by the weights of the labels, or labels are ignored",
+            "warning: the loss is not a mean over samples (it divides by the weights of the labels",
         ),
     ],
     ids=[
