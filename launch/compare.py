@@ -17,7 +17,7 @@ from datasets.sampling import loop_receipt, receipt
 _MOST = 2**30  # bytes of metrics.jsonl
 # times and memory, in which equal runs differ, and digests of the data and the state
 _NO_FIGURES = re.compile(r"(.*_)?(time|seconds|per_s|s|ms|mb)|receipt|states")
-LOOP = loop_receipt.FILE.format(0)  # of the receipt of `launch new --receipt`
+LOOP = loop_receipt.FILE.format(0)  # the receipt of `launch new --receipt`
 
 
 class Line(NamedTuple):

@@ -35,8 +35,8 @@ class Checkpointer(Exact):
     """
 
     def __init__(self, run: Run, *, loader: Any, **parts: Any):
-        self.args, self.log, self.output = args, *_ = run.args, run.log, run.output
-        settings = arguments.settings(args)
+        self.args, self.log, self.output = run.args, run.log, run.output
+        args, settings = run.args, arguments.settings(run.args)
         super().__init__(
             run.output.folder,
             loader,

@@ -99,10 +99,11 @@ class Exact:
         state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": loader.receipt}
         if isinstance(criterion, torch.nn.Module) and criterion.state_dict():
             state["criterion"] = criterion
-        self._state = RunState(state, identity, settings, learned)
+        sampling = getattr(loader, "sampling", {})
+        self._state = RunState(state, identity, settings, learned, sampling)
         self._steps: Any = None  # OptimizerSteps, from resume() on
         self.add(**objects)
-        self._replicas: Any = None  # of several ranks
+        self._replicas: Any = None  # a Replicas, if there are several ranks
         self._saver = Saver(folder, keep, self.say, self._state.is_sharded, in_shards)
         self._said: set[str] = set()
         self._stop = self._waits = False  # any rank was asked to stop; gradients wait for an optimizer step

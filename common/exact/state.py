@@ -24,6 +24,7 @@ class RunState:
     identity: name -> plain value; a state of another value is of another run.
     settings: name -> plain value, stored for later.
     learned: the settings that may change the training, see ScheduleState.
+    sampling: Loader.sampling, what determines the samples of each step; a state with other values is refused.
     objects: name -> object with state_dict(). "model" and "optimizer" are required; "scheduler", "scaler",
     "ema" and "receipt" are optional. "scheduler": any schedule of torch, or a class of your own whose state
     is plain (common/exact/schedules.py). The `fingerprint` of "receipt" identifies the training data of
@@ -36,8 +37,10 @@ class RunState:
         identity: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
         learned: dict[str, Any] | None = None,
+        sampling: dict[str, Any] | None = None,
     ):
         self.objects, self.identity, self.settings = objects, {**(identity or {})}, settings or {}
+        self.sampling = sampling or {}
         self.is_sharded = sharding.is_sharded(objects["model"])
         self.objects |= _inner_optimizers(objects["optimizer"])
         self._later: dict | None = None  # a state whose parameter groups are not all added yet
@@ -63,6 +66,7 @@ class RunState:
             "frozen": sorted(self._frozen()),
             "weights": self.initial_weights,
             "arguments": self.settings,
+            "sampling": self.sampling,
         } | {name: getattr(self, name) for name in _COUNTS}
 
     def check_saveable(self) -> None:
@@ -101,6 +105,9 @@ class RunState:
         for name in sorted(state["identity"].keys() | self.identity.keys()):
             if saved.get(name) != own.get(name):
                 raise files.Refused(f"its {name} is {saved.get(name)}, this run's is {own.get(name)}")
+        for name, there in state.get("sampling", {}).items():  # version 0.21 did not write it
+            if there != (here := self.sampling.get(name)):
+                raise files.Refused(f"its samples have the {name} {there}, this run's the {name} {here}")
         models = state["objects"]["model"], self.objects["model"].state_dict()
         for name in sorted(models[0].keys() | models[1].keys()):
             there, here = (_shape(name, each[name]) if name in each else "missing" for each in models)
