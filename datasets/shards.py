@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from common.ground.exits import BadInput, import_optional
 from common.ground.files import is_url
-from datasets.folders import shards
+from datasets.folders import tar_files
 
 _GROUPS = 8  # row groups that a process keeps in memory
 
@@ -27,8 +27,8 @@ class TarShards(Dataset):
 
     files: a pattern with *, ?, [a-z] or {000..127}, or several. Below a URL they are staged.
     transform: a function of a sample that returns an item (default: the sample is the item).
-    cache_dir: folder of the index (default: that of the shards; ~/.cache/bootfile for a URL). It is made
-        once, and again if the size or the time of a shard changes.
+    cache_dir: folder of the index (default: that of the files; ~/.cache/bootfile for a URL). It is made
+        once, and again if the size or the time of a file changes.
     Raises BadInput, with the byte if a tar is damaged or cut.
     """
 
@@ -38,9 +38,9 @@ class TarShards(Dataset):
         transform: Callable[[dict[str, Any]], Any] | None = None,
         cache_dir: str | None = None,
     ):
-        self.paths, self.index = _open(files, shards.scan_tar, cache_dir)
+        self.paths, self.index = _open(files, tar_files.scan_tar, cache_dir)
         self.transform = transform
-        shards.check_samples(self.paths, self.index)
+        tar_files.check_samples(self.paths, self.index)
         self._first = np.append(np.flatnonzero(self.index["is_first"]), len(self.index))  # its row
         self._sizes = np.array(self.index["size"])  # arrays of numbers are part of the data's fingerprint
 
@@ -50,9 +50,9 @@ class TarShards(Dataset):
     def __getitem__(self, id: int) -> Any:
         id = range(len(self))[id]
         sample: dict[str, Any] = {}
-        for shard, offset, size, _, _, name in self.index[self._first[id] : self._first[id + 1]].tolist():
-            sample["__key__"], kind = shards.split_name(os.fsdecode(name))
-            sample[kind] = shards.read_member(self.paths[shard], offset, size)
+        for place, offset, size, _, _, name in self.index[self._first[id] : self._first[id + 1]].tolist():
+            sample["__key__"], kind = tar_files.split_name(os.fsdecode(name))
+            sample[kind] = tar_files.read_member(self.paths[place], offset, size)
         return self.transform(sample) if self.transform else sample
 
 
@@ -86,24 +86,24 @@ class ParquetRows(Dataset):
     def __getitem__(self, id: int) -> Any:
         id = range(len(self))[id]
         group = int(np.searchsorted(self._first, id, "right")) - 1
-        shard, number, *_ = self.index[group].tolist()
-        table = _read_group(self.paths[shard], number, self.columns)
+        place, number, *_ = self.index[group].tolist()
+        table = _read_group(self.paths[place], number, self.columns)
         row = table.slice(id - int(self._first[group]), 1).to_pylist()[0]
         return self.transform(row) if self.transform else row
 
 
 def _open(
-    files: str | Iterable[str], scan: Callable[[str], list[shards.Row]], cache_dir: str | None
+    files: str | Iterable[str], scan: Callable[[str], list[tar_files.Row]], cache_dir: str | None
 ) -> tuple[list[str], np.ndarray]:
-    """Return (paths, index) of shards."""
+    """Return (paths, index) of the files."""
     patterns = [files] if isinstance(files, str) else list(files)
     if cache_dir is None and any(map(is_url, patterns)):
         cache_dir = os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
-    paths = shards.find(patterns)
-    return paths, shards.load_index(paths, scan, cache_dir)
+    paths = tar_files.find(patterns)
+    return paths, tar_files.load_index(paths, scan, cache_dir)
 
 
-def _scan_parquet(path: str) -> list[shards.Row]:
+def _scan_parquet(path: str) -> list[tar_files.Row]:
     """Return a Row for each row group: offset: its number, size: its rows. Raises BadInput."""
     try:
         meta = _parquet().read_metadata(path)

@@ -87,7 +87,7 @@ def main() -> None:
     ranks.assert_equal_across_ranks("pairs (fingerprint)", pairs.fingerprint)
     training = args.split == "train"
     sampler = WholeBatchSampler(len(pairs), args.batch_size, args.seed, args.epochs, shuffle=training)
-    sampler = sampler.shard(rank, world_size)
+    sampler = sampler.for_rank(rank, world_size)
     plan = paired_images.plan(pairs, sampler, args.crop, augment=training)
     log.info(f"data {args.split}={len(pairs)} pairs, steps_per_epoch={len(plan)} source={pairs.source}")
     workers, store = args.num_workers or backends.cores(), PairFiles(pairs)

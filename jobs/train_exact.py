@@ -88,10 +88,10 @@ def main() -> None:
     train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
     test_sampler = SequentialBatchSampler(len(test_set), 250)
 
-    ### 分布式改造 (distributed) 3/6, each rank reads its own shard of every global batch ###
-    train_sampler = train_sampler.shard(rank, world_size)
-    test_sampler = test_sampler.shard(rank, world_size)  # every test sample once: no padding
-    ### 分布式改造 (distributed) 3/6, each rank reads its own shard of every global batch ###
+    ### 分布式改造 (distributed) 3/6, each rank reads its own part of every global batch ###
+    train_sampler = train_sampler.for_rank(rank, world_size)
+    test_sampler = test_sampler.for_rank(rank, world_size)  # every test sample once: no padding
+    ### 分布式改造 (distributed) 3/6, each rank reads its own part of every global batch ###
 
     ### 新增 (new) 3/10, a batch of the loader is one shard, with random numbers by (seed, step, shard) ###
     train_sampler = train_sampler.split(shards.local)

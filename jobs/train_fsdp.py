@@ -82,10 +82,10 @@ def main() -> None:
     train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
     test_sampler = SequentialBatchSampler(len(test_set), 250)
 
-    ### 分布式改造 (distributed) 3/6, each rank reads its own shard of every global batch ###
-    train_sampler = train_sampler.shard(rank, world_size)
-    test_sampler = test_sampler.shard(rank, world_size)  # every test sample once: no padding
-    ### 分布式改造 (distributed) 3/6, each rank reads its own shard of every global batch ###
+    ### 分布式改造 (distributed) 3/6, each rank reads its own part of every global batch ###
+    train_sampler = train_sampler.for_rank(rank, world_size)
+    test_sampler = test_sampler.for_rank(rank, world_size)  # every test sample once: no padding
+    ### 分布式改造 (distributed) 3/6, each rank reads its own part of every global batch ###
     train_loader = make_loader(train_set, train_sampler, device, augment=True)
     test_loader = make_loader(test_set, test_sampler, device)
 

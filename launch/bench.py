@@ -27,7 +27,7 @@ from common.console import arguments
 from common.distributed import devices
 from common.ground import accelerator
 from common.ground.exits import BadInput
-from datasets.folders import image_folder, shards
+from datasets.folders import image_folder, tar_files
 from datasets.loaders import backends, measure
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
@@ -143,7 +143,7 @@ def _drop(store: FileStore, head: measure.Head) -> None:
         paths = [entry.path for entry in os.scandir(store.path)]
     else:
         images = {store.index.path(id) for batch in head.batches for id in batch.ids}
-        paths = [(shards.split_path(path) or (path,))[0] for path in images]
+        paths = [(tar_files.split_path(path) or (path,))[0] for path in images]
     for path in paths:
         handle = os.open(path, os.O_RDONLY)
         os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -45,7 +45,7 @@ class Checkpointer(Exact):
             keep=args.keep,
             max_bad_steps=args.max_bad_steps,
             grace=args.grace,
-            in_shards=getattr(args, "checkpoint_format", "full") == "sharded",
+            by_rank=getattr(args, "checkpoint_format", "full") == "sharded",
             identity=arguments.identity(args),
             settings=settings,
             learned=arguments.without_operation(args, settings),

@@ -32,7 +32,7 @@ from common.ground import exits
 from common.ground.exits import BadInput, print_line
 from common.ground.files import sha256_file, state_of
 from common.ground.heartbeat import Heartbeat
-from common.ground.results import CHECKPOINTS, WEIGHTS, checkpoint_names, shards_of
+from common.ground.results import CHECKPOINTS, WEIGHTS, checkpoint_names, dtensor_folder
 from common.object_store.store import ObjectStore, StoreError
 from common.run.output import Output
 
@@ -201,14 +201,14 @@ class Mirror:
             self._doomed = self._doomed - gone
 
     def _find_whole(self, step: int) -> list[str]:
-        """Return the files of the checkpoint of a step, its shards first; [] if this node does not have it,
+        """Return the files of the checkpoint of a step, its folder first; [] if this node does not have it,
         or if it is damaged."""
         name, checksum = names_of(step)
         path = os.path.join(self.folder, name)
         with contextlib.suppress(checkpoint.Refused, OSError):
             is_sent = name in self._files and self._sent.get(name) == state_of(path)
             facts = (checkpoint.facts_of if is_sent else checkpoint.verify)(path)
-            own = [os.path.join(shards_of(name), each) for each in facts.get("shards", ())]
+            own = [os.path.join(dtensor_folder(name), each) for each in facts.get("shards", ())]
             return [*own, name, checksum]
         return []
 

@@ -10,7 +10,7 @@ from common.checkpoint.output_list import File
 from common.exact import files as checkpoint
 from common.ground.exits import BadInput, printable
 from common.ground.heartbeat import Heartbeat
-from common.ground.results import CHECKPOINTS, WEIGHTS, shards_of
+from common.ground.results import CHECKPOINTS, WEIGHTS, dtensor_folder
 from common.object_store.store import MISSING, ObjectStore, StoreError
 
 HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "starts.jsonl")  # the job truncates the first three
@@ -21,7 +21,7 @@ _TRIED = 100  # newest checkpoints of a list that are tried
 
 
 def step_of(path: str) -> int | None:
-    """Return the step of a checkpoint, its checksum or its shard below a URL; None for other files."""
+    """Return the step of a checkpoint, its checksum or a file of its folder; None for another path."""
     match = _STEP.fullmatch(path)
     return int(match[1]) if match else None
 
@@ -32,7 +32,7 @@ def steps_of(paths: Iterable[str]) -> set[int]:
 
 
 def of_steps(paths: Iterable[str], steps: Collection[int]) -> set[str]:
-    """Return the paths of the checkpoints of some steps, with their checksums and shards."""
+    """Return the paths of the checkpoints of some steps, with their checksums and folders."""
     return {path for path in paths if step_of(path) in steps}
 
 
@@ -119,7 +119,7 @@ def _bring(store: ObjectStore, folder: str, step: int, facts: dict) -> None:
     path = os.path.join(folder, name)
     heartbeat, text = Heartbeat(), f"restoring {store.location.url(name)}"
     files = {name: (facts["size"], facts["sha256"])}
-    files |= {os.path.join(shards_of(name), each): of for each, of in facts.get("shards", {}).items()}
+    files |= {os.path.join(dtensor_folder(name), each): of for each, of in facts.get("shards", {}).items()}
     for each, (size, sha256) in files.items():
         target = os.path.join(folder, each)
         os.makedirs(os.path.dirname(target), exist_ok=True)

@@ -24,7 +24,7 @@ from common.exact import files as checkpoint
 from common.ground.exits import BadInput, import_optional, printable
 from common.ground.files import opener
 from common.ground.results import CLASSES, checkpoints
-from common.parallel import sharding
+from common.parallel import dtensors
 from common.run.output import Output
 
 _SHOWN = 3  # tensors named in a line
@@ -226,7 +226,7 @@ def fill(
         if not (values.isfinite() if name in parameters else ~values.isnan()).all():
             raise BadInput(f"weights {path}: {name} holds NaN or infinity")
     if not any(tensor.is_meta for tensor in own.values()):
-        loaded = sharding.shard({name: given[name] for name in same}, own)
+        loaded = dtensors.distribute({name: given[name] for name in same}, own)
         model.load_state_dict(loaded, strict=False)
     return f"{line}; the rest keeps its initial values" if other or missing else line
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from common.ground.files import append_json_line, explained, read_file, read_json_lines, write_atomic
-from common.parallel import sharding
+from common.parallel import dtensors
 
 FILE = "state.jsonl"  # in a run's output folder
 _MOST = 2**30  # bytes of FILE
@@ -49,7 +49,7 @@ def summarize(step: int, objects: dict[str, Any]) -> dict:
     for name, value in sorted(leaves(objects), key=lambda leaf: leaf[0]):
         digest = hashlib.blake2b(digest_size=16)
         if isinstance(value, torch.Tensor):
-            value = sharding.full(value).cpu()
+            value = dtensors.full(value).cpu()
             digest.update(f"{value.dtype} {list(value.shape)} ".encode())
             dense = value.detach() if value.layout == torch.strided else value.detach().to_dense()
             digest.update(dense.contiguous().reshape(-1).view(torch.uint8).numpy().data)

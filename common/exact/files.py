@@ -36,7 +36,7 @@ from common.ground.files import (
     sync_folder,
     write_atomic,
 )
-from common.ground.results import checkpoint_names, shards_of
+from common.ground.results import checkpoint_names, dtensor_folder
 
 CONVERT = "python -c \"import torch; torch.save({}, 'new.pth')\""  # of a state_dict
 _ZIP, _TORCHSCRIPT = b"PK\3\4", "constants.pkl"
@@ -94,10 +94,10 @@ def plain_names(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]
 def verify(path: str) -> dict:
     """Check every byte of a checkpoint and return its facts (facts_of). Raises Refused with the reason."""
     facts = facts_of(path)
-    folder = shards_of(path)
+    folder = dtensor_folder(path)
     files = {os.path.join(folder, name): each for name, each in facts.get("shards", {}).items()}
     for each, (size, sha256) in ({path: (facts["size"], facts["sha256"])} | files).items():
-        it = "it" if each == path else f"its shard {os.path.basename(each)}"
+        it = "it" if each == path else f"its file {os.path.basename(each)}"
         try:
             with open(each, "rb", opener=opener) as file:
                 if (own := os.fstat(file.fileno()).st_size) != size:
@@ -189,8 +189,8 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True) -> dict:
     """Return the dictionary that torch.save wrote to a file, on the CPU; nothing in it is executed.
 
     most: its tensors.
-    whole: read the shards of a sharded checkpoint, too. Otherwise its sharded tensors are meta tensors, and
-        "shards" is the path for sharded.load().
+    whole: read the folder of a sharded checkpoint, too. Otherwise its sharded tensors are meta tensors, and
+        "shards" is the path for dtensor_files.load().
     Raises Refused, also for the formats of torch before 1.6 and for TorchScript archives: torch.load of torch
     before 2.6 may execute these (CVE-2025-32434).
     """
@@ -223,9 +223,9 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True) -> dict:
         if isinstance(state, dict) and "shards" in state:
             state["shards"] = path
             if whole:
-                from common.exact import sharded
+                from common.exact import dtensor_files
 
-                state["objects"] = sharded.load_whole(state.pop("shards"), state["objects"])
+                state["objects"] = dtensor_files.load_whole(state.pop("shards"), state["objects"])
     except Refused:
         raise
     except pickle.UnpicklingError as error:
@@ -286,7 +286,7 @@ def discard(path: str) -> None:
     for each in (path, f"{path}.json"):
         with contextlib.suppress(OSError):
             os.unlink(each)
-    shutil.rmtree(shards_of(path), ignore_errors=True)
+    shutil.rmtree(dtensor_folder(path), ignore_errors=True)
 
 
 def _save(state: dict, file: IO[bytes]) -> str:

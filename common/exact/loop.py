@@ -86,7 +86,7 @@ class Exact:
         keep: int = 3,
         max_bad_steps: int = 20,
         grace: float = 25.0,
-        in_shards: bool = False,
+        by_rank: bool = False,
         identity: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
         learned: dict[str, Any] | None = None,
@@ -104,7 +104,7 @@ class Exact:
         self._steps: Any = None  # OptimizerSteps, from resume() on
         self.add(**objects)
         self._replicas: Any = None  # a Replicas, if there are several ranks
-        self._saver = Saver(folder, keep, self.say, self._state.is_sharded, in_shards)
+        self._saver = Saver(folder, keep, self.say, self._state.is_sharded, by_rank)
         self._said: set[str] = set()
         self._stop = self._waits = False  # any rank was asked to stop; gradients wait for an optimizer step
         self._label_mean = LabelMean()
@@ -265,7 +265,7 @@ class Exact:
     def _load(self, wanted: str) -> tuple[str, dict | None]:
         """Return (path, state) as choose() does. The state is loaded, unless it is sharded."""
         load = lambda state: self._state.load(state, self.total_steps or sys.maxsize)  # noqa: E731
-        whole = not self._state.is_sharded  # otherwise each rank reads its shards
+        whole = not self._state.is_sharded  # otherwise each rank reads its part
         path, state = choose(wanted, self._saver.checkpoints, load, whole)
         if state:
             if wanted == "auto":

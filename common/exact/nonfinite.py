@@ -13,7 +13,7 @@ import torch
 from common.distributed import ranks
 from common.ground import accelerator, exits
 from common.ground.exits import BadInput
-from common.parallel import sharding
+from common.parallel import dtensors
 
 
 class Diverged(BadInput):
@@ -92,7 +92,7 @@ class Guard:
         parameters = [each for group in groups for each in group["params"] if each.grad is not None]
         if len(parameters) > self._most:  # also in the first step
             self.has_more, self._most = True, len(parameters)
-        gradients = [sharding.local(each.grad) for each in parameters]
+        gradients = [dtensors.local(each.grad) for each in parameters]
         if loss is None:
             loss, parameters, gradients = self._nothing, [], []
         norm = torch.stack(torch._foreach_norm(gradients)).sum() if gradients else loss.new_zeros(())

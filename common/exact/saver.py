@@ -17,7 +17,7 @@ from common.exact import digest, files
 from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.ground.files import explain_write, sweep
-from common.parallel import sharding
+from common.parallel import dtensors
 
 # a file system refuses what a save needs: unlike a full disk, this does not pass
 _FINAL, _MOST_FAILURES = (errno.ENOSYS, errno.EROFS, errno.EPERM, errno.EOPNOTSUPP), 3
@@ -31,7 +31,7 @@ class Saver:
     keep: the number of newest checkpoints to keep.
     log: called with one line to print.
     is_sharded: whether the model is. Then call save_checkpoint() and save_weights() on every rank.
-    in_shards: each rank writes its shards of a sharded model (sharded.py); otherwise rank 0 gathers them.
+    by_rank: each rank writes its part of a sharded model (dtensor_files.py); otherwise rank 0 gathers them.
     saved: called with the step of each new checkpoint, in the background.
 
     `durable` is the step of the last checkpoint that is on the disk.
@@ -43,10 +43,10 @@ class Saver:
         keep: int,
         log: Callable[[str], object],
         is_sharded: bool = False,
-        in_shards: bool = False,
+        by_rank: bool = False,
     ):
         self.folder, self.keep, self.log, self.is_sharded = folder, keep, log, is_sharded
-        self.in_shards = is_sharded and in_shards
+        self.by_rank = is_sharded and by_rank
         self.saved: Callable[[int], object] = lambda step: None
         self.checkpoints = os.path.join(folder, "checkpoints")
         self.step = self.durable = 0  # of the last checkpoint that was submitted; of the last on the disk
@@ -75,8 +75,8 @@ class Saver:
         if self._agree(self.step != step):
             self.step = step
             write = lambda state: self._write_checkpoint(state, run, is_planned)  # noqa: E731
-            write_shards = lambda: self._write_shards(capture(), is_planned)  # noqa: E731
-            self._submit(files.name_of(step), write_shards if self.in_shards else capture, write)
+            write_parts = lambda: self._write_parts(capture(), is_planned)  # noqa: E731
+            self._submit(files.name_of(step), write_parts if self.by_rank else capture, write)
 
     def save_weights(
         self,
@@ -112,7 +112,7 @@ class Saver:
             sweep(self.folder)
             write_files(tensors)
 
-        if self.in_shards and self._agree(self._digested != step):
+        if self.by_rank and self._agree(self._digested != step):
             self._digest(step, objects())
         if name or self._agree(self._digested != step):
             self._submit(name, capture, write)
@@ -196,16 +196,16 @@ class Saver:
             if line:
                 digest.write(self.folder, line | {"saved": False})
 
-    def _write_shards(self, state: dict[str, Any], is_planned: bool) -> dict[str, Any]:
-        """Write the shards of a state on every rank, while the training waits. Return the rest of it."""
+    def _write_parts(self, state: dict[str, Any], is_planned: bool) -> dict[str, Any]:
+        """Write the sharded tensors of a state on every rank; the training waits. Return the rest of it."""
         objects, path = state["objects"], os.path.join(self.checkpoints, files.name_of(state["step"]))
         self._check_finite(objects["model"])
         self._digest(state["step"], objects, is_planned, is_saved=True)
         if ranks.is_first():
             files.discard(path)
-        from common.exact import sharded
+        from common.exact import dtensor_files
 
-        rest, facts = sharded.save(path, objects)
+        rest, facts = dtensor_files.save(path, objects)
         return state | {"objects": rest, "shards": facts}
 
     def _write_checkpoint(self, state: dict[str, Any], run: str, is_planned: bool) -> None:
@@ -213,9 +213,9 @@ class Saver:
         if not self._is_readable:  # once: a later state has the same types
             files.check_readable(state["objects"])
             self._is_readable = True
-        if not self.in_shards:
+        if not self.by_rank:
             self._digest(state["step"], state["objects"], is_planned, is_saved=True)
-        facts = {"shards": state["shards"]} if self.in_shards else {}
+        facts = {"shards": state["shards"]} if self.by_rank else {}
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         files.write(path, state, step=state["step"], run=run, **facts)
         self.durable, self._marked, self._refusals = state["step"], None, 0
@@ -272,7 +272,7 @@ class HostCopies:
 
     def _copied(self, value: Any, place: tuple) -> Any:
         if isinstance(value, torch.Tensor) and not value.is_meta:
-            whole = sharding.full(value)
+            whole = dtensors.full(value)
             return self._buffer(whole, place).copy_(whole, non_blocking=True) if ranks.is_first() else None
         if isinstance(value, dict):
             return {key: self._copied(each, (*place, key)) for key, each in value.items()}

@@ -10,7 +10,7 @@ from common.exact import digest, files
 from common.exact.optimizer_steps import find_optimizers
 from common.exact.schedules import ScheduleState, plain
 from common.ground.exits import BadInput
-from common.parallel import sharding
+from common.parallel import dtensors
 
 FORMAT = 2
 # options of earlier versions -> the value with which a run is one without the option
@@ -41,7 +41,7 @@ class RunState:
     ):
         self.objects, self.identity, self.settings = objects, {**(identity or {})}, settings or {}
         self.sampling = sampling or {}
-        self.is_sharded = sharding.is_sharded(objects["model"])
+        self.is_sharded = dtensors.is_sharded(objects["model"])
         self.objects |= _inner_optimizers(objects["optimizer"])
         self._later: dict | None = None  # a state whose parameter groups are not all added yet
         self.run = uuid.uuid4().hex[:16]
@@ -79,9 +79,9 @@ class RunState:
         optimizers = self._optimizers().values()
         modules = {name: each for name, each in objects.items() if name not in self._optimizers()}
         tensors = (each for _, each in digest.leaves(modules) if isinstance(each, torch.Tensor))
-        held = {sharding.local(each).data_ptr() for each in tensors}
+        held = {dtensors.local(each).data_ptr() for each in tensors}
         groups = [group for own in optimizers for group in own.param_groups]
-        trained = [sharding.local(each) for group in groups for each in group["params"]]
+        trained = [dtensors.local(each) for group in groups for each in group["params"]]
         if lost := sum(each.numel() > 0 and each.data_ptr() not in held for each in trained):
             raise BadInput(
                 f"the optimizer trains {lost} tensors that no checkpoint holds: put them into the model, or "
@@ -123,18 +123,18 @@ class RunState:
             self.restore(state)
 
     def broadcast(self, state: dict | None) -> dict | None:
-        """Return rank 0's state on every rank, with the tensors of a sharded model as its shards."""
+        """Return rank 0's state on every rank, with the tensors of a sharded model as this rank's parts."""
         objects: dict[str, Any] = {
             name: own.state_dict() for name, own in self.objects.items() if isinstance(own, torch.nn.Module)
         }
         for name, own in self._optimizers().items():
             parameters = [each for group in own.param_groups for each in group["params"]]
             objects[name] = {"state": dict(enumerate(parameters))}
-        state = sharding.broadcast(state, {"objects": objects})
+        state = dtensors.broadcast(state, {"objects": objects})
         if state and "shards" in state:
-            from common.exact import sharded
+            from common.exact import dtensor_files
 
-            sharded.load(state["shards"], state["objects"])
+            dtensor_files.load(state["shards"], state["objects"])
         return state
 
     def _check_objects(self, saved: dict) -> None:

@@ -23,6 +23,6 @@ def checkpoint_names(folder: str) -> list[str]:
     return []
 
 
-def shards_of(path: str) -> str:
-    """Return the folder of the shards of a checkpoint step_<n>.pt."""
+def dtensor_folder(path: str) -> str:
+    """Return the folder of the sharded tensors of a checkpoint step_<n>.pt."""
     return f"{os.path.splitext(path)[0]}.shards"

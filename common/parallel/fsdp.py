@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--precision", choices=["float32", "bfloat16"], default="float32", help=help)
     help = "true: repeat each layer's forward pass in the backward pass, to keep less (default: false)"
     add("--checkpoint_activations", role=OPERATION, type=boolean, default=False, help=help)
-    help = "full: rank 0 writes one file; sharded: each rank writes its shards (default: full)"
+    help = "full: rank 0 writes one file; sharded: each rank writes its part (default: full)"
     add("--checkpoint_format", role=OPERATION, choices=["full", "sharded"], default="full", help=help)
 
 

@@ -12,7 +12,7 @@ from common.compute import loss_means
 from common.distributed import ranks
 from common.ground import accelerator
 from common.ground.exits import BadInput, print_line
-from common.parallel import sharding
+from common.parallel import dtensors
 from common.run.metrics import Metrics, count_samples
 
 _EXPECTED = "expected one number, the mean over the batch (reduction='mean')"
@@ -88,7 +88,7 @@ def evaluate(
     model.eval()
     device = next(model.parameters(), torch.empty(0)).device
     total = zero_sums(device, 3 + metrics.size)
-    if sharding.is_sharded(model):
+    if dtensors.is_sharded(model):
         turns = _in_step(batches, stop, device)
     else:
         turns = itertools.takewhile(lambda _: not stop(), batches)

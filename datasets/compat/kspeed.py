@@ -166,13 +166,13 @@ class KSpeedImageFolder(ImageFolder):
 
 
 class KSpeedCallable:
-    """A source for DALI of the images of this shard, encoded: (uint8 [n], label int32 [1]).
+    """A source for DALI of the images of this rank, encoded: (uint8 [n], label int32 [1]).
 
         fn.external_source(source, num_outputs=2, batch=False, parallel=True)
 
     The samples are those of a WholeBatchSampler (datasets/sampling) with batches of batch_size * num_shards.
     So each sample comes at most once an epoch, and the global batches follow from the seed. The epoch ends
-    after the last full batch of all shards, because DALI takes no partial batches from such a source. The
+    after the last full batch of all ranks, because DALI takes no partial batches from such a source. The
     remaining samples, others each epoch, are skipped. Images that are not plain are passed as PNG, which DALI
     decodes to Pillow's pixels.
 
@@ -208,7 +208,7 @@ class KSpeedCallable:
             len(self.index), together, seed, rank=shard_id, world_size=num_shards, shuffle=shuffle
         )
         self.full_iters = len(self.index) // together
-        self._step, self._ids = -1, np.zeros(0, np.int64)  # ids of this shard's part of a step
+        self._step, self._ids = -1, np.zeros(0, np.int64)  # ids of this rank in a step
 
     def __call__(self, info: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return a sample. info: DALI's SampleInfo. Raises StopIteration at the end of the epoch."""

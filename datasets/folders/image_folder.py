@@ -20,7 +20,7 @@ import numpy as np
 
 from common.ground.exits import BadInput, printable
 from common.ground.files import explained, locked, make_folder_atomic, own_place
-from datasets.folders import images, listing, shards
+from datasets.folders import images, listing, tar_files
 from datasets.folders.listing import FILES_PER_TASK, VAL_SHARE, Listing, Log, map_files, progress, shown
 
 _FORMAT = 3  # increase it if the columns or the results of images.inspect() change
@@ -128,7 +128,7 @@ class ImageFolderIndex:
 
     def describe(self) -> str:
         """Return the number of images, the first classes and the place as text."""
-        ends = [shards.split_path(self.path(id)) for id in (0, len(self) - 1)]
+        ends = [tar_files.split_path(self.path(id)) for id in (0, len(self) - 1)]
         place = " to ".join(dict.fromkeys(end[0] for end in ends if end)) or self.base
         return f"{len(self)} images of {len(self.classes)} classes ({shown(self.classes)}) in {place}"
 
@@ -164,7 +164,7 @@ def load(
 ) -> ImageFolderIndex:
     """Return the index of a split, from `cache` if no file has changed since.
 
-    root: folder or URL; or a pattern of tar files that ends in .tar (shards.find()), or a folder of them.
+    root: folder or URL; or a pattern of tar files that ends in .tar (tar_files.find()), or a folder of them.
     split: "train" or "val".
     cache: folder of the index. Of several processes one scans and the others wait.
     max_bad: maximum share of bad images, which are skipped.
@@ -196,10 +196,10 @@ def look(
     labelled: bool = True,
 ) -> Listing:
     """Return the images of a split of a folder, or of tar files. Arguments: those of load()."""
-    if os.path.isdir(root) and shards.is_folder(root):
+    if os.path.isdir(root) and tar_files.is_folder(root):
         root = os.path.join(root, "*.tar")
     if root.endswith(".tar") and not os.path.isdir(root):
-        return shards.look(root, split, cache, classes, log, val_share, splits)
+        return tar_files.look(root, split, cache, classes, log, val_share, splits)
     return listing.look(root, split, classes, log, val_share, splits, labelled)
 
 
@@ -287,10 +287,10 @@ def _inspect(path: str, size: int) -> tuple[int, images.Header]:
     has another size.
     """
     images.check_bytes(size)
-    if member := shards.split_path(path):
-        content = shards.read_member(*member, size)
+    if member := tar_files.split_path(path):
+        content = tar_files.read_member(*member, size)
     else:
-        content = shards.read_bytes(path, 0, size + 1)
+        content = tar_files.read_bytes(path, 0, size + 1)
     if len(content) != size:
         now = len(content) if len(content) < size else "more"
         raise BadInput(f"{size} bytes when it was listed, {now} when read")

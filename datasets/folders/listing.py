@@ -153,8 +153,8 @@ def find_split(root: str, split: str, splits: str | None = None, log: Log = lamb
 
 
 def split_names(splits: str | None) -> dict[str, tuple[str, ...]]:
-    """Return split -> the names of its folder or shards, of which the first that exists is used: SPLITS, or
-    those of --splits."""
+    """Return split -> the names of its folder or tar files, of which the first that exists is used: SPLITS,
+    or those of --splits."""
     if splits == NO_SPLITS:
         return dict.fromkeys(SPLITS, ())
     return dict(zip(SPLITS, ((each,) for each in splits.split(",")), strict=True)) if splits else SPLITS

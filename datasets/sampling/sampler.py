@@ -119,7 +119,7 @@ class BatchSampler:
         self.part = 0
         self.seek(0)
 
-    def shard(self: _Sampler, rank: int, world_size: int) -> _Sampler:
+    def for_rank(self: _Sampler, rank: int, world_size: int) -> _Sampler:
         """Return a batch sampler of this rank's part of every global batch. Raises BadInput."""
         part = copy.copy(self)
         part._set_rank(rank, world_size)
@@ -311,7 +311,7 @@ class SequentialBatchSampler:
         bounds = [size * place // count for place in range(first, first + shards + 1)]
         self.parts = [range(*pair) for pair in itertools.pairwise(bounds)]  # see split()
 
-    def shard(self, rank: int, world_size: int) -> "SequentialBatchSampler":
+    def for_rank(self, rank: int, world_size: int) -> "SequentialBatchSampler":
         """Return a batch sampler of this rank's part."""
         return SequentialBatchSampler(self.size, self.largest, rank=rank, world_size=world_size)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from common.ground.exits import BadInput
 from common.ground.files import explained
-from datasets.folders import shards
+from datasets.folders import tar_files
 from datasets.stores.reading import reading
 from datasets.stores.store import Store
 
@@ -26,8 +26,8 @@ class FileStore(Store):
         """Return the bytes of a file. Raises BadInput, also if the file was changed since it was scanned."""
         path = self.index.path(id)
         with reading(path), explained(f"cannot read {path}"):
-            if member := shards.split_path(path):
-                content = shards.read_member(*member, int(self.index.bytes[id]))
+            if member := tar_files.split_path(path):
+                content = tar_files.read_member(*member, int(self.index.bytes[id]))
             else:
                 with open(path, "rb", buffering=0) as file:
                     content = file.read()

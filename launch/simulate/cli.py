@@ -37,7 +37,7 @@ from typing import NoReturn
 
 from common.console.arguments import Parser, expand_home, positive_float, positive_int
 from common.ground.exits import BadInput
-from datasets.folders import shards
+from datasets.folders import tar_files
 from launch import confirm
 from launch.bundle.code_folder import CodeFolder
 from launch.profiles import PROFILES, Folders, make_starts
@@ -108,8 +108,8 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     if data is not None and not os.path.isdir(data):
         if not os.path.isfile(data) and not set(data) & set("*?[{"):
             raise BadInput(f"--data_url {data} is not a folder on this machine")
-        shards.find(data)  # a file, or a pattern that matches some: their folder is the input
-        data, *below = shards.split_pattern(data)
+        tar_files.find(data)  # a file, or a pattern that matches some: their folder is the input
+        data, *below = tar_files.split_pattern(data)
     keep = args.keep and os.path.abspath(args.keep)
     if keep:
         confirm.make_empty(keep)

@@ -139,7 +139,7 @@ def test_a_sharded_checkpoint_has_the_state_of_a_full_one_and_a_damaged_shard_is
     content[-100] ^= 1
     shard.write_bytes(content)
     first, _ = run_ranks(job, *SMALL, SHARDED, "--keep=2", f"--output_dir={output}")
-    assert "step_5.pt: its shard __1_0.distcp changed" in first.stdout and "step 4 of 6" in first.stdout
+    assert "step_5.pt: its file __1_0.distcp changed" in first.stdout and "step 4 of 6" in first.stdout
     assert same(facts(output), whole)
     left = {path.name for path in (output / "checkpoints").iterdir()}
     assert left == {f"step_{n}.{end}" for n in (4, 6) for end in ("pt", "pt.json", "shards")}

@@ -41,7 +41,7 @@ def torch_loader(loader: DataLoader, device: torch.device, *, seed: int = 0, epo
         raise BadInput(f"the DataLoader has {kind}: its batches are not the same after a restart")
     count, rank = ranks.world_size(), ranks.rank()
     steps = len(loader)
-    sampler = BatchSampler(steps * count, count, seed, epochs).shard(rank, count)  # it counts the steps
+    sampler = BatchSampler(steps * count, count, seed, epochs).for_rank(rank, count)  # it counts the steps
     plan = Plan(_Index(steps * count), sampler)
     return Loader(TorchBatches(loader), plan, device, to_device=MoveToDevice(device))
 

@@ -226,7 +226,7 @@ def _over_ranks(metrics, outputs, targets, criterion, ranks, batch=7):
     """Evaluate each rank's part of the given outputs, and return the sum over the ranks."""
     total = torch.zeros(3 + metrics.size, dtype=torch.float64)
     for rank in range(ranks):
-        parts = SequentialBatchSampler(len(outputs), batch).shard(rank, ranks)
+        parts = SequentialBatchSampler(len(outputs), batch).for_rank(rank, ranks)
         batches = ((outputs[ids], targets[ids]) for ids in parts)
         total += evaluate(nn.Identity(), batches, criterion, metrics)
     return total

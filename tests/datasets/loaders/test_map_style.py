@@ -70,7 +70,7 @@ def batches(dataset, start=0, ranks=1, **options):
     """Return ([inputs and targets of each step, in the order of ranks], receipt sums over the ranks)."""
     steps, sums = [[] for _ in range(STEPS - start)], 0
     for rank in range(ranks):
-        part = sampler().shard(rank, ranks) if ranks > 1 else sampler()
+        part = sampler().for_rank(rank, ranks) if ranks > 1 else sampler()
         loader = map_style_loader(dataset, part, CPU, **options)
         place = 0
         for _ in loader.epochs_from(start):
@@ -154,7 +154,7 @@ def test_making_a_loader_does_not_change_the_generators_of_the_job():
 def _drawn(workers, rank, world_size, start=0, history=0):
     """Return what a loop draws at the start of epochs, in steps and after epochs."""
     torch.rand(history), np.random.rand(history), [random.random() for _ in range(history)]
-    loader = map_style_loader(Photographs(), sampler().shard(rank, world_size), CPU, workers=workers)
+    loader = map_style_loader(Photographs(), sampler().for_rank(rank, world_size), CPU, workers=workers)
     loader.lead(start)
     drawn = {}
     for epoch in loader.epochs_from(start):
@@ -303,7 +303,7 @@ def test_an_evaluation_takes_each_sample_once_on_every_rank(count):
     dataset, seen = TensorDataset(torch.arange(count), torch.arange(count)), []
     for order in (SequentialBatchSampler(count, 3), WholeBatchSampler(count, 8, 0, 1)):
         for rank in range(4):
-            loader = map_style_loader(dataset, order.shard(rank, 4), CPU)
+            loader = map_style_loader(dataset, order.for_rank(rank, 4), CPU)
             seen += [(type(order), id) for inputs, _ in loader for id in inputs.tolist()]
     assert len(seen) == 2 * count == len(set(seen))
 
@@ -349,7 +349,7 @@ def test_shards_have_random_numbers_of_their_own_and_the_receipt_is_that_of_whol
     data = TensorDataset(torch.arange(SIZE), torch.arange(SIZE))
     drawn, sums = {}, []
     for rank in range(world_size):
-        sampler = BatchSampler(SIZE, BATCH, 7, 1).shard(rank, world_size).split(4 // world_size)
+        sampler = BatchSampler(SIZE, BATCH, 7, 1).for_rank(rank, world_size).split(4 // world_size)
         loader = map_style_loader(data, sampler, CPU)
         loader.lead(0)
         for place, (inputs, _) in enumerate(loader):

@@ -226,7 +226,7 @@ def test_a_billion_samples_cost_the_memory_of_a_batch():
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 359, 1000])
 def test_sequential_visits_each_sample_once(size):
     for ranks in (1, 2, 3, 4, 7):
-        parts = [SequentialBatchSampler(size, 100).shard(rank, ranks) for rank in range(ranks)]
+        parts = [SequentialBatchSampler(size, 100).for_rank(rank, ranks) for rank in range(ranks)]
         batches = [list(part) for part in parts]
         assert [len(part) for part in parts] == [len(part) for part in batches]
         assert np.concatenate([*itertools.chain(*batches)]).tolist() == list(range(size))
@@ -236,7 +236,7 @@ def test_shards_are_the_same_on_any_number_of_processes():
     """Each global batch of 24 in 8 shards, and an evaluation of 100 samples in 8 parts."""
     for ranks in (1, 2, 8):
         split = [
-            list(BatchSampler(100, 24, 3, epochs=2).shard(rank, ranks).split(8 // ranks))
+            list(BatchSampler(100, 24, 3, epochs=2).for_rank(rank, ranks).split(8 // ranks))
             for rank in range(ranks)
         ]
         steps = len(split[0]) * ranks // 8
@@ -245,20 +245,22 @@ def test_shards_are_the_same_on_any_number_of_processes():
             for step in range(steps)
         ]
         assert steps == 4 and shards == [BatchSampler(100, 24, 3).batch(step).tolist() for step in range(4)]
-        parts = [SequentialBatchSampler(100, 5).shard(rank, ranks).split(8 // ranks) for rank in range(ranks)]
+        parts = [
+            SequentialBatchSampler(100, 5).for_rank(rank, ranks).split(8 // ranks) for rank in range(ranks)
+        ]
         assert [len(list(part)) for part in parts] == list(map(len, parts))
         batches = [batch.tolist() for part in parts for batch in part]
         expected = [
-            each.tolist() for rank in range(8) for each in SequentialBatchSampler(100, 5).shard(rank, 8)
+            each.tolist() for rank in range(8) for each in SequentialBatchSampler(100, 5).for_rank(rank, 8)
         ]
         assert batches == expected
     largest = BatchSampler(100, 24, 3).split(8)
-    assert largest.largest == 3 and largest.batch(2).size == 24 and largest.shard(0, 2).largest == 12
+    assert largest.largest == 3 and largest.batch(2).size == 24 and largest.for_rank(0, 2).largest == 12
 
 
 def test_a_batch_that_is_not_divisible_into_shards_is_refused():
     with pytest.raises(BadInput, match="24 is not divisible by 16 shards"):
-        BatchSampler(100, 24, 3).shard(1, 2).split(8)
+        BatchSampler(100, 24, 3).for_rank(1, 2).split(8)
     with pytest.raises(BadInput, match="use a BatchSampler"):
         WholeBatchSampler(100, 24, 3).split(2)
 

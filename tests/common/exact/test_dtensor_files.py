@@ -1,4 +1,4 @@
-"""The shards of a checkpoint are read whole in one process, and nothing in them is executed."""
+"""The folder of a sharded checkpoint is read whole in one process, and nothing in it is executed."""
 
 import os
 import pickle
@@ -8,9 +8,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from common.exact import files
-from common.exact import sharded as shards
-from common.ground.results import shards_of
+from common.exact import dtensor_files, files
+from common.ground.results import dtensor_folder
 from tests.conftest import CAN_FORK
 from tests.support.hostile_pickle import Hostile
 
@@ -19,13 +18,13 @@ pytestmark = pytest.mark.skipif(not CAN_FORK, reason="sharded checkpoints need t
 
 @pytest.fixture
 def path(tmp_path):
-    """Return a checkpoint with one tensor in its shards."""
+    """Return a checkpoint with one tensor in its folder."""
     path = str(tmp_path / "step_3.pt")
     weight = torch.arange(6.0, dtype=torch.bfloat16).view(3, 2)
-    writer = dcp.FileSystemWriter(shards_of(path))
+    writer = dcp.FileSystemWriter(dtensor_folder(path))
     dcp.save({"model.weight": weight}, storage_writer=writer, no_dist=True)
     folder = tmp_path / "step_3.shards"
-    facts = {each.name: shards._facts_of(str(folder), each.name) for each in folder.iterdir()}
+    facts = {each.name: dtensor_files._facts_of(str(folder), each.name) for each in folder.iterdir()}
     objects = {"model": {"weight": torch.empty_like(weight, device="meta"), "count": torch.tensor(7)}}
     files.write(path, {"objects": objects, "shards": facts}, step=3, shards=facts)
     return path
@@ -41,13 +40,13 @@ def test_a_process_reads_all_tensors_and_a_rank_their_shapes(path):
 
 
 def test_a_shard_that_is_damaged_or_missing_is_refused(path):
-    shard = os.path.join(shards_of(path), "__0_0.distcp")
+    shard = os.path.join(dtensor_folder(path), "__0_0.distcp")
     with open(shard, "ab") as file:
         file.write(b"0")
-    with pytest.raises(files.Refused, match=r"its shard __0_0\.distcp has \d+ bytes, expected \d+"):
+    with pytest.raises(files.Refused, match=r"its file __0_0\.distcp has \d+ bytes, expected \d+"):
         files.read(path)
     os.unlink(shard)
-    with pytest.raises(files.Refused, match=r"its shard __0_0\.distcp cannot be read"):
+    with pytest.raises(files.Refused, match=r"its file __0_0\.distcp cannot be read"):
         files.read(path)
     files.discard(path)
     assert os.listdir(os.path.dirname(path)) == []
@@ -56,12 +55,12 @@ def test_a_shard_that_is_damaged_or_missing_is_refused(path):
 def test_a_failed_write_names_the_rank(tmp_path):
     (tmp_path / "step_3.shards").touch()
     with pytest.raises(RuntimeError, match=r"rank 0: .*File exists"):
-        shards.save(str(tmp_path / "step_3.pt"), {"model": {}})
+        dtensor_files.save(str(tmp_path / "step_3.pt"), {"model": {}})
 
 
 @pytest.mark.parametrize("function", [os.mkdir, "eval"], ids=str)
 def test_a_program_in_the_metadata_is_not_executed(function, path, tmp_path):
-    made, metadata = tmp_path / "made", os.path.join(shards_of(path), ".metadata")
+    made, metadata = tmp_path / "made", os.path.join(dtensor_folder(path), ".metadata")
     call = Hostile(eval, f"__import__('os').mkdir({str(made)!r})") if function == "eval" else None
     with open(metadata, "wb") as file:
         pickle.dump(call or Hostile(function, str(made)), file)

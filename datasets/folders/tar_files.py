@@ -1,4 +1,4 @@
-"""Find samples in shards without unpacking them; list the images in tar files as those in folders are listed.
+"""Find samples in tar files without unpacking them, and list images in them as those in folders are listed.
 
 The path of an image in a tar file is <tar>/<its first byte, 12 digits>/<its name>.
 """
@@ -21,14 +21,14 @@ from datasets import files
 from datasets.folders import images, listing
 from datasets.folders.listing import Listing, Log, is_image, map_files, progress, shown
 
-_FORMAT = 2  # increase it if scan_tar() returns other rows
+_FORMAT = 3  # increase it if scan_tar() returns other rows
 _TORN = -2  # the label of a file whose sample began earlier in the tar
-_FIELDS = [("shard", "i8"), ("offset", "i8"), ("size", "i8"), ("label", "i8"), ("is_first", "?")]
+_FIELDS = [("file", "i8"), ("offset", "i8"), ("size", "i8"), ("label", "i8"), ("is_first", "?")]
 Row = tuple[int, int, int, bool, bytes]  # offset, size, label, is_first, name
 
 
 def find(patterns: str | Iterable[str]) -> list[str]:
-    """Return the absolute paths of shards, sorted.
+    """Return the absolute paths of the files, sorted.
 
     patterns: with *, ?, [a-z] or {000..127}. Below a URL, all objects of the part before these are staged.
     Raises BadInput if a pattern matches no file.
@@ -48,7 +48,7 @@ def find(patterns: str | Iterable[str]) -> list[str]:
                 raise BadInput(f"{pattern}: no file {name} in {folder}")
             paths.update(map(os.path.abspath, matches))
     if not paths:
-        raise BadInput(f"shards {patterns!r}: expected at least one pattern")
+        raise BadInput(f"files {patterns!r}: expected at least one pattern")
     return sorted(paths)
 
 
@@ -68,11 +68,11 @@ def split_pattern(pattern: str) -> tuple[str, str]:
 def load_index(
     paths: list[str], scan: Callable[[str], list[Row]], cache: str | None, log: Log = print
 ) -> np.ndarray:
-    """Return the index of shards: a memory-mapped array of the rows that scan(path) returns, with the fields
-    of Row and `shard`, a place in `paths`.
+    """Return the index of the files: a memory-mapped array of the rows that scan(path) returns, with the
+    fields of Row and `file`, a place in `paths`.
 
-    It is made once, and again if the size or the time of a shard changes, in the folder `cache` (None: that
-    of the first shard). Of several processes one makes it, and the others wait. Raises BadInput.
+    It is made once, and again if the size or the time of a file changes, in the folder `cache` (None: that
+    of the first file). Of several processes one makes it, and the others wait. Raises BadInput.
     """
     try:
         states = [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths]
@@ -80,11 +80,11 @@ def load_index(
         raise BadInput(f"cannot read {error.filename}: {error.strerror}") from error
     digest = hashlib.blake2b(repr((_FORMAT, states)).encode(), digest_size=8).hexdigest()
     folder, parts = cache or os.path.dirname(paths[0]), []
-    owners = [] if cache else [os.stat(paths[0]).st_uid]  # who could change the shards, too
-    place = own_place(os.path.join(folder, f".shards-{digest}.npy"), log, *owners)
+    owners = [] if cache else [os.stat(paths[0]).st_uid]  # who could change the files, too
+    place = own_place(os.path.join(folder, f".files-{digest}.npy"), log, *owners)
     try:
         os.makedirs(folder, exist_ok=True)
-        with locked(f"{place}.lock"), progress(len(paths), "indexing", unit="shard") as bar:
+        with locked(f"{place}.lock"), progress(len(paths), "indexing", unit="file") as bar:
             # one that is cut is made again
             with contextlib.suppress(FileNotFoundError, ValueError, EOFError):
                 return np.load(place, mmap_mode="r")
@@ -97,7 +97,7 @@ def load_index(
         return np.load(place, mmap_mode="r")
     except OSError as error:
         reason = f"{error.strerror or error}; cache_dir: expected a folder that can be written"
-        raise BadInput(f"the index of shards {place}: {reason}") from error
+        raise BadInput(f"the index {place}: {reason}") from error
 
 
 def scan_tar(path: str) -> list[Row]:
@@ -210,15 +210,15 @@ def look(
     numbers = _read_labels(paths, rows) if has_cls else {}
     found: list[tuple] = []  # path, name, label in a .cls or "", size, time
     times, left = [os.stat(path).st_mtime_ns for path in paths], Counter[str]()
-    for place, (shard, offset, size, _, _, name) in enumerate(rows):
+    for place, (file, offset, size, _, _, name) in enumerate(rows):
         number = numbers.get(place, "")
         if not is_image(name) or (has_cls and not number):
             left[listing.ending(name)] += not name.lower().endswith(".cls")
             continue
         if ".." in name.split("/") or not (number or "/" in name):
-            raise BadInput(f"{paths[shard]}: {name}: expected CLASS/NAME without .., or NAME with a NAME.cls")
-        path = f"{os.path.relpath(paths[shard], base)}/{offset:012}/{name}"
-        found.append((path, name, number, size, times[shard]))
+            raise BadInput(f"{paths[file]}: {name}: expected CLASS/NAME without .., or NAME with a NAME.cls")
+        path = f"{os.path.relpath(paths[file], base)}/{offset:012}/{name}"
+        found.append((path, name, number, size, times[file]))
     of = lambda name, number: name.partition("/")[0] * (name.count("/") > (not number))  # noqa: E731
     kinds = _find_splits(pattern, {of(*row[1:3]) for row in found}, splits, listing.is_word)
     if any(kinds.values()):
@@ -261,7 +261,7 @@ def check_samples(paths: list[str], index: np.ndarray) -> None:
     """Raise BadInput if the files of a sample are not next to each other in their tar."""
     if len(torn := index[index["label"] == _TORN]):
         sample, field = split_name(os.fsdecode(torn["name"][0]))
-        path = paths[torn["shard"][0]]
+        path = paths[torn["file"][0]]
         raise BadInput(f"{path}: sample {sample}: its {field} is not next to its other files")
 
 

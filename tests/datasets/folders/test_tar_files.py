@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from common.ground.exits import BadInput
-from datasets.folders import image_folder, listing, shards
+from datasets.folders import image_folder, listing, tar_files
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 from tests.support import pictures, tars
@@ -20,10 +20,10 @@ FILES = [("a/1.jpg", b"x" * 700), ("a/1.cls", b"3"), ("a/1.seg.png", b"y"), (".h
 
 
 def look(pattern, split="train", cache=None, classes=None, val_share=0.0, log=print):
-    return shards.look(str(pattern), split, str(cache) if cache else None, classes, log, val_share)
+    return tar_files.look(str(pattern), split, str(cache) if cache else None, classes, log, val_share)
 
 
-def test_patterns_name_the_shards(tmp_path):
+def test_patterns_name_the_files(tmp_path):
     for name in ("s/007.tar", "s/008.tar", "s/010.tar", "t/x.tar"):
         tars.write(tmp_path / name, FILES)
     for pattern, names in {
@@ -33,48 +33,48 @@ def test_patterns_name_the_shards(tmp_path):
         "**/x.tar": ["t/x.tar"],
         "s/010.tar": ["s/010.tar"],
     }.items():
-        assert shards.find(f"{tmp_path}/{pattern}") == [f"{tmp_path}/{name}" for name in names], pattern
+        assert tar_files.find(f"{tmp_path}/{pattern}") == [f"{tmp_path}/{name}" for name in names], pattern
     both = [f"{tmp_path}/s/007.tar", f"{tmp_path}/t/x.tar"]
-    assert shards.find([both[1], f"{tmp_path}/s/*7.tar"]) == both
+    assert tar_files.find([both[1], f"{tmp_path}/s/*7.tar"]) == both
     with pytest.raises(BadInput, match=r"no file 009\.tar"):
-        shards.find(f"{tmp_path}/s/{{007..010}}.tar")
+        tar_files.find(f"{tmp_path}/s/{{007..010}}.tar")
     for pattern in ([], f"{tmp_path}/s/{{5..1}}.tar"):
         with pytest.raises(BadInput, match="expected"):
-            shards.find(pattern)
+            tar_files.find(pattern)
 
 
 def test_a_tar_is_indexed(tmp_path):
     path = str(tars.write(tmp_path / "0.tar", FILES))
-    index = shards.load_index([path], shards.scan_tar, None)
+    index = tar_files.load_index([path], tar_files.scan_tar, None)
     assert index["name"].tolist() == [b"a/1.jpg", b"a/1.cls", b"a/1.seg.png", b"2.jpg"]
     assert index["is_first"].tolist() == [1, 0, 0, 1] and index["label"].tolist() == [-1, 3, -1, -1]
     places = index[["offset", "size"]].tolist()
-    assert [shards.read_member(path, *place) for place in places] == [b"x" * 700, b"3", b"y", b""]
+    assert [tar_files.read_member(path, *place) for place in places] == [b"x" * 700, b"3", b"y", b""]
 
 
-def test_the_index_is_made_once_and_again_if_a_shard_changes(tmp_path):
+def test_the_index_is_made_once_and_again_if_a_file_changes(tmp_path):
     paths = [str(tars.write(tmp_path / name, FILES)) for name in ("0.tar", "1.tar")]
     scanned = []
 
     def scan(path):
         scanned.append(path)
-        return shards.scan_tar(path)
+        return tar_files.scan_tar(path)
 
     for number in range(4):
         if number == 2:
             tars.write(tmp_path / "1.tar", [("a-longer-name.txt", b"")])
-        index = shards.load_index(paths, scan, None)
+        index = tar_files.load_index(paths, scan, None)
         assert scanned == paths * (1 + number // 2)
-        assert index["shard"].tolist() == ([0] * 4 + [1] * 4 if number < 2 else [0] * 4 + [1])
-    for place in tmp_path.glob(".shards-*.npy"):
+        assert index["file"].tolist() == ([0] * 4 + [1] * 4 if number < 2 else [0] * 4 + [1])
+    for place in tmp_path.glob(".files-*.npy"):
         place.write_bytes(place.read_bytes()[:-1])
-    assert len(shards.load_index(paths, scan, None)) == 5, "an index that is cut is made again"
+    assert len(tar_files.load_index(paths, scan, None)) == 5, "an index that is cut is made again"
     (tmp_path / "file").touch()
     with pytest.raises(BadInput, match="cache_dir"):
-        shards.load_index(paths, scan, str(tmp_path / "file"))
+        tar_files.load_index(paths, scan, str(tmp_path / "file"))
     (tmp_path / "2.tar").symlink_to("missing")
     with pytest.raises(BadInput, match=r"cannot read .*2\.tar"):
-        shards.load_index(shards.find(f"{tmp_path}/*.tar"), scan, None)
+        tar_files.load_index(tar_files.find(f"{tmp_path}/*.tar"), scan, None)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_links_and_sparse_files_in_a_tar_are_refused(tmp_path, kind):
     with tarfile.open(path, "a") as tar:
         tar.addfile(member, io.BytesIO())
     with pytest.raises(BadInput, match=r"at byte 512: b\.jpg is sparse or a link"):
-        shards.scan_tar(str(path))
+        tar_files.scan_tar(str(path))
 
 
 def test_a_folder_may_have_the_name_of_a_tar(tmp_path):
@@ -112,8 +112,8 @@ def test_a_folder_may_have_the_name_of_a_tar(tmp_path):
     (tmp_path / "y.tar").symlink_to(root)
     index = image_folder.load(str(tmp_path / "y.tar"), "train", str(tmp_path / "cache"))
     assert FileStore(index).read(range(4)) == [Path(index.path(id)).read_bytes() for id in range(4)]
-    assert shards.split_path(f"{root}/a.tar/000000000512/b.tar/000000000001/c") == (f"{root}/a.tar", 512)
-    assert shards.split_path(f"{root}/1.jpg") is None
+    assert tar_files.split_path(f"{root}/a.tar/000000000512/b.tar/000000000001/c") == (f"{root}/a.tar", 512)
+    assert tar_files.split_path(f"{root}/1.jpg") is None
 
 
 def test_numeric_class_folders_have_the_numbers_of_loose_folders(tmp_path):
@@ -141,7 +141,7 @@ def test_a_shard_that_is_cut_later_is_one_line(tmp_path):
     path = tars.write(tmp_path / "0.tar", FILES)
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(BadInput, match=r"0\.tar is cut: it has 488 of 700 bytes at byte 512"):
-        shards.read_member(str(path), 512, 700)
+        tar_files.read_member(str(path), 512, 700)
 
 
 @pytest.mark.parametrize("with_cls", [False, True])
@@ -167,7 +167,7 @@ def test_images_in_tars_are_those_of_the_folder(tmp_path, with_cls):
 def test_tars_without_splits_are_divided_by_the_names_of_the_images(tmp_path):
     names = [f"class{number % 2}/{number}.jpg" for number in range(60)]
     parts = []
-    for count in (1, 4):  # the division does not depend on the shards
+    for count in (1, 4):  # the division does not depend on the tar files
         for number in range(count):
             files = [(name, b"image") for name in names[number::count]]
             tars.write(tmp_path / str(count) / f"{number}.tar", files)
@@ -198,7 +198,7 @@ def test_tars_without_splits_are_divided_by_the_names_of_the_images(tmp_path):
         (["images.tar"], [("val/a/1.jpg", b"")], "split train"),
     ],
 )
-def test_bad_shards_of_images_are_one_line(tmp_path, names, files, message):
+def test_bad_tar_files_are_one_line(tmp_path, names, files, message):
     for name in names:
         tars.write(tmp_path / name, files)
     with pytest.raises(BadInput, match=message):
@@ -272,7 +272,7 @@ def test_names_of_tars_are_splits_of_any_name(tmp_path):
         tars.write(tmp_path / f"{name}.tar", files)
 
     def tars_of(split, splits=""):
-        listing = shards.look(
+        listing = tar_files.look(
             f"{tmp_path}/*.tar", split, str(tmp_path), ("a", "b"), lines.append, 0.5, splits
         )
         return {path.split("/")[0] for path in listing.paths}

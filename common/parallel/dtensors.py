@@ -34,9 +34,9 @@ def full(tensor: Any) -> torch.Tensor:
 
 
 def broadcast(state: Any, like: Any) -> Any:
-    """Return rank 0's state on every rank, as shard() does. Other ranks never have a whole tensor in it."""
+    """Return rank 0's state on every rank, as distribute() does. Other ranks have no whole tensor in it."""
     received = ranks.broadcast_object(outline(state, like))
-    return shard(state if ranks.is_first() else received, like)
+    return distribute(state if ranks.is_first() else received, like)
 
 
 def outline(state: Any, like: Any) -> Any:
@@ -45,7 +45,7 @@ def outline(state: Any, like: Any) -> Any:
     return _map(lambda tensor, _: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), state, like)
 
 
-def shard(state: Any, like: Any) -> Any:
+def distribute(state: Any, like: Any) -> Any:
     """Return nested dictionaries with rank 0's tensors, sharded like the tensors at their places in `like`.
 
     A sharded tensor in `like` that has the place of a dictionary stands for all tensors of its shape in it.

@@ -2,7 +2,7 @@
 
     FOLDER/step_400.pt         the state (files.py); a sharded tensor in it is on the meta device
     FOLDER/step_400.pt.json    also the files of step_400.shards: "shards": {name: [size in bytes, sha256]}
-    FOLDER/step_400.shards/    __<rank>_0.distcp with the shards of each rank, and .metadata
+    FOLDER/step_400.shards/    __<rank>_0.distcp with the tensors of each rank, and .metadata
 
 All ranks must see the same FOLDER. A checkpoint can be read by any number of ranks.
 """
@@ -18,8 +18,8 @@ from torch.utils._pytree import tree_map_only
 from common.distributed import ranks
 from common.exact import digest
 from common.ground.files import opener, sha256_file
-from common.ground.results import shards_of
-from common.parallel import sharding
+from common.ground.results import dtensor_folder
+from common.parallel import dtensors
 
 # what the pickle in .metadata may name
 _SAFE = {
@@ -40,8 +40,8 @@ def save(path: str, objects: dict) -> tuple[dict, dict[str, list]]:
     meta tensors in their places, and the files: name -> [size in bytes, sha256]. Raises RuntimeError."""
     import torch.distributed.checkpoint as dcp
 
-    folder, world_size = shards_of(path), ranks.world_size()
-    tensors = {name: each for name, each in digest.leaves(objects) if sharding.is_dtensor(each)}
+    folder, world_size = dtensor_folder(path), ranks.world_size()
+    tensors = {name: each for name, each in digest.leaves(objects) if dtensors.is_dtensor(each)}
     try:
         dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder))
     except dcp.api.CheckpointException as error:  # a BaseException, the same on every rank
@@ -52,7 +52,7 @@ def save(path: str, objects: dict) -> tuple[dict, dict[str, list]]:
     if any(theirs != names for theirs, _ in parts):  # then every rank raises
         raise RuntimeError(f"{folder} differs: all processes must see the same --output_dir")
     facts = {name: each for _, part in parts for name, each in part.items()}
-    return sharding.outline(objects, objects), facts
+    return dtensors.outline(objects, objects), facts
 
 
 def _facts_of(folder: str, name: str) -> list:
@@ -70,7 +70,7 @@ def load(path: str, objects: dict, **options: Any) -> None:
             with open(os.path.join(self.path, ".metadata"), "rb", opener=opener) as file:
                 return _Unpickler(file).load()
 
-    reader = Reader(shards_of(path))
+    reader = Reader(dtensor_folder(path))
     stored = reader.read_metadata().state_dict_metadata
     tensors = {name: each for name, each in digest.leaves(objects) if name in stored}
     try:
