@@ -12,8 +12,8 @@ import torch
 from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.platform.platforms import available_cores, count_in
+from datasets.loaders.engines.crops import TorchvisionCrops
 from datasets.loaders.engines.dali import Dali, missing
-from datasets.loaders.engines.processes import Crops
 from datasets.loaders.engines.synthetic import Synthetic
 from datasets.loaders.engines.threads import Threads
 from datasets.loaders.engines.worker_engine import WorkerEngine
@@ -98,11 +98,11 @@ def engine(
     if backend == "dali":
         return Dali(store, workers, None, antialias)
     if backend == "ray":
-        from datasets.loaders.ray.engine import CPUS, FolderCutter, RayWorkers
+        from datasets.loaders.ray.engine import CPUS, RayWorkers, RemoteCrops
 
-        return WorkerEngine(RayWorkers(workers, cpus=CPUS), FolderCutter(store, antialias))
+        return WorkerEngine(RayWorkers(workers, cpus=CPUS), RemoteCrops(store, antialias))
     if backend == "pytorch":
-        return WorkerEngine(Workers(workers, pinned), Crops(store, antialias))
+        return WorkerEngine(Workers(workers, pinned), TorchvisionCrops(store, antialias))
     return Threads(store, workers, pinned, antialias)
 
 

@@ -13,7 +13,7 @@ import threading
 import numpy as np
 import torch
 
-from datasets.folders import resize
+from datasets.loaders.engines.crops import Crops, Row
 from datasets.loaders.engines.reader import Reader
 from datasets.loaders.loader import Images
 from datasets.sampling.sampler import Batch, Plan
@@ -36,7 +36,8 @@ class Threads:
     reuses_memory = True
 
     def __init__(self, store: Store, workers: int, pinned: bool = False, antialias: bool | str = True):
-        self.store, self.pinned, self.antialias = store, pinned, antialias
+        self.store, self.pinned = store, pinned
+        self._crops = Crops(store, antialias)
         self._reader = Reader(store, _pool(workers), _IMAGES_PER_TASK)
         self._ring: list[torch.Tensor] = []
         self._own = threading.local()
@@ -63,17 +64,13 @@ class Threads:
 
     def _submit(self, filled: tuple[Batch, torch.Tensor]) -> list[concurrent.futures.Future]:
         batch, images = filled
-        heights = self.store.index.heights[batch.ids]
-        # Python's integers: each access to an array would cost a part of a microsecond with the lock
-        rows = np.stack([batch.ids, heights, *batch.crops], axis=1, dtype=np.int64, casting="unsafe").tolist()
-        return self._reader.start(batch.ids, functools.partial(self._fill, rows, images.numpy()))
+        return self._reader.start(
+            batch.ids, functools.partial(self._fill, self._crops.rows(batch), images.numpy())
+        )
 
-    def _fill(self, rows: list[list[int]], images: np.ndarray, places: range, contents: list) -> None:
+    def _fill(self, rows: list[Row], images: np.ndarray, places: range, contents: list) -> None:
         for place, content in zip(places, contents, strict=True):
-            id, planned, top, left, height, width, flip = rows[place]
-            box = top, left, height, width
-            pixels = self.store.crop(id, content, planned, box, self._scratch(id))
-            resize.fit(pixels, flip, images[place], self.antialias)
+            self._crops.crop(rows[place], content, images[place], self._scratch(rows[place][0]))
 
     def _scratch(self, id: int) -> np.ndarray:
         """Return this thread's memory for a decoded image. New memory would cost page faults."""

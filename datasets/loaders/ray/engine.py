@@ -10,7 +10,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from datasets.folders.image_folder import ImageFolderIndex
-from datasets.folders.resize import fit
+from datasets.loaders.engines.crops import Crops
 from datasets.loaders.engines.workers import Workers
 from datasets.loaders.ray.data_loader import RayDataLoader
 from datasets.sampling.sampler import Batch
@@ -31,23 +31,17 @@ class RayWorkers(Workers):
         return RayDataLoader(results, True, **self._place, **options)
 
 
-class FolderCutter:
-    """The function of workers that decode, crop and resize images, which they must be able to read."""
+class RemoteCrops(Crops):
+    """Crops for workers that must be able to read the files, and that get the index with the function."""
 
     def __init__(self, store: Any, antialias: bool | str = True):
-        self.store, self.antialias = store, antialias
         if type(store) is FileStore and type(store.index) is ImageFolderIndex:
-            self.store = copy.copy(store)
-            self.store.index = _Columns(store.index)
+            store = copy.copy(store)
+            store.index = _Columns(store.index)
+        super().__init__(store, antialias)
 
-    def __call__(self, batch: Batch, size: int) -> np.ndarray:
-        images = np.empty((len(batch.ids), size, size, 3), np.uint8)
-        heights, contents = self.store.index.heights, self.store.read(batch.ids)
-        rows = zip(batch.ids.tolist(), *map(np.ndarray.tolist, batch.crops), strict=True)
-        for image, content, (id, *box, flip) in zip(images, contents, rows, strict=True):
-            pixels = self.store.crop(id, content, int(heights[id]), tuple(box))
-            fit(pixels, flip, image, self.antialias)
-        return images
+    def __call__(self, batch: Batch, size: int) -> Any:
+        return super().__call__(batch, size).numpy()  # Ray shares the memory of arrays, not of tensors
 
 
 class _Columns(ImageFolderIndex):

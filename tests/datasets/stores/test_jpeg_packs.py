@@ -15,7 +15,7 @@ from sklearn.datasets import load_sample_images
 from common.ground.exits import BadInput
 from datasets.folders import image_folder
 from datasets.loaders import backends
-from datasets.loaders.ray.engine import FolderCutter
+from datasets.loaders.ray.engine import RemoteCrops
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import forms, pack
@@ -104,8 +104,8 @@ def test_a_worker_of_ray_cuts_as_a_thread_does(index, packs):
         batch, images = next(found := loader.engine.run(plan))
         expected = images.clone().numpy()
         found.close()
-    cutter = pickle.loads(pickle.dumps(FolderCutter(packs["jpeg"])))
-    assert np.array_equal(cutter(batch, 96), expected)
+    crops = pickle.loads(pickle.dumps(RemoteCrops(packs["jpeg"])))
+    assert np.array_equal(crops(batch, 96), expected)
 
 
 def test_an_image_that_is_too_long_for_a_jpeg_is_named(tmp_path):

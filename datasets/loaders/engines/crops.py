@@ -1,0 +1,82 @@
+"""Decode, crop and resize the images of a batch, in threads or in worker processes.
+
+A batch has the boxes of its crops, so nothing here draws random numbers.
+"""
+
+import io
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from datasets.folders.resize import BICUBIC, fit
+from datasets.sampling.sampler import Batch, Plan
+from datasets.stores.forms import cannot_decode
+from datasets.stores.store import Store, scaled
+
+Row = list[int]  # id, rows of the image for which the box was planned, top, left, height, width, flip
+
+
+class Crops:
+    """The function of workers: it returns the images of a batch, uint8 [n, size, size, 3].
+
+    antialias: as in resize.fit().
+    """
+
+    def __init__(self, store: Store, antialias: bool | str = True):
+        self.store, self.antialias = store, antialias
+
+    def batch_bytes(self, plan: Plan) -> int:
+        """Return the bytes of the largest batch of a plan, at the image size of this epoch."""
+        return plan.largest * plan.size**2 * 3
+
+    def __call__(self, batch: Batch, size: int) -> torch.Tensor:
+        images = torch.empty((len(batch.ids), size, size, 3), dtype=torch.uint8)
+        contents = self.store.read(batch.ids)
+        for row, content, image in zip(self.rows(batch), contents, images.numpy(), strict=True):
+            self.crop(row, content, image)
+        return images
+
+    def rows(self, batch: Batch) -> list[Row]:
+        """Return a row for each image of a batch."""
+        heights = self.store.index.heights[batch.ids]
+        # Python's integers: each access to an array would cost a part of a microsecond with the lock
+        return np.stack([batch.ids, heights, *batch.crops], axis=1, dtype=np.int64, casting="unsafe").tolist()
+
+    def crop(self, row: Row, content: Any, image: np.ndarray, scratch: np.ndarray | None = None) -> None:
+        """Write the crop of a sample into `image`, uint8 [size, size, 3]. content, scratch: as for
+        Store.decode()."""
+        id, planned, *box, flip = row
+        pixels = self.store.crop(id, content, planned, tuple(box), scratch)  # type: ignore[arg-type]
+        fit(pixels, flip, image, self.antialias)
+
+
+class TorchvisionCrops(Crops):
+    """Crops with the pixels of Pillow and of torchvision's transforms. antialias: as in resized_crop()."""
+
+    def __init__(self, store: Store, antialias: bool | str = True):
+        # not with the module: torchvision takes longer to import than torch. Here, before the workers fork
+        import torchvision.transforms.v2  # noqa: F401
+
+        super().__init__(store, antialias)
+
+    def crop(self, row: Row, content: Any, image: np.ndarray, scratch: np.ndarray | None = None) -> None:
+        from torchvision.transforms.v2 import InterpolationMode, functional
+
+        id, planned, top, left, height, width, flip = row
+        whole = self._open(id, content)
+        box = scaled(top, left, height, width, whole.height / planned, whole.height, whole.width)
+        mode = InterpolationMode(BICUBIC if self.antialias == BICUBIC else "bilinear")
+        size = list(image.shape[:2])
+        result = functional.resized_crop(whole, *box, size, mode, antialias=bool(self.antialias))
+        image[:] = np.asarray(functional.horizontal_flip(result) if flip else result)
+
+    def _open(self, id: int, content: Any) -> Image.Image:
+        if self.store.form == "decoded":
+            return Image.fromarray(self.store.decode(id, content))
+        try:
+            file = io.BytesIO(self.store.portable(id, content))
+            return Image.open(file, formats=["JPEG", "PNG"]).convert("RGB")
+        except (OSError, SyntaxError, ValueError) as error:  # Pillow's exceptions
+            raise cannot_decode(self.store.index, id, error) from error
