@@ -15,7 +15,7 @@ from common.console.arguments import (
 )  # fmt: skip
 from common.distributed import devices
 from common.ground.exits import BadInput
-from common.run import output, trackers
+from common.run import output
 from common.run.job import JobParser
 
 
@@ -85,12 +85,14 @@ def _add_arguments(parser: JobParser) -> None:
     help = "stop after N consecutive steps without a finite loss and gradient (default: 20)"
     add("--max_bad_steps", type=positive_int, default=20, help=help)
     help = "also send settings and metrics to it (default: none)"
-    add("--tracker", choices=[*trackers.NAMED], help=help)
+    add("--tracker", choices=["mlflow", "wandb", "swanlab", "trackio"], help=help)
 
 
 def check(args: argparse.Namespace) -> dict[str, str]:
     """Return the default of --resume. Raises BadInput for options that contradict each other."""
     if args.tracker:
+        from common.run import trackers  # most jobs have none
+
         trackers.check(args.tracker)
     wanted = args.resume or ("auto" if args.output_dir else "never")
     if args.evaluate and (wanted not in ("auto", "never")) == bool(args.weights):

@@ -24,9 +24,10 @@ from common.ground.data_sets import check_map_style, class_names_of
 from common.ground.exits import MissingPackage, printable
 from common.ground.files import append_json_line, opener, write_atomic
 from common.ground.results import CLASSES
-from common.run import starts, trackers
+from common.run import starts
 from common.run.metrics import Metrics
 from common.run.output import Output, writes_nothing
+from common.run.tensorboard import TensorBoard
 
 CONFUSION = "confusion.json"  # in the same folder: the last evaluation per class, and the confusion matrix
 _MOST_CLASSES = 100  # with more classes the matrix is not written
@@ -326,13 +327,19 @@ class Log:
                 write_atomic(os.path.join(folder, CLASSES), json.dumps(self._class_names) + "\n")
             self._trackers = {}
             with self._reported("TensorBoard"):
-                self._trackers["TensorBoard"] = trackers.TensorBoard(folder, self._step)
-            if trackers.KUBEFLOW in os.environ:
+                self._trackers["TensorBoard"] = TensorBoard(folder, self._step)
+            name = getattr(self.args, "tracker", None)
+            takes_status = "KUBEFLOW_TRAINER_SERVER_URL" in os.environ  # the controller sets it
+            if not name and not takes_status:
+                return
+            from common.run import trackers  # most jobs have none
+
+            if takes_status:
                 self._trackers["Kubeflow"] = trackers.Kubeflow(self._step, self._total_steps)
-            if name := getattr(self.args, "tracker", None):
+            if name:
                 title = os.path.basename(str(self.output).rstrip("/"))
                 with self._reported(f"--tracker {name}"):
-                    tracker = trackers.NAMED[name](self._run, title, arguments.settings(self.args))
+                    tracker = trackers.start(name, self._run, title, arguments.settings(self.args))
                     self._trackers[f"--tracker {name}"] = tracker
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Send a run's settings and figures to TensorBoard, to Kubeflow Trainer, and to one of NAMED (--tracker).
+"""Send a run's settings and figures to Kubeflow Trainer, and to the package that --tracker names.
 
     MLFLOW_TRACKING_URI=http://host:5000 MLFLOW_EXPERIMENT_NAME=digits python jobs/train.py --tracker mlflow
     WANDB_PROJECT=digits python jobs/train.py --tracker wandb
@@ -8,7 +8,6 @@ log(figures, step) and finish(). All functions raise MissingPackage and the erro
 """
 
 import datetime
-import functools
 import importlib.util
 import json
 import os
@@ -16,14 +15,13 @@ import ssl
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from common.ground.exits import MissingPackage, import_optional
 
 _TAG = "bootfile.run"  # the tag of an MLflow run with our run id, which a checkpoint stores
 # short time-outs: the training waits for each request
-KUBEFLOW = "KUBEFLOW_TRAINER_SERVER_URL"  # the controller sets it if it takes the status of a TrainJob
 _KUBEFLOW_INTERVAL = 5.0  # seconds between two requests, as Kubeflow's guide asks
 _KUBEFLOW_TIMEOUT = 5.0  # seconds
 _PATIENCE = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
@@ -33,22 +31,6 @@ def check(name: str) -> None:
     """Raise MissingPackage if the package of a tracker is not installed. The package is not imported."""
     if importlib.util.find_spec(name) is None:
         raise MissingPackage(f"--tracker {name} needs a package: pip install {name}")
-
-
-class TensorBoard:
-    """TensorBoard's events in the folder of a run. Those of an earlier start after `step` are deleted."""
-
-    def __init__(self, folder: str, step: int):
-        events = import_optional("torch.utils.tensorboard", "no TensorBoard events", "tensorboard")
-        self._events = events.SummaryWriter(folder, purge_step=step + 1 if step else 0)
-
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        for name, value in figures.items():
-            self._events.add_scalar(name, value, step)
-        self._events.flush()  # the job may be killed at any time
-
-    def finish(self) -> None:
-        self._events.close()
 
 
 class MLflow:
@@ -144,13 +126,12 @@ class Kubeflow:
             with open(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"], encoding="ascii") as file:  # it changes
                 headers = {"Authorization": f"Bearer {file.read().strip()}"}
             context = ssl.create_default_context(cafile=os.environ["KUBEFLOW_TRAINER_SERVER_CA_CERT"])
-            request = urllib.request.Request(os.environ[KUBEFLOW], body, headers)
+            request = urllib.request.Request(os.environ["KUBEFLOW_TRAINER_SERVER_URL"], body, headers)
             urllib.request.urlopen(request, timeout=_KUBEFLOW_TIMEOUT, context=context).close()
         except Exception as error:  # also a variable or a file that is missing
             self._errors.append(error)
 
 
-NAMED: dict[str, Callable[..., Any]] = {  # by the values of --tracker
-    "mlflow": MLflow,
-    **{package: functools.partial(WandbLike, package) for package in ("wandb", "swanlab", "trackio")},
-}
+def start(package: str, run: str, title: str, settings: Mapping[str, Any]) -> Any:
+    """Return the tracker of a package. The arguments are those of MLflow and WandbLike."""
+    return MLflow(run, title, settings) if package == "mlflow" else WandbLike(package, run, title, settings)

@@ -7,7 +7,6 @@ import numpy as np
 import torch
 
 from common.ground.exits import import_optional
-from datasets.loaders.engines.worker_engine import WorkerEngine
 from datasets.loaders.loader import Images, Loader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.augment import CropFlip, crop_flip
@@ -34,7 +33,10 @@ def make_loader(
 
         return map_style_loader(data, sampler, device, workers=workers or 0)
     engine: Any = Memory(data, augment)
-    engine = WorkerEngine(workers, engine) if workers else engine
+    if workers:
+        from datasets.loaders.engines.worker_engine import WorkerEngine  # most jobs have none
+
+        engine = WorkerEngine(workers, engine)
     return Loader(engine, plan_of(data, sampler, augment), device, data.mean, data.std)
 
 

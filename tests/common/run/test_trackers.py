@@ -97,7 +97,7 @@ def test_a_tracker_that_fails_is_one_warning_that_names_it(tmp_path, monkeypatch
 
         finish = functools.partialmethod(log, {}, 0)
 
-    monkeypatch.setitem(trackers.NAMED, "wandb", Broken)
+    monkeypatch.setattr(trackers, "WandbLike", Broken)
     _report(tmp_path / "out", (1, 2), 0, "wandb")
     printed = capsys.readouterr().out
     (warning,) = [line for line in printed.splitlines() if "warning" in line]
