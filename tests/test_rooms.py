@@ -168,7 +168,7 @@ PLAIN_FILES = {
     "datasets": {"files"},
     "datasets.loaders": {"loader", "engines.memory"},
     "datasets.memory": {"digits", "image_set"},
-    "datasets.sampling": {"augment", "generators", "loop_receipt", "philox", "receipt", "sampler"},
+    "datasets.sampling": {"augment", "generators", "philox", "receipt", "records", "sampler"},
 }  # fmt: skip
 
 

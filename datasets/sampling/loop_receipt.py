@@ -1,4 +1,6 @@
-"""Record the samples that a training loop gets, in any PyTorch program. It needs only torch and NumPy.
+"""Record the samples that a training loop gets, in any PyTorch program.
+
+`python -m launch new --receipt FOLDER` writes it as one file, receipt.py, which needs only torch and NumPy.
 
     receipt = Receipt("OUT", seed=0, rank=rank, world_size=world_size)    # before batches move to a GPU
     for step, batch in enumerate(receipt.watch(loader), start=first_step):
@@ -29,9 +31,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-# step 0: a start, with the sums (world size, seed + 1 or 0, time in ns) and the first step + 1 or 0 as epoch
+from datasets.sampling.records import RECORD, find_difference, mix, parse_records
+
+# A record of step 0 is a start. Sums: world size, seed + 1 or 0, time in ns. Epoch: first step + 1 or 0.
 FILE, SAMPLES = "receipt-{}.bin", "samples-{}.bin"
-RECORD = np.dtype([("epoch", "<u4"), ("step", "<u4"), ("sums", "<u8", (3,))])
 _LINES, _LINE = 64, 64  # parts of a tensor that are hashed, and their size in bytes
 
 
@@ -114,30 +117,6 @@ class Receipt:
         if self._files:
             raise ReceiptError(f"step {state['step']} is set after the first batch")
         self._first = self.step = int(state["step"])
-
-
-def parse_records(content: bytes) -> tuple[np.ndarray, bool]:
-    """Return the whole records of a file, and whether it ends within one: a kill may leave a part of one."""
-    count, rest = divmod(len(content), RECORD.itemsize)
-    return np.frombuffer(content, RECORD, count), bool(rest)
-
-
-def find_difference(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, int]:
-    """Return the pairs of records of the steps that two runs have, [n, 2], and the number of pairs before the
-    first difference. first, second: records with ascending steps."""
-    _, left, right = np.intersect1d(first["step"], second["step"], return_indices=True)
-    pairs = np.stack((first[left], second[right]), 1)
-    sums, epochs = pairs["sums"], pairs["epoch"]
-    different = (sums[:, 0] != sums[:, 1]).any(axis=1) | (epochs[:, 0] != epochs[:, 1])
-    return pairs, int(different.argmax()) if different.any() else len(pairs)
-
-
-def mix(values: np.ndarray) -> np.ndarray:
-    """Return the hash of each word. values: uint64 of any shape."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 def hash_ids(ids: Any) -> np.ndarray:

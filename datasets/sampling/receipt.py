@@ -18,7 +18,7 @@ import torch
 
 from common.ground.exits import BadInput
 from common.ground.files import explained, opener, read_file, write_atomic
-from datasets.sampling.loop_receipt import RECORD, find_difference, mix, parse_records
+from datasets.sampling.records import RECORD, find_difference, mix, parse_records
 
 FILE = "receipt.bin"  # in a run's output folder
 PARTS = ("ids", "labels", "augmentation")

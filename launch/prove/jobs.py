@@ -15,7 +15,7 @@ from common.exact import files
 from common.ground.exits import BadInput
 from common.run import starts
 from datasets.sampling import receipt
-from datasets.sampling.loop_receipt import RECORD
+from datasets.sampling.records import RECORD
 from launch.compare import find_files, find_receipt
 from launch.prove import damage, trial
 from launch.simulate.commands import get_option
