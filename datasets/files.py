@@ -10,13 +10,13 @@ from typing import Any
 from tqdm import tqdm
 
 from common.ground.exits import BadInput
-from common.ground.files import ROOT, explained, is_url, locked, open_atomic
+from common.ground.files import HOME, explained, is_url, locked, open_atomic
 
 _TIMEOUT = 20  # seconds without a byte
 _BLOCK = 1 << 20
 
 
-DEFAULT_FOLDER = os.path.join(ROOT, "input_dir")
+DEFAULT_FOLDER = os.path.join(HOME, "input_dir")
 
 
 def local_folder(data_url: str | None) -> str:

@@ -22,7 +22,10 @@ from typing import Any, BinaryIO
 
 from common.ground.exits import BadInput, print_line
 
-ROOT = os.path.abspath(f"{__file__}/../../..")  # the folder that holds jobs/ and common/
+ROOT = os.path.abspath(
+    f"{__file__}/../../.."
+)  # the folder that holds jobs/ and common/, or one file of `pack`
+HOME = ROOT if os.path.isdir(ROOT) else os.getcwd()  # where folders are looked for that the user did not name
 PARTIAL = ".partial-"  # the names of temporary files and folders begin with this
 _BLOCK = 2**20  # bytes
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre and NFS without locks, for example

@@ -9,7 +9,7 @@ from typing import Any
 from common.console import config
 from common.console.arguments import FLAG, Arguments, Parser, plain, remind, settings
 from common.ground.exits import BadInput, import_optional, print_line
-from common.ground.files import ROOT
+from common.ground.files import HOME
 from common.platform import platforms
 
 
@@ -48,8 +48,8 @@ class JobParser(Parser):
     def _read_config(self, path: str) -> list[str]:
         """Return the settings of a TOML or JSON file as words of a command line. Raises BadInput, also if a
         key is not an option."""
-        if not os.path.exists(path) and os.path.exists(os.path.join(ROOT, path)):
-            path = os.path.join(ROOT, path)  # a platform may start the job in any folder
+        if not os.path.exists(path) and os.path.exists(os.path.join(HOME, path)):
+            path = os.path.join(HOME, path)  # a platform may start the job in any folder
         options = {name: self._option_string_actions[option] for name, option in self.by_name().items()}
         try:
             words = config.to_words(config.read(path), options)

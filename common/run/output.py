@@ -24,13 +24,13 @@ import time
 
 from common.ground import exits
 from common.ground.exits import BadInput, print_line
-from common.ground.files import ROOT, explained, is_at, is_url, opener
+from common.ground.files import HOME, explained, is_at, is_url, opener
 from common.ground.results import CHECKPOINTS, WEIGHTS, checkpoints
 from common.platform.platforms import STARTED_BY
 from common.platform.topology import Topology
 from common.run.folder_lease import FolderLease, find_local_locks
 
-PARENT = os.path.join(ROOT, "output_dir")
+PARENT = os.path.join(HOME, "output_dir")
 LATEST, LOCK = "latest", ".lock"
 _OWN = "BOOTFILE_RUN_FOLDER"  # a parent passes the folder that it made to the processes that it starts
 _REPORTS = re.compile(r"metrics\.jsonl|receipt\.bin|events\.out\.tfevents\..*")

@@ -1,9 +1,11 @@
 """Pack a job for upload: the code folder for a platform, with only what the job needs.
 
-    python -m launch pack jobs/train_ddp.py --to packed    packed/train_ddp-<12 hex digits>/
+    python -m launch pack jobs/train_ddp.py --to packed          packed/train_ddp-<12 hex digits>/
+    python -m launch pack jobs/train_ddp.py --to train_ddp.py    one file, a zip archive that Python starts
 
 `pack` keeps common/, datasets/, jobs/, and a pip-requirements.txt. This list omits torch, torch_npu,
-torchvision, torchaudio, triton and nvidia-*, which the platform's image has. For a script that does not
+torchvision, torchaudio, triton and nvidia-*, which the platform's image has; packages that the job does not
+import when it starts are comments with the option that needs them. For a script that does not
 import Bootfile `pack` keeps the script's folder. It skips hidden files, caches, tests, weights, folders of
 data and results, and files that .jobignore names (in the code folder, in gitignore's syntax; `!pattern`
 includes again). Skipped files are listed with their rule.
@@ -17,13 +19,14 @@ Exit codes: 0 packed, or unchanged; 2 bad input, and nothing was written.
 
 import os
 import re
+import zipfile
 from collections import defaultdict
 from collections.abc import Sequence
 
 from common.console.arguments import Parser
 from common.ground.exits import BadInput
 from launch import manifests, secret_scan
-from launch.bundle import requirements, snapshot
+from launch.bundle import imports, one_file, requirements, snapshot
 from launch.bundle.code_folder import REQUIREMENTS, CodeFolder
 from launch.explain import human_size
 
@@ -35,7 +38,12 @@ def main(arguments: list[str]) -> int:
     parser = Parser(__doc__, "python -m launch pack")
     add = parser.add_argument
     add("job", help="the script that is the boot file")
-    add("--to", required=True, metavar="FOLDER", help="folder for the snapshot")
+    add(
+        "--to",
+        required=True,
+        metavar="FOLDER|FILE.py",
+        help="folder for the snapshot; a name that ends in .py: one file",
+    )
     add(
         "--allow_secret", action="append", default=[], metavar="PATH",
         help="file without secrets, as the error names it; repeatable",
@@ -46,10 +54,13 @@ def main(arguments: list[str]) -> int:
 
 
 def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | None = None) -> str:
-    """Make the snapshot of a job in the folder `to`, and print the kept and the skipped files. Return its
-    path. The arguments are those of the command. Raises BadInput; then nothing is written."""
+    """Make the snapshot of a job in the folder `to`, or as the file `to` if its name ends in .py, and print
+    the kept and the skipped files. Return its path. The arguments are those of the command. Raises BadInput;
+    then nothing is written."""
     if not os.path.isfile(job) or not job.endswith(".py"):
         raise BadInput(f"{job}: expected a .py file as boot file")
+    if zipfile.is_zipfile(job):
+        raise BadInput(f"{job} was written by pack: it is the boot file as it is")
     code = CodeFolder(job, to, code_dir)
     if os.path.realpath(to) == os.path.realpath(code.root):
         raise BadInput(f"--to {to} is the folder that is packed: name another one, in it or elsewhere")
@@ -58,9 +69,10 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
     for path in (os.path.join(folder, each) for each in REQUIREMENTS):
         if os.path.isfile(path) and not os.path.samefile(folder, code.root):
             print(f"not used: {path}; the list of packages is that of {code.root}")
-    left_out = list[str]()
+    text, left_out = "", list[str]()
     if listed := next((each for each in REQUIREMENTS if os.path.isfile(os.path.join(code.root, each))), None):
-        text, left_out = requirements.adapt(os.path.join(code.root, listed))
+        imported = imports.find_distributions(code.files, code.job_path)
+        text, left_out = requirements.adapt(os.path.join(code.root, listed), imported)
         contents |= {REQUIREMENTS[0]: text.encode()} if text else {}
     _refuse_secrets(contents, allow_secret)
     path = code.job_path.removeprefix("jobs/").removesuffix(".py")
@@ -69,7 +81,10 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
     _print_files(manifest, code.skipped)
     if left_out:
         print(f"{REQUIREMENTS[0]} is without {', '.join(left_out)}")
-    target, made = snapshot.write(to, manifest, contents)
+    if os.fspath(to).endswith(".py"):
+        target, made = to, one_file.write(to, manifest, contents, requirements.names(text))
+    else:
+        target, made = snapshot.write(to, manifest, contents)
     facts = {"packed" if made else "unchanged": target, "job": code.job_path}
     facts |= {name: manifest[name] for name in ("digest", "git")}
     print(*(f"{name}={value or 'none'}" for name, value in facts.items()))

@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+import zipfile
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
@@ -35,7 +36,8 @@ class CodeFolder:
     name: the last component of the folder's path
     job_path: path of the script in it, with /
     is_repository: whether it is a Bootfile repository
-    files: path in the folder, with / -> the file to upload, links resolved
+    files: path in the folder, with / -> the file to upload, links resolved. A job that `pack` wrote as one
+        file is alone.
     skipped: path of a file, or of a folder with / at its end -> the rule
 
     Raises BadInput for a link out of the folder, a special file, an invalid name, or an exceeded limit.
@@ -60,6 +62,10 @@ class CodeFolder:
         self._rules = ignore.Rules(self.root, _DOCUMENTS if self._parts else ())
         self.files: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
+        if zipfile.is_zipfile(job):
+            self.files = {self.job_path: job}
+            self.is_repository = "common/distributed/entry.py" in zipfile.ZipFile(job).namelist()
+            return
         try:
             self._visit("", (os.path.realpath(self.root),))
         except OSError as error:
@@ -104,7 +110,7 @@ class CodeFolder:
                 raise BadInput(f"{path} is not a regular file and cannot be uploaded")
 
     def _find_rule(self, path: str, is_folder: bool, absolute: str) -> str | None:
-        if self._without is not None and is_folder and os.path.realpath(absolute) == self._without:
+        if self._without is not None and os.path.realpath(absolute) == self._without:
             return "the output of pack"
         if path in REQUIREMENTS:
             return f"a {REQUIREMENTS[0]} is made from it"

@@ -4,6 +4,7 @@ import os
 import re
 
 from common.ground.exits import BadInput
+from launch.bundle.imports import normalise
 
 # The platform's image has these, for its driver and GPUs. torchaudio needs one version of torch.
 _OF_THE_IMAGE = re.compile(r"torch|torch-npu|torchvision|torchaudio|triton|nvidia-.+")
@@ -13,8 +14,11 @@ _OF_THIS_MACHINE = re.compile(
 )
 
 
-def adapt(path: str) -> tuple[str, list[str]]:
+def adapt(path: str, imported: set[str]) -> tuple[str, list[str]]:
     """Return (text, omitted names) of the list to install, from the one at `path`.
+
+    imported: the distributions that the job imports when it starts, normalised. A line of another one that
+    ends in a comment `# for: OPTION` becomes a comment.
 
     torch, torch_npu, torchvision, torchaudio, triton and nvidia-* would replace those of the image, and are
     omitted. Lines about files of this machine are also omitted. Environment markers stay. Raises BadInput.
@@ -22,12 +26,19 @@ def adapt(path: str) -> tuple[str, list[str]]:
     kept, left_out = [], []
     for line in _read_lines(path):
         named = _NAME.match(line)
-        package = re.sub(r"[-_.]+", "-", named[0].lower()) if named else ""
+        package = normalise(named[0]) if named else ""
+        line, _, reason = map(str.strip, line.partition("# for:"))
         if _OF_THE_IMAGE.fullmatch(package) or _OF_THIS_MACHINE.match(line):
             left_out.append(package or line.split()[0])
         else:
-            kept.append(line)
+            kept.append(f"# {line}  (for: {reason})" if reason and package not in imported else line)
     return "".join(f"{line}\n" for line in kept), left_out
+
+
+def names(text: str) -> list[str]:
+    """Return the packages of an adapted list, each once, without those in comments."""
+    matches = filter(None, map(_NAME.match, text.splitlines()))
+    return list(dict.fromkeys(match[0] for match in matches))
 
 
 def _read_lines(path: str) -> list[str]:
@@ -40,7 +51,7 @@ def _read_lines(path: str) -> list[str]:
             text = re.sub(r"\\\r?\n\s*", " ", file.read())
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} cannot be read: {error}") from error
-    lines = [re.sub(r"(^|\s+)#.*", "", line).strip() for line in text.splitlines()]
+    lines = [re.sub(r"(^|\s+)#(?! for:).*", "", line).strip() for line in text.splitlines()]
     for line in lines:
         if re.match("-r|--requirement", line):
             raise BadInput(f"{path} includes another list, {line}: put its lines here instead")

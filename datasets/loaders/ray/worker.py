@@ -10,9 +10,10 @@ from typing import Any
 
 
 class Worker:
-    """An actor that runs functions on tasks. paths: sys.path of the training process."""
+    """An actor that runs functions on tasks. paths: this project, then sys.path of the training process."""
 
     def __init__(self, paths: list[str]):
+        sys.path.insert(0, paths[0])  # before another package `datasets`
         sys.path.extend(path for path in paths if path not in sys.path)
         import ray
         import torch

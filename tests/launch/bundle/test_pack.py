@@ -54,7 +54,11 @@ def test_the_repository_is_packed_as_the_user_does_it(tmp_path):
             assert (folder / file["path"]).read_bytes() == (ROOT / file["path"]).read_bytes()
     needs = (folder / "pip-requirements.txt").read_text().splitlines()
     own = (ROOT / "requirements.txt").read_text().splitlines()
-    assert needs == [line for line in own if not line.startswith(("#", "torch", "nvidia"))] and needs
+    own = [line for line in own if not line.startswith(("#", "torch", "nvidia"))]
+    parts = [line.partition("  # for: ") for line in own]
+    assert needs == [f"# {line}  (for: {reason})" if reason else line for line, _, reason in parts]
+    assert "# scikit-learn>=1.3  (for: --dataset digits)" in needs
+    assert len([line for line in needs if line[0] != "#"]) < len(needs) / 2
     assert "without torch, torchvision, nvidia-dali-cuda120\n" in result.stdout
     assert ": not needed by the job\n" in result.stdout and "jobs/quickstart.ipynb" in result.stdout
     commit = subprocess.run(["git", "-C", ROOT, "rev-parse", "HEAD"], capture_output=True, text=True)
@@ -193,14 +197,16 @@ def test_the_dependency_list(tmp_path):
         "redis[hiredis]>=5; python_version < '4'\nTorch[opt] >= 2 ; python_version > '3'\n"
         "torch==2.1+cu118 \\\n  --hash=sha256:aa\nnvidia_cublas_cu12\n"
         "torch @ https://host/torch-2.1.whl\n-e .\n./a.whl\n-c pins.txt\ntorchaudio\nnvidia.dali==1\n"
-        "torch_npu\n--extra-index-url https://host/simple\ntorchmetrics\nnumpy>=1.26\n",
+        "torch_npu\n--extra-index-url https://host/simple\ntorchmetrics\nnumpy>=1.26\n"
+        "Pillow>=10 # for: files\ntqdm  # for: bars\n",
     })  # fmt: skip
     path = str(tmp_path / "requirements.txt")
-    text, left_out = requirements.adapt(path)
+    text, left_out = requirements.adapt(path, {"tqdm"})
     assert text.splitlines() == [
         "numpy>=1.26", "redis[hiredis]>=5; python_version < '4'", "--extra-index-url https://host/simple",
-        "torchmetrics",
+        "torchmetrics", "# Pillow>=10  (for: files)", "tqdm",
     ]  # fmt: skip
+    assert requirements.names(text) == ["numpy", "redis", "torchmetrics", "tqdm"]
     assert left_out == [
         "torch", "torch", "nvidia-cublas-cu12", "torch", "-e", "./a.whl", "-c", "torchaudio", "nvidia-dali",
         "torch-npu",

@@ -1,0 +1,79 @@
+"""Write a job as one file that Python starts: a zip archive with the modules that the job needs.
+
+`python FILE.py` and torchrun run it as `python -m jobs.NAME` would in the archive.
+"""
+
+import io
+import os
+import zipfile
+
+from common.ground.exits import BadInput
+from common.ground.files import explained, write_atomic
+from launch import manifests
+
+_MAIN = '''"""Run the job of this archive, as `python -m {module}` would."""
+
+import atexit
+import importlib.util
+import sys
+
+NEEDS = "its packages, besides torch: pip install {packages}"
+if {{"-h", "--help"}} & {{*sys.argv[1:]}}:
+    atexit.register(print, "\\nThis file needs", NEEDS)
+__spec__ = importlib.util.find_spec("{module}")  # a new process imports the job by its name
+__file__ = __spec__.origin
+try:
+    exec(__spec__.loader.get_code(__spec__.name))
+except ModuleNotFoundError as error:
+    if importlib.util.find_spec(error.name.partition(".")[0]):
+        raise
+    print("error:", error, "for", sys.executable + ";", NEEDS, file=sys.stderr)
+    sys.exit(2)
+'''
+_TIME = (1980, 1, 1, 0, 0, 0)  # of all files in the archive, so that equal contents are equal files
+
+
+def write(path: str, manifest: dict, contents: dict[str, str | bytes], packages: list[str]) -> bool:
+    """Write the archive. Return whether it is a new one: equal contents have equal bytes.
+
+    path: ends in .py.
+    contents: path in the archive, with / -> file to copy, or the content itself.
+    packages: the names of those that the job needs, for its --help.
+    Raises BadInput if the path is another program, or if the name of the job is not that of a module.
+    """
+    job = manifest["job"].removesuffix(".py")
+    if "." in job:
+        raise BadInput(f"{manifest['job']} has a dot in its path, as no module has: rename it")
+    files = {name: _read(source) for name, source in contents.items()}
+    text = _MAIN.format(module=job.replace("/", "."), packages=" ".join(packages))
+    files |= {"__main__.py": text.encode(), manifests.NAME: manifests.to_bytes(manifest)}
+    for name in contents:  # folders without __init__.py would join those of other packages of that name
+        parts = name.split("/")[:-1]
+        for end in range(1, len(parts) + 1) if name.endswith(".py") else ():
+            files.setdefault("/".join((*parts[:end], "__init__.py")), b"")
+    memory = io.BytesIO()
+    with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in sorted(files.items()):
+            info = zipfile.ZipInfo(name, _TIME)
+            info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            archive.writestr(info, content)
+    with explained(f"{path} cannot be written"):
+        if os.path.lexists(path):
+            if not _is_ours(path):
+                raise BadInput(f"{path} exists, and was not written by pack: name another file")
+            if _read(path) == memory.getvalue():
+                return False
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        write_atomic(path, memory.getvalue())
+    return True
+
+
+def _read(source: str | bytes) -> bytes:
+    if isinstance(source, bytes):
+        return source
+    with explained(f"{source} cannot be read"), open(source, "rb") as file:
+        return file.read()
+
+
+def _is_ours(path: str) -> bool:
+    return zipfile.is_zipfile(path) and manifests.NAME in zipfile.ZipFile(path).namelist()
