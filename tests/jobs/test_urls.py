@@ -123,7 +123,7 @@ def test_tar_files_at_a_url_train_as_the_folder_and_resume(server, images, plain
     put(server, tmp_path / "shards", "shards")
     job = (*JOB, "--data_url=s3://data/shards/*.tar", f"--output_dir={tmp_path / 'output'}")
     interrupt(*job, at="^epoch=2 step=4 ", env=node(server, tmp_path / "scratch"))
-    assert len(list((tmp_path / "output" / "index").glob(".shards-*.npy"))) == 2  # not among the staged files
+    assert len(list((tmp_path / "output" / "index").glob(".files-*.npy"))) == 2  # not among the staged files
     resumed = run(*job, env=node(server, tmp_path / "scratch")).stdout
     assert "staged before: s3://data/shards" in resumed and re.search(
         r"resumed from .* step \d of 9", resumed
