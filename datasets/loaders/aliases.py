@@ -30,10 +30,36 @@ _WAYS = {  # option of timm's train.py -> what to use here
     "amp_dtype": "leave it out: the GPU determines the type", "lr_base": "--lr, for the whole --batch_size",
     "bce_loss": "--loss bce",
 }  # fmt: skip
+_NVIDIA = {  # option of NVIDIA's main.py -> ours
+    "learning_rate": "lr", "wd": "weight_decay", "end_lr": "min_lr", "use_ema": "ema",
+    "early_stopping_patience": "early_stopping", "pretrained_from_file": "weights",
+    "pretrained_weights": "weights", "workspace": "output_dir",
+}  # fmt: skip
+_CONFIGS = "options of its launch.py: give the values of its configs.yml as options"
+_NVIDIA_WAYS = {  # option of NVIDIA's main.py or launch.py -> what to use here
+    "optimizer_batch_size": "--batch_size, which counts the images of all GPUs, with --accumulate N",
+    "nesterov": "--optimizer_kwargs '{nesterov = true}'", "augmentation": "--rand_augment N,M",
+    "last_bn_0_init": "--model_kwargs '{zero_init_residual = true}'",
+    "run_epochs": "--max_steps N", "start_epoch": "leave it out: --resume continues at its step",
+    "no_checkpoints": "--epoch_weights false --save_every 1000000; --prof only measures",
+    "raport_file": "leave it out: the figures are in metrics.jsonl in --output_dir",
+    "checkpoint_filename": "leave it out: checkpoints are checkpoints/step_<n>.pt in --output_dir",
+    "memory_format": "leave it out: channels_last is always on", "jit": "leave it out, or --compile true",
+    "static_loss_scale": "leave it out: float16 has a scaler, bfloat16 needs none",
+    "dynamic_loss_scale": "leave it out: float16 has a scaler, bfloat16 needs none",
+    "gpu_affinity": "leave it out, or start the job with numactl", "topk": "leave it out: top5 is reported",
+    "prefetch": "leave it out: each loader prepares batches ahead",
+    "rmsprop_alpha": "--optimizer adamw or sgd", "rmsprop_eps": "--optimizer adamw or sgd",
+    "conv_init": "leave it out: weights begin as torchvision's", "trt": "leave it out: only for inference",
+    "fused_se": "leave it out: networks are torchvision's or timm's",
+    "model_config": "leave it out: networks are torchvision's or timm's", "c": "networks are torchvision's",
+    **dict.fromkeys(("precision", "mode", "platform", "cfg_file"), _CONFIGS),
+}  # fmt: skip
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.other_names, parser.hints = _TIMM, {**_WAYS, **parser.hints}
+    parser.other_names = {**_TIMM, **_NVIDIA}
+    parser.hints = {**_WAYS, **_NVIDIA_WAYS, **parser.hints}
     add = parser.add_argument_group("other spellings").add_argument
     flag: dict[str, Any] = FLAG | {"default": None}
     add("data", role=OPERATION, nargs="?", metavar="DIR", help="the same as --data_url DIR")

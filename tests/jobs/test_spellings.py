@@ -1,6 +1,7 @@
 """Our jobs accept the command lines of the published works, with the same meaning."""
 
 import importlib
+import re
 import shlex
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 from common.distributed import devices
 from common.ground.exits import BadInput
 from common.ground.intervals import Interval
+from tests.conftest import ROOT
 
 # NVIDIA's ConvNets in KSpeed's documentation: a backend by name, and the folder as a positional argument
 NVIDIA = (
@@ -145,6 +147,45 @@ def test_published_command_lines(line, expected, parse):
 def test_contradictions_and_wrong_values(line, said, parse):
     with pytest.raises(BadInput, match=said):
         parse(line)
+
+
+# The options of NVIDIA's main.py and launch.py, each as a user may give it.
+NVIDIA_OPTIONS = """--data-backend pytorch|-a resnet50|--arch resnet50|-j 5|--workers 5|--epochs 90
+--image-size 64|--interpolation bilinear|--lr 0.1|--momentum 0.9|--weight-decay 1e-4
+--label-smoothing 0.1|--mixup 0.2|--amp|--seed 1|--evaluate --weights w.pth
+--training-only|-p 10|--print-freq 10|-b 256|--batch-size 256|--lr-schedule linear
+--warmup 5|--optimizer sgd|--resume auto|--prof 10|--gather-checkpoints
+--learning-rate 0.1|--wd 1e-4|--end-lr 0.001|--use-ema 0.999|--early-stopping-patience 5
+--pretrained|--pretrained-from-file w.pth|--pretrained-weights w.pth|--workspace OUT
+--optimizer-batch-size 256|--nesterov|--augmentation autoaugment|--last_bn_0_init True
+--run-epochs 5|--start-epoch 3|--no-checkpoints|--raport-file r.json
+--checkpoint-filename c.tar|--memory-format nhwc|--jit no|--static-loss-scale 128
+--dynamic-loss-scale|--gpu-affinity none|--topk 5|--prefetch 2|--num_classes 1000
+--conv_init fan_in|--trt False|--fused_se False|--model-config fanin|-c fanin
+--bn-weight-decay|--rmsprop-alpha 0.9|--rmsprop-eps 0.001|--precision AMP
+--mode convergence|--platform DGXA100|--cfg_file configs.yml"""
+OF_NVIDIA = re.split(r"[|\n]", NVIDIA_OPTIONS)
+TABLE = (ROOT / "guides" / "coming_from.md").read_text(encoding="utf-8").partition("### Options of NVIDIA")[2]
+
+
+@pytest.mark.parametrize("words", OF_NVIDIA)
+def test_each_option_of_nvidia_is_what_the_table_says(words, parse):
+    option = words.split()[0]
+    rows = [line.split(" | ") for line in TABLE.splitlines() if line.startswith("| `")]
+    [here] = [here for options, here in rows if re.search(rf"`{option}[ `]", options)]
+    if not here.startswith("refused: "):
+        parse(f"imagenet {words} /i")
+        return
+    with pytest.raises(BadInput) as refused:
+        parse(f"imagenet {words} /i")
+    assert re.match(rf"unknown option: {option} \((?!did you mean).+\)", str(refused.value))
+
+
+def test_options_of_nvidia_have_their_meaning(parse):
+    words = "--learning-rate 0.5 --wd 1e-3 --end-lr 0.01 --use-ema 0.9 --early-stopping-patience 4"
+    parsed = parse(f"imagenet {words} --pretrained-from-file w.pth /i")
+    assert (parsed.lr, parsed.weight_decay, parsed.min_lr, parsed.ema) == (0.5, 1e-3, 0.01, 0.9)
+    assert (parsed.early_stopping, parsed.weights, parsed.data_url) == (4, "w.pth", "/i")
 
 
 @pytest.mark.parametrize("words", ["--foo bar", "--foo='a b' --x -1"])
