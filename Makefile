@@ -3,6 +3,7 @@
 # make quick    the tests that start no process and open no socket, for use while you edit
 # make demo     data and code to an object store, a job of two nodes, killed, restarted, and its report
 # make faults   the long runs: random faults, and the slowest tests
+# make real     the batch script on a real Slurm of two nodes (root, slurm-wlm, munge)
 # make compat   the quick tests with the oldest versions that are supported, on Python 3.10 and 3.11
 # make zoo      known defects of other trainers in their released packages: does the receipt find them?
 # make gpu     on a machine with a GPU: is all of it right there, and how fast?
@@ -23,21 +24,24 @@ demo: setup
 	@$(RUN) -m tests.demo
 
 test: setup packages
-	@$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults"
+	@$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults and not real"
 
 # A test is skipped when it starts its first process or opens its first socket: see tests/conftest.py.
 quick: setup
-	@$(RUN) -m pytest --quick -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults"
+	@$(RUN) -m pytest --quick -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults and not real"
 
 faults: setup packages
 	@$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m faults
+
+real: setup
+	@$(RUN) -m pytest -rs tests/real -m real
 
 # The versions of ModelArts' preset image, which are the floors of requirements.txt. torch 2.1 exists for Python
 # 3.8 to 3.11. Each Python has a folder: make compat COMPAT_PYTHON=PATH/python3.10
 compat: $(foreach python,$(COMPAT_PYTHON),$(COMPAT)/$(notdir $(python))/installed)
 	@test -n "$^" || { echo "error: there is no python3.10 or python3.11: make compat COMPAT_PYTHON=..."; exit 2; }
 	@status=0; for installed in $^; do \
-	  $$(dirname $$installed)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults" $(COMPAT_TESTS) || status=$$?; \
+	  $$(dirname $$installed)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults and not real" $(COMPAT_TESTS) || status=$$?; \
 	  $$(dirname $$installed)/bin/python -m pytest tests/faults/test_platform_image.py || status=$$?; \
 	done; exit $$status
 
@@ -120,4 +124,4 @@ clean:
 	rm -rf $(VENV) $(COMPAT) $(ZOO) .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: train demo test quick faults compat zoo gpu benchmark benchmark-gpu lint setup packages clean
+.PHONY: train demo test quick faults real compat zoo gpu benchmark benchmark-gpu lint setup packages clean

@@ -1,0 +1,135 @@
+"""A real Slurm of two nodes on this machine, which ends with its test.
+
+    apt-get install -y slurm-wlm munge
+
+Its nodes are n1 and n2. Their names resolve by a file of its own, in a mount namespace of each daemon, and a
+node is a PID namespace, so it needs root. Partition `low` is preempted by `high`, after GraceTime.
+"""
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.conftest import free_port, wait_until
+
+DAEMONS = ("munged", "slurmctld", "slurmd")
+_CONF = """
+ClusterName=test
+SlurmctldHost={host}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+ReturnToService=2
+SlurmctldPort={ports[0]}
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+SlurmdTimeout=10
+KillWait=30
+MinJobAge=3600
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=4000 State=UNKNOWN
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=4000 State=UNKNOWN
+PartitionName=low Nodes=n1,n2 Default=YES State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=40
+PartitionName=high Nodes=n1,n2 State=UP PriorityTier=10 PreemptMode=OFF
+"""
+
+
+def missing() -> str:
+    """Return why no Slurm can be started here; "" if it can."""
+    lost = [name for name in DAEMONS if not shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin")]
+    if lost:
+        return f"{', '.join(lost)} not found: apt-get install -y slurm-wlm munge"
+    return "" if os.geteuid() == 0 else "a private /etc/hosts needs root"
+
+
+class Cluster:
+    """The cluster. folder: for its state and logs. `daemons`: name -> process."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.daemons = folder, dict[str, subprocess.Popen]()
+        for name in ("state", "spool", "log"):
+            (folder / name).mkdir(parents=True)
+        ports = [free_port() for _ in range(3)]
+        conf = folder / "slurm.conf"
+        conf.write_text(_CONF.format(host=socket.gethostname().partition(".")[0], folder=folder, ports=ports))
+        (folder / "hosts").write_text(Path("/etc/hosts").read_text() + "\n127.0.0.1 n1 n2\n")
+        (folder / "munge.key").write_bytes(secrets.token_bytes(1024))
+        (folder / "munge.key").chmod(0o400)
+        self.env = os.environ | {"SLURM_CONF": str(conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+        places = {
+            "socket": "socket",
+            "key-file": "key",
+            "pid-file": "pid",
+            "log-file": "log",
+            "seed-file": "seed",
+        }
+        options = [f"--{option}={folder}/munge.{end}" for option, end in places.items()]
+        self.start("munged", "munged", "--foreground", "--force", *options)
+        wait_until((folder / "munge.socket").exists)
+        self.start("slurmctld", "slurmctld", "-D")
+        for node in ("n1", "n2"):
+            self.start_node(node)
+        wait_until(lambda: self.states() == ["idle", "idle"])
+
+    def start(self, name: str, *command: str, namespaces: Sequence[str] = ("--mount",)) -> None:
+        """Start a daemon in a mount namespace in which n1 and n2 resolve."""
+        script = 'mount --bind "$0" /etc/hosts && exec "$@"'
+        words = ["unshare", *namespaces, "sh", "-c", script, str(self.folder / "hosts"), *command]
+        with open(self.folder / "log" / name, "ab") as log:
+            self.daemons[name] = subprocess.Popen(words, env=self.env, stdout=log, stderr=log)
+
+    def start_node(self, name: str) -> None:
+        """Start a node: all its processes end with its slurmd."""
+        own = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
+        self.start(name, "slurmd", "-D", "-N", name, namespaces=own)
+
+    def stop(self, name: str) -> None:
+        daemon = self.daemons.pop(name)
+        daemon.kill()  # unshare ignores SIGTERM while its child runs
+        daemon.wait()
+
+    def ask(self, *command: object) -> str:
+        """Return what a command of Slurm prints. Raises CalledProcessError."""
+        words = list(map(str, command))
+        return subprocess.run(words, env=self.env, check=True, capture_output=True, text=True).stdout
+
+    def states(self) -> list[str]:
+        """Return the states of n1 and n2; [] while Slurm does not answer."""
+        shown = subprocess.run(
+            ["sinfo", "-hNp", "low", "-o", "%T"], env=self.env, capture_output=True, text=True
+        )
+        return shown.stdout.split()
+
+    def state(self, job: str) -> str:
+        """Return the state of a job: RUNNING, COMPLETED, ..."""
+        return self.ask("scontrol", "show", "job", job).partition("JobState=")[2].split()[0]
+
+    def wait(self, job: str, *states: str, seconds: float = 400) -> None:
+        """Wait until a job has one of these states."""
+        end = time.monotonic() + seconds
+        while (state := self.state(job)) not in states:
+            assert time.monotonic() < end, f"job {job} is {state}, expected {states}"
+            time.sleep(0.5)
+
+    def close(self) -> None:
+        for job in self.ask("squeue", "-ho", "%i").split():
+            self.ask("scancel", job)
+        for name in reversed(list(self.daemons)):
+            self.stop(name)
