@@ -5,8 +5,8 @@
 
 `pack` keeps common/, datasets/, jobs/, and a pip-requirements.txt. This list omits torch, torch_npu,
 torchvision, torchaudio, triton and nvidia-*, which the platform's image has; packages that the job does not
-import when it starts are comments with the option that needs them. For a script that does not
-import Bootfile `pack` keeps the script's folder. It skips hidden files, caches, tests, weights, folders of
+import when it starts are comments with the option that needs them. For a script that does not import Bootfile
+`pack` keeps the script's folder. It skips hidden files, caches, tests, weights, folders of
 data and results, and files that .jobignore names (in the code folder, in gitignore's syntax; `!pattern`
 includes again). Skipped files are listed with their rule.
 

@@ -16,6 +16,7 @@ def find_distributions(files: dict[str, str], job: str) -> set[str]:
     later or never, do not count. Raises BadInput.
     """
     known = importlib.metadata.packages_distributions()
+    folder = f"{job.rpartition('/')[0]}/"  # its modules can be imported by their names
     seen, todo, found = set[str](), [job], set[str]()
     while todo:
         path = todo.pop()
@@ -25,6 +26,7 @@ def find_distributions(files: dict[str, str], job: str) -> set[str]:
         for name in _imports(files[path]):
             parts = name.split(".")
             starts = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
+            starts += [folder + start for start in starts]
             ours = [
                 each for start in starts for each in (f"{start}.py", f"{start}/__init__.py") if each in files
             ]

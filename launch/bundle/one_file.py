@@ -1,6 +1,6 @@
 """Write a job as one file that Python starts: a zip archive with the modules that the job needs.
 
-`python FILE.py` and torchrun run it as `python -m jobs.NAME` would in the archive.
+`python FILE.py` and torchrun run it as `python jobs/NAME.py` would in the folder.
 """
 
 import io
@@ -15,6 +15,7 @@ _MAIN = '''"""Run the job of this archive, as `python -m {module}` would."""
 
 import atexit
 import importlib.util
+import os
 import sys
 
 NEEDS = "its packages, besides torch: pip install {packages}"
@@ -22,6 +23,7 @@ if {{"-h", "--help"}} & {{*sys.argv[1:]}}:
     atexit.register(print, "\\nThis file needs", NEEDS)
 __spec__ = importlib.util.find_spec("{module}")  # a new process imports the job by its name
 __file__ = __spec__.origin
+sys.path.insert(0, os.path.dirname(__file__))  # as for any script, modules of its folder can be imported
 try:
     exec(__spec__.loader.get_code(__spec__.name))
 except ModuleNotFoundError as error:

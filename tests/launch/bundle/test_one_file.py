@@ -81,8 +81,12 @@ if __name__ == "__main__":
 
 
 def test_new_processes_find_the_job(tmp_path):
-    tree(tmp_path / "mine", {"job.py": OWN, "helper.py": "NAME = 'helper'\n"})
-    pack(str(tmp_path / "mine" / "job.py"), str(tmp_path / "one.py"))
+    """Also modules of its own folder, below the one that is packed."""
+    tree(tmp_path / "mine", {"sub/job.py": OWN, "sub/helper.py": "import tqdm\nNAME = 'helper'\n"})
+    tree(tmp_path / "mine", {"requirements.txt": "tqdm  # for: bars\nredis  # for: caches\n"})
+    pack(str(tmp_path / "mine" / "sub" / "job.py"), str(tmp_path / "one.py"), code_dir=str(tmp_path / "mine"))
+    needs = zipfile.ZipFile(tmp_path / "one.py").read("pip-requirements.txt").decode()
+    assert needs.splitlines() == ["tqdm", "# redis  (for: caches)"]
     assert run(tmp_path / "one.py", cwd=tmp_path, fresh=True).stdout == "Own helper\n"
 
 
