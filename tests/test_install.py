@@ -43,6 +43,7 @@ def test_pyproject_has_the_packages_of_the_lists():
         ("tests/requirements.txt", project["dependency-groups"]["dev"]),
     ):
         lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+        lines = [line.partition("  # for: ")[0] for line in lines]
         assert packages == [line for line in lines if line and not line.startswith(("#", "-r"))]
     assert project["project"]["version"] == __version__
     assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")

@@ -50,7 +50,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Return the last receipt and the states of the run that nobody disturbs, on two processes."""
+    """Return the last receipt and the states of the undisturbed run, on two processes."""
     folder = tmp_path_factory.mktemp("whole")
     words = (*QUICK, f"--max_steps={STEPS}", "--save_every=20", "--report_every=20", "--enable_gpu=false")
     run(ROOT / "jobs" / "train_ddp.py", *words, "--processes_per_node=2", "--output_dir", folder, fresh=True)
