@@ -32,7 +32,7 @@ except ModuleNotFoundError as error:
     print("error:", error, "for", sys.executable + ";", NEEDS, file=sys.stderr)
     sys.exit(2)
 '''
-_TIME = (1980, 1, 1, 0, 0, 0)  # of all files in the archive, so that equal contents are equal files
+_TIME = (1980, 1, 1, 0, 0, 0)  # each file in the archive has it, so that equal contents are equal files
 
 
 def write(path: str, manifest: dict, contents: dict[str, str | bytes], packages: list[str]) -> bool:

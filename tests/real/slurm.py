@@ -70,17 +70,11 @@ class Cluster:
         conf = folder / "slurm.conf"
         conf.write_text(_CONF.format(host=socket.gethostname().partition(".")[0], folder=folder, ports=ports))
         (folder / "hosts").write_text(Path("/etc/hosts").read_text() + "\n127.0.0.1 n1 n2\n")
-        (folder / "munge.key").write_bytes(secrets.token_bytes(1024))
-        (folder / "munge.key").chmod(0o400)
+        (folder / "munge.key-file").write_bytes(secrets.token_bytes(1024))
+        (folder / "munge.key-file").chmod(0o400)
         self.env = os.environ | {"SLURM_CONF": str(conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
-        places = {
-            "socket": "socket",
-            "key-file": "key",
-            "pid-file": "pid",
-            "log-file": "log",
-            "seed-file": "seed",
-        }
-        options = [f"--{option}={folder}/munge.{end}" for option, end in places.items()]
+        names = ("socket", "key-file", "pid-file", "log-file", "seed-file")
+        options = [f"--{name}={folder}/munge.{name}" for name in names]
         self.start("munged", "munged", "--foreground", "--force", *options)
         wait_until((folder / "munge.socket").exists)
         self.start("slurmctld", "slurmctld", "-D")
