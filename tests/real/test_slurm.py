@@ -102,7 +102,7 @@ class Submitted:
 
 
 def test_the_signal_before_the_time_limit_costs_no_step(cluster, whole, tmp_path):
-    """All processes save and end with 143, and the script requeues the job, which Slurm starts 2 min later."""
+    """All processes save and exit with 143; the script requeues the job; Slurm starts it 2 min later."""
     job = Submitted(cluster, tmp_path)
     job.wait_for_step(40)
     cluster.ask("scancel", "--signal=TERM", job.id)
