@@ -1,8 +1,10 @@
 """Initialise torch.distributed for a job, with any launcher or platform."""
 
 import argparse
+import atexit
 import contextlib
 import datetime
+import multiprocessing
 import os
 import re
 import socket
@@ -104,6 +106,9 @@ def _leave_group(topology: Topology, error: BaseException | None) -> None:
     library may hang in its destructor. BadInput and an interrupt have codes of their own: see entry()."""
     if error is None:
         _destroy_group()
+        if multiprocessing.parent_process():  # torchrun --run-path waits until main() returns
+            atexit.register(exits.leave, 0)
+            return
         exits.leave(0)
     if not isinstance(error, Exception) or isinstance(error, exits.BadInput):
         return

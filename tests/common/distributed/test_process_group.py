@@ -195,3 +195,10 @@ def test_the_exit_code_is_that_of_the_cause(ends, code, seen, tmp_path):
     job.send_signal(signal.SIGCONT)
     errors = finish(job, code).stderr
     assert ("ended by SIGKILL" in errors) == (code == 137)
+
+
+def test_a_launcher_in_the_parent_process_gets_what_main_returns(tmp_path):
+    """torchrun --run-path calls the script in processes of multiprocessing, and waits until they return."""
+    start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--run-path")
+    options = (*QUICK, "--max_steps=1", "--batch_size=16", f"--output_dir={tmp_path}")
+    assert "test_accuracy=" in run(*start, ROOT / "jobs" / "train_ddp.py", *options, timeout=100).stdout
