@@ -1,5 +1,6 @@
 """Start the processes of a node if the platform started only the first of them."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -88,8 +89,11 @@ def start(topology: Topology, grace: float) -> int:
             child.send_signal(asked[0][0])
     os.close(send_errors)
     code = _wait(children, topology.rank, asked, grace) if children else 128 + asked[0][0]
-    with os.fdopen(receive_errors) as lines:
+    os.set_blocking(receive_errors, False)  # a child that did not end holds the other end
+    with contextlib.suppress(BlockingIOError):
+        lines = os.read(receive_errors, 2**16).decode(errors="replace").splitlines(keepends=True)
         sys.stderr.writelines(dict.fromkeys(lines))  # an error that several processes report is shown once
+    os.close(receive_errors)
     del store
     return code
 
@@ -140,7 +144,8 @@ def _end(children: list[subprocess.Popen], seconds: float) -> None:
             child.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             child.kill()
-            child.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a mount that hangs
+                child.wait(_GRACE)
 
 
 def die_with_parent() -> None:

@@ -16,11 +16,12 @@ from common.distributed import ranks
 from common.exact import digest, files
 from common.ground import accelerator
 from common.ground.exits import BadInput
-from common.ground.files import explain_write, sweep
+from common.ground.files import check_mounted, explain_write, sweep
+from common.ground.heartbeat import watched
 from common.parallel import dtensors
 
 # a file system refuses what a save needs: unlike a full disk, this does not pass
-_FINAL, _MOST_FAILURES = (errno.ENOSYS, errno.EROFS, errno.EPERM, errno.EOPNOTSUPP), 3
+_FINAL, _MOST_FAILURES = (errno.ENOSYS, errno.EROFS, errno.EPERM, errno.EOPNOTSUPP, errno.ENODEV), 3
 _ALIGNED, _PADDING = 64, 2**20  # bytes: of a tensor in pinned memory, and for all alignment
 
 
@@ -49,6 +50,7 @@ class Saver:
         self.by_rank = is_sharded and by_rank
         self.saved: Callable[[int], object] = lambda step: None
         self.checkpoints = os.path.join(folder, "checkpoints")
+        check_mounted(folder)  # remembers the mount
         self.step = self.durable = 0  # of the last checkpoint that was submitted; of the last on the disk
         self._copies = HostCopies()
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "writer")
@@ -154,7 +156,8 @@ class Saver:
     def _submit(self, name: str, capture: Callable[[], dict], write: Callable[[dict], object]) -> None:
         def run(state: dict) -> None:
             try:
-                write(state)
+                with watched(self.folder):
+                    write(state)
             finally:
                 self._unmark()
                 self._digest_done.set()
@@ -227,10 +230,11 @@ class Saver:
         """Make the folder for a state. Raises ValueError if these tensors, the weights, are not finite, and
         OSError if the disk is full."""
         self._check_finite(tensors)
+        check_mounted(self.folder)
         if not os.path.isdir(folder):
+            os.makedirs(folder, exist_ok=True)
             if self.durable:
                 self.log(f"warning: {folder} was deleted and is created again: older checkpoints are lost")
-            os.makedirs(folder, exist_ok=True)
         space, size = os.statvfs(folder), size_of(state)
         if space.f_bavail * space.f_frsize < size:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {size / 1e6:.1f} MB are needed")

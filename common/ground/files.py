@@ -240,6 +240,21 @@ def state_of(path: str) -> tuple[int, int, int]:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
+@functools.cache
+def _mount_of(path: str) -> str:
+    path = os.path.realpath(path)
+    while not os.path.ismount(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def check_mounted(folder: str) -> None:
+    """Raise OSError if the mount that held a folder at the first call is gone: the folder below it is on
+    another file system."""
+    if not os.path.ismount(mount := _mount_of(folder)):
+        raise OSError(errno.ENODEV, f"{mount} is not mounted any more")
+
+
 def explain_write(error: Exception, path: str) -> str:
     """Return the reason of an error of the disk and the free space at the path: "No space left on device
     (12.0 MB free at FOLDER)"."""
@@ -248,6 +263,8 @@ def explain_write(error: Exception, path: str) -> str:
         path = os.path.dirname(path)
     if isinstance(error, OSError) and error.errno in (errno.EFBIG, errno.EDQUOT):
         return f"{reason} (a limit of the size of files, or a quota, at {path})"
+    if isinstance(error, OSError) and error.errno == errno.ENODEV:
+        return reason
     with contextlib.suppress(OSError):  # a stale mount
         space = os.statvfs(path)
         return f"{reason} ({space.f_bavail * space.f_frsize / 1e6:.1f} MB free at {path})"

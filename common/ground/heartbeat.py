@@ -1,6 +1,9 @@
 """Report a long wait or a long task at intervals: a silent job looks like one that hangs."""
 
+import contextlib
+import threading
 import time
+from collections.abc import Iterator
 
 from common.ground.exits import print_line
 
@@ -26,3 +29,16 @@ class Heartbeat:
         if now - self._last >= self.every:
             self._last = now
             print_line(f"{text} ({now - self._begin:.0f} s)")
+
+
+@contextlib.contextmanager
+def watched(folder: str) -> Iterator[None]:
+    """Print one line if the block, which writes to a folder, takes more than 30 seconds: a mount may hang."""
+    line = f"warning: {folder} has not answered for {EVERY:.0f} s: its mount may hang; the job waits for it"
+    timer = threading.Timer(EVERY, print_line, [line])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -2,7 +2,8 @@
 
     RUN/.lease/<version>-<id>-<process>-<host>    the highest name is the holder's
 
-Each renewal writes a new name, because mounts may cache the content of a known one.
+Each renewal writes a new name, because mounts may cache the content of a known one. Mounts may also cache the
+list of a folder (sshfs: for 20 s) until a file is made in it.
 """
 
 import contextlib
@@ -52,6 +53,9 @@ class FolderLease(Lease):
         return sorted(filter(_NAME.fullmatch, os.listdir(self.names)))
 
     def _read(self) -> tuple[dict, int | None]:
+        probe = os.path.join(self.names, f".{self.own['id']}")
+        open(probe, "w", opener=opener).close()
+        self._unlink([probe])
         match = _NAME.fullmatch(max(self._list(), default=""))
         return (match.groupdict(), int(match["version"])) if match else ({}, None)
 
@@ -68,7 +72,7 @@ class FolderLease(Lease):
         return number
 
     def _delete(self) -> None:
-        self._unlink(self._list())
+        self._unlink(os.listdir(self.names))
         os.rmdir(self.names)
 
     def _unlink(self, names: Iterable[str]) -> None:

@@ -22,7 +22,8 @@ from common.distributed import ranks
 from common.ground import accelerator, exits
 from common.ground.data_sets import check_map_style, class_names_of
 from common.ground.exits import MissingPackage, printable
-from common.ground.files import append_json_line, opener, write_atomic
+from common.ground.files import append_json_line, check_mounted, opener, write_atomic
+from common.ground.heartbeat import watched
 from common.ground.results import CLASSES
 from common.run import starts
 from common.run.metrics import Metrics
@@ -283,7 +284,8 @@ class Log:
         if ranks.is_first():
             self._open()
         try:
-            self._loader.commit(step, self.output.folder)
+            with watched(self.output.folder):
+                self._loader.commit(step, self.output.folder)
         except OSError as error:
             self.warn_once(f"warning: {self.output.folder} lacks a part of the receipt: {error}")
 
@@ -316,6 +318,7 @@ class Log:
         """Begin the files with the first report, and make the folder again if it was deleted."""
         folder = self.output.folder
         with self._reported():
+            check_mounted(folder)
             os.makedirs(folder, exist_ok=True)
             if self._trackers is not None:
                 return
@@ -346,7 +349,8 @@ class Log:
     def _reported(self, tracker: str = "") -> Iterator[None]:
         """Print the reason once if a report cannot be written; the training continues."""
         try:
-            yield
+            with watched(self.output.folder):
+                yield
         except MissingPackage as error:
             self.warn_once(str(error))
         except Exception as error:  # OSError if the disk is full; packages of trackers raise other types

@@ -25,6 +25,7 @@ import time
 from common.ground import exits
 from common.ground.exits import BadInput, print_line
 from common.ground.files import HOME, explained, is_at, is_url, opener
+from common.ground.heartbeat import watched
 from common.ground.results import CHECKPOINTS, WEIGHTS, checkpoints
 from common.platform.platforms import STARTED_BY
 from common.platform.topology import Topology
@@ -70,7 +71,7 @@ class Output:
         path, made = os.path.join(self.folder, LOCK), _missing(self.folder)
         deadline = time.monotonic() + _BUSY
         while True:
-            with explained(f"output_dir {self.folder} cannot be written"):
+            with explained(f"output_dir {self.folder} cannot be written"), watched(self.folder):
                 os.makedirs(self.folder, exist_ok=True)
                 file = open(path, "a", opener=opener)  # noqa: SIM115
             try:

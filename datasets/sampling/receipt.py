@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from common.ground.exits import BadInput
-from common.ground.files import explained, opener, read_file, write_atomic
+from common.ground.files import check_mounted, explained, opener, read_file, write_atomic
 from datasets.sampling.records import RECORD, find_difference, mix, parse_records
 
 FILE = "receipt.bin"  # in a run's output folder
@@ -91,7 +91,7 @@ class Receipt:
         try:
             self._store(folder)
         except OSError as error:
-            self._warn(f"{FILE} in {folder} is incomplete: {error}")
+            self._warn(f"{FILE} in {folder} is incomplete: {error.strerror}")
 
     def begins_at(self, step: int) -> None:
         """Expect the records after `step` in FILE, where the first start of this run began."""
@@ -113,6 +113,7 @@ class Receipt:
 
         FILE is open only here, and is not read meanwhile: s3fs has no name for a new file that is open.
         """
+        check_mounted(folder)
         path = os.path.join(folder, FILE)
         if self._stored is None:
             os.makedirs(folder, exist_ok=True)

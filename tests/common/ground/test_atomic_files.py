@@ -176,3 +176,17 @@ def test_a_file_system_without_locks_gets_one_warning(tmp_path, monkeypatch, cap
     os.utime(left[0], (0, 0))
     files.sweep(str(tmp_path))
     assert [path.exists() for path in left] == [False, True], "a process may still write the new one"
+
+
+def test_a_mount_that_is_gone_is_an_error(monkeypatch, tmp_path):
+    """Its folder is there, but on the file system below it."""
+    mounts, folder = {"/", str(tmp_path / "mount")}, str(tmp_path / "mount" / "run")
+    monkeypatch.setattr(os.path, "ismount", lambda path: path in mounts)
+    files.check_mounted(folder)
+    mounts.remove(str(tmp_path / "mount"))
+    os.makedirs(folder)
+    with pytest.raises(OSError, match="mount is not mounted any more") as raised:
+        files.check_mounted(folder)
+    assert files.explain_write(raised.value, folder) == f"{tmp_path / 'mount'} is not mounted any more"
+    mounts.add(str(tmp_path / "mount"))
+    files.check_mounted(folder)

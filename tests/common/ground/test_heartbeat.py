@@ -1,9 +1,11 @@
 """A heartbeat logs a line with the seconds when it is due, and not more often."""
 
 import sys
+import time
 
 from common.ground import exits, heartbeat
-from common.ground.heartbeat import Heartbeat
+from common.ground.heartbeat import Heartbeat, watched
+from tests.conftest import wait_until
 
 
 def test_a_line_is_logged_when_it_is_due(monkeypatch):
@@ -23,3 +25,16 @@ def test_a_closed_output_is_ignored(monkeypatch, capsys, tmp_path):
     with open(tmp_path / "closed", "w") as closed:
         monkeypatch.setattr(sys, "stdout", closed)
     exits.print_line("lost")
+
+
+def test_a_write_that_takes_long_is_named_once(monkeypatch):
+    lines = []
+    monkeypatch.setattr(heartbeat, "print_line", lines.append)
+    with watched("/quick"):
+        pass
+    monkeypatch.setattr(heartbeat, "EVERY", 0.01)
+    with watched("/mount"):
+        wait_until(lambda: lines)
+        time.sleep(0.05)
+    line, = lines  # fmt: skip
+    assert "/mount has not answered for 0 s" in line
