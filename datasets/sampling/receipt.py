@@ -91,7 +91,7 @@ class Receipt:
         try:
             self._store(folder)
         except OSError as error:
-            self._warn(f"{FILE} in {folder} is incomplete: {error.strerror}")
+            self._warn(f"{FILE} in {folder} is incomplete: {error.strerror or error}")
 
     def begins_at(self, step: int) -> None:
         """Expect the records after `step` in FILE, where the first start of this run began."""
