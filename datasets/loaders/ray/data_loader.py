@@ -4,9 +4,10 @@ The content of a batch depends on the loader's seed and the number of the batch,
 that was lost with a worker or a node is the same when another actor computes it.
 """
 
+import collections
 import itertools
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, _DatasetKind
@@ -16,8 +17,10 @@ from common.ground import accelerator
 from datasets.loaders.ray.pool import Pool
 from datasets.sampling.generators import EPOCH_START, derive_seed, seed_all
 
+_Batch = TypeVar("_Batch")
 
-class RayDataLoader(DataLoader):
+
+class RayDataLoader(DataLoader[_Batch]):
     """A DataLoader whose workers are actors of Ray if distribute_mode is true.
 
     distribute_mode: false, num_workers=0 or an IterableDataset is the plain DataLoader.
@@ -33,8 +36,8 @@ class RayDataLoader(DataLoader):
 
     torch, NumPy and random are seeded for every batch. Each epoch sends the data set to the workers; with
     persistent_workers only the first one does. Iterating raises the exceptions of the data set, with the
-    worker's traceback, and those of Pool.map(). It raises BadInput if there is no
-    cluster, or if the cluster is full.
+    worker's traceback, and those of Pool.take(); the next call of next() goes on with the next batch. It
+    raises BadInput if there is no cluster, or if the cluster is full.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class RayDataLoader(DataLoader):
         super().__init__(dataset, *arguments, **options)
 
     def __iter__(self) -> Any:
-        return self._iterate() if self.distribute_mode else super().__iter__()
+        return _Batches(self, *self._serve()) if self.distribute_mode else super().__iter__()
 
     def close(self) -> None:
         """End the workers. Iterating again starts new workers."""
@@ -76,20 +79,44 @@ class RayDataLoader(DataLoader):
     def __exit__(self, *_) -> None:
         self.close()
 
-    def _iterate(self) -> Iterator[Any]:
-        """Yield the batches of an epoch in order, while prefetch_factor tasks of each worker run or wait."""
-        keys = self.batch_sampler if self.batch_sampler is not None else self.sampler
+    def _serve(self) -> tuple[Pool, list, Iterable[int]]:
+        """Return the workers, what they call for each batch, and the numbers of the batches."""
         pool = self._pool = self._pool or Pool(self.num_workers, self.head_address, self.cpus_per_worker)
         if not (self.persistent_workers and self._served):
             # drawn at the same place as in torch's DataLoader, so shuffling is the same
             seed = torch.empty((), dtype=torch.int64).random_(generator=self.generator).item()
             self._served = pool.put(_Fetcher(self, int(seed), pool.workers)), itertools.count()
-        function, numbers = self._served
-        tasks = ((number, key) for key, number in zip(keys, numbers, strict=False))
-        for _, batch in pool.map(function, tasks, self.prefetch_factor or 2, self.timeout):
-            if self.pin_memory and accelerator.count():
-                batch = torch.utils.data._utils.pin_memory.pin_memory(batch)
-            yield batch
+        return pool, *self._served
+
+
+class _Batches:
+    """The batches of an epoch in order, while prefetch_factor tasks of each worker run or wait."""
+
+    def __init__(self, loader: RayDataLoader, pool: Pool, function: list, numbers: Iterable[int]):
+        self._loader, self._pool, self._function = loader, pool, function
+        self._keys = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+        self._tasks = ((number, key) for key, number in zip(self._keys, numbers, strict=False))
+        self._waiting = collections.deque[Any]()
+        self._submit((loader.prefetch_factor or 2) * pool.workers)
+
+    def _submit(self, count: int) -> None:
+        for task in itertools.islice(self._tasks, count):
+            self._waiting.append(self._pool.submit(self._function, task))
+
+    def __iter__(self) -> "_Batches":
+        return self
+
+    def __len__(self) -> int:
+        return len(self._keys)  # type: ignore[arg-type]
+
+    def __next__(self) -> Any:
+        self._submit(1)
+        if not self._waiting:
+            raise StopIteration
+        batch = self._pool.take(self._waiting.popleft(), self._loader.timeout)
+        if self._loader.pin_memory and accelerator.count():
+            batch = torch.utils.data._utils.pin_memory.pin_memory(batch)
+        return batch
 
 
 class _Fetcher:

@@ -5,9 +5,7 @@ ends with exit code 5 (common/ground/exits.py), and the next start resumes it. A
 to Ray.
 """
 
-import collections
 import contextlib
-import itertools
 import os
 import secrets
 import signal
@@ -16,7 +14,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -120,46 +118,32 @@ class Pool:
         self._checked = time.monotonic()
 
     def put(self, function: Callable[[tuple[int, Any]], Any]) -> list:
-        """Store a function for the actors. Return what map() needs."""
+        """Store a function for the actors. Return what submit() needs."""
         return [self._ray.put(function)]  # in a list: the actor gets the reference
 
-    def map(
-        self, function: list, tasks: Iterable[tuple[int, Any]], ahead: int = 2, timeout: float = 0.0
-    ) -> Iterator[tuple[tuple[int, Any], Any]]:
-        """Yield (task, function(task)) for each task, in order. Raises as _take() does.
+    def submit(self, function: list, task: tuple[int, Any]) -> Any:
+        """Return a reference to function(task). Task (n, content) runs on actor n % workers."""
+        return self._actors[task[0] % self.workers].run.remote(function, task)
 
-        tasks: (number, content). Task n runs on actor n % workers. ahead: tasks of each actor that run or
-        wait.
-        """
-        remaining = iter(tasks)
-        waiting: collections.deque = collections.deque()
-
-        def submit(count: int) -> None:
-            for task in itertools.islice(remaining, count):
-                actor = self._actors[task[0] % self.workers]
-                waiting.append((task, actor.run.remote(function, task)))
-
-        submit(ahead * self.workers)
-        while waiting:
-            task, reference = waiting.popleft()
-            result = self._take(reference, timeout)
-            submit(1)
-            # the arrays of a result are in Ray's object store and read-only; the caller may write to copies
-            yield task, tree_map_only(np.ndarray, np.copy, result)
-
-    def _take(self, reference: Any, timeout: float) -> Any:
+    def take(self, reference: Any, timeout: float = 0.0) -> Any:
         """Wait for a result and return it.
 
         Raises the function's exception, ClusterLost, and RuntimeError after `timeout` seconds (0: never), or
         if the task has ended an actor too often.
         """
+        # the arrays of a result are in Ray's object store and read-only; the caller may write to copies
+        return tree_map_only(np.ndarray, np.copy, self._take(reference, timeout))
+
+    def _take(self, reference: Any, timeout: float) -> Any:
         errors, begin = self._ray.exceptions, time.monotonic()
         try:
             while not self._ray.wait([reference], timeout=min(timeout or _CHECKED, _CHECKED))[0]:
                 self._check()
                 waited = time.monotonic() - begin
                 if timeout and waited > timeout:
-                    raise RuntimeError(f"no batch from the Ray workers within {timeout:g} seconds")
+                    raise RuntimeError(
+                        f"DataLoader timed out after {timeout:g} seconds: no batch from the Ray workers"
+                    )
                 if waited > _REPLACED and self._room(self.workers) < self.workers:
                     raise ClusterLost(f"the Ray cluster has lost nodes: no CPUs for {self.workers} workers")
             if time.monotonic() - self._checked > _CHECKED:
