@@ -60,6 +60,8 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
         values |= outputs
         inputs = {name: f"/opt/ml/input/data/{name}" for name in inputs}
         outputs = {"train_url": "/opt/ml/checkpoints"}
+    if platform == "slurm":  # its script adds the task of an array
+        values["outputs"], outputs = outputs, {}
     words = config.parameters | inputs | outputs
     values["arguments"] = [f"--{name}={value}" for name, value in words.items()]
     return _fill(platform, table.model_extra or {}, values)

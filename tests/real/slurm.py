@@ -6,6 +6,7 @@ Its nodes are n1 and n2. Their names resolve by a file of its own, in a mount na
 node is a PID namespace, so it needs root. Partition `low` is preempted by `high`, after GraceTime.
 """
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -15,9 +16,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.conftest import free_port, wait_until
+from tests.conftest import environment, free_port, wait_until
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
+ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 _CONF = """
 ClusterName=test
 SlurmctldHost={host}
@@ -60,7 +62,7 @@ def missing() -> str:
 
 
 class Cluster:
-    """The cluster. folder: for its state and logs. `daemons`: name -> process."""
+    """The cluster, started by `with`. folder: for its state and logs. `daemons`: name -> process."""
 
     def __init__(self, folder: Path):
         self.folder, self.daemons = folder, dict[str, subprocess.Popen]()
@@ -72,27 +74,44 @@ class Cluster:
         (folder / "hosts").write_text(Path("/etc/hosts").read_text() + "\n127.0.0.1 n1 n2\n")
         (folder / "munge.key-file").write_bytes(secrets.token_bytes(1024))
         (folder / "munge.key-file").chmod(0o400)
-        self.env = os.environ | {"SLURM_CONF": str(conf), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
-        names = ("socket", "key-file", "pid-file", "log-file", "seed-file")
-        options = [f"--{name}={folder}/munge.{name}" for name in names]
-        self.start("munged", "munged", "--foreground", "--force", *options)
-        wait_until((folder / "munge.socket").exists)
-        self.start("slurmctld", "slurmctld", "-D")
-        for node in ("n1", "n2"):
-            self.start_node(node)
-        wait_until(lambda: self.states() == ["idle", "idle"])
+        self.env = environment(SLURM_CONF=str(conf), PATH=f"{os.environ['PATH']}:/usr/sbin")
 
-    def start(self, name: str, *command: str, namespaces: Sequence[str] = ("--mount",)) -> None:
-        """Start a daemon in a mount namespace in which n1 and n2 resolve."""
+    def __enter__(self) -> "Cluster":
+        names = ("socket", "key-file", "pid-file", "log-file", "seed-file")
+        options = [f"--{name}={self.folder}/munge.{name}" for name in names]
+        try:
+            self.start("munged", "munged", "--foreground", "--force", *options)
+            wait_until((self.folder / "munge.socket").exists, timeout=60)
+            self.start("slurmctld", "slurmctld", "-D")
+            for node in ("n1", "n2"):
+                self.start_node(node)
+            self.wait_for_nodes()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in reversed(list(self.daemons)):
+            self.stop(name)
+
+    def start(
+        self,
+        name: str,
+        *command: str,
+        namespaces: Sequence[str] = ("--mount",),
+        hosts: Path | None = None,
+    ) -> None:
+        """Start a daemon in a mount namespace with its own /etc/hosts. hosts: default: n1 and n2 resolve."""
         script = 'mount --bind "$0" /etc/hosts && exec "$@"'
-        words = ["unshare", *namespaces, "sh", "-c", script, str(self.folder / "hosts"), *command]
+        words = ["unshare", *namespaces, "sh", "-c", script, str(hosts or self.folder / "hosts"), *command]
         with open(self.folder / "log" / name, "ab") as log:
             self.daemons[name] = subprocess.Popen(words, env=self.env, stdout=log, stderr=log)
 
-    def start_node(self, name: str) -> None:
+    def start_node(self, name: str, hosts: Path | None = None) -> None:
         """Start a node: all its processes end with its slurmd."""
         own = ("--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
-        self.start(name, "slurmd", "-D", "-N", name, namespaces=own)
+        self.start(name, "slurmd", "-D", "-N", name, namespaces=own, hosts=hosts)
 
     def stop(self, name: str) -> None:
         daemon = self.daemons.pop(name)
@@ -102,28 +121,36 @@ class Cluster:
     def ask(self, *command: object) -> str:
         """Return what a command of Slurm prints. Raises CalledProcessError."""
         words = list(map(str, command))
-        return subprocess.run(words, env=self.env, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            words, env=self.env, check=True, capture_output=True, text=True, timeout=60
+        ).stdout
 
-    def states(self) -> list[str]:
-        """Return the states of n1 and n2; [] while Slurm does not answer."""
-        shown = subprocess.run(
-            ["sinfo", "-hNp", "low", "-o", "%T"], env=self.env, capture_output=True, text=True
+    def wait_for_nodes(self) -> None:
+        """Wait until both nodes are free."""
+        words = ["sinfo", "-hNp", "low", "-o", "%T"]
+        wait_until(
+            lambda: subprocess.run(words, env=self.env, capture_output=True).stdout == b"idle\nidle\n",
+            timeout=120,
         )
-        return shown.stdout.split()
 
-    def state(self, job: str) -> str:
-        """Return the state of a job: RUNNING, COMPLETED, ..."""
-        return self.ask("scontrol", "show", "job", job).partition("JobState=")[2].split()[0]
+    def get(self, job: str, field: str) -> str:
+        """Return a field of `scontrol show job`: JobState, Restarts, ExitCode, ..."""
+        return self.ask("scontrol", "show", "job", job).partition(f"{field}=")[2].split()[0]
 
     def wait(self, job: str, *states: str, seconds: float = 400) -> None:
-        """Wait until a job has one of these states."""
+        """Wait until a job has one of these states. Fail if it has ended with another one."""
         end = time.monotonic() + seconds
-        while (state := self.state(job)) not in states:
-            assert time.monotonic() < end, f"job {job} is {state}, expected {states}"
+        while (state := self.get(job, "JobState")) not in states:
+            is_over = state in ENDS or time.monotonic() > end
+            assert not is_over, f"job {job} is {state}, expected {states}"
             time.sleep(0.5)
 
-    def close(self) -> None:
-        for job in self.ask("squeue", "-ho", "%i").split():
-            self.ask("scancel", job)
-        for name in reversed(list(self.daemons)):
-            self.stop(name)
+    def processes(self, job: str) -> list[int]:
+        """Return the process ids of a job, its batch script included."""
+        marks = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_CONF={self.env['SLURM_CONF']}".encode()}
+        alive = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has just ended
+                if marks <= set((folder / "environ").read_bytes().split(b"\0")):
+                    alive.append(int(folder.name))
+        return alive

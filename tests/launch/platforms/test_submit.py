@@ -260,7 +260,7 @@ def test_resuming_needs_the_earlier_outputs(tmp_path, capsys):
     assert "--resume_from needs one output, train_url: [outputs] has none" in _submit(capsys, *words, other)
     config = job_config.load(str(EXAMPLE), JOB, "slurm")
     script = templates.render("slurm", config, "run-1", "/shared/runs/earlier/")
-    assert " --train_url=/shared/runs/earlier || code=$?\n" in script
+    assert ' --train_url=/shared/runs/earlier"${SLURM_ARRAY_TASK_ID' in script
     with pytest.raises(BadInput, match="earlier is not s3://bucket/prefix"):
         templates.render("slurm", config, "run-1", "earlier")
 
@@ -371,18 +371,30 @@ def test_slurm_file(layout, tmp_path):
     assert options["time"] == "24:00:00" and options["output"] == "/shared/logs/%x-%j.log"
     srun = tmp_path / "srun"
     srun.write_text(
-        f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([sys.argv[1:], dict(os.environ)]))\n"
-        "sys.exit(int(os.environ['CODE']))\n"
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        "print(json.dumps([sys.argv[1:], dict(os.environ)]), flush=True)\n"
+        "print(os.environ.get('ERROR', ''), file=sys.stderr)\nsys.exit(int(os.environ['CODE']))\n"
     )
     (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$@"\n')
     for command in (srun, tmp_path / "scontrol"):
         command.chmod(0o755)
     kept = environment(SLURM_JOB_ID="7")
     kept["PATH"] = f"{tmp_path}:{kept['PATH']}"
-    for code, restarts, requeued in (("143", "", True), ("143", "3", False), ("2", "0", False)):
-        changes = {"CODE": code, "SLURM_RESTART_COUNT": restarts}
+    stopped = "srun: error: n1: tasks 0-6: Terminated\nsrun: error: n2: task 7: Exited with exit code 143"
+    lost = "srun: error: n1: task 0: Exited with exit code 4\n" + stopped  # srun ended the others
+    for code, restarts, error, requeued in (
+        ("143", "", stopped, "7"),
+        ("143", "3", stopped, ""),
+        ("143", "", lost, ""),
+        ("2", "0", "", ""),
+    ):
+        changes = {"CODE": code, "SLURM_RESTART_COUNT": restarts, "ERROR": error}
         result = subprocess.run(["bash", script], env=kept | changes, capture_output=True, text=True)
-        assert result.returncode == int(code) and result.stdout.endswith("requeue 7\n") == requeued
+        assert result.returncode == int(code) and result.stderr == f"{error}\n"
+        assert "".join(re.findall(r"^requeue (.*)\n", result.stdout, re.M)) == requeued
+    array = {"CODE": "143", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "1"}
+    shown = subprocess.run(["bash", script], env=kept | array, capture_output=True, text=True).stdout
+    assert shown.endswith("requeue 7_1\n") and "--train_url=/shared/runs/run-1/1" in shown
     assert int(options["signal"].removeprefix("TERM@")) > 25 + 60, "--grace, and Slurm's resolution"
     words, env = json.loads(subprocess.check_output(["bash", script], env=kept | {"CODE": "0"}, text=True))
     assert words[:2] == ["--kill-on-bad-exit=1", "--distribution=block"]
