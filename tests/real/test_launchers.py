@@ -57,6 +57,17 @@ def check(folder: Path, *agents: tuple, processes: int = 2, **variables: str) ->
     return printed
 
 
+def with_mpirun(folder: Path, kind: str) -> str:
+    """Return a PATH on which mpirun is that of Debian's package of this kind."""
+    if not (mpirun := shutil.which(f"mpirun.{kind}")):
+        pytest.skip(f"mpirun.{kind} not found: apt-get install -y openmpi-bin mpich")
+    script = folder / "bin" / "mpirun"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\nexec {mpirun} "$@"\n')
+    script.chmod(0o755)
+    return f"{script.parent}:{Path(sys.executable).parent}:/usr/bin:/bin"
+
+
 # torchrun
 
 
@@ -129,11 +140,10 @@ def test_accelerate_on_a_cpu_starts_one_process(tmp_path):
 
 
 def test_accelerate_through_mpirun(tmp_path):
-    if not shutil.which("mpirun.openmpi"):
-        pytest.skip("mpirun.openmpi not found: apt-get install -y openmpi-bin")
     path = with_mpirun(tmp_path, "openmpi")
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     options = ("--cpu", "--num_processes=2", "--num_machines=1", f"--mpirun_hostfile={tmp_path / 'hosts'}")
+    options += (f"--main_process_port={free_port()}",)
     [printed] = check(tmp_path, (program("accelerate"), *ACCELERATE, *options, JOB), PATH=path, **MPI_AS_ROOT)
     assert "topology source=openmpi" in printed
 
@@ -147,15 +157,6 @@ def test_accelerate_on_two_machines(tmp_path):
 # deepspeed
 
 DEEPSPEED = {"DS_ACCELERATOR": "cpu"}
-
-
-def with_mpirun(folder: Path, kind: str) -> str:
-    """Return a PATH on which mpirun is that of Debian's package of this kind."""
-    if not (mpirun := shutil.which(f"mpirun.{kind}")):
-        pytest.skip(f"mpirun.{kind} not found: apt-get install -y openmpi-bin mpich")
-    (folder / "bin").mkdir()
-    (folder / "bin" / "mpirun").symlink_to(mpirun)
-    return f"{folder / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin"
 
 
 def test_deepspeed(tmp_path):
@@ -176,7 +177,7 @@ def test_deepspeed_through_mpirun(kind, tmp_path):
     path = with_mpirun(tmp_path, kind)
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     fixed = (f"--hostfile={tmp_path / 'hosts'}", "--force_multi", "--no_ssh_check", "--master_addr=127.0.0.1")
-    agent = (program("deepspeed"), *fixed, f"--launcher={kind}", JOB)
+    agent = (program("deepspeed"), *fixed, f"--master_port={free_port()}", f"--launcher={kind}", JOB)
     [printed] = check(tmp_path, agent, PATH=path, **DEEPSPEED, **MPI_AS_ROOT)
     assert f"topology source={kind}" in printed
 
@@ -227,3 +228,82 @@ def test_ray_job_submit(ray, tmp_path):
     assert "succeeded" in printed
     printed = launch(tmp_path / "bad", *job, "--lr=fast", code=1, **variables)
     assert "--lr" in printed and "exit code 2" in printed
+
+
+# Jupyter
+
+
+def notebook(folder: Path, *cells: str, code: int = 0) -> str:
+    """Run the cells in a kernel, as Jupyter does, check the exit code, and return what they printed."""
+    nbformat = pytest.importorskip("nbformat", reason="pip install nbformat")
+    pytest.importorskip("ipykernel", reason="pip install ipykernel")
+    execute = (program("jupyter-execute", "nbclient"), "--inplace", "--timeout=300")
+    file = folder / "notebook.ipynb"
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbformat.write(made, file)
+    launch(folder / "jupyter", *execute, file, code=code)
+    outputs = [output for cell in nbformat.read(file, 4).cells for output in cell.outputs]
+    return "".join(output.get("text") or "[{ename}: {evalue}]".format(**output) for output in outputs)
+
+
+def test_jupyter(tmp_path):
+    """%run can be repeated in one kernel. After bad input the kernel runs the next cell."""
+    first, second, third = (" ".join(words(tmp_path / name)) for name in ("first", "second", "third"))
+    printed = notebook(
+        tmp_path,
+        f"%run {ROOT / JOB} {first}",
+        f"%run {ROOT / JOB} --lr=fast",
+        f"%run {ROOT / JOB} {second}",
+        f"!{PYTHON} {ROOT / JOB} --processes_per_node=2 {third}\nprint('code', _exit_code)",
+        f"!{PYTHON} {ROOT / JOB} --lr=fast\nprint('code', _exit_code)",
+    )
+    assert "code 0\n" in printed and "code 2\n" in printed
+    assert printed.count("error: argument --lr: 'fast'") == 2 and printed.count("[SystemExit: 2]") == 1
+    assert results(tmp_path / "first" / "out") == results(tmp_path / "second" / "out") == plain(1)
+    assert results(tmp_path / "third" / "out") == plain(2)
+
+
+def test_jupyter_with_the_packed_job(packed, tmp_path):
+    """A packed job is not source code, so %run cannot read it; runpy and python can."""
+    first, second = ([str(packed), *words(tmp_path / name)] for name in ("first", "second"))
+    cells = [
+        f"import runpy, sys; sys.argv = {first}; done = runpy.run_path(sys.argv[0], run_name='__main__')",
+        f"!{PYTHON} {' '.join(second)} --processes_per_node=2",
+    ]
+    notebook(tmp_path, *cells)
+    assert results(tmp_path / "first" / "out") == plain(1)
+    assert results(tmp_path / "second" / "out") == plain(2)
+
+
+# One file, and what fails
+
+
+@pytest.mark.parametrize("name", ["torchrun", "accelerate", "mpirun.openmpi"])
+def test_the_packed_job(name, packed, tmp_path):
+    torchrun = ("torchrun", "--standalone", "--nproc-per-node=2")
+    accelerate = ("accelerate", *ACCELERATE, "--multi_gpu", "--num_processes=2", "--num_machines=1")
+    if name == "mpirun.openmpi":
+        path = with_mpirun(tmp_path, "openmpi")
+        command = (path.partition(":")[0] + "/mpirun", "--oversubscribe", "-np", "2", PYTHON)
+    else:
+        words = torchrun if name == "torchrun" else (*accelerate, f"--main_process_port={free_port()}")
+        command = (program(words[0], "torch" if name == "torchrun" else ""), *words[1:])
+    check(tmp_path, (*command, packed), **MPI_AS_ROOT)
+
+
+@pytest.mark.parametrize(
+    "command, code",
+    [
+        (("torchrun", "--standalone", "--nproc-per-node=2"), 1),
+        (("python", "-m", "torch.distributed.launch", "--use_env", "--standalone", "--nproc_per_node=2"), 1),
+        (("accelerate", *ACCELERATE, "--cpu"), 1),
+        (("accelerate", *ACCELERATE, "--multi_gpu", "--num_processes=2", "--rdzv_backend=c10d"), 1),
+        (("deepspeed", "--num_gpus=2"), 2),
+    ],
+    ids=["torchrun", "launch", "accelerate", "accelerate-multi", "deepspeed"],
+)
+def test_bad_input_is_an_error_of_the_launcher(command, code, tmp_path):
+    start = (program(command[0]), *command[1:])
+    printed = launch(tmp_path, *start, JOB, *words(tmp_path), "--lr=fast", code=code, **DEEPSPEED)
+    assert "error: argument --lr: 'fast'" in printed
+    assert not (tmp_path / "out").exists()
