@@ -47,6 +47,8 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     peers. Raises BadInput and NoRendezvous.
     """
     launcher.die_with_parent()
+    if torch.distributed.is_initialized():  # %run for a second time in one notebook
+        torch.distributed.destroy_process_group()
     gpus = devices.count_gpus(args)
     if gpus and topology.source == "slurm":  # it may show each process only its own GPU
         gpus = platforms.count_in(os.environ, "SLURM_GPUS_ON_NODE") or gpus

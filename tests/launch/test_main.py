@@ -8,7 +8,7 @@ import pytest
 
 from common.ground.exits import BadInput
 from launch.__main__ import REMOVED, VERBS, main, refuse_removed
-from tests.conftest import run
+from tests.conftest import environment, run
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,10 @@ def test_files_that_cannot_be_used_are_one_line(error, said, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["launch", "stub"])
     with pytest.raises(BadInput, match=said):
         main.__wrapped__()
+
+
+def test_python_that_does_not_look_in_the_current_folder():
+    """With PYTHONSAFEPATH or -P, Python finds a folder by its path only: `python launch`."""
+    safe = environment(PYTHONSAFEPATH="1")
+    assert "RUN" in run("launch", "report", code=2, env=safe, fresh=True).stderr
+    assert "--data_url" in run("jobs/train.py", "--help", env=safe, fresh=True).stdout

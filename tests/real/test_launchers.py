@@ -57,6 +57,20 @@ def check(folder: Path, *agents: tuple, processes: int = 2, **variables: str) ->
     return printed
 
 
+def with_mpirun(folder: Path, kind: str) -> str:
+    """Return a PATH on which mpirun is that of Debian's package of this kind."""
+    if not (mpirun := shutil.which(f"mpirun.{kind}")):
+        pytest.skip(f"mpirun.{kind} not found: apt-get install -y openmpi-bin mpich")
+    own = folder / "bin" / "mpirun"
+    own.parent.mkdir()
+    if kind == "openmpi":  # accelerate looks for its name in what it prints
+        own.symlink_to(mpirun)
+    else:  # it looks for its other programs next to its own name
+        own.write_text(f'#!/bin/sh\nexec {mpirun} "$@"\n')
+        own.chmod(0o755)
+    return f"{own.parent}:{Path(sys.executable).parent}:/usr/bin:/bin"
+
+
 # torchrun
 
 
@@ -97,7 +111,7 @@ LAUNCH = (PYTHON, "-m", "torch.distributed.launch")
 
 def test_torch_distributed_launch_passes_local_rank(tmp_path):
     [printed] = check(tmp_path, (*LAUNCH, "--nproc_per_node=2", f"--master_port={free_port()}", JOB))
-    assert "--local-rank" in printed.replace("local_rank", "local-rank")
+    assert " local_rank=0 " in printed
 
 
 def test_torch_distributed_launch_on_two_nodes_as_a_module(tmp_path):
@@ -108,11 +122,11 @@ def test_torch_distributed_launch_on_two_nodes_as_a_module(tmp_path):
 
 def test_torch_distributed_launch_with_its_other_options(tmp_path):
     options = (
-        "--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{free_port()}", "--rdzv_id=8", "--rdzv_conf=timeout=90",
-        "--local_addr=127.0.0.1", "--max_restarts=1", "--monitor_interval=0.1", "--start_method=fork",
-        "--role=trainer", "--event_log_handler=null", f"--log_dir={tmp_path / 'logs'}", "--tee=3",
-        "--log_line_prefix_template=<${rank}>", "--local_ranks_filter=0", "--signals_to_handle=SIGTERM,SIGUSR1",
-        "--shutdown_timeout=20", "--duplicate_stdout_filters=receipt",
+        f"--rdzv_endpoint=127.0.0.1:{free_port()}", "--rdzv_backend=c10d", "--rdzv_id=8",
+        "--rdzv_conf=timeout=90", "--local_addr=127.0.0.1", "--max_restarts=1", "--monitor_interval=0.1",
+        "--start_method=fork", "--role=trainer", "--event_log_handler=null", "--shutdown_timeout=20",
+        "--signals_to_handle=SIGTERM,SIGUSR1", f"--log_dir={tmp_path / 'logs'}", "--tee=3",
+        "--log_line_prefix_template=<${rank}>", "--local_ranks_filter=0", "--duplicate_stdout_filters=x",
     )  # fmt: skip
     agent = (*LAUNCH, "--nproc_per_node=2", "--use_env", "--no_python", *options, PYTHON, JOB)
     [printed] = check(tmp_path, agent)
@@ -129,11 +143,10 @@ def test_accelerate_on_a_cpu_starts_one_process(tmp_path):
 
 
 def test_accelerate_through_mpirun(tmp_path):
-    if not shutil.which("mpirun.openmpi"):
-        pytest.skip("mpirun.openmpi not found: apt-get install -y openmpi-bin")
     path = with_mpirun(tmp_path, "openmpi")
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     options = ("--cpu", "--num_processes=2", "--num_machines=1", f"--mpirun_hostfile={tmp_path / 'hosts'}")
+    options += (f"--main_process_port={free_port()}",)
     [printed] = check(tmp_path, (program("accelerate"), *ACCELERATE, *options, JOB), PATH=path, **MPI_AS_ROOT)
     assert "topology source=openmpi" in printed
 
@@ -149,15 +162,6 @@ def test_accelerate_on_two_machines(tmp_path):
 DEEPSPEED = {"DS_ACCELERATOR": "cpu"}
 
 
-def with_mpirun(folder: Path, kind: str) -> str:
-    """Return a PATH on which mpirun is that of Debian's package of this kind."""
-    if not (mpirun := shutil.which(f"mpirun.{kind}")):
-        pytest.skip(f"mpirun.{kind} not found: apt-get install -y openmpi-bin mpich")
-    (folder / "bin").mkdir()
-    (folder / "bin" / "mpirun").symlink_to(mpirun)
-    return f"{folder / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin"
-
-
 def test_deepspeed(tmp_path):
     options = ("--num_gpus=2", f"--master_port={free_port()}")
     [printed] = check(tmp_path, (program("deepspeed"), *options, JOB), **DEEPSPEED)
@@ -171,14 +175,15 @@ def test_deepspeed_on_two_nodes_without_ssh(tmp_path):
     check(tmp_path, *((*agent, f"--node_rank={rank}", "jobs.train_ddp") for rank in (0, 1)), **DEEPSPEED)
 
 
-@pytest.mark.parametrize("kind", ["openmpi", "mpich"])
-def test_deepspeed_through_mpirun(kind, tmp_path):
+@pytest.mark.parametrize("kind, source", [("openmpi", "openmpi"), ("mpich", "launcher")])
+def test_deepspeed_through_mpirun(kind, source, tmp_path):
+    """For MPICH, deepspeed itself sets RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_SIZE."""
     path = with_mpirun(tmp_path, kind)
     (tmp_path / "hosts").write_text("localhost slots=2\n")
     fixed = (f"--hostfile={tmp_path / 'hosts'}", "--force_multi", "--no_ssh_check", "--master_addr=127.0.0.1")
-    agent = (program("deepspeed"), *fixed, f"--launcher={kind}", JOB)
+    agent = (program("deepspeed"), *fixed, f"--master_port={free_port()}", f"--launcher={kind}", JOB)
     [printed] = check(tmp_path, agent, PATH=path, **DEEPSPEED, **MPI_AS_ROOT)
-    assert f"topology source={kind}" in printed
+    assert f"topology source={source} " in printed
 
 
 # ray job submit
@@ -227,3 +232,83 @@ def test_ray_job_submit(ray, tmp_path):
     assert "succeeded" in printed
     printed = launch(tmp_path / "bad", *job, "--lr=fast", code=1, **variables)
     assert "--lr" in printed and "exit code 2" in printed
+
+
+# Jupyter
+
+
+def notebook(folder: Path, *cells: str) -> str:
+    """Run the cells in a kernel, as Jupyter does, and return what they printed."""
+    nbformat = pytest.importorskip("nbformat", reason="pip install nbformat")
+    pytest.importorskip("ipykernel", reason="pip install ipykernel")
+    execute = (program("jupyter-execute", "nbclient"), "--inplace", "--timeout=300")
+    file = folder / "notebook.ipynb"
+    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbformat.write(made, file)
+    launch(folder / "jupyter", *execute, file)
+    outputs = [output for cell in nbformat.read(file, 4).cells for output in cell.outputs]
+    return "".join(output.get("text") or "[{ename}: {evalue}]".format(**output) for output in outputs)
+
+
+def test_jupyter(tmp_path):
+    """%run can be repeated in one kernel. After bad input the kernel runs the next cell."""
+    first, second, third = (" ".join(words(tmp_path / name)) for name in ("first", "second", "third"))
+    printed = notebook(
+        tmp_path,
+        f"%run {ROOT / JOB} {first}",
+        f"%run {ROOT / JOB} --lr=fast",
+        f"%run {ROOT / JOB} {second}",
+        f"!{PYTHON} {ROOT / JOB} --processes_per_node=2 {third}\nprint('code', _exit_code)",
+        f"!{PYTHON} {ROOT / JOB} --lr=fast\nprint('code', _exit_code)",
+    )
+    assert "code 0\n" in printed and "code 2\n" in printed
+    assert printed.count("error: argument --lr: 'fast'") == 2 and printed.count("[SystemExit: 2]") == 1
+    assert results(tmp_path / "first" / "out") == results(tmp_path / "second" / "out") == plain(1)
+    assert results(tmp_path / "third" / "out") == plain(2)
+
+
+def test_jupyter_with_the_packed_job(packed, tmp_path):
+    """A packed job is not source code, so %run cannot read it; runpy and python can."""
+    first, second = ([str(packed), *words(tmp_path / name)] for name in ("first", "second"))
+    cells = [
+        f"import runpy, sys; sys.argv = {first}; done = runpy.run_path(sys.argv[0], run_name='__main__')",
+        f"!{PYTHON} {' '.join(second)} --processes_per_node=2",
+    ]
+    notebook(tmp_path, *cells)
+    assert results(tmp_path / "first" / "out") == plain(1)
+    assert results(tmp_path / "second" / "out") == plain(2)
+
+
+# One file, and what fails
+
+
+def test_torchrun_starts_the_packed_job(packed, tmp_path):
+    check(tmp_path, (program("torchrun", "torch"), "--standalone", "--nproc-per-node=2", packed))
+
+
+def test_accelerate_starts_the_packed_job(packed, tmp_path):
+    options = ("--multi_gpu", "--num_processes=2", "--num_machines=1", f"--main_process_port={free_port()}")
+    check(tmp_path, (program("accelerate"), *ACCELERATE, *options, packed))
+
+
+def test_mpirun_starts_the_packed_job(packed, tmp_path):
+    mpirun = with_mpirun(tmp_path, "openmpi").partition(":")[0] + "/mpirun"
+    check(tmp_path, (mpirun, "--oversubscribe", "-np", 2, PYTHON, packed), **MPI_AS_ROOT)
+
+
+@pytest.mark.parametrize(
+    "command, code",
+    [
+        (("torchrun", "--standalone", "--nproc-per-node=2"), 1),
+        (("python", "-m", "torch.distributed.launch", "--use_env", "--standalone", "--nproc_per_node=2"), 1),
+        (("accelerate", *ACCELERATE, "--cpu"), 1),
+        (("accelerate", *ACCELERATE, "--multi_gpu", "--num_processes=2", "--rdzv_backend=c10d"), 1),
+        (("deepspeed", "--num_gpus=2"), 2),
+    ],
+    ids=["torchrun", "launch", "accelerate", "accelerate-multi", "deepspeed"],
+)
+def test_bad_input_is_an_error_of_the_launcher(command, code, tmp_path):
+    start = (program(command[0]), *command[1:])
+    printed = launch(tmp_path, *start, JOB, *words(tmp_path), "--lr=fast", code=code, **DEEPSPEED)
+    assert "error: argument --lr: 'fast'" in printed
+    assert not (tmp_path / "out").exists()

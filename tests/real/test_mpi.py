@@ -1,6 +1,6 @@
 """mpirun of Open MPI and of MPICH: receipts and states are those of the job that starts its own processes.
 
-    apt-get install -y openmpi-bin mpich
+apt-get install -y openmpi-bin mpich
 """
 
 import shutil
@@ -16,7 +16,11 @@ pytestmark = pytest.mark.real
 LONG = 60  # steps, so that a signal after step 10 finds the job running
 
 MPI = {  # name: (command, variable of the rank, Debian's package)
-    "openmpi": (("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"), "OMPI_COMM_WORLD_RANK", "openmpi-bin"),
+    "openmpi": (
+        ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"),
+        "OMPI_COMM_WORLD_RANK",
+        "openmpi-bin",
+    ),
     "mpich-or-intel": (("mpirun.mpich",), "PMI_RANK", "mpich"),
 }
 
@@ -64,7 +68,11 @@ def continues_exactly(start, folder):
 # SIGUSR1 on, and waits. MPICH passes both on, but its exit code after SIGUSR1 was 0 in one of three runs.
 @pytest.mark.parametrize(
     "mpi, number, code",
-    [("openmpi", signal.SIGTERM, 1), ("openmpi", signal.SIGUSR1, 138), ("mpich-or-intel", signal.SIGTERM, 143)],
+    [
+        ("openmpi", signal.SIGTERM, 1),
+        ("openmpi", signal.SIGUSR1, 138),
+        ("mpich-or-intel", signal.SIGTERM, 143),
+    ],
     indirect=["mpi"],
 )
 def test_a_signal_to_mpirun(mpi, number, code, tmp_path):

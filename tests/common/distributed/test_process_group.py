@@ -202,3 +202,15 @@ def test_a_launcher_in_the_parent_process_gets_what_main_returns(tmp_path):
     start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--run-path")
     options = (*QUICK, "--max_steps=1", "--batch_size=16", f"--output_dir={tmp_path}")
     assert "test_accuracy=" in run(*start, ROOT / "jobs" / "train_ddp.py", *options, timeout=100).stdout
+
+
+def test_a_second_job_in_one_process(tmp_path):
+    """As two cells with %run in one notebook."""
+    script = f"""
+import runpy, sys
+sys.path.insert(0, {str(ROOT)!r})
+for _ in range(2):
+    runpy.run_module("jobs.train_ddp", run_name="__main__")
+"""
+    printed = run("-c", script, *QUICK, "--max_steps=1", "--batch_size=16", cwd=tmp_path).stdout
+    assert printed.count("test_accuracy=") == 2
