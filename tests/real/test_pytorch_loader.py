@@ -25,7 +25,7 @@ DIFFERENCES = {
     "test_ind_worker_queue": "Ray's actors do not start within its time-out of 5 s",
     "test_partial_workers": "it joins the iterator's processes, `_workers`",
     "test_segfault": "Ray restarts the actor 20 times before the error, longer than the test waits",
-    "test_worker_init_fn": "it seeds torch there: ours is seeded for each batch, so a lost actor changes nothing",
+    "test_worker_init_fn": "it seeds torch; ours is seeded for each batch, so a lost actor changes nothing",
     "test_worker_seed": "it shares a lock with the workers, which other machines cannot",
     "test_worker_seed_reproducibility": "it shares a lock with the workers, which other machines cannot",
 }

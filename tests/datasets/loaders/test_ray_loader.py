@@ -153,7 +153,7 @@ def test_batches_are_made_as_they_are_wanted_until_an_error_of_the_data_set(fold
         with pytest.raises(KeyError, match=r'raise KeyError\("no such key"\)'):
             next(batches)
         assert len(batches) == len(loader)
-        assert next(batches).tolist() == [58, 59]  # as torch goes on
+        assert next(batches).tolist() == [58, 59]  # as with torch
 
 
 def test_a_slow_batch_is_waited_for_unless_there_is_a_limit(folder):
