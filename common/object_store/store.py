@@ -314,7 +314,8 @@ class ObjectStore(contextlib.AbstractContextManager):
             if size not in (None, length):
                 text = f"it has {length} bytes, expected {size}: it was replaced"
                 raise StoreError(f"{self.location.url(key)}: {text}", "replaced")
-            sha256 = answer.get("Metadata", {}).get(_SHA256, "").lower()
+            metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
+            sha256 = metadata.get(_SHA256, "").lower()  # some stores write the name with a capital letter
             is_encrypted = any("encryption" in name for name in answer["ResponseMetadata"]["HTTPHeaders"])
             is_md5 = re.fullmatch("[0-9a-f]{32}", etag) and not is_encrypted
             return Object(

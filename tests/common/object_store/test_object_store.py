@@ -331,6 +331,12 @@ def test_an_object_is_read_without_etag_and_date(store, monkeypatch):
         assert bare.write("key", b"hello") == ""
 
 
+def test_the_name_of_the_digest_may_have_capital_letters(store, monkeypatch):
+    """rclone serve s3 writes every header so."""
+    with HostileStore(lambda *_: reply(b"", X_Amz_Meta_Sha256="0" * 64)) as server:
+        assert through(monkeypatch, server, store).head("key").sha256 == "0" * 64
+
+
 def test_an_object_is_replaced_only_if_it_has_not_changed(store):
     first = store.replace("key", b"1", None)
     assert first and store.replace("key", b"2", None) is None
