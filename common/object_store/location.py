@@ -4,6 +4,7 @@ import functools
 import ipaddress
 import os
 import re
+import socket
 import sys
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -67,8 +68,8 @@ class Endpoint(NamedTuple):
         return urlsplit(self.url).netloc if self.url else "the S3 endpoint"
 
 
-def find_endpoint(scheme: str) -> Endpoint:
-    """Return the server of s3:// or obs:// URLs.
+def find_endpoint(scheme: str, bucket: str = "") -> Endpoint:
+    """Return the server of s3:// or obs:// URLs. bucket: to choose the style of its address.
 
     It is the first of S3_ENDPOINT (as ModelArts sets it), AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL. Without
     these, obs:// is OBS in OBS_REGION or AWS_DEFAULT_REGION, and s3:// is Amazon's. Raises BadInput.
@@ -95,7 +96,9 @@ def find_endpoint(scheme: str) -> Endpoint:
     host = urlsplit(url).hostname or ""
     if match := re.fullmatch(r"obs\.([a-z0-9-]+)\.myhuaweicloud\.\w+", host):
         region = match[1]
-    return Endpoint(url, region or "us-east-1", "path" if _address(host) else "virtual")
+    # a server of one's own often has a name, and none for its buckets
+    is_path = _address(host) or (bucket and _resolves(host) and not _resolves(f"{bucket}.{host}"))
+    return Endpoint(url, region or "us-east-1", "path" if is_path else "virtual")
 
 
 def _check_endpoint(name: str, text: str) -> str:
@@ -132,6 +135,13 @@ def is_clear_text(url: str) -> bool:
     parts = urlsplit(url)
     address = _address(parts.hostname or "")
     return parts.scheme == "http" and not (address and address.is_loopback)
+
+
+def _resolves(host: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(host, None))
+    except OSError:
+        return False
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -68,7 +68,7 @@ class ObjectStore(contextlib.AbstractContextManager):
 
     def __init__(self, url: str, threads: int = 16):
         self.location, self.threads = parse(url), threads
-        self.endpoint = find_endpoint(self.location.scheme)
+        self.endpoint = find_endpoint(*self.location[:2])
         self.attempts = int(_read_number("BOOTFILE_STORE_ATTEMPTS", 5))
         self._stopped = threading.Event()
         timeout = _read_number("BOOTFILE_STORE_TIMEOUT", 30)
@@ -263,10 +263,11 @@ class ObjectStore(contextlib.AbstractContextManager):
                 "aws_secret_access_key": os.environ.get("OBS_SECRET_ACCESS_KEY"),
                 "aws_session_token": os.environ.get("OBS_SECURITY_TOKEN") or None,
             }
+        # mode "standard" of botocore 1.44: all threads together may repeat 35 requests, within a second
         config = Config(
             connect_timeout=_CONNECT_TIMEOUT,
             read_timeout=read_timeout,
-            retries={"mode": "standard", "total_max_attempts": self.attempts},
+            retries={"mode": "legacy", "total_max_attempts": self.attempts},
             max_pool_connections=_PARTS * self.threads,
             s3={"addressing_style": self.endpoint.style},
             request_checksum_calculation="when_required",
@@ -314,7 +315,8 @@ class ObjectStore(contextlib.AbstractContextManager):
             if size not in (None, length):
                 text = f"it has {length} bytes, expected {size}: it was replaced"
                 raise StoreError(f"{self.location.url(key)}: {text}", "replaced")
-            sha256 = answer.get("Metadata", {}).get(_SHA256, "").lower()
+            metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
+            sha256 = metadata.get(_SHA256, "").lower()  # some stores write the name with a capital letter
             is_encrypted = any("encryption" in name for name in answer["ResponseMetadata"]["HTTPHeaders"])
             is_md5 = re.fullmatch("[0-9a-f]{32}", etag) and not is_encrypted
             return Object(

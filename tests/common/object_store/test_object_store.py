@@ -116,6 +116,25 @@ def test_the_environment_says_where(nowhere, monkeypatch, variables, url, style)
         assert opened.endpoint.region in host
 
 
+@pytest.mark.parametrize(
+    ("names", "style"),
+    [
+        ({"store.example"}, "path"),
+        ({"store.example", "bucket.store.example"}, "virtual"),
+        (set(), "virtual"),  # a proxy may know the names
+    ],
+)
+def test_a_bucket_without_a_host_name_is_in_the_path(nowhere, monkeypatch, names, style):
+    def look_up(host, *_, **__):
+        if host not in names:
+            raise socket.gaierror
+        return [host]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://store.example")
+    assert ObjectStore("s3://bucket").endpoint.style == style
+
+
 def test_clear_text_to_another_machine_is_refused_or_said(nowhere, monkeypatch, tmp_path, capsys):
     name = "AWS_ENDPOINT_URL_S3"
     for url in ("http://obs.example.com", "http://192.0.2.1:9000", "http://localhost.example"):
@@ -331,6 +350,12 @@ def test_an_object_is_read_without_etag_and_date(store, monkeypatch):
         assert bare.write("key", b"hello") == ""
 
 
+def test_the_name_of_the_digest_may_have_capital_letters(store, monkeypatch):
+    """rclone serve s3 writes every header so."""
+    with HostileStore(lambda *_: reply(b"", X_Amz_Meta_Sha256="0" * 64)) as server:
+        assert through(monkeypatch, server, store).head("key").sha256 == "0" * 64
+
+
 def test_an_object_is_replaced_only_if_it_has_not_changed(store):
     first = store.replace("key", b"1", None)
     assert first and store.replace("key", b"2", None) is None
@@ -406,6 +431,18 @@ def test_what_is_not_there_is_one_line(store, monkeypatch):
     with pytest.raises(StoreError, match=r"127\.0\.0\.1:\d+ cannot be reached") as refused:
         ObjectStore("s3://bucket/x").read("key")
     assert refused.value.reason == "EndpointConnectionError"
+
+
+def test_a_store_that_restarts_is_awaited_by_all_threads(server, store, monkeypatch):
+    store.write("key", b"1")
+    monkeypatch.setenv("BOOTFILE_STORE_ATTEMPTS", "8")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://127.0.0.1:{(port := free_port())}")
+    away = ObjectStore(store.location.url())
+    with ThreadPoolExecutor(16) as pool:
+        contents = pool.map(lambda _: away.read("key"), range(16))
+        time.sleep(1)
+        with FaultProxy(server.port, port=port):
+            assert list(contents) == [b"1"] * 16
 
 
 def test_a_server_that_does_not_answer_is_no_error_of_the_disk(store, monkeypatch, tmp_path):
