@@ -19,7 +19,7 @@ from common.exact import digest
 from common.object_store.store import ObjectStore
 from datasets.sampling import receipt
 from launch import manifests
-from tests.conftest import ROOT, environment, finish, read_until, run, start, wait_until
+from tests.conftest import ROOT, environment, finish, run, start, wait_until
 from tests.real import stores
 from tests.support import pictures
 
