@@ -46,6 +46,7 @@ PreemptMode=REQUEUE
 SlurmdTimeout=10
 KillWait=30
 MinJobAge=3600
+FirstJobId={first}
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=4000 State=UNKNOWN
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=4000 State=UNKNOWN
 PartitionName=low Nodes=n1,n2 Default=YES State=UP PriorityTier=1 PreemptMode=REQUEUE GraceTime=40
@@ -70,7 +71,9 @@ class Cluster:
             (folder / name).mkdir(parents=True)
         ports = [free_port() for _ in range(3)]
         conf = folder / "slurm.conf"
-        conf.write_text(_CONF.format(host=socket.gethostname().partition(".")[0], folder=folder, ports=ports))
+        host = socket.gethostname().partition(".")[0]
+        first = 1000 + secrets.randbelow(100_000)  # a job's port follows from its id: another test's differ
+        conf.write_text(_CONF.format(host=host, folder=folder, ports=ports, first=first))
         (folder / "hosts").write_text(Path("/etc/hosts").read_text() + "\n127.0.0.1 n1 n2\n")
         (folder / "munge.key-file").write_bytes(secrets.token_bytes(1024))
         (folder / "munge.key-file").chmod(0o400)
@@ -127,11 +130,10 @@ class Cluster:
 
     def wait_for_nodes(self) -> None:
         """Wait until both nodes are free."""
-        words = ["sinfo", "-hNp", "low", "-o", "%T"]
-        wait_until(
-            lambda: subprocess.run(words, env=self.env, capture_output=True).stdout == b"idle\nidle\n",
-            timeout=120,
-        )
+        words, end = ["sinfo", "-hNp", "low", "-o", "%T"], time.monotonic() + 120
+        while subprocess.run(words, env=self.env, capture_output=True).stdout != b"idle\nidle\n":
+            assert time.monotonic() < end, "a node is not free after 120 s"
+            time.sleep(0.2)
 
     def get(self, job: str, field: str) -> str:
         """Return a field of `scontrol show job`: JobState, Restarts, ExitCode, ..."""

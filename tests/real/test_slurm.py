@@ -9,12 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import QUICK, ROOT, run, wait_until
+from tests.conftest import ROOT, run, wait_until
 from tests.real import slurm
 
 pytestmark = pytest.mark.real
 STEPS = 200
-TRAINING = ("batch_size=16", "epochs=100", "save_every=25", "report_every=25", "enable_gpu=false")
+PARAMETERS = {
+    "dataset": "digits",
+    "width": 8,
+    "batch_size": 16,
+    "epochs": 100,
+    "save_every": 25,
+    "report_every": 25,
+    "enable_gpu": False,
+}
 
 CONFIG = """
 name = "digits"
@@ -22,15 +30,7 @@ name = "digits"
 node_count = {nodes}
 gpus_per_node = 0
 [parameters]
-dataset = "digits"
-width = 8
-batch_size = 16
-epochs = 100
-save_every = 25
-report_every = 25
-enable_gpu = false
-max_steps = {steps}
-{options}
+{parameters}
 [environment]
 OMP_NUM_THREADS = "1"
 [retries]
@@ -72,15 +72,10 @@ def undisturbed(tmp_path_factory):
 
 def job_words(folder, steps=STEPS):
     """Return the command of one process of the job."""
-    training = (f"--{option}" for option in TRAINING)
-    return (
-        sys.executable,
-        ROOT / "jobs" / "train_ddp.py",
-        *QUICK,
-        *training,
-        f"--max_steps={steps}",
-        f"--output_dir={folder}",
+    options = (
+        f"--{name}={str(value).lower()}" for name, value in (PARAMETERS | {"max_steps": steps}).items()
     )
+    return sys.executable, ROOT / "jobs" / "train_ddp.py", *options, f"--output_dir={folder}"
 
 
 def results(folder):
@@ -94,10 +89,10 @@ def results(folder):
 class Submitted:
     """The printed script, as a job of the cluster. `id`: that of the job, `ID_TASK` in an array."""
 
-    def __init__(self, cluster, folder, *sbatch, nodes=2, steps=STEPS, options=""):
-        config = CONFIG.format(
-            nodes=nodes, steps=steps, options=options, folder=folder, code=ROOT, python=sys.executable
-        )
+    def __init__(self, cluster, folder, *sbatch, nodes=2, steps=STEPS, **parameters):
+        parameters = PARAMETERS | {"max_steps": steps} | parameters
+        lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in parameters.items())
+        config = CONFIG.format(nodes=nodes, parameters=lines, folder=folder, code=ROOT, python=sys.executable)
         (folder / "job.toml").write_text(config)
         words = ("submit", "jobs/train_ddp.py", "--config", folder / "job.toml", "--platform=slurm")
         (folder / "job.sh").write_text(run("-m", "launch", *words, "--dry_run").stdout)
@@ -106,7 +101,7 @@ class Submitted:
 
     def submit(self, *sbatch):
         """Submit the script."""
-        self.id, self.since = None, time.monotonic()
+        self.since = time.monotonic()
         self.id = self.cluster.ask("sbatch", "--parsable", *sbatch, self.folder / "job.sh").strip()
 
     @property
@@ -120,16 +115,16 @@ class Submitted:
         return "".join(path.read_text() for path in self.folder.glob(f"*-{number}.log"))
 
     def wait_for_step(self, step, job=None):
-        """Wait until the job has reported this step."""
-        wait_until(lambda: re.search(rf" step={step} ", self.printed(job)), timeout=180)
-
-    def wait_for_requeue(self):
-        """Wait until the job waits for its start, which Slurm 22.05 delays by 2 minutes."""
-        self.cluster.wait(self.id, "PENDING")
-        assert self.cluster.get(self.id, "Reason") == "BeginTime"
+        """Wait until the job has reported this step. Fail if srun reports an error."""
+        pattern = re.compile(rf" step={step} |^srun: error", re.M)
+        wait_until(lambda: pattern.search(self.printed(job)))
+        assert "srun: error" not in self.printed(job), self.printed(job)
 
     def start_now(self, job=None):
-        """Shorten these 2 minutes, which one test waits for. In the same second Slurm refuses the start."""
+        """Wait for the requeue, and shorten the 2 minutes until the start, for which one test waits.
+
+        Slurm refuses a start in the second of the requeue.
+        """
         self.cluster.wait(job or self.id, "PENDING")
         self.cluster.ask("scontrol", "update", f"JobId={job or self.id}", "StartTime=now+5")
 
@@ -148,32 +143,28 @@ class Submitted:
 
 
 def test_the_time_limit_costs_no_step(cluster, undisturbed, tmp_path):
-    """Slurm sends the script's signal 120 s before the limit; the job is requeued and starts 2 min later."""
+    """Slurm sends the script's signal 120 s before the limit; the job saves and is requeued."""
     job = Submitted(cluster, tmp_path, steps=800)
     job.wait_for_step(75)
     minutes = int(time.monotonic() - job.since) // 60
     cluster.ask("scontrol", "update", f"JobId={job.id}", f"TimeLimit={minutes + 2}")
-    job.wait_for_requeue()
+    cluster.wait(job.id, "PENDING")
     assert "SIGTERM: stopping" in job.printed()
     stopped = job.newest_checkpoint()
     cluster.ask("scontrol", "update", f"JobId={job.id}", "TimeLimit=60")
+    job.start_now()
     job.check(undisturbed(steps=800), restarts=1)
     assert job.resumed() == [stopped]
 
 
-def test_a_preempted_job_continues(cluster, undisturbed, tmp_path):
-    """It saves within GraceTime and requeues itself, and a job of the other partition gets its nodes."""
+@pytest.mark.parametrize("grace", [40, 0])
+def test_a_preempted_job_continues(cluster, undisturbed, grace, tmp_path):
+    """It saves within GraceTime, or if that is 0 within KillWait, and the other job gets its nodes."""
+    cluster.ask("scontrol", "update", "PartitionName=low", f"GraceTime={grace}")
     job = Submitted(cluster, tmp_path)
     job.wait_for_step(75)
-    words = (
-        "--parsable",
-        "--partition=high",
-        "--nodes=2",
-        "--exclusive",
-        "--output=/dev/null",
-        "--wrap=true",
-    )
-    other = cluster.ask("sbatch", *words).strip()
+    words = ("--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=true")
+    other = cluster.ask("sbatch", "--parsable", *words).strip()
     cluster.wait(other, "COMPLETED", seconds=60)
     stopped = job.newest_checkpoint()
     job.start_now()
@@ -197,7 +188,10 @@ def test_a_cancelled_job_saves_and_is_not_requeued(cluster, undisturbed, tmp_pat
 
 
 def test_the_end_of_a_node_costs_the_steps_since_the_newest_checkpoint(cluster, undisturbed, tmp_path):
-    """Slurm requeues the job when it misses the node, and starts it when the node is back."""
+    """Slurm requeues the job when it misses the node, and starts it 2 minutes later with the node again.
+
+    If it starts earlier, the node may get a repeated signal of Slurm that was meant for the lost processes.
+    """
     job = Submitted(cluster, tmp_path)
     job.wait_for_step(75)
     cluster.stop("n2")
@@ -205,7 +199,6 @@ def test_the_end_of_a_node_costs_the_steps_since_the_newest_checkpoint(cluster, 
     newest = job.newest_checkpoint()
     cluster.start_node("n2")
     cluster.wait_for_nodes()
-    job.start_now()
     job.check(undisturbed(), restarts=1)
     assert job.resumed() == [newest]
 
@@ -228,10 +221,7 @@ def test_the_tasks_of_an_array_are_jobs_of_their_own(cluster, undisturbed, tmp_p
 def test_srun_and_salloc_by_hand(cluster, undisturbed, tmp_path):
     """Two steps without a script, at once: each process finds its rank, its peers and a port of its own."""
     layout = ("--nodes=2", "--ntasks=2")
-    steps = {
-        "srun": ("srun", *layout),
-        "salloc": ("salloc", *layout, "srun"),
-    }
+    steps = {"srun": ("srun", *layout), "salloc": ("salloc", *layout, "srun")}
     with (tmp_path / "log").open("w") as log:
         jobs = [
             subprocess.Popen(
@@ -260,7 +250,7 @@ def test_a_name_that_does_not_resolve(cluster, tmp_path):
     cluster.stop("n2")
     cluster.start_node("n2", hosts=Path("/etc/hosts"))
     cluster.wait_for_nodes()
-    job = Submitted(cluster, tmp_path, options="timeout = 10")
+    job = Submitted(cluster, tmp_path, timeout=10)
     cluster.wait(job.id, "FAILED", seconds=90)
     cluster.stop("n2")
     cluster.start_node("n2")
