@@ -1,4 +1,4 @@
-"""Two hundred random faults of fourteen kinds between a job and its object store damage no file.
+"""Two hundred random faults of thirteen kinds between a job and its object store damage no file.
 
 Upload, fetch and staging use a proxy that injects faults, or their disk fills up, or they are killed.
 Afterwards all visible files are complete, on both sides. A failure is one line, in bounded time. The same
@@ -24,13 +24,12 @@ from tests.support.small_disk import small_disk
 pytest.importorskip("boto3", reason="boto3 is not installed")
 pytest.importorskip("moto", reason="moto is not installed")
 
-RUNS, QUICK = 200, 14
-WIRE = ("busy", "reset", "stall", "cut", "flip", "slow", "expired", "forbidden", "clock", "gone")
+RUNS, QUICK = 200, 13
+WIRE = ("busy", "reset", "stall", "cut", "flip", "slow", "expired", "forbidden", "gone")
 KINDS = (*WIRE, "missing", "full", "kill upload", "kill fetch")
 REFUSED = {
     "expired": "credentials have expired",
     "forbidden": "no permission",
-    "clock": "clock of this machine",
     "missing": "no such bucket",
     "full": ("File too large", "No space left", "MB are free", "GB are free"),
 }

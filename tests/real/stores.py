@@ -41,6 +41,7 @@ class Store:
     keys = True  # wrong keys are refused
     clock = True  # requests that are three hours old are refused
     restarts = True  # objects are there after a kill
+    named = True  # the host may have any name
     virtual = True  # the bucket may be in the host's name
 
     @classmethod
@@ -126,7 +127,7 @@ class Store:
 
 class Moto(Store):
     title, package = "moto", "pip install 'moto[server]'"
-    md5 = keys = clock = dates = restarts = virtual = False
+    md5 = keys = clock = dates = restarts = named = virtual = False
 
     @classmethod
     def missing(cls) -> str:

@@ -21,11 +21,9 @@ REFUSALS = {
     "busy": (503, "SlowDown", "Please reduce your request rate."),
     "expired": (400, "ExpiredToken", "The provided token has expired."),
     "forbidden": (403, "AccessDenied", "Access Denied"),
-    "clock": (403, "RequestTimeTooSkewed", "The difference between the request time and ours is too large."),
-    "unknown_key": (403, "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist."),
 }
-KINDS = ("busy", "reset", "stall", "cut", "flip", "slow", "expired", "forbidden", "clock", "gone")
-_LASTING = ("expired", "forbidden", "clock", "gone")  # these faults do not end
+KINDS = ("busy", "reset", "stall", "cut", "flip", "slow", "expired", "forbidden", "gone")
+_LASTING = ("expired", "forbidden", "gone")  # these faults do not end
 _STALL = 30.0  # seconds: longer than the time-outs of the clients in tests
 
 

@@ -27,7 +27,6 @@ from common.run.job import JobParser
 from common.run.output import Output
 from common.run.run import Run
 from tests.conftest import wait_until
-from tests.support import bare_store
 from tests.support.fault_proxy import FaultProxy
 
 
@@ -266,30 +265,6 @@ def test_the_last_checkpoints_of_the_node_are_at_the_url_at_the_end(server, tmp_
         job.save(step)
     assert job.mirror.finish() == "" and steps(server, job.url) == [6, 8, 10]
     assert [key for key in keys(server, job.url) if "step_2" in key or "step_4" in key] == []
-
-
-@pytest.mark.parametrize(
-    ("fields", "conditions", "words"),
-    [
-        ((), True, None),
-        (("ETag",), True, "returns no ETag"),
-        (bare_store.OPTIONAL, True, "returns no ETag"),
-        ((), False, "ignores conditional writes"),
-    ],
-)
-def test_a_store_that_gives_only_what_it_must(
-    server, tmp_path, monkeypatch, capsys, fields, conditions, words
-):
-    """ETags, dates and metadata are optional. If the store cannot keep two jobs apart, one line says so."""
-    bare_store.strip(monkeypatch, fields, conditions)
-    url = f"s3://runs/bare-{len(fields)}-{conditions}"
-    for step, start in ((2, 0), (4, 2)):
-        job = Job(tmp_path / str(step), url)
-        warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning")]
-        assert len(warnings) == bool(words) and all(words in line for line in warnings)
-        assert job.step == start
-        job.save(step)
-        assert job.mirror.finish() == "" and step in steps(server, url)
 
 
 def test_a_lease_that_is_shown_late_is_no_error(server, tmp_path, monkeypatch):

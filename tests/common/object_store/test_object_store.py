@@ -387,8 +387,6 @@ def test_a_file_that_is_not_what_it_should_be_is_refused(store, tmp_path):
     [
         ("expired", "the credentials have expired"),
         ("forbidden", "no permission"),
-        ("clock", "clock of this machine is wrong"),
-        ("unknown_key", "does not know the access key"),
     ],
 )
 def test_what_the_store_refuses_is_one_line(server, store, monkeypatch, kind, words):

@@ -19,7 +19,6 @@ from launch import manifests
 from launch import records as job_records
 from launch.transfer import clean, fetch, upload
 from tests.conftest import environment, finish, start, wait_until
-from tests.support import bare_store
 from tests.support.fault_proxy import FaultProxy
 from tests.support.terminal import Terminal
 
@@ -128,28 +127,6 @@ def test_data_go_there_and_come_back(server, url, tmp_path, launch):
     here = contents(back)
     here.pop("manifest.json")
     assert here == FILES | {"a": b"3" * 1000, "new": b"4"}
-
-
-def test_a_store_without_digests(server, url, tmp_path, launch, monkeypatch):
-    """The list of `upload` has them. Without it the content is compared, and one line tells of it."""
-    bare_store.strip(monkeypatch)
-    folder, back = folder_of(tmp_path / "data", FILES), tmp_path / "back"
-    launch("upload", folder, "--to", url)
-    said = launch("upload", folder, "--to", url).stdout
-    assert "sent 4 files" in said and "no sha256 of 4 files of the same size: they were sent again" in said
-    assert "no digest" not in launch("fetch", url, "--to", back).stdout
-    assert "fetched 0 files" in launch("fetch", url, "--to", back).stdout
-    put(server, url, {"a": b"4" * 1000})
-    (back / "a").unlink()
-    assert (
-        "is not the file that the list at the URL names" in launch("fetch", url, "--to", back, code=2).stderr
-    )
-
-    server.client().delete_object(Bucket="bucket", Key=f"{url.split('/', 3)[3]}/manifest.json")
-    assert "no digest of 4 of these files" in launch("fetch", url, "--to", tmp_path / "other").stdout
-    (tmp_path / "other" / "a").write_bytes(b"5" * 1000)
-    said = launch("fetch", url, "--to", tmp_path / "other", "--yes").stdout
-    assert said.count("replace ") == 1 and "unchanged 3 files" in said
 
 
 def test_a_snapshot_has_a_folder_of_its_own(server, url, tmp_path, launch):
