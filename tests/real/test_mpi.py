@@ -89,7 +89,7 @@ def test_a_signal_to_mpirun(mpi, number, code, tmp_path):
 def test_ranks_that_outlive_mpirun(mpi, tmp_path):
     """After SIGKILL of mpirun, Open MPI's ranks train on: a second start is refused until they have ended."""
     _, start = mpi
-    command = (*start(2), "jobs/train_ddp.py", *words(tmp_path, 5000))
+    command = (*start(2), "jobs/train_ddp.py", *words(tmp_path, 5000), "--epochs=1000")
     with Launched(tmp_path, *command) as job:
         job.wait_for_step(10)
         ranks = [process for process in job.processes() if process.pid != job.process.pid]
