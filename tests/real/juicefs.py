@@ -67,5 +67,5 @@ class Volume:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
-            process.kill()  # a mount that was taken away waits for 30 s
+            process.kill()  # it waits 30 s for a mount that is gone
             process.wait()
