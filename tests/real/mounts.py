@@ -70,7 +70,7 @@ class Kind:
                     os.kill(pid, number)
 
     def unmount(self, place: Path) -> None:
-        """Take the mount away from under its users."""
+        """Unmount it while it is in use."""
         subprocess.run(["umount", "-l", place], check=True)
 
     def close(self) -> None:
