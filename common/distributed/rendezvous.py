@@ -14,7 +14,6 @@ import os
 import secrets
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -25,7 +24,7 @@ from common.distributed import barrier, preemption
 from common.distributed.launcher import AGENT_STORE, store_options
 from common.ground.exits import NO_RENDEZVOUS, BadInput, NoRendezvous, leave, say_error
 from common.ground.files import opener, write_atomic
-from common.ground.heartbeat import Heartbeat
+from common.ground.heartbeat import Heartbeat, alarm
 from common.platform import network
 from common.platform.platforms import has_local_rank_0
 from common.platform.topology import Topology
@@ -210,8 +209,7 @@ def _share_token(store: torch.distributed.Store, folders: contextlib.ExitStack) 
     return ""
 
 
-@contextlib.contextmanager
-def _watchdog(seconds: float, message: str) -> Iterator[None]:
+def _watchdog(seconds: float, message: str) -> contextlib.AbstractContextManager[None]:
     """End the process with the message if the body takes longer than `seconds`. Python cannot interrupt a
     blocked call of the store."""
 
@@ -219,13 +217,7 @@ def _watchdog(seconds: float, message: str) -> Iterator[None]:
         say_error(message)
         leave(NO_RENDEZVOUS)
 
-    timer = threading.Timer(seconds, expire)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return alarm(seconds, expire)
 
 
 def _address(topology: Topology) -> str:

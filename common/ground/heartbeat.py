@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from common.ground.exits import print_line
 
@@ -31,11 +31,16 @@ class Heartbeat:
             print_line(f"{text} ({now - self._begin:.0f} s)")
 
 
-@contextlib.contextmanager
-def watched(folder: str) -> Iterator[None]:
+def watched(folder: str) -> contextlib.AbstractContextManager[None]:
     """Print one line if the block, which writes to a folder, takes more than 30 seconds: a mount may hang."""
     line = f"warning: {folder} has not answered for {EVERY:.0f} s: its mount may hang; the job waits for it"
-    timer = threading.Timer(EVERY, print_line, [line])
+    return alarm(EVERY, lambda: print_line(line))
+
+
+@contextlib.contextmanager
+def alarm(seconds: float, function: Callable[[], object]) -> Iterator[None]:
+    """Call a function, in a thread, if the block takes longer than `seconds`."""
+    timer = threading.Timer(seconds, function)
     timer.daemon = True
     timer.start()
     try:

@@ -23,7 +23,7 @@ from tests.conftest import free_port, wait_for_port, wait_until
 from tests.real import juicefs
 from tests.support.object_store_server import CREDENTIALS, ObjectStoreServer
 
-DOMAIN = "s3.test"  # of addresses with the bucket in the host's name; it must resolve to 127.0.0.1
+DOMAIN = "s3.test"  # the host of addresses that begin with a bucket; it must resolve to 127.0.0.1
 _PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
 
 

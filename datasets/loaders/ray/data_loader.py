@@ -36,8 +36,8 @@ class RayDataLoader(DataLoader[_Batch]):
 
     torch, NumPy and random are seeded for every batch. Each epoch sends the data set to the workers; with
     persistent_workers only the first one does. Iterating raises the exceptions of the data set, with the
-    worker's traceback, and those of Pool.take(); the next call of next() returns the next batch. It
-    raises BadInput if there is no cluster, or if the cluster is full.
+    worker's traceback, and those of Pool.take(). After an exception, next() returns the next batch. Without a
+    cluster, or if it is full, it raises BadInput.
     """
 
     def __init__(
