@@ -69,4 +69,5 @@ def test_what_is_copied_trains(image, tmp_path):
     assert planned == command, "nothing is installed again"
     result = run(*command.split()[1:], "--width=8", "--max_steps=1", cwd=tmp_path)
     assert "test_accuracy=" in result.stdout and (tmp_path / "output_dir" / "latest").exists()
-    assert sum(path.stat().st_size for path in tmp_path.rglob("*.py")) < 3e6
+    size = sum(path.stat().st_size for path in tmp_path.rglob("*.py"))
+    assert size < 6e6, "an environment was copied"  # the code is 3 MB, an environment has hundreds
