@@ -37,7 +37,7 @@ faults: setup packages
 
 # PYTORCH=FOLDER holds PyTorch's source, whose tests of its DataLoader then run with ours, 15 minutes more.
 real: $(REAL)/installed
-	@PYTORCH="$(abspath $(PYTORCH))" $(REAL)/bin/python -m pytest -rs -n 2 --dist loadfile --no-loadscope-reorder $(REAL_TESTS)
+	@PYTORCH="$(abspath $(PYTORCH))" $(REAL)/bin/python -m pytest -rs -n 3 --dist loadfile --no-loadscope-reorder $(REAL_TESTS)
 
 # The versions of ModelArts' preset image, which are the floors of requirements.txt. torch 2.1 exists for Python
 # 3.8 to 3.11. Each Python has a folder: make compat COMPAT_PYTHON=PATH/python3.10

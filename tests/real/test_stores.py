@@ -383,7 +383,7 @@ def test_an_endpoint_with_a_name(store, url, tmp_path, style):
     """The bucket becomes a part of the host's name if that name resolves, else of the path."""
     if os.geteuid():
         pytest.skip("a private /etc/hosts needs root")
-    if not store.named or (style == "virtual" and not store.virtual):
+    if not (store.virtual if style == "virtual" else store.named):
         pytest.skip(f"{store.title} does not take this address")
     names = f"{stores.DOMAIN} {store.bucket}.{stores.DOMAIN}" if style == "virtual" else "only.test"
     (tmp_path / "hosts").write_text(f"127.0.0.1 localhost {names}\n")
