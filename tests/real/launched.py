@@ -77,10 +77,11 @@ class Launched:
     def wait_for_step(self, step: int) -> None:
         wait_until(lambda: re.search(rf" step={step} ", self.printed()), self.process)
 
-    def finish(self, code: int = 0) -> str:
-        """Wait for the end of all processes, check the exit code, and return what they printed."""
+    def finish(self, *codes: int) -> str:
+        """Wait for the end of all processes, check that the exit code is one of these (default: 0). Return
+        what they printed."""
         found = self.process.wait(LONGEST)
-        assert found == code, f"exit code {found}\n{self.printed()}"
+        assert found in (codes or (0,)), f"exit code {found}\n{self.printed()}"
         wait_until(lambda: not self.processes(), timeout=30)
         return self.printed()
 

@@ -65,23 +65,24 @@ def continues_exactly(start, folder):
 
 
 # Open MPI sends SIGTERM to the ranks after a second, kills them a second later, and exits with 1. It passes
-# SIGUSR1 on, and waits. MPICH passes both on, but its exit code after SIGUSR1 was 0 in one of three runs.
+# SIGUSR1 on, and waits. MPICH passes both on, but its own exit code is 0 or that of the ranks, by chance: two
+# shells that end with 143 after SIGTERM gave 0 in 9 of 15 runs.
 @pytest.mark.parametrize(
-    "mpi, number, code",
+    "mpi, number, codes",
     [
-        ("openmpi", signal.SIGTERM, 1),
-        ("openmpi", signal.SIGUSR1, 138),
-        ("mpich-or-intel", signal.SIGTERM, 143),
+        ("openmpi", signal.SIGTERM, [1]),
+        ("openmpi", signal.SIGUSR1, [138]),
+        ("mpich-or-intel", signal.SIGTERM, [0, 143]),
     ],
     indirect=["mpi"],
 )
-def test_a_signal_to_mpirun(mpi, number, code, tmp_path):
+def test_a_signal_to_mpirun(mpi, number, codes, tmp_path):
     _, start = mpi
     with Launched(tmp_path, *start(2), "jobs/train_ddp.py", *words(tmp_path, LONG)) as job:
         job.wait_for_step(10)
         job.process.send_signal(number)
-        printed = job.finish(code)
-    assert code == 1 or "stopped as asked" in printed
+        printed = job.finish(*codes)
+    assert codes == [1] or "stopped as asked" in printed
     continues_exactly(start, tmp_path)
 
 

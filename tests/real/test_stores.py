@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from botocore.exceptions import ResponseStreamingError
 
 from common.checkpoint import lease, output_list
 from common.exact import digest
@@ -223,8 +224,9 @@ def fetched(store, url: str, folder: Path) -> Path:
 
 
 def listed(store, url: str) -> dict[str, output_list.File]:
-    """Return the complete files at a URL, by the list that a job keeps there."""
-    with contextlib.suppress(store.client().exceptions.NoSuchKey):
+    """Return the complete files at a URL, by the list that a job keeps there; {} if it cannot be read now:
+    JuiceFS' gateway cuts off an object that is replaced while it is read, and a job reads it again."""
+    with contextlib.suppress(store.client().exceptions.NoSuchKey, ResponseStreamingError):
         return output_list.parse(get(store, url, output_list.NAME))
     return {}
 
