@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 from common.distributed import ranks
+from common.ground.exits import BadInput
 from datasets.compat.dali_dataset import Dataset
 
 
@@ -22,8 +23,13 @@ def _open(
     crop_padding: int = 32,
     **unused: Any,
 ) -> tuple[Any, int]:
-    """Return the loader of a split of data_path. Not used: interpolation, augmentation and other arguments of
-    ConvNets."""
+    """Return the loader of a split of data_path. Not used: other arguments of ConvNets. Raises BadInput for
+    another interpolation than "bilinear", and for an augmentation: the loaders have none."""
+    if interpolation != "bilinear" or augmentation:
+        raise BadInput(
+            f"{interpolation=!s} {augmentation=!s}: this loader has bilinear and None; jobs/imagenet.py has "
+            "--interpolation bicubic and --rand_augment"
+        )
     dataset = Dataset(
         data_path, batch_size, workers=workers, size=image_size, val_size=image_size + crop_padding,
         backend=backend, rank=ranks.rank(), world_size=ranks.world_size(),

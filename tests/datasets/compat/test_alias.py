@@ -68,6 +68,20 @@ for get in (
     assert printed(code, folder, tmp_path).splitlines() == ["4 20 20.0", "2 9 9.0"] * 3
 
 
+@pytest.mark.parametrize("words", ["interpolation='bicubic'", "augmentation='autoaugment'"])
+def test_what_the_loaders_of_kspeed_do_not_have(words, folder, tmp_path):
+    code = f"""
+from common.ground.exits import BadInput
+from kspeeddataloader import get_kspeed_train_loader
+try:
+    get_kspeed_train_loader(data, 32, 5, 3, {words})
+except BadInput as error:
+    print(error)
+"""
+    option = words.replace("'", "")
+    assert option in printed(code, folder, tmp_path) and "--rand_augment" in printed(code, folder, tmp_path)
+
+
 @needs_dali
 def test_the_pipelines_of_diving_into_dali(folder, tmp_path):
     code = """
