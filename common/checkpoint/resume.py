@@ -1,14 +1,16 @@
 """Choose the checkpoint that a run continues from, and check that it may write to its output folder."""
 
 import argparse
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from common.console import arguments
 from common.distributed import barrier, ranks
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, print_line
 from common.ground.files import check_rename
 from common.ground.results import checkpoints
+from common.platform import platforms
 from common.run import starts
 from common.run.output import Output, list_results
 
@@ -46,6 +48,12 @@ def take_output(
     mirror = None
     output.hold()
     check_rename(output.folder)
+    count = platforms.count_restarts(os.environ)
+    if count and not output.url and not list_results(output.folder) and not starts.read(output.folder):
+        print_line(
+            f"warning: restart {count} of this job, and {output} holds no results: if an earlier start had "
+            "some, its file system is not mounted here"
+        )
     if output.url:
         from common.checkpoint.mirror import PATIENCE, Mirror  # only a job with a URL needs it
 

@@ -48,6 +48,8 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     """
     launcher.die_with_parent()
     if torch.distributed.is_initialized():  # %run for a second time in one notebook
+        if (size := torch.distributed.get_world_size()) > 1:
+            raise exits.BadInput(f"a process group of {size} exists: call destroy_process_group() first")
         torch.distributed.destroy_process_group()
     gpus = devices.count_gpus(args)
     if gpus and topology.source == "slurm":  # it may show each process only its own GPU

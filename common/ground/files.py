@@ -27,6 +27,7 @@ ROOT = os.path.abspath(
 )  # the folder that holds jobs/ and common/, or one file of `pack`
 HOME = ROOT if os.path.isdir(ROOT) else os.getcwd()  # where folders are looked for that the user did not name
 PARTIAL = ".partial-"  # the names of temporary files and folders begin with this
+_FSTAB = "/etc/fstab"
 _BLOCK = 2**20  # bytes
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre and NFS without locks, for example
 _UNLOCKED = 86400.0  # seconds after which a temporary file is deleted on a file system without locks
@@ -246,6 +247,19 @@ def _mount_of(path: str) -> str:
     while not os.path.ismount(path):
         path = os.path.dirname(path)
     return path
+
+
+def check_fstab(path: str) -> None:
+    """Raise BadInput if /etc/fstab has a file system that holds a path, and it is not mounted: the results of
+    earlier starts are not seen. "noauto" file systems may be left out."""
+    path, lines = os.path.realpath(path), []
+    with contextlib.suppress(OSError), open(_FSTAB, encoding="utf-8", errors="surrogateescape") as file:
+        lines = [line.split() for line in file]
+    for point, options in (words[1:4:2] for words in lines if len(words) > 3 and words[0][0] != "#"):
+        point = os.path.normpath(point.replace(r"\040", " "))
+        is_above = point.startswith("/") and os.path.commonpath([point, path]) == point
+        if is_above and point != "/" and "noauto" not in options.split(",") and not os.path.ismount(point):
+            raise BadInput(f"{path}: {point} is not mounted, and {_FSTAB} has a file system for it: mount it")
 
 
 def check_mounted(folder: str) -> None:

@@ -114,6 +114,11 @@ def count_in(env: Mapping[str, str], name: str) -> int | None:
     return None
 
 
+def count_restarts(env: Mapping[str, str]) -> int:
+    """Return how often Slurm or torchrun has restarted this job."""
+    return max(count_in(env, name) or 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
+
+
 def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
     """Return the value of a variable as an integer. Raises BadInput if it is not an integer, or is missing
     without a default."""

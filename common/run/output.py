@@ -24,7 +24,7 @@ import time
 
 from common.ground import exits
 from common.ground.exits import BadInput, print_line
-from common.ground.files import HOME, explained, is_at, is_url, opener
+from common.ground.files import HOME, check_fstab, explained, is_at, is_url, opener
 from common.ground.heartbeat import watched
 from common.ground.results import CHECKPOINTS, WEIGHTS, checkpoints
 from common.platform.platforms import STARTED_BY
@@ -72,6 +72,7 @@ class Output:
         deadline = time.monotonic() + _BUSY
         while True:
             with explained(f"output_dir {self.folder} cannot be written"), watched(self.folder):
+                check_fstab(self.folder)
                 os.makedirs(self.folder, exist_ok=True)
                 file = open(path, "a", opener=opener)  # noqa: SIM115
             try:

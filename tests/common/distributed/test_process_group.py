@@ -214,3 +214,15 @@ for _ in range(2):
 """
     printed = run("-c", script, *QUICK, "--max_steps=1", "--batch_size=16", cwd=tmp_path).stdout
     assert printed.count("test_accuracy=") == 2
+
+
+def test_a_process_group_of_the_user_is_not_destroyed(tmp_path):
+    (tmp_path / "own.py").write_text(f"""
+import runpy, sys, torch.distributed
+sys.path.insert(0, {str(ROOT)!r})
+torch.distributed.init_process_group("gloo")
+runpy.run_module("jobs.train_ddp", run_name="__main__")
+""")
+    start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", tmp_path / "own.py")
+    errors = run(*start, *QUICK, cwd=tmp_path, code=1).stderr
+    assert "error: a process group of 2 exists" in errors and not (tmp_path / "output_dir").exists()
