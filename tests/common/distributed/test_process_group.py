@@ -224,5 +224,5 @@ torch.distributed.init_process_group("gloo")
 runpy.run_module("jobs.train_ddp", run_name="__main__")
 """)
     start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", tmp_path / "own.py")
-    errors = run(*start, *QUICK, cwd=tmp_path, code=1).stderr
-    assert "error: a process group of 2 exists" in errors and not (tmp_path / "output_dir").exists()
+    errors = run(*start, *QUICK, f"--output_dir={tmp_path / 'out'}", cwd=tmp_path, code=1).stderr
+    assert "error: a process group of 2 exists" in errors and not (tmp_path / "out").exists()
