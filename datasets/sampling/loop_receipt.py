@@ -6,8 +6,12 @@
     for step, batch in enumerate(receipt.watch(loader), start=first_step):
         ...
 
-    python receipt.py RUN            one run: where did each restart continue?
+    python receipt.py RUN            one run: is something unusual, and where did each restart continue?
     python receipt.py RUN_A RUN_B    two runs: did the same steps get the same samples?
+
+Unusual: epochs with the same order, samples that come twice or never in an epoch, equal samples of ranks. If
+that is right, say so: --repeats (sampling with replacement, a repeated stream, copies on ranks), --same_order
+(a stream in its order, a curriculum). With --augmented, samples may not look the same in two epochs.
 
 Each process appends to its own files, and nothing is sent between processes:
     OUT/receipt-RANK.bin    32 bytes for each start of the program and for each step
@@ -19,6 +23,7 @@ and at most 4 KB of each tensor, in lines of 64 bytes at equal distances. Hash o
 SplitMix64 (Steele et al., OOPSLA 2014). Sum of words: Lemire, Kaser, "Strongly Universal String Hashing".
 """
 
+import argparse
 import contextlib
 import hashlib
 import os
@@ -31,6 +36,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from datasets.sampling.one_run import (
+    Epoch,
+    find_repeats,
+    find_same_contents,
+    find_same_orders,
+    find_same_ranks,
+    mark_whole,
+)
 from datasets.sampling.records import RECORD, find_difference, mix, parse_records
 
 # A record of step 0 is a start. Sums: world size, seed + 1 or 0, time in ns. Epoch: first step + 1 or 0.
@@ -206,11 +219,13 @@ def _hash_text(value: Any) -> int:
 
 
 class Step(NamedTuple):
-    """One step. sums: of ids (or contents), number of samples, of contents. samples: hashes, uint64 [n]."""
+    """One step. sums: of ids (or contents), number of samples, of contents. samples: hashes, uint64 [n], rank
+    after rank. sizes: the samples of each rank."""
 
     epoch: int
     sums: tuple[int, ...]
     samples: np.ndarray
+    sizes: tuple[int, ...] = ()
 
 
 class Start(NamedTuple):
@@ -281,6 +296,7 @@ def _merge(ranks: list[list[Step]]) -> list[Step]:
             key[0],
             tuple(sum(column) % 2**64 for column in zip(*(step.sums for step in parts[key]), strict=True)),
             np.concatenate([step.samples for step in parts[key]]),
+            tuple(len(step.samples) for step in parts[key]),
         )
         for key in sorted(parts)
         if key <= min(ends)
@@ -306,8 +322,50 @@ def follow(starts: list[Start]) -> tuple[list[Step], list[str], bool]:
             text += "with the same samples" if place == again else describe(steps, first, start.steps, place)
             equal &= place == again
         lines.append(text)
-        steps = steps[:first] + [_MISSING] * -again + start.steps
+        steps = steps[:first] + [_MISSING] * -again
+        steps += _renumber(steps, start.steps)
     return steps, lines, equal
+
+
+def _renumber(before: list[Step], steps: list[Step]) -> list[Step]:
+    """Return the steps of a start, which may count its epochs from 1, with numbers that follow the others."""
+    last, own = before[-1].epoch if before else 0, steps[0].epoch
+    if own > last:
+        return steps
+    counts, new = (Counter(step.epoch for step in each) for each in (before, steps))
+    is_same = counts[last] + new[own] <= max(*counts.values(), *new.values())
+    shift = last - own + (not is_same)
+    return [step._replace(epoch=step.epoch + shift) for step in steps]
+
+
+def find_unusual(
+    steps: list[Step],
+    restarts: int,
+    repeats: bool = False,
+    same_order: bool = False,
+    augmented: bool = False,
+) -> list[str]:
+    """Return lines about what is unusual in the steps that a run kept.
+
+    restarts: their number. repeats: samples may come twice in an epoch or a step. same_order: epochs may have
+    the same order. augmented: samples may not have the same content in two epochs.
+    """
+    numbers = sorted({step.epoch for step in steps if step.epoch})
+    places = [[k for k, step in enumerate(steps) if step.epoch == number] for number in numbers]
+    sums = [np.array([steps[k].sums for k in own], np.uint64) for own in places]
+    samples = ([steps[k].samples for k in own] for own in places)
+    found = (
+        Epoch(number, own[0] + 1, total[:, 0], total[:, 2], parts)
+        for number, own, total, parts in zip(numbers, places, sums, samples, strict=True)
+    )
+    epochs = mark_whole(found, restarts)
+    has_ids = any((total[:, 0] != total[:, 2]).any() for total in sums)
+    lines = [] if same_order else find_same_orders(epochs)
+    if not repeats:
+        lines += find_repeats(epochs, has_ids) + find_same_ranks(
+            [(step.samples, step.sizes) for step in steps]
+        )
+    return lines + (find_same_contents(epochs, has_ids) if augmented else [])
 
 
 _MISSING = Step(0, (0, 0, 0), np.zeros(0, np.uint64))
@@ -379,8 +437,9 @@ def _name(first: int, last: int) -> str:
     return f"step {last}" if last - first == 1 else f"steps {first + 1}-{last}"
 
 
-def report(folders: list[str]) -> tuple[bool, list[str]]:
-    """Return (whether one or two runs read what they should, lines about them). Raises ReceiptError."""
+def report(folders: list[str], **usual: bool) -> tuple[bool, list[str]]:
+    """Return (whether one or two runs read what they should, lines about them). usual: the options of
+    find_unusual(), for one run. Raises ReceiptError."""
     if len(folders) not in (1, 2):
         raise ReceiptError(f"expected RUN or RUN_A RUN_B, got {len(folders)} folders")
     runs, equal, lines = [read(folder) for folder in folders], True, []
@@ -391,12 +450,26 @@ def report(folders: list[str]) -> tuple[bool, list[str]]:
     if len(runs) == 2:
         is_equal, text = compare(*runs)
         return equal and is_equal, [*lines, f"data {text}"]
-    return equal, lines
+    unusual = find_unusual(steps, len(run) - 1, **usual)
+    return equal and not unusual, [*lines, *(f"unusual: {line}" for line in unusual)]
+
+
+def add_arguments(add: Callable[..., object]) -> None:
+    """Add the options of find_unusual(). add: a parser's add_argument."""
+    add("--repeats", action="store_true", help="one run: samples may come twice in an epoch, or on two ranks")
+    add("--same_order", action="store_true", help="one run: epochs may have the same order")
+    add("--augmented", action="store_true", help="one run: samples may not look the same in two epochs")
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("folders", nargs="*", metavar="RUN")
+    add_arguments(parser.add_argument)
+    arguments = vars(parser.parse_args())
     try:
-        are_equal, text = report(sys.argv[1:])
+        are_equal, text = report(arguments.pop("folders"), **arguments)
     except ReceiptError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -64,6 +64,10 @@ class Run:
     def ids(self, sampler: Any, step: int) -> np.ndarray:
         """Return the ids of a step over all ranks, after they were compared with the receipt."""
         ids = sampler.batch(step - 1)
-        images = np.concatenate([ids + view * sampler.size for view in range(self.views)])
-        self.check(step, receipt.batch_sums(images, images, (), np.array([len(images)]))[0, :1])
+        self.check(step, self.sum_ids(sampler, ids))
         return ids
+
+    def sum_ids(self, sampler: Any, ids: np.ndarray) -> np.ndarray:
+        """Return the receipt's sum of the ids of a step, int64 [1]."""
+        images = np.concatenate([ids + view * sampler.size for view in range(self.views)])
+        return receipt.batch_sums(images, images, (), np.array([len(images)]))[0, :1]

@@ -84,9 +84,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _write_receipt(path: Path) -> None:
-    text, records = (_read(f"datasets/sampling/{name}.py") for name in ("loop_receipt", "records"))
-    start, rest = re.split(r"^from datasets\.sampling\.records import .*\n", text, flags=re.MULTILINE)
-    text = start + records.partition("import numpy as np\n\n")[2] + "\n" + rest  # one file, for any program
+    def module(match: re.Match) -> str:
+        return _read(f"datasets/sampling/{match[1]}.py").partition("import numpy as np\n\n")[2] + "\n"
+
+    # one file, for any program
+    imported = r"^from datasets\.sampling\.(\w+) import (?:\([^)]*\)|.*)\n"
+    text = re.sub(imported, module, _read("datasets/sampling/loop_receipt.py"), flags=re.MULTILINE)
     if path.exists() and path.read_text(encoding="utf-8") != text:
         raise BadInput(f"{path} exists, and is another version: move it away")
     path.write_text(text, encoding="utf-8")
