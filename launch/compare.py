@@ -98,7 +98,7 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     steps = sorted(lines[0].keys() & lines[1].keys())
     if not steps:
         return True, "not compared: the runs have no digest of the same step (a checkpoint or an epoch's end)"
-    different = [step for step in steps if lines[0][step]["digest"] != lines[1][step]["digest"]]
+    different = [step for step in steps if _differs(lines[0][step], lines[1][step])]
     equal = f"equal at {_numbers([step for step in steps if step not in different])}"
     shards = [read_setting(run, "exact_shards") for run in (first, second)]
     is_exact = shards[0] is not None and shards[0] == shards[1]
@@ -113,6 +113,18 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     if is_expected:
         text += f"; expected: {sizes[0]} and {sizes[1]} processes round sums, and draw numbers, differently"
     return is_expected, text
+
+
+def _differs(first: dict, second: dict) -> bool:
+    """Return whether two lines of state.jsonl are of different states. Before 0.24 they had no numbers of
+    parameter groups."""
+    if first["digest"] == second["digest"]:
+        return False
+    parts = [line["parts"] for line in (first, second)]
+    both = parts[0].keys() & parts[1].keys()
+    others = parts[0].keys() ^ parts[1].keys()
+    is_older = bool(others) and all(".param_groups." in name for name in others)
+    return not is_older or any(parts[0][name] != parts[1][name] for name in both)
 
 
 def _find_other_evaluation(*runs: str) -> str:

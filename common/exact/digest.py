@@ -3,7 +3,8 @@
     FOLDER/state.jsonl    {"step": 44, "digest": "9f3c...", "parts": {"model.fc.weight": "1d22c0ab", ...}}
 
 There is a line for each checkpoint and each epoch. The digest does not depend on the device, the memory
-format or the number of processes. Hyperparameters, such as learning rates, are not part of it.
+format or the number of processes. It has the numbers of an optimizer's parameter groups, such as the learning
+rate.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ from common.parallel import dtensors
 
 FILE = "state.jsonl"  # in a run's output folder
 _MOST = 2**30  # bytes of FILE
+KERNELS = {"params", "fused", "foreach", "capturable", "differentiable"}  # not hyperparameters
 _WITHOUT = {"receipt"}  # objects of a checkpoint that are not state of the model
 
 
@@ -32,8 +34,13 @@ def leaves(objects: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     parts: Iterable[tuple[Any, Any]]
     if isinstance(value, dict):
-        is_optimizer = value.keys() >= {"state", "param_groups"}
-        parts = [("state", value["state"])] if is_optimizer else value.items()
+        if value.keys() >= {"state", "param_groups"}:
+            groups = [
+                {key: each for key, each in group.items() if key not in KERNELS}
+                for group in value["param_groups"]
+            ]
+            value = {"state": value["state"], "param_groups": groups}
+        parts = value.items()
     elif isinstance(value, list | tuple):
         parts = enumerate(value)
     else:

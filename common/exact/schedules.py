@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from common.exact.digest import KERNELS
 from common.ground.exits import BadInput, is_secret
 
 _TORCH = "torch.optim.lr_scheduler"
@@ -22,7 +23,6 @@ _OF_THE_STEP = {
     "LambdaLR", "MultiplicativeLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR",
     "PolynomialLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR",
 }  # fmt: skip
-_KERNELS = {"params", "fused", "foreach", "capturable", "differentiable"}  # not hyperparameters
 _ARGUMENTS = ("lr", "epochs")
 
 
@@ -214,7 +214,7 @@ def _calls(scheduler: Any) -> int | None:
 
 
 def _hyperparameters(group: dict) -> dict:
-    return plain({name: value for name, value in group.items() if name not in _KERNELS})
+    return plain({name: value for name, value in group.items() if name not in KERNELS})
 
 
 def _set(group: dict, values: dict) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-_EQUAL_SHARE = 0.1  # of the samples of a data set: so many may have the content of another one
+_EQUAL_SHARE = 0.1  # share of a data set: samples whose content another one may have
 
 _SHOWN = 4  # lines about epochs
 

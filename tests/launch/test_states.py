@@ -9,6 +9,7 @@ import torch
 
 from common.exact import digest, files
 from datasets.sampling.receipt import Receipt
+from launch import compare
 from tests.conftest import run
 
 
@@ -91,11 +92,30 @@ def test_a_damaged_file_is_one_error(tmp_path, name, end):
     assert refused.startswith(f"error: {damaged / name}") and refused.count("\n") == 1
 
 
+def test_the_numbers_of_parameter_groups(tmp_path):
+    """Another learning rate is another state; a run of an older version has none to compare."""
+
+    def line(folder, **group):
+        objects = {"optimizer": {"state": {}, "param_groups": [{"params": [0], "foreach": None} | group]}}
+        os.makedirs(folder, exist_ok=True)
+        digest.write(str(folder), digest.summarize(1, objects))
+
+    line(tmp_path / "a", lr=0.1, betas=(0.9, 0.99))
+    for name, lr, betas in (("b", 0.1, (0.9, 0.99)), ("c", 0.2, (0.9, 0.99)), ("d", 0.1, (0.9, 0.9))):
+        line(tmp_path / name, lr=lr, betas=betas, foreach=True)
+    line(tmp_path / "older")
+    first = str(tmp_path / "a")
+    assert compare.compare_states(first, str(tmp_path / "b")) == (True, "equal at step 1")
+    assert compare.compare_states(first, str(tmp_path / "older")) == (True, "equal at step 1")
+    for name, part in (("c", "optimizer.param_groups.0.lr"), ("d", "optimizer.param_groups.0.betas.1")):
+        equal, text = compare.compare_states(first, str(tmp_path / name))
+        assert not equal and f"differs at 1: {part} " in text
+
+
 def test_equal_bits_have_equal_digests():
     objects = _objects(1)
     other = _objects(1)
     other["model"]["conv.weight"] = other["model"]["conv.weight"].to(memory_format=torch.channels_last)
-    other["optimizer"]["param_groups"][0]["lr"] = 5.0  # a hyperparameter
     other = dict(reversed(other.items()))
     assert digest.summarize(1, objects) == digest.summarize(1, other)
     for value in (torch.tensor(-0.0), torch.tensor(0), torch.zeros(1), torch.tensor(0.0).half(), 0.0, None):
