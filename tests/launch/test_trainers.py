@@ -1,0 +1,68 @@
+"""The scripts of guides/trainers.md give the verdicts that it shows."""
+
+import importlib.util
+import shutil
+
+import pytest
+import torch
+
+from datasets.sampling import loop_receipt
+from datasets.sampling.loop_receipt import Receipt
+from tests.conftest import ROOT, run
+
+PAGE = (ROOT / "guides" / "trainers.md").read_text()
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A folder of its own: next to Bootfile, `datasets` is another package."""
+    shutil.copytree(ROOT / "guides" / "trainers", tmp_path / "project")
+    run("-m", "launch", "new", "--receipt", tmp_path / "project")
+    return tmp_path / "project"
+
+
+def verdict(script, files, *words, code):
+    """Return the verdict of `prove` and the line about the samples of the killed run."""
+    words = ("--compare", files, "--resume_with=--resume", *(("--", *words) if words else ()))
+    lines = run("-m", "launch", "prove", script, *words, code=code).stdout.splitlines()
+    data = [line.strip() for line in lines if line.startswith("      data ")]
+    [last] = [line for line in lines if line.startswith(("exact: ", "differs: "))]
+    return last, data[1]
+
+
+def test_a_plain_script(project):
+    words = (project / "ddp.py", "out/*.pt", "--out", "out")
+    lines = verdict(*words, code=20), verdict(*words, "--seeded", code=0)
+    for last, data in lines:
+        assert last in PAGE and data == "data equal for 48 steps"
+    assert lines[0][0] != lines[1][0]
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "files", "code"),
+    [
+        ("transformers", "hugging_face.py", "out/last.pt", 0),
+        ("lightning", "lightning_module.py", "out/end.pt", 20),
+    ],
+)
+def test_a_trainer(package, name, files, code, project):
+    for each in {package, "accelerate"} if package == "transformers" else {package}:
+        if not importlib.util.find_spec(each):
+            pytest.skip(f"{each} is not installed")
+    last, data = verdict(project / name, files, code=code)
+    assert last.startswith("exact: ") if code == 0 else "were read again" in last
+    assert data.startswith("data different from step " if code else "data equal for 24 steps")
+
+
+def test_a_loader_of_accelerate(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    samples = torch.utils.data.TensorDataset(torch.rand(24, 4, generator=torch.Generator().manual_seed(0)))
+    order = torch.Generator().manual_seed(0)
+    for name, epochs in (("plain", 1), ("run", 2)):
+        loader = torch.utils.data.DataLoader(samples, 4, shuffle=True, generator=order.manual_seed(0))
+        loader = loader if name == "plain" else accelerate.Accelerator(cpu=True).prepare(loader)
+        receipt = Receipt(str(tmp_path / name))
+        for _ in range(epochs):
+            assert len(list(receipt.watch(loader))) == 6
+    equal, lines = loop_receipt.report([str(tmp_path / "plain"), str(tmp_path / "run")])
+    assert not equal and "equal in the 6 steps of both" in lines[-1]  # then accelerate seeds each epoch
