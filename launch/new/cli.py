@@ -2,7 +2,8 @@
 
     python -m launch new FOLDER [--text] [--ddp] [--amp] [--exact] [--fsdp] [--copy]
     cd FOLDER && python -m pytest tests
-    python -m launch new --receipt FOLDER       only receipt.py, for a loop of your own (guides/receipts.md)
+    python -m launch new --receipt FOLDER       for a loop of your own (guides/trainers.md): receipt.py, and
+                                                prove_plugin.py, a fixture of pytest that kills it
 
     jobs/train.py       jobs/train_own.py of Bootfile: your data, model, loss and step are in its blocks.
                         --text: those of jobs/train_text.py, a language model.
@@ -34,6 +35,7 @@ _FILES = {  # file of the template: its path in the project
     "test_train.py": "tests/test_train.py", "job.toml": "job.toml", "README.md": "README.md",
     "gitignore": ".gitignore",
 }  # fmt: skip
+_PLUGIN = "prove_plugin.py"
 _ONLY = re.compile(r"  # only with --(\w+)$")  # ends a line of the template
 # Beginnings of lines for the data set of train.py, which the blocks of train_own.py replace.
 _UNUSED = ("from datasets.loaders.engines.memory import ", "from datasets.memory import image_set")
@@ -55,7 +57,11 @@ def main(arguments: list[str]) -> int:
     parser = Parser(__doc__, "python -m launch new")
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="a new or an empty folder")
-    add("--receipt", action="store_true", help="write only receipt.py, into a new folder or one of yours")
+    add(
+        "--receipt",
+        action="store_true",
+        help="write only receipt.py and a fixture of pytest, into a new folder or one of yours",
+    )
     add("--text", action="store_true", help="a language model: the blocks of jobs/train_text.py")
     add("--ddp", action="store_true", help="add the blocks of jobs/train_ddp.py")
     add("--amp", action="store_true", help="add the blocks of jobs/train_amp.py")
@@ -73,7 +79,7 @@ def main(arguments: list[str]) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if args.receipt:
-            _write_receipt(folder / "receipt.py")
+            _write_receipt(folder)
         elif any(folder.iterdir()):
             raise BadInput(f"{folder} is not empty: name a new folder")
         else:
@@ -83,17 +89,20 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _write_receipt(path: Path) -> None:
+def _write_receipt(folder: Path) -> None:
     def module(match: re.Match) -> str:
         return _read(f"datasets/sampling/{match[1]}.py").partition("import numpy as np\n\n")[2] + "\n"
 
     # one file, for any program
     imported = r"^from datasets\.sampling\.(\w+) import (?:\([^)]*\)|.*)\n"
     text = re.sub(imported, module, _read("datasets/sampling/loop_receipt.py"), flags=re.MULTILINE)
-    if path.exists() and path.read_text(encoding="utf-8") != text:
-        raise BadInput(f"{path} exists, and is another version: move it away")
-    path.write_text(text, encoding="utf-8")
-    print(f"wrote {path}\nnext: from receipt import Receipt; its first lines show how a loop uses it")
+    files = {folder / "receipt.py": text, folder / _PLUGIN: _read(f"launch/new/template/{_PLUGIN}")}
+    for path, content in files.items():
+        if path.exists() and path.read_text(encoding="utf-8") != content:
+            raise BadInput(f"{path} exists, and is another version: move it away")
+    for path, content in files.items():
+        path.write_text(content, encoding="utf-8")
+    print(f"wrote {' and '.join(map(str, files))}; their first lines show how a loop and a test use them")
 
 
 def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text: bool = False) -> str:

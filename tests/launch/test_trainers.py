@@ -1,10 +1,12 @@
 """The scripts of guides/trainers.md give the verdicts that it shows."""
 
 import importlib.util
+import re
 import shutil
 
 import pytest
 import torch
+import yaml
 
 from datasets.sampling import loop_receipt
 from datasets.sampling.loop_receipt import Receipt
@@ -52,6 +54,27 @@ def test_a_trainer(package, name, files, code, project):
     last, data = verdict(project / name, files, code=code)
     assert last.startswith("exact: ") if code == 0 else "were read again" in last
     assert data.startswith("data different from step " if code else "data equal for 24 steps")
+
+
+def test_the_fixture_of_pytest(project):
+    """As the page shows it, in a project that does not have Bootfile."""
+    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    conftest, test = code.split("# test_resume.py\n")
+    (project / "conftest.py").write_text(conftest)
+    options = ("-m", "pytest", "-p", "no:cacheprovider", "test_resume.py")
+    (project / "test_resume.py").write_text(test)
+    printed = run(*options, cwd=project, code=1).stdout
+    assert "AssertionError: after 2 kills: last.pt: model: module.0.bias differs, " in printed
+    (project / "test_resume.py").write_text(test.replace('"{out}"', '"{out}", "--seeded"'))
+    run(*options, cwd=project)
+    (project / "test_resume.py").write_text(test.replace("kills=2", "kills=9"))
+    assert "the script ended before a new file" in run(*options, cwd=project, code=1).stdout
+
+
+def test_the_workflow():
+    workflow = yaml.safe_load((ROOT / "guides/trainers/resume.yml").read_text())
+    commands = [step["run"] for step in workflow["jobs"]["resume"]["steps"] if "run" in step]
+    assert commands[-1] == "python -m pytest test_resume.py" and commands[0].startswith("pip install torch ")
 
 
 def test_a_loader_of_accelerate(tmp_path):

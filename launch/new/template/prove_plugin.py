@@ -1,0 +1,148 @@
+"""A fixture of pytest: does a training script continue exactly after it was killed?
+
+    # conftest.py
+    pytest_plugins = ["prove_plugin"]
+
+    # test_resume.py
+    def test_resume(prove):
+        prove("train.py", "--out", "{out}", files="*.pt", resume=["--resume"])
+
+The script trains once to its end, and once more with SIGKILLs and restarts. Then the tensors and numbers in
+its files are compared and, if it writes a receipt (receipt.py), its samples. It needs pytest and torch.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+_POLL = 0.05  # seconds
+
+
+@pytest.fixture
+def prove(tmp_path: Path) -> Callable[..., None]:
+    """Return a function that fails the test if a script does not continue exactly.
+
+    script: its path. options: "{out}" in them is the folder of a run, which is new and empty.
+    files: the pattern of the files of torch.save in that folder.
+    resume: the options that a restart has in addition.
+    kills: SIGKILLs, each after a file was written.
+    limit: seconds for one start.
+    """
+
+    def run(
+        script: str, *options: str, files: str, resume: Sequence[str], kills: int = 2, limit: float = 600.0
+    ) -> None:
+        whole, killed = tmp_path / "whole", tmp_path / "killed"
+        commands = []
+        for folder in (whole, killed):
+            folder.mkdir()
+            words = [each.replace("{out}", str(folder)) for each in options]
+            commands.append([sys.executable, script, *words])
+        _finish(_start(commands[0]), limit)
+        assert any(whole.rglob(files)), f"{script} has written no {files} into {{out}}"
+        for number in range(kills):
+            process = _start([*commands[1], *(resume if number else ())])
+            _kill_after_write(process, killed, files, limit)
+        _finish(_start([*commands[1], *resume]), limit)
+        different = list(_compare(whole, killed, files))
+        assert not different, f"after {kills} kills: {', '.join(different[:5])} ({len(different)} in all)"
+        _compare_receipts(whole, killed)
+
+    return run
+
+
+def _start(command: list[str]) -> subprocess.Popen:
+    return subprocess.Popen(command, start_new_session=True)
+
+
+def _finish(process: subprocess.Popen, limit: float) -> None:
+    try:
+        code = process.wait(limit)
+    finally:
+        _end(process)
+    assert code == 0, f"the script ended with {code}"
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Kill the process and those that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _kill_after_write(process: subprocess.Popen, folder: Path, files: str, limit: float) -> None:
+    before, end = _state(folder, files), time.monotonic() + limit
+    try:
+        while not any(_is_whole(path) for path, _ in _state(folder, files) - before):
+            assert process.poll() is None, "the script ended before a new file: let it save more often"
+            assert time.monotonic() < end, f"no new file in {limit:g} s"
+            time.sleep(_POLL)
+    finally:
+        _end(process)
+
+
+def _state(folder: Path, files: str) -> set[tuple[Path, int]]:
+    found = set()
+    for path in folder.rglob(files):
+        try:
+            found.add((path, path.stat().st_mtime_ns))
+        except FileNotFoundError:  # it was renamed
+            continue
+    return found
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        _load(path)
+    except Exception:  # it is being written
+        return False
+    return True
+
+
+def _load(path: Path) -> Any:
+    return torch.load(path, map_location="cpu", weights_only=False)  # the script's own file
+
+
+def _compare(first: Path, second: Path, files: str) -> Iterator[str]:
+    """Yield the names of the values that differ."""
+    names = [{str(path.relative_to(each)) for path in each.rglob(files)} for each in (first, second)]
+    yield from (f"only one run has {name}" for name in sorted(names[0] ^ names[1]))
+    for name in sorted(names[0] & names[1]):
+        values = [dict(_values(name, _load(each / name))) for each in (first, second)]
+        for part in sorted(values[0].keys() | values[1].keys()):
+            if values[0].get(part) != values[1].get(part):
+                yield f"{part} differs"
+
+
+def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, bits) of each tensor, number and text in nested containers."""
+    if isinstance(value, torch.Tensor):
+        bits = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        yield name, (str(value.dtype), tuple(value.shape), bits)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield from _values(f"{name}: {key}", each)
+    elif isinstance(value, list | tuple):
+        for number, each in enumerate(value):
+            yield from _values(f"{name}[{number}]", each)
+    elif isinstance(value, int | float | str | bytes | None):
+        yield name, repr(value)
+
+
+def _compare_receipts(first: Path, second: Path) -> None:
+    folders = [next(iter(each.rglob("receipt-0.bin")), each).parent for each in (first, second)]
+    if folders[0] == first.parent:  # no receipt
+        return
+    import receipt
+
+    equal, text = receipt.compare(*(receipt.read(str(each)) for each in folders))
+    assert equal, f"data {text}"
