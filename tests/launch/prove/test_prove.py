@@ -1,5 +1,6 @@
 """`launch prove` says exact for an exact job, and notices each part that a restart leaves out."""
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -47,6 +48,16 @@ def test_a_job_of_bootfile_is_exact(tmp_path):
     assert "not checked: another engine: train_ddp.py has no --data_backend" in shown
     text = page.read_text()
     assert "<h1>exact</h1>" in text and "--processes_per_node=2" in text and "<script" not in text
+    proof = json.loads((tmp_path / "proof.json").read_text())
+    runs = {each["run"]: each for each in proof["runs"]}
+    assert {"state.jsonl", "receipt.bin"} < runs["reference"]["files"].keys() and len(runs) == 7
+    assert runs["reference"]["seed"] == 0 and runs["another seed"]["seed"] == 1
+    assert runs["another seed"]["commands"][0].startswith("jobs/train_ddp.py --dataset=digits ")
+    assert {"jobs/train_ddp.py", "common/run/starts.py", "datasets/sampling/receipt.py"} < proof[
+        "files"
+    ].keys()
+    assert len([each for each in proof["comparisons"] if each["part"] == "data"]) == 6
+    assert f"still holds: {proof['verdict']}" in proofs.prove("--check", tmp_path / "proof.json")
     refused = prove("jobs/train_ddp.py", "--to", ROOT / "README.md", code=2)
     assert "was not made by this command" in refused.stderr
 
@@ -290,6 +301,7 @@ def test_a_script_that_ignores_its_checkpoint_is_unverified(tmp_path):
         (["own.py", "--compare", "OUT/*.pt", "--resume_with=-r"], "ended with 1"),
         (["own.py", "--keep", "full", "--compare", "OUT/*.pt", "--resume_with=-r"], "full is not empty"),
         (["own.py", "--keep", "own.py"], "--keep own.py: File exists"),
+        ([], "expected JOB"),
         ([ROOT / "jobs" / "train.py", "--", "--output_dir=x"], "--output_dir is chosen for each run"),
         ([ROOT / "jobs" / "train.py", "--", "--max_steps=0"], "--max_steps"),
     ],
