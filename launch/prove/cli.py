@@ -40,7 +40,7 @@ from common.distributed import preemption
 from common.ground.exits import BadInput, print_line
 from launch import confirm
 from launch.explain import DIFFERS
-from launch.prove import page, proof, trial, verdict
+from launch.prove import coverage, page, proof, trial, verdict
 from launch.prove.jobs import REFERENCE, Case, Job, OtherJob, OwnJob
 from launch.prove.verdict import Row
 
@@ -71,13 +71,14 @@ def main(arguments: list[str]) -> int:
         raise BadInput(f"{args.job}: no such file")
     if (args.compare is None) != (args.resume_with is None):
         raise BadInput("expected --compare FILES together with --resume_with OPTIONS")
+    limits = list[str]()
     if args.to:
         record = f"{os.path.splitext(args.to)[0]}.json"
         if record == args.to:
             raise BadInput(f"--to {args.to}: expected the name of the page, such as proof.html")
         confirm.check_replaceable(args.to, re.compile(page.MARK), args.force)
         confirm.check_replaceable(record, re.compile(proof.MARK, re.MULTILINE), args.force)
-        modules, left_out = proof.describe_code(args.job)  # before the runs: a later change counts
+        code, limits = proof.describe_code(args.job)  # before the runs: a later change counts
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # under nohup it stays ignored
             signal.signal(number, lambda number, frame: sys.exit(128 + number))  # and end the job's processes
@@ -92,16 +93,18 @@ def main(arguments: list[str]) -> int:
         else:
             job = OwnJob(*words)
         rows = _run_all(job)
-        text, code = verdict.conclude(job, rows)
-        notes = [f"note: {line}" for line in verdict.find_notes(rows)]
-        notes += [f"not checked: {line}" for line in job.unchecked]
+        text, exit_code = verdict.conclude(job, rows)
+        covered, uncovered = coverage.describe(job, rows)
+        notes = [f"covered: {covered}"] * bool(covered)
+        notes += [f"note: {line}" for line in verdict.find_notes(rows)]
+        notes += [f"not checked: {line}" for line in (*job.unchecked, *uncovered)]
+        notes += [f"note: {line}" for line in limits]
         print(text, *notes, sep="\n")
         if args.to:
-            notes += [f"--check compares only {args.job}: {left_out}"] * bool(left_out)
             page.write(args.to, job, rows, text, notes)
-            proof.write(record, job, modules, rows, (text, code), notes)
+            proof.write(record, job, code, rows, (text, exit_code), notes)
             print(f"page: {args.to}", f"proof: {record}", sep="\n")
-    return code
+    return exit_code
 
 
 def _check(path: str, job: str | None) -> int:

@@ -58,20 +58,24 @@ class _Proof(pydantic.BaseModel):
     comparisons: list[dict[str, Any]]
 
 
-def describe_code(job: str) -> tuple[dict[str, Any], str]:
-    """Return (tree and files of a job, the reason if only the job's own file is covered). Raises BadInput if
-    a file cannot be read."""
-    path, reason = os.path.abspath(job), ""
+def describe_code(job: str) -> tuple[dict[str, Any], list[str]]:
+    """Return (tree and files of a job, lines on what they do not cover). Raises BadInput if a file cannot be
+    read."""
+    path, limits = os.path.abspath(job), []
     try:
         code = CodeFolder(path)
         files = {name: each for name, each in code.files.items() if name.endswith(".py")}
         files[code.job_path] = path
-    except BadInput as error:  # a folder that `pack` would not upload, for example with many images
-        files, reason = {os.path.basename(path): path}, str(error)
-    commit = describe_git(os.path.dirname(path))
-    tree = {"commit": commit and commit.removesuffix("-dirty"), "clean": commit and commit[-6:] != "-dirty"}
+    except BadInput as reason:  # for example, images are in the folder
+        files = {os.path.basename(path): path}
+        limits.append(f"of the modules, --check compares only {job}: {reason}")
+    commit, _, dirty = (describe_git(os.path.dirname(path)) or "").partition("-")
+    if dirty or not commit:
+        limits.append("--check does not compare files other than modules: there is no commit of them")
     with explained(f"the code of {job} cannot be read"):
-        return {"tree": tree, "files": {name: sha256_file(each) for name, each in files.items()}}, reason
+        digests = {name: sha256_file(each) for name, each in files.items()}
+    tree = {"commit": commit or None, "clean": not dirty if commit else None}
+    return {"tree": tree, "files": digests}, limits
 
 
 def describe_node() -> dict[str, Any]:

@@ -208,7 +208,12 @@ def test_a_file_that_is_not_a_proof_is_not_replaced(folder):
     assert (folder / "proof.json").read_text() == '{"precious": 1}' and not (folder / "proof.html").exists()
 
 
-def test_only_the_job_is_covered_in_a_folder_that_pack_refuses(folder):
+def test_what_a_proof_does_not_cover_is_named(folder, tmp_path):
+    assert proof.describe_code(str(folder / "own.py"))[1] == []
     (folder / "images").symlink_to(ROOT)
-    code, reason = proof.describe_code(str(folder / "own.py"))
-    assert list(code["files"]) == ["own.py"] and "images is a symbolic link" in reason
+    code, [limit] = proof.describe_code(str(folder / "own.py"))
+    assert list(code["files"]) == ["own.py"] and "images is a symbolic link" in limit
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "own.py").touch()
+    code, [limit] = proof.describe_code(str(tmp_path / "plain" / "own.py"))
+    assert code["tree"] == {"commit": None, "clean": None} and "there is no commit" in limit
