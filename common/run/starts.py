@@ -153,7 +153,7 @@ def environment() -> dict[str, str | int]:
         "torch": str(torch.__version__),
         "numpy": numpy.__version__,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "device": getattr(module, "get_device_name", accelerator.kind)() if module else _processor(),
+        "device": getattr(module, "get_device_name", accelerator.kind)() if module else processor(),
         "cores": available_cores(),
         "nodes": max(1, world_size // per_node),
         "processes per node": min(per_node, world_size),
@@ -165,7 +165,8 @@ def environment() -> dict[str, str | int]:
     return facts
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the name of this node's processor."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

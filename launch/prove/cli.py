@@ -2,6 +2,7 @@
 
     python -m launch prove jobs/train.py -- --dataset digits
     python -m launch prove own.py --compare "OUT/*.pt" --resume_with "--resume OUT/last.pt" -- --out OUT
+    python -m launch prove --check proof.json
 
 The job runs several times in a temporary folder: a reference, the same again, with SIGKILLs and restarts,
 with another number of processes and of workers, with another engine for image folders, with another seed,
@@ -13,12 +14,16 @@ the files of weights. With another number of processes only the samples are comp
 checkpoint, the verdict says so: whether a wrong weight would be seen was not shown. What cannot be checked is
 named.
 
+--to proof.html writes a page, and proof.json with commit, versions, hardware, commands, comparisons and
+digests (guides/receipts.md). --check proof.json runs nothing: it shows what has changed since.
+
 A script that does not use Bootfile needs --compare, the files of weights that it writes, and --resume_with,
 the options of a restart. The folder of --compare must not exist: it is moved away after each run. If a
 receipt of `launch new --receipt` is in it, the samples are compared too.
 
 Exit codes: 0 exact; 20 differs: a run that should be equal is not; 21 unverified: the runs are equal, but
 prove nothing, for example because the damage was not noticed; 2 bad input.
+With --check: 0 the proof still holds; 20 something has changed, or the verdict was not exact; 2 bad input.
 """
 
 import contextlib
@@ -32,9 +37,10 @@ import time
 
 from common.console.arguments import Parser, mask_words, positive_int
 from common.distributed import preemption
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, print_line
 from launch import confirm
-from launch.prove import page, trial, verdict
+from launch.explain import DIFFERS
+from launch.prove import coverage, page, proof, trial, verdict
 from launch.prove.jobs import REFERENCE, Case, Job, OtherJob, OwnJob
 from launch.prove.verdict import Row
 
@@ -46,20 +52,33 @@ def main(arguments: list[str]) -> int:
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = Parser(__doc__, "python -m launch prove")
     add = parser.add_argument
-    add("job", metavar="JOB", help="the script; its options follow --")
-    add("--to", metavar="FILE", help="also write a page, for example proof.html")
-    add("--force", action="store_true", help="replace FILE even if it is not such a page")
+    add("job", metavar="JOB", nargs="?", help="the script; its options follow --")
+    add("--to", metavar="FILE", help="also write a page, such as proof.html, and proof.json")
+    add("--check", metavar="FILE", help="run nothing; show what has changed since the proof.json of --to")
+    add("--force", action="store_true", help="replace the files even if they are not those of a proof")
     add("--kills", type=positive_int, default=3, help="SIGKILLs, each after another checkpoint (default: 3)")
     add("--keep", metavar="FOLDER", help="keep the runs in this new or empty folder (default: temporary)")
     add("--compare", metavar="FILES", help='for a script without Bootfile: its weights, as "OUT/*.pt"')
     add("--resume_with", metavar="OPTIONS", help="for a script without Bootfile: options of a restart")
     args = parser.parse_args(arguments[:split])
+    if args.check:
+        if args.to or args.keep or args.compare or args.resume_with or arguments[split:]:
+            raise BadInput("--check runs nothing: expected no other option")
+        return _check(args.check, args.job)
+    if not args.job:
+        parser.error("expected JOB")
     if not os.path.isfile(args.job):
         raise BadInput(f"{args.job}: no such file")
     if (args.compare is None) != (args.resume_with is None):
         raise BadInput("expected --compare FILES together with --resume_with OPTIONS")
+    limits = list[str]()
     if args.to:
+        record = f"{os.path.splitext(args.to)[0]}.json"
+        if record == args.to:
+            raise BadInput(f"--to {args.to}: expected the name of the page, such as proof.html")
         confirm.check_replaceable(args.to, re.compile(page.MARK), args.force)
+        confirm.check_replaceable(record, re.compile(proof.MARK, re.MULTILINE), args.force)
+        code, limits = proof.describe_code(args.job)  # before the runs: a later change counts
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # under nohup it stays ignored
             signal.signal(number, lambda number, frame: sys.exit(128 + number))  # and end the job's processes
@@ -74,14 +93,31 @@ def main(arguments: list[str]) -> int:
         else:
             job = OwnJob(*words)
         rows = _run_all(job)
-        text, code = verdict.conclude(job, rows)
-        notes = [f"note: {line}" for line in verdict.find_notes(rows)]
-        notes += [f"not checked: {line}" for line in job.unchecked]
+        text, exit_code = verdict.conclude(job, rows)
+        covered, uncovered = coverage.describe(job, rows)
+        notes = [f"covered: {covered}"] * bool(covered)
+        notes += [f"note: {line}" for line in verdict.find_notes(rows)]
+        notes += [f"not checked: {line}" for line in (*job.unchecked, *uncovered)]
+        notes += [f"note: {line}" for line in limits]
         print(text, *notes, sep="\n")
         if args.to:
             page.write(args.to, job, rows, text, notes)
-            print(f"page: {args.to}")
-    return code
+            proof.write(record, job, code, rows, (text, exit_code), notes)
+            print(f"page: {args.to}", f"proof: {record}", sep="\n")
+    return exit_code
+
+
+def _check(path: str, job: str | None) -> int:
+    """Print what has changed since a proof. job: the one of the proof, if it is not where it was. Return the
+    exit code. Raises BadInput."""
+    known = proof.read(path)
+    job = job or known.job
+    if not os.path.isfile(job):
+        raise BadInput(f"{job}: no such file: use --check in the folder of the proof, or name JOB")
+    changes = proof.find_changes(known, job)
+    for line in changes or [f"still holds: {known.verdict}", *known.notes]:
+        print_line(line)
+    return DIFFERS if changes else 0
 
 
 def _run_all(job: Job) -> list[Row]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from common.console.arguments import mask_words
 from common.exact import files
 from common.ground.exits import BadInput
 from common.run import starts
@@ -75,6 +76,7 @@ class Job:
     `unchecked`: lines on what could not be checked. `doubts`: lines on why the runs prove nothing.
     `same_bits`: numbers of processes whose runs must have equal states; [] for a job without shards.
     `processes`: those of the reference, if it is a job with shards.
+    `commands`: the name of a run -> its commands, without credentials; the second one is that of a restart.
     """
 
     weights: str  # pattern of the files of weights in a run's folder
@@ -85,6 +87,7 @@ class Job:
         self.doubts: list[str] = []
         self.same_bits: list[int] = []
         self.processes = 1
+        self.commands: dict[str, list[str]] = {}
 
     def folder(self, name: str) -> str:
         return os.path.join(self.root, name.replace(" ", "-"))
@@ -103,6 +106,9 @@ class Job:
 
     def command(self, options: tuple[str, ...] = ()) -> list[str]:
         return [sys.executable, self.script, *self.options, *options]
+
+    def _record(self, case: Case, *commands: list[str]) -> None:
+        self.commands[case.name] = [shlex.join(mask_words(command[1:])[0]) for command in commands]
 
     def _log(self, name: str) -> str:
         return f"{self.folder(name)}.log"
@@ -194,6 +200,7 @@ class OwnJob(Job):
         if case.option:
             option = (f"{case.option}={self._choose(case)}",)
         command = self.command((*option, f"--output_dir={folder}"))
+        self._record(case, command)
         kills = trial.choose_steps(case.kills, self._every + 1, self.steps - 1, self._every)
         last = 0  # the step of the newest checkpoint when the last start began
 
@@ -285,7 +292,7 @@ class OtherJob(Job):
         if not self._output:
             raise BadInput(f'--compare {compare}: expected files in a folder of the run, as "OUT/*.pt"')
         if os.path.lexists(self._output):
-            raise BadInput(f"{self._output} exists: move it away, because each run writes to it anew")
+            raise BadInput(f"{self._output} exists: move it away, because each run writes its own")
         self.weights = os.path.relpath(compare, self._output)
         self._resume_with = shlex.split(resume_with)
         self._writes = 0  # of files, in the reference
@@ -319,6 +326,7 @@ class OtherJob(Job):
             done, damaged = "", self._damage(case) if case.damages else []
             if damaged:
                 command, done = self._restart(), _describe(damaged, case.damages)
+            self._record(case, command, *[self._restart()] * bool(case.kills))
             before = self._versions()
             with _Reads(damaged) as reads:  # watch() reads the files, too
                 progress = (lambda: 0.0) if damaged else watch

@@ -1,5 +1,6 @@
 """`launch prove` says exact for an exact job, and notices each part that a restart leaves out."""
 
+import json
 import re
 import signal
 from pathlib import Path
@@ -11,7 +12,7 @@ from common.ground.exits import BadInput
 from datasets.folders import random_folder
 from datasets.sampling import receipt
 from launch.compare import LOOP, find_receipt
-from launch.prove import jobs, verdict
+from launch.prove import coverage, jobs, verdict
 from tests.conftest import QUICK, ROOT, environment, finish, run, start, wait_until
 from tests.support import proofs
 from tests.support.exact import changed
@@ -45,10 +46,32 @@ def test_a_job_of_bootfile_is_exact(tmp_path):
     assert shown.count("data equal for 12 steps") == 5 and shown.count("\n      noticed") == 2
     assert shown.count("figures equal: ") >= 3  # a damage may show in the last weights only
     assert "not checked: another engine: train_ddp.py has no --data_backend" in shown
+    assert "\ncovered: steps 1-12 of epochs 1-3, 5 steps each; ends of epochs: 2\n" in shown
+    assert "the end of an epoch" not in shown
     text = page.read_text()
     assert "<h1>exact</h1>" in text and "--processes_per_node=2" in text and "<script" not in text
+    proof = json.loads((tmp_path / "proof.json").read_text())
+    runs = {each["run"]: each for each in proof["runs"]}
+    assert {"state.jsonl", "receipt.bin"} < runs["reference"]["files"].keys() and len(runs) == 7
+    assert runs["reference"]["seed"] == 0 and runs["another seed"]["seed"] == 1
+    assert runs["another seed"]["commands"][0].startswith("jobs/train_ddp.py --dataset=digits ")
+    assert {"jobs/train_ddp.py", "common/run/starts.py", "datasets/sampling/receipt.py"} < proof[
+        "files"
+    ].keys()
+    assert len([each for each in proof["comparisons"] if each["part"] == "data"]) == 6
+    assert f"still holds: {proof['verdict']}" in proofs.prove("--check", tmp_path / "proof.json")
     refused = prove("jobs/train_ddp.py", "--to", ROOT / "README.md", code=2)
     assert "was not made by this command" in refused.stderr
+
+
+def test_an_epoch_that_does_not_end_is_not_covered(tmp_path):
+    with forked_jobs():
+        job = jobs.OwnJob("jobs/train.py", [*QUICK, "--batch_size=32", "--max_steps=6"], str(tmp_path), 1)
+    rows = prove_cases(job, jobs.KILLED).values()
+    text, unchecked = coverage.describe(job, list(rows))
+    assert text == "steps 1-6 of 44 of epoch 1; no end of an epoch"
+    ends = "the end of an epoch: give --max_steps 44 or more"
+    assert unchecked == [ends, "a restart in a later epoch than 1"]
 
 
 SLOW_DISK = """import time
@@ -258,7 +281,11 @@ def test_a_folder_of_images_is_read_by_another_engine(tmp_path):
     options += ("--data_backend=threads", f"--cache_dir={tmp_path / 'index'}")
     shown = proofs.prove("jobs/imagenet.py", "--kills=1", "--", f"--data_url={data}", *options)
     assert re.search(r"^exact: 6 comparisons are equal", shown, re.MULTILINE)
-    assert "another engine" in shown and "--data_backend=pytorch" in shown and "not checked" not in shown
+    assert (
+        "another engine" in shown
+        and "--data_backend=pytorch" in shown
+        and "not checked: another" not in shown
+    )
 
 
 def test_a_script_that_does_not_know_help_is_ended(tmp_path, monkeypatch):
@@ -290,6 +317,7 @@ def test_a_script_that_ignores_its_checkpoint_is_unverified(tmp_path):
         (["own.py", "--compare", "OUT/*.pt", "--resume_with=-r"], "ended with 1"),
         (["own.py", "--keep", "full", "--compare", "OUT/*.pt", "--resume_with=-r"], "full is not empty"),
         (["own.py", "--keep", "own.py"], "--keep own.py: File exists"),
+        ([], "expected JOB"),
         ([ROOT / "jobs" / "train.py", "--", "--output_dir=x"], "--output_dir is chosen for each run"),
         ([ROOT / "jobs" / "train.py", "--", "--max_steps=0"], "--max_steps"),
     ],

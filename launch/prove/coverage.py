@@ -1,0 +1,38 @@
+"""The steps and ends of epochs that a proof covered, from the records of its runs."""
+
+import contextlib
+
+from common.ground.exits import BadInput
+from common.run import starts
+from datasets.sampling import receipt
+from launch.compare import find_receipt
+from launch.data.run import Run
+from launch.prove.jobs import REFERENCE, Job
+from launch.prove.verdict import Row
+
+
+def describe(job: Job, rows: list[Row]) -> tuple[str, list[str]]:
+    """Return (what the reference covered, in words; lines on what was not checked); ("", []) for a script
+    that does not use Bootfile. Raises BadInput if a record cannot be read."""
+    folder = job.folder(REFERENCE)
+    if not starts.read(folder) or find_receipt(folder) != receipt.FILE:
+        return "", []
+    run, per_epoch = Run(folder), 0
+    with contextlib.suppress(BadInput):  # not known: weighted samples, or a loader of the user's own
+        per_epoch = len(run.sampler(run.first))
+    epochs = dict(zip(run.records["step"].tolist(), run.records["epoch"].tolist(), strict=True))
+    last = epochs[run.last]
+    ends = last if run.last == last * per_epoch else last - 1  # the epochs 1..ends are complete
+    steps = f"steps {run.first}-{run.last}"
+    if last > 1:
+        steps += f" of epochs 1-{last}" + (f", {per_epoch} steps each" if per_epoch else "")
+    else:
+        steps += (f" of {per_epoch}" if per_epoch else "") + " of epoch 1"
+    unchecked = []
+    if not ends:
+        hint = f": give --max_steps {per_epoch} or more" if per_epoch else ""
+        unchecked.append(f"the end of an epoch{hint}")
+    killed = [starts.read(job.folder(row.case.name)) for row in rows if row.case.kills]
+    if not any(epochs.get(start["step"] + 1, 0) > 1 for restarts in killed for start in restarts[1:]):
+        unchecked.append("a restart in a later epoch than 1")
+    return f"{steps}; {f'ends of epochs: {ends}' if ends else 'no end of an epoch'}", unchecked

@@ -1,0 +1,162 @@
+"""The file of a proof, which `prove --check` compares with the current tree, versions, hardware and files.
+
+    {"proof": 1, "made": ..., "job": "jobs/train.py", "verdict": "exact: ...", "exit_code": 0, "notes": [...],
+     "tree": {"commit": ..., "clean": true}, "versions": {...}, "hardware": {...}, "files": {path: sha256},
+     "runs": [{"run": "reference", "result": "", "commands": [...], "seed": 0, "files": {path: sha256}}, ...],
+     "comparisons": [{"run": ..., "part": "data", "text": ..., "equal": true}, ...]}
+
+proof: the version of this schema.
+job: the path of the job as the user gave it.
+tree: the git commit of the job's folder, and whether no tracked file differs from it; null without git.
+files: the job and the modules that `launch pack` would upload with it, below the code folder.
+runs: the commands, and what was compared: receipts, digests of the state, and weights.
+"""
+
+import contextlib
+import json
+import os
+import re
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+from common.ground import accelerator
+from common.ground.exits import BadInput, import_optional
+from common.ground.files import explained, read_file, sha256_file
+from common.run import starts
+from datasets.sampling import receipt
+from launch import confirm
+from launch.bundle.code_folder import CodeFolder
+from launch.bundle.snapshot import describe_git
+from launch.compare import find_files
+from launch.prove.jobs import REFERENCE, Job
+from launch.prove.verdict import Row
+
+if TYPE_CHECKING:
+    import pydantic
+else:
+    pydantic = import_optional("pydantic", "proofs are checked with pydantic")
+
+MARK = r'^\{\s*"proof": \d+,'  # the beginning of such a file
+_MOST = 2**26  # bytes of it
+_RECORDS = ("state.jsonl", receipt.FILE, "receipt-*.bin")  # in a run's folder
+_VERSIONS = ("bootfile", "python", "torch", "numpy")
+
+
+class _Proof(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True)
+    proof: Literal[1]
+    made: str
+    job: str
+    verdict: str
+    exit_code: int
+    notes: list[str]
+    tree: dict[str, str | bool | None]
+    versions: dict[str, str]
+    hardware: dict[str, str | int]
+    files: dict[str, str]
+    runs: list[dict[str, Any]]
+    comparisons: list[dict[str, Any]]
+
+
+def describe_code(job: str) -> tuple[dict[str, Any], list[str]]:
+    """Return (tree and files of a job, lines on what they do not cover). Raises BadInput if a file cannot be
+    read."""
+    path, limits = os.path.abspath(job), []
+    try:
+        code = CodeFolder(path)
+        files = {name: each for name, each in code.files.items() if name.endswith(".py")}
+        files[code.job_path] = path
+    except BadInput as reason:  # for example, images are in the folder
+        files = {os.path.basename(path): path}
+        limits.append(f"of the modules, --check compares only {job}: {reason}")
+    commit, _, dirty = (describe_git(os.path.dirname(path)) or "").partition("-")
+    if dirty or not commit:
+        limits.append("--check does not compare files other than modules: there is no commit of them")
+    with explained(f"the code of {job} cannot be read"):
+        digests = {name: sha256_file(each) for name, each in files.items()}
+    tree = {"commit": commit or None, "clean": not dirty if commit else None}
+    return {"tree": tree, "files": digests}, limits
+
+
+def describe_node() -> dict[str, Any]:
+    """Return versions and hardware. It touches the accelerators: call it after the job's runs."""
+    facts, count = starts.environment(), accelerator.count()
+    name, module = accelerator.kind(), accelerator.of(accelerator.kind())
+    with contextlib.suppress(RuntimeError, AttributeError):  # it is busy, or has no names
+        name = module.get_device_name() if count else name
+    hardware = {"processor": starts.processor(), "cores": facts["cores"]}
+    hardware["accelerators"] = f"{count} x {name}" if count else "none"
+    return {"versions": {each: str(facts[each]) for each in _VERSIONS}, "hardware": hardware}
+
+
+def write(
+    path: str,
+    job: Job,
+    code: dict[str, Any],
+    rows: list[Row],
+    verdict: tuple[str, int],
+    notes: list[str],
+) -> None:
+    """Write the proof, before the folders of the runs are deleted. code: of describe_code(), before the
+    runs. Raises BadInput."""
+    runs = {REFERENCE: ""} | {row.case.name: row.result for row in rows}
+    facts = {
+        "proof": 1,
+        "made": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
+        "job": job.script,
+        "verdict": verdict[0],
+        "exit_code": verdict[1],
+        "notes": notes,
+        **code,
+        **describe_node(),
+        "runs": [_describe_run(job, name, result) for name, result in runs.items()],
+        "comparisons": [{"run": row.case.name, **line._asdict()} for row in rows for line in row.lines],
+    }
+    with confirm.open_result(path) as file:
+        file.write(json.dumps(facts, indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+
+
+def _describe_run(job: Job, name: str, result: str) -> dict[str, Any]:
+    folder = job.folder(name)
+    files = [each for pattern in (*_RECORDS, job.weights) for each in find_files(folder, pattern)]
+    with explained(f"the run {folder} cannot be read"):
+        digests = {each: sha256_file(os.path.join(folder, each)) for each in files}
+    seed = next((start["settings"].get("seed") for start in starts.read(folder)), None)
+    commands = job.commands.get(name, [])
+    return {"run": name, "result": result, "commands": commands, "seed": seed, "files": digests}
+
+
+def read(path: str) -> _Proof:
+    """Read and check a proof. Raises BadInput."""
+    try:
+        with explained(path):
+            return _Proof.model_validate_json(read_file(path, _MOST))
+    except pydantic.ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        reason = f"{'.'.join(map(str, wrong['loc']))} {wrong['msg']}".strip()
+        raise BadInput(f"{path} is not a proof of schema 1 that `prove --to` wrote: {reason}") from None
+
+
+def find_changes(proof: _Proof, job: str) -> list[str]:
+    """Return a line for each reason why a proof does not hold for a job on this node; [] if it holds. Raises
+    BadInput."""
+    is_exact = proof.exit_code == 0 and proof.verdict.startswith("exact: ")
+    changes = [] if is_exact else [f"the verdict was not exact: {proof.verdict}"]
+    now = describe_code(job)[0] | describe_node()
+    for group in ("tree", "versions", "hardware"):
+        before = getattr(proof, group)
+        for name in sorted(before.keys() | now[group].keys()):
+            old, new = (_show(facts.get(name)) for facts in (before, now[group]))
+            if old != new:
+                changes.append(f"{name} {old} -> {new}")
+    before, files = proof.files, now["files"]
+    for name in sorted(before.keys() | files.keys()):
+        if before.get(name) != files.get(name):
+            what = "removed" if name not in files else "changed" if name in before else "added"
+            changes.append(f"{name} {what}")
+    return changes
+
+
+def _show(value: object) -> str:
+    text = {"None": "none", "True": "yes", "False": "no"}.get(str(value), str(value))
+    return text[:12] if re.fullmatch("[0-9a-f]{40}", text) else text
