@@ -47,3 +47,4 @@ for epoch in range(3):
         accelerator.backward(model(batch)["loss"])
         optimizer.step()
         optimizer.zero_grad()
+accelerator.end_training()
