@@ -127,7 +127,7 @@ CASES = [
     Case("albumentations-workers", "albumentations==2.0.8", "albumentations_workers.py 2",
          "workers begin each epoch with the same random numbers: the same augmentation",
          "albumentations-team/AlbumentationsX#266", "2026-05-24", "came again with the same content",
-         one_run=True, options="--augmented", fix="AlbumentationsX, #272"),
+         one_run=True, options="--augmented", fix="#272"),
     Case("lightning-sampler", "lightning==2.5.2", "lightning_sampler.py",
          "set_epoch of a custom sampler is not called on two ranks: the same half of the data in each epoch",
          "Lightning-AI/pytorch-lightning#21454", "2025-12-28", ranks=2, one_run=True, fix="#21456"),
