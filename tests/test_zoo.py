@@ -43,7 +43,7 @@ def test_an_unusual_line_is_an_alarm(name):
     case = next(case for case in CASES if case.name == name)
     usual, unusual = "data equal for 32 steps", "data different from step 9 on: other samples"
     if case.one_run:
-        usual, unusual = "undisturbed: 32 steps", "unusual: epochs 1 and 2 have the same order, from step 9 on"
+        usual, unusual = "undisturbed: 32 steps", "unusual: epochs 1 and 2 have the same order"
     defect = case._replace(thread="owner/repository#1")
     assert [judge(case, text) for text in (usual, unusual, "failed: ...")] == ["no alarm", "alarm", "failed"]
     assert [judge(defect, text) for text in (usual, unusual)] == ["not found", "found"]
