@@ -5,6 +5,7 @@ import re
 import pytest
 
 from tests.conftest import ROOT
+from tests.zoo.__main__ import judge
 from tests.zoo.cases import CASES
 
 FOLDER = ROOT / "tests" / "zoo"
@@ -35,3 +36,14 @@ def test_each_program_and_release_has_a_case():
     releases = re.findall(r"^[\w-]+==[\w.]+", (FOLDER / "releases.txt").read_text(), re.MULTILINE)
     assert set(releases) <= {case.package for case in CASES}
     assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("name", ["bootfile", "swift-fixed"])
+def test_an_unusual_line_is_an_alarm(name):
+    case = next(case for case in CASES if case.name == name)
+    usual, unusual = "data equal for 32 steps", "data different from step 9 on: other samples"
+    if case.one_run:
+        usual, unusual = "undisturbed: 32 steps", "unusual: epochs 1 and 2 have the same order"
+    defect = case._replace(thread="owner/repository#1")
+    assert [judge(case, text) for text in (usual, unusual, "failed: ...")] == ["no alarm", "alarm", "failed"]
+    assert [judge(defect, text) for text in (usual, unusual)] == ["not found", "found"]

@@ -4,17 +4,18 @@ from typing import NamedTuple
 
 
 class Case(NamedTuple):
-    """One restarted training, compared with an undisturbed one.
+    """One restarted training, compared with an undisturbed one, or one undisturbed training alone.
 
     name: of the case, unique.
     package: the release that is examined, as "name==version".
     command: a program of this folder and its options.
-    text: what the restart does wrong, or which set-up is correct.
+    text: what the restart or the run does wrong, or which set-up is correct.
     thread: the public thread about the defect, as "owner/repository#number"; "" for a correct set-up.
     date: of a message in the thread.
-    expected: a part of the last line of `launch receipt`.
+    expected: a part of the last line of `launch receipt`; "" if it finds nothing.
     stops: the steps after which the program is killed; the last start is not killed.
     ranks: number of processes.
+    one_run: the undisturbed run alone is judged. options: those of `launch receipt` for it.
     fix: the change that corrects the defect, "#number", and ", open" if it is not merged (September 2026).
     """
 
@@ -24,9 +25,11 @@ class Case(NamedTuple):
     text: str
     thread: str = ""
     date: str = ""
-    expected: str = "data equal for "
+    expected: str = ""
     stops: tuple[int, ...] = (14,)
     ranks: int = 1
+    one_run: bool = False
+    options: str = ""
     fix: str = ""
 
 
@@ -96,6 +99,38 @@ CASES = [
     Case("torchdata-seed", "torchdata==0.10.1", "torchdata_loader.py 12 0 seeds",
          "the order does not depend on the seed: two runs with other seeds have the same order",
          "meta-pytorch/data#1440", "2025-02-04", fix="#1441"),
+    # Defects of one run without a restart.
+    Case("swift-set-epoch", "ms-swift==4.5.2", "swift_loader.py",
+         "DataLoaderShard does not call set_epoch of a sampler: the same order in each epoch",
+         "modelscope/ms-swift#10128", "2026-09-14", "have the same order", one_run=True, fix="#10128"),
+    Case("accelerate-set-epoch", "accelerate==1.6.0", "accelerate_sampler.py sampler",
+         "with two processes, set_epoch of a custom sampler is not called: the same order in each epoch",
+         "huggingface/accelerate#3556", "2025-05-11", "have the same order", ranks=2, one_run=True,
+         fix="#3556"),
+    Case("accelerate-batches", "accelerate==1.1.1", "accelerate_sampler.py batches",
+         "set_epoch of a custom batch sampler is not called: the same order in each epoch",
+         "huggingface/accelerate#3246", "2024-11-19", "have the same order", one_run=True, fix="#3246"),
+    Case("webdataset-shards", "webdataset==1.0.2", "webdataset_shards.py",
+         "without a seed, shardshuffle gives the same order of the shards in each epoch",
+         "webdataset/webdataset#502", "2026-07-21", "have the same order", one_run=True, fix="#502, open"),
+    Case("datasets-concatenate", "datasets==4.4.1", "datasets_sources.py concatenate",
+         "concatenated streams are not shuffled again by set_epoch: the same order in each epoch",
+         "huggingface/datasets#7196", "2024-10-03", "have the same order", one_run=True),
+    Case("datasets-split", "datasets==4.4.1", "datasets_sources.py interleave",
+         "interleaved streams forget split_dataset_by_node: each rank reads all samples",
+         "huggingface/datasets#7868", "2025-11-17", "ranks 0 and 1 were given the same samples", ranks=2,
+         one_run=True),
+    Case("transformers-seeds", "transformers==4.51.3", "transformers_workers.py",
+         "workers have the same seeds on each rank: samples that are drawn at random are the same",
+         "huggingface/transformers#37932", "2025-05-02", "ranks 0 and 1 were given the same samples", ranks=2,
+         one_run=True, fix="#37980"),
+    Case("albumentations-workers", "albumentations==2.0.8", "albumentations_workers.py 2",
+         "workers begin each epoch with the same random numbers: the same augmentation",
+         "albumentations-team/AlbumentationsX#266", "2026-05-24", "came again with the same content",
+         one_run=True, options="--augmented", fix="#272"),
+    Case("lightning-sampler", "lightning==2.5.2", "lightning_sampler.py",
+         "set_epoch of a custom sampler is not called on two ranks: the same half of the data in each epoch",
+         "Lightning-AI/pytorch-lightning#21454", "2025-12-28", ranks=2, one_run=True, fix="#21456"),
     # Correct set-ups: the release that has the fix, or another way to continue.
     Case("lightning-before", "lightning==2.5.2", "lightning_first_epoch.py 2",
          "the release before the change: the order is continued", stops=(18,)),
@@ -126,4 +161,21 @@ CASES = [
          "a plain loop with 2 workers: the generator is saved"),
     Case("bootfile", "torch==2.14.1", "bootfile_loader.py 12 0", "Bootfile's loader"),
     Case("bootfile-workers", "torch==2.14.1", "bootfile_loader.py 12 2", "Bootfile's loader with 2 workers"),
+    Case("swift-fixed", "ms-swift==4.6.0", "swift_loader.py", "the release with the fix", one_run=True),
+    Case("accelerate-set-epoch-fixed", "accelerate==1.15.0", "accelerate_sampler.py sampler",
+         "the newest release: a custom sampler", ranks=2, one_run=True),
+    Case("accelerate-batches-fixed", "accelerate==1.15.0", "accelerate_sampler.py batches",
+         "the newest release: a custom batch sampler", one_run=True),
+    Case("webdataset-before", "webdataset==0.2.100", "webdataset_shards.py",
+         "a release before the change: another order of the shards in each epoch", one_run=True),
+    Case("datasets-concatenate-fixed", "datasets==5.2.0", "datasets_sources.py concatenate",
+         "the newest release: concatenated streams", one_run=True),
+    Case("datasets-split-fixed", "datasets==5.2.0", "datasets_sources.py interleave",
+         "the newest release: interleaved streams on 2 processes", ranks=2, one_run=True),
+    Case("transformers-seeds-fixed", "transformers==5.23.0", "transformers_workers.py",
+         "the newest release: 2 workers on 2 processes", ranks=2, one_run=True),
+    Case("albumentations-no-workers", "albumentations==2.0.8", "albumentations_workers.py 0",
+         "without workers", one_run=True, options="--augmented"),
+    Case("lightning-sampler-fixed", "lightning==2.6.6", "lightning_sampler.py",
+         "the newest release: another half of the data in each epoch", ranks=2, one_run=True),
 ]  # fmt: skip
