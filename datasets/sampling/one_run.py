@@ -80,8 +80,9 @@ def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:
         allowed[places] = usual[1][own]
         twice, never = values[counts > allowed], len(known) - len(values) if epoch.is_whole else 0
         batch = max(map(len, epoch.samples))
-        if not has_ids and never != (counts - allowed)[counts > allowed].sum():
-            never = 0  # another augmentation is another content
+        extra = (counts - allowed)[counts > allowed].sum()
+        if not has_ids and (never != extra or sum(len(each) for each, _ in tables) == len(known)):
+            never = 0  # another augmentation is another content: no sample comes again
         if len(twice):
             step = epoch.first + _find_repeat(epoch.samples, twice)
             missing = f", and {never} never" if never else ""
