@@ -48,7 +48,7 @@ compat: $(foreach python,$(COMPAT_PYTHON),$(COMPAT)/$(notdir $(python))/installe
 	  $$(dirname $$installed)/bin/python -m pytest tests/faults/test_platform_image.py || status=$$?; \
 	done; exit $$status
 
-# CASES: names of tests/zoo/cases.py (default: all; 8 minutes on 2 cores with CASES="--jobs 2").
+# CASES: names of tests/zoo/cases.py (default: all; the 34 of restarts take 8 minutes with CASES="--jobs 2").
 zoo: $(ZOO)/installed
 	@$(ZOO)/bin/python -m tests.zoo $(CASES)
 
