@@ -58,6 +58,9 @@ def test_a_trainer(package, name, files, code, project):
 
 def test_the_fixture_of_pytest(project):
     """As the page shows it, in a project that does not have Bootfile."""
+    script = project / "ddp.py"  # it waits after each file: the fixture looks for one twenty times a second
+    text = script.read_text().replace("import argparse\n", "import argparse\nimport time\n")
+    script.write_text(text.rstrip() + "\n        time.sleep(2)\n")
     [code] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     conftest, test = code.split("# test_resume.py\n")
     (project / "conftest.py").write_text(conftest)
