@@ -121,10 +121,12 @@ def _differs(first: dict, second: dict) -> bool:
     if first["digest"] == second["digest"]:
         return False
     parts = [line["parts"] for line in (first, second)]
-    both = parts[0].keys() & parts[1].keys()
-    others = parts[0].keys() ^ parts[1].keys()
-    is_older = bool(others) and all(".param_groups." in name for name in others)
-    return not is_older or any(parts[0][name] != parts[1][name] for name in both)
+    groups = [{name for name in each if ".param_groups." in name} for each in parts]
+    if all(groups):
+        return True
+    return any(
+        parts[0].get(name) != parts[1].get(name) for name in (parts[0] | parts[1]).keys() - set.union(*groups)
+    )
 
 
 def _find_other_evaluation(*runs: str) -> str:

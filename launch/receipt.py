@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
     parser = Parser(__doc__, "python -m launch receipt")
     parser.add_argument("run_a", metavar="RUN_A", help="output folder of a run")
     parser.add_argument("run_b", metavar="RUN_B", nargs="?", help="output folder of another run")
-    loop_receipt.add_arguments(parser.add_argument)
+    one_run.add_arguments(parser.add_argument)
     args = parser.parse_args(arguments)
     paths = [path for path in (args.run_a, args.run_b) if path is not None]
     usual = {name: getattr(args, name) for name in ("repeats", "same_order", "augmented")}
@@ -82,7 +82,7 @@ def _report_run(path: str, repeats: bool, same_order: bool, augmented: bool) -> 
 def _find_other_samples(run: Run) -> list[str]:
     """Return a line for the first step that had other samples than those of (seed, epoch, step). If the
     records do not say which these are, a line about it is printed."""
-    for _, group in itertools.groupby(run.records, lambda record: id(run.start_of(record["step"]))):
+    for _, group in itertools.groupby(run.records, lambda record: run.start_of(record["step"])):
         known = {int(record["step"]): record["sums"][0] for record in group}
         step, last = min(known), max(known)
         try:

@@ -36,14 +36,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from datasets.sampling.one_run import (
-    Epoch,
-    find_repeats,
-    find_same_contents,
-    find_same_orders,
-    find_same_ranks,
-    mark_whole,
-)
+from datasets.sampling.one_run import add_arguments, find_unusual
 from datasets.sampling.records import RECORD, find_difference, mix, parse_records
 
 # A record of step 0 is a start. Sums: world size, seed + 1 or 0, time in ns. Epoch: first step + 1 or 0.
@@ -338,36 +331,6 @@ def _renumber(before: list[Step], steps: list[Step]) -> list[Step]:
     return [step._replace(epoch=step.epoch + shift) for step in steps]
 
 
-def find_unusual(
-    steps: list[Step],
-    restarts: int,
-    repeats: bool = False,
-    same_order: bool = False,
-    augmented: bool = False,
-) -> list[str]:
-    """Return lines about what is unusual in the steps that a run kept.
-
-    restarts: their number. repeats: samples may come twice in an epoch or a step. same_order: epochs may have
-    the same order. augmented: samples may not have the same content in two epochs.
-    """
-    numbers = sorted({step.epoch for step in steps if step.epoch})
-    places = [[k for k, step in enumerate(steps) if step.epoch == number] for number in numbers]
-    sums = [np.array([steps[k].sums for k in own], np.uint64) for own in places]
-    samples = ([steps[k].samples for k in own] for own in places)
-    found = (
-        Epoch(number, own[0] + 1, total[:, 0], total[:, 2], parts)
-        for number, own, total, parts in zip(numbers, places, sums, samples, strict=True)
-    )
-    epochs = mark_whole(found, restarts)
-    has_ids = any((total[:, 0] != total[:, 2]).any() for total in sums)
-    lines = [] if same_order else find_same_orders(epochs)
-    if not repeats:
-        lines += find_repeats(epochs, has_ids) + find_same_ranks(
-            [(step.samples, step.sizes) for step in steps]
-        )
-    return lines + (find_same_contents(epochs, has_ids) if augmented else [])
-
-
 _MISSING = Step(0, (0, 0, 0), np.zeros(0, np.uint64))
 
 
@@ -443,22 +406,15 @@ def report(folders: list[str], **usual: bool) -> tuple[bool, list[str]]:
     if len(folders) not in (1, 2):
         raise ReceiptError(f"expected RUN or RUN_A RUN_B, got {len(folders)} folders")
     runs, equal, lines = [read(folder) for folder in folders], True, []
-    for folder, run in zip(folders, runs, strict=True):
-        steps, restarts, is_equal = follow(run)
+    followed = [follow(run) for run in runs]
+    for folder, (steps, restarts, is_equal) in zip(folders, followed, strict=True):
         lines += [f"{folder}: {len(steps)} steps", *restarts]
         equal &= is_equal
     if len(runs) == 2:
         is_equal, text = compare(*runs)
         return equal and is_equal, [*lines, f"data {text}"]
-    unusual = find_unusual(steps, len(run) - 1, **usual)
+    unusual = find_unusual(followed[0][0], len(runs[0]) - 1, **usual)
     return equal and not unusual, [*lines, *(f"unusual: {line}" for line in unusual)]
-
-
-def add_arguments(add: Callable[..., object]) -> None:
-    """Add the options of find_unusual(). add: a parser's add_argument."""
-    add("--repeats", action="store_true", help="one run: samples may come twice in an epoch, or on two ranks")
-    add("--same_order", action="store_true", help="one run: epochs may have the same order")
-    add("--augmented", action="store_true", help="one run: samples may not look the same in two epochs")
 
 
 if __name__ == "__main__":

@@ -6,13 +6,12 @@ order on purpose, has to say so: it looks as a defect does.
 """
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import numpy as np
 
-_EQUAL_SHARE = 0.1  # share of a data set: samples whose content another one may have
-
+_EQUAL_SHARE = 0.1  # the share of samples that may have the content of another one
 _SHOWN = 4  # lines about epochs
 
 
@@ -30,6 +29,43 @@ class Epoch(NamedTuple):
     contents: np.ndarray
     samples: list[np.ndarray]
     is_whole: bool = False
+
+
+def add_arguments(add: Callable[..., object]) -> None:
+    """Add the options of find_unusual(). add: a parser's add_argument."""
+    add("--repeats", action="store_true", help="one run: samples may come twice in an epoch, or on two ranks")
+    add("--same_order", action="store_true", help="one run: epochs may have the same order")
+    add("--augmented", action="store_true", help="one run: samples may not look the same in two epochs")
+
+
+def find_unusual(
+    steps: list[Any],
+    restarts: int,
+    repeats: bool = False,
+    same_order: bool = False,
+    augmented: bool = False,
+) -> list[str]:
+    """Return lines about what is unusual in the steps that a run kept.
+
+    steps: those of loop_receipt. restarts: their number. repeats: samples may come twice in an epoch or a
+    step. same_order: epochs may have the same order. augmented: samples may not have the same content in two
+    epochs.
+    """
+    numbers = sorted({step.epoch for step in steps if step.epoch})
+    places = [[k for k, step in enumerate(steps) if step.epoch == number] for number in numbers]
+    sums = [np.array([steps[k].sums for k in own], np.uint64) for own in places]
+    samples = ([steps[k].samples for k in own] for own in places)
+    found = (
+        Epoch(number, own[0] + 1, total[:, 0], total[:, 2], parts)
+        for number, own, total, parts in zip(numbers, places, sums, samples, strict=True)
+    )
+    epochs = mark_whole(found, restarts)
+    has_ids = any((total[:, 0] != total[:, 2]).any() for total in sums)
+    lines = [] if same_order else find_same_orders(epochs)
+    if not repeats:
+        lines += find_repeats(epochs, has_ids)
+        lines += find_same_ranks((step.samples, step.sizes) for step in steps)
+    return lines + (find_same_contents(epochs, has_ids) if augmented else [])
 
 
 def mark_whole(epochs: Iterable[Epoch], restarts: int) -> list[Epoch]:
@@ -130,9 +166,8 @@ def find_same_contents(epochs: list[Epoch], has_ids: bool) -> list[str]:
         hashes = np.concatenate(parts) if parts else np.zeros(0, np.uint64)
         count = len(hashes) - len(np.unique(hashes))
         return [f"{_count(count)} came again with the same content in a later epoch"] if count else []
-    totals: dict[
-        tuple, list[int]
-    ] = {}  # all epochs have the same samples: their sum is another one if a content is
+    # the sum of an epoch is another one if the content of a sample is
+    totals: dict[tuple, list[int]] = {}
     for epoch in epochs:
         if epoch.is_whole:
             totals.setdefault((epoch.orders.sum(), epoch.contents.sum()), []).append(epoch.number)

@@ -34,7 +34,7 @@ receipt = Receipt(args.out, rank=rank, world_size=world_size, first_step=first *
 for epoch in range(first, 6):
     sampler.set_epoch(epoch)
     if args.seeded:
-        torch.manual_seed(epoch)  # of the dropout: no checkpoint has its state
+        torch.manual_seed(epoch)  # dropout draws from it: no checkpoint has its state
     for inputs, targets in receipt.watch(loader):
         loss = torch.nn.functional.cross_entropy(model(inputs), targets)
         optimizer.zero_grad()

@@ -71,7 +71,7 @@ def describe_code(job: str) -> tuple[dict[str, Any], list[str]]:
         limits.append(f"of the modules, --check compares only {job}: {reason}")
     commit, _, dirty = (describe_git(os.path.dirname(path)) or "").partition("-")
     if dirty or not commit:
-        limits.append("--check does not compare files other than modules: there is no commit of them")
+        limits.append("--check compares modules only: no commit has the other files")
     with explained(f"the code of {job} cannot be read"):
         digests = {name: sha256_file(each) for name, each in files.items()}
     tree = {"commit": commit or None, "clean": not dirty if commit else None}

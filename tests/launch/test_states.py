@@ -110,6 +110,8 @@ def test_the_numbers_of_parameter_groups(tmp_path):
     for name, part in (("c", "optimizer.param_groups.0.lr"), ("d", "optimizer.param_groups.0.betas.1")):
         equal, text = compare.compare_states(first, str(tmp_path / name))
         assert not equal and f"differs at 1: {part} " in text
+    line(tmp_path / "e", lr=0.1, betas=(0.9, 0.99), nesterov=True)
+    assert compare.compare_states(first, str(tmp_path / "e"))[1].startswith("differs at 1: ")
 
 
 def test_equal_bits_have_equal_digests():

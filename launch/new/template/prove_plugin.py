@@ -138,11 +138,12 @@ def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, repr(value)
 
 
-def _compare_receipts(first: Path, second: Path) -> None:
-    folders = [next(iter(each.rglob("receipt-0.bin")), each).parent for each in (first, second)]
-    if folders[0] == first.parent:  # no receipt
+def _compare_receipts(*folders: Path) -> None:
+    found = [path.parent for each in folders for path in each.rglob("receipt-0.bin")]
+    if not found:
         return
+    assert len(found) == len(folders), f"expected one receipt in each run, found {found}"
     import receipt
 
-    equal, text = receipt.compare(*(receipt.read(str(each)) for each in folders))
+    equal, text = receipt.compare(*(receipt.read(str(folder)) for folder in found))
     assert equal, f"data {text}"

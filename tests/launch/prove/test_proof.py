@@ -216,4 +216,4 @@ def test_what_a_proof_does_not_cover_is_named(folder, tmp_path):
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "own.py").touch()
     code, [limit] = proof.describe_code(str(tmp_path / "plain" / "own.py"))
-    assert code["tree"] == {"commit": None, "clean": None} and "there is no commit" in limit
+    assert code["tree"] == {"commit": None, "clean": None} and "compares modules only" in limit
