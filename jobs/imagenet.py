@@ -99,6 +99,8 @@ def parse_args() -> arguments.Arguments:
     help = "stop after N evaluations in a row without a better score (default: none)"
     add("--early_stopping", role=OPERATION, type=positive_int, metavar="N", help=help)
     add("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
+    help = "end each epoch after N steps, for a trial (default: no limit)"
+    add("--epoch_steps", role=IDENTITY, type=positive_int, help=help)
     add = parser.add_argument_group("what to do").add_argument
     help = "print images/s of N batches (default: 100) after 10, and stop"
     add("--prof", type=positive_int, nargs="?", const=100, metavar="N", help=help)

@@ -50,6 +50,8 @@ def main() -> None:
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: %(default)s")
+    help = "end each epoch after N steps, for a trial (default: no limit)"
+    optimization.add_argument("--epoch_steps", role="identity", type=positive_int, help=help)
     optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
 
     ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
@@ -75,7 +77,9 @@ def main() -> None:
     # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
     train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
     log.print_data(train_set, test_set)
-    train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
+    train_sampler = BatchSampler(
+        len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps, args.epoch_steps
+    )
     test_sampler = SequentialBatchSampler(len(test_set), 250)
 
     ### 分布式改造 (distributed) 3/6, each rank reads its own part of every global batch ###

@@ -48,6 +48,8 @@ def main() -> None:
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: %(default)s")
+    help = "end each epoch after N steps, for a trial (default: no limit)"
+    optimization.add_argument("--epoch_steps", role="identity", type=positive_int, help=help)
     optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
 
     ### 新增 (new) 1/10, fewer and larger steps: 1.09x with 512 samples instead of 128 ###
@@ -71,7 +73,9 @@ def main() -> None:
 
     train_set = dataclasses.replace(train_set, reflect=args.short_recipe)
     ### 新增 (new) 2/10, crops at the border show the image mirrored, not black: gain not measured ###
-    train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
+    train_sampler = BatchSampler(
+        len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps, args.epoch_steps
+    )
     test_sampler = SequentialBatchSampler(len(test_set), 250)
 
     ### 新增 (new) 3/10, the images stay on the device: 1.0x here; on a GPU nothing is copied ###

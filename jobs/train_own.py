@@ -55,6 +55,8 @@ def main() -> None:
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: %(default)s")
+    help = "end each epoch after N steps, for a trial (default: no limit)"
+    optimization.add_argument("--epoch_steps", role="identity", type=positive_int, help=help)
     optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
     args = parser.parse_args()
 
@@ -80,7 +82,9 @@ def main() -> None:
     make_loader = functools.partial(map_style_loader, workers=args.workers, collate_fn=None)
     ### 新增 (new) 2/5, your data: any map-style Dataset; random transforms are seeded for each sample ###
     log.print_data(train_set, test_set)
-    train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
+    train_sampler = BatchSampler(
+        len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps, args.epoch_steps
+    )
     test_sampler = SequentialBatchSampler(len(test_set), 250)
     train_loader = make_loader(train_set, train_sampler, device, augment=True)
     test_loader = make_loader(test_set, test_sampler, device)

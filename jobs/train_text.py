@@ -65,6 +65,8 @@ def main() -> None:
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: %(default)s")
+    help = "end each epoch after N steps, for a trial (default: no limit)"
+    optimization.add_argument("--epoch_steps", role="identity", type=positive_int, help=help)
     optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
 
     ### 新增 (new) 3/9, defaults for AdamW; accumulation and clipping ###
@@ -94,7 +96,9 @@ def main() -> None:
     train_set, test_set = tokens.load(args.data_url, args.context)
     ### 新增 (new) 4/9, windows of tokens ###
     log.print_data(train_set, test_set)
-    train_sampler = BatchSampler(len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps)
+    train_sampler = BatchSampler(
+        len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps, args.epoch_steps
+    )
     test_sampler = SequentialBatchSampler(len(test_set), 250)
 
     ### 新增 (new) 5/9, smaller batches: the logits of 250 windows can be larger than a GPU ###

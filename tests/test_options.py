@@ -22,8 +22,8 @@ OPTIONS = {
         --config --ignore_unknown --data_url --output_dir --train_url --enable_gpu --batch_size --epochs
         --seed""",
     f"{IMAGES} train_text train_own imagenet": """
-        --lr --max_steps --batch_size_per_gpu --report_every --resume --weights --partial_weights --evaluate
-        --save_every --keep --evaluate_every --epoch_weights --grace --upload_timeout --max_bad_steps
+        --lr --max_steps --epoch_steps --batch_size_per_gpu --report_every --resume --weights
+        --partial_weights --evaluate --save_every --keep --evaluate_every --epoch_weights --grace --upload_timeout --max_bad_steps
         --tracker""",
     "train_ddp train_exact train_fsdp imagenet loader loader_dali": """
         --init_method --rank --world_size --local_rank --local-rank --processes_per_node --timeout""",

@@ -206,7 +206,7 @@ def open_loaders(
     """Return (training loader, evaluation loader), on every rank. They are closed when the job ends.
 
     args: those of add_arguments(), batch_size, exact_shards (None: one shard per process), seed, epochs,
-    max_steps, training_only (the second loader is then not used). With --data_backend auto a new run measures
+    max_steps, epoch_steps, training_only (the second loader is then not used). With --data_backend auto a new run measures
     the backends, and a restart takes that of the run. indexes: those of open_indexes().
     eval_batch: images of an evaluation batch of one rank. Raises BadInput.
     """
@@ -232,7 +232,8 @@ def open_loaders(
         drawn = ranks.call_on_first(
             lambda: torch.from_numpy(sample_weights.read(args.class_weights, train_index))
         )
-    sampler = BatchSampler(size, batch, args.seed, args.epochs, args.max_steps, weights=drawn, **shard)
+    steps = {"max_steps": args.max_steps, "epoch_steps": args.epoch_steps}
+    sampler = BatchSampler(size, batch, args.seed, args.epochs, **steps, weights=drawn, **shard)
     sampler = sampler if args.evaluate else sampler.split(shards)
     train_size = functools.partial(progressive_size, args.epochs, args.first_image_size, args.image_size)
     train_plan = Plan(train_index, sampler, augment.random_resized_crop, train_size)

@@ -299,6 +299,7 @@ class Loader:
             "samples": sampler.size,
             "global batch": sampler.global_batch,
             "seed": sampler.seed,
+            "epoch steps": getattr(sampler, "epoch_steps", None),
             "shuffle": getattr(sampler, "shuffle", True),
             "views": self.plan.views,
             "weighted": getattr(sampler, "shares", None) is not None,

@@ -79,11 +79,13 @@ class BatchSampler:
 
     Iterating yields int64 arrays of ids [global_batch / world_size]: this rank's contiguous part of each
     global batch, from the position to the end of the epoch, or to `total_steps`. Every rank has the same
-    number of steps, size // global_batch in an epoch. The remaining samples, others each epoch, are skipped.
+    number of steps, at most size // global_batch in an epoch. The remaining samples, others each epoch, are
+    skipped.
 
     size: samples in the data set.
     global_batch: samples of one optimizer step over all ranks.
     epochs, max_steps: limits of the training.
+    epoch_steps: the step after which each epoch ends; its other samples are skipped.
     weights: numbers of at least 0 [size]. Each epoch then draws `size` samples with replacement, each with
         the probability weight / sum of the weights.
     `epoch`: of the position, counted from 1.
@@ -101,12 +103,14 @@ class BatchSampler:
         seed: int,
         epochs: int | None = None,
         max_steps: int | None = None,
+        epoch_steps: int | None = None,
         *,
         weights: ArrayLike | None = None,
         rank: int = 0,
         world_size: int = 1,
     ):
         self.size, self.global_batch, self.seed = size, global_batch, seed
+        self.epoch_steps = epoch_steps
         self.shares = None if weights is None else _cumulative(weights, size)
         if not len(self):
             raise BadInput(f"batch size {global_batch} is larger than the data set ({size} samples)")
@@ -189,6 +193,11 @@ class BatchSampler:
 
     def __len__(self) -> int:
         """Return the number of steps of a whole epoch. It does not depend on the position."""
+        return min(self._whole, self.epoch_steps or self._whole)
+
+    @property
+    def _whole(self) -> int:
+        """Return the number of steps of an epoch that is not cut."""
         return self.size // self.global_batch
 
     def batch(self, step: int) -> np.ndarray:
@@ -277,7 +286,8 @@ class WholeBatchSampler(BatchSampler):
     def split(self, shards: int) -> Any:
         raise BadInput("a WholeBatchSampler has batches of different sizes: for shards use a BatchSampler")
 
-    def __len__(self) -> int:
+    @property
+    def _whole(self) -> int:
         return -(-self.size // self.global_batch)
 
     def _positions(self, id: int, epochs: np.ndarray) -> np.ndarray:

@@ -54,7 +54,8 @@ class Run:
             raise BadInput(f"{self.folder} drew its samples with weights: expected --step N of imagenet.py")
         try:
             numbers = (operator.index(facts[name]) for name in ("samples", "global batch", "seed"))
-            sampler = _SAMPLERS[facts["sampler"]](*numbers, max_steps=step, weights=weights)
+            limits = {"max_steps": step, "epoch_steps": facts.get("epoch steps")}
+            sampler = _SAMPLERS[facts["sampler"]](*numbers, **limits, weights=weights)
             self.views, sampler.shuffle = operator.index(facts["views"]), bool(facts["shuffle"])
         except (KeyError, TypeError) as error:
             raise BadInput(f"{self.path} does not describe the order of the samples: {facts}") from error

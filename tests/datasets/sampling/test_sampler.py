@@ -181,6 +181,22 @@ def test_parts_of_an_epoch_have_the_samples_of_the_whole_epoch(part):
         assert seen == whole[step:] and stops == [end for end in ends if end >= step]
 
 
+@pytest.mark.parametrize("kind, length", [(BatchSampler, 3), (WholeBatchSampler, 4)])
+def test_an_epoch_can_end_early(kind, length):
+    """A cut epoch has the first steps of the whole one, and the next one begins after it."""
+    whole, cut, long = (kind(34, 10, 4, epochs=3, epoch_steps=steps) for steps in (None, 2, 9))
+    assert [len(each) for each in (whole, cut, long)] == [length, 2, length]
+    assert cut.total_steps == 6 and kind(34, 10, 4, 3, 5, 2).total_steps == 5
+    batches = [(epoch, ids.tolist()) for epoch in cut.epochs_from(0) for ids in cut]
+    first = [whole.batch(epoch * length + step).tolist() for epoch in range(3) for step in range(2)]
+    assert batches == list(zip([1, 1, 2, 2, 3, 3], first, strict=True))
+    for step in range(7):
+        rest = [(epoch, ids.tolist()) for epoch in cut.epochs_from(step) for ids in cut]
+        assert rest == batches[step:]
+    third = int(whole.batch(2)[0])  # in no step of the first cut epoch
+    assert cut.find(third, [1]).tolist() == [-1] and whole.find(third, [1]).tolist() == [2]
+
+
 def test_limits_of_a_training():
     assert BatchSampler(34, 10, 0).total_steps is None
     assert BatchSampler(34, 10, 0, max_steps=7).total_steps == 7
