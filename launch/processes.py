@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
 import psutil
@@ -29,7 +29,7 @@ def start(
     """
     return subprocess.Popen(
         command,
-        env=dict(os.environ if environment is None else environment) | {_MARK: mark},
+        env=marked(os.environ if environment is None else environment, mark),
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=output,
@@ -37,6 +37,11 @@ def start(
         start_new_session=True,
         preexec_fn=functools.partial(preemption.die_with_parent, signal.SIGKILL),
     )
+
+
+def marked(environment: Mapping[str, str], mark: str) -> dict[str, str]:
+    """Return an environment whose processes find() finds."""
+    return {**environment, _MARK: mark}
 
 
 def find(mark: str) -> dict[int, dict[str, Any]]:

@@ -206,8 +206,8 @@ def open_loaders(
     """Return (training loader, evaluation loader), on every rank. They are closed when the job ends.
 
     args: those of add_arguments(), batch_size, exact_shards (None: one shard per process), seed, epochs,
-    max_steps, epoch_steps, training_only (the second loader is then not used). With --data_backend auto a new run measures
-    the backends, and a restart takes that of the run. indexes: those of open_indexes().
+    max_steps, epoch_steps, training_only (the second loader is then not used). With --data_backend auto a new
+    run measures the backends, and a restart takes that of the run. indexes: those of open_indexes().
     eval_batch: images of an evaluation batch of one rank. Raises BadInput.
     """
     train_index, val_index = indexes

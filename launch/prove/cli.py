@@ -92,6 +92,7 @@ def main(arguments: list[str]) -> int:
             job = OtherJob(*words, compare=args.compare, resume_with=args.resume_with)
         else:
             job = OwnJob(*words)
+        stack.callback(job.close)
         rows = _run_all(job)
         text, exit_code = verdict.conclude(job, rows)
         covered, uncovered = coverage.describe(job, rows)
@@ -137,6 +138,5 @@ def _run_all(job: Job) -> list[Row]:
         lines = [f"{line.part} {line.text}".strip() for line in rows[-1].lines]
         for text in filter(None, (rows[-1].done, *lines, rows[-1].result)):
             print(f"      {text}", flush=True)
-        if more := verdict.needs_more(rows[-1]):
-            cases.append(more)  # the loop has it next
+        cases[number - 1 : number - 1] = verdict.needs_more(rows[-1])  # the loop has them next
     return rows

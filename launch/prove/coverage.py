@@ -17,9 +17,11 @@ def describe(job: Job, rows: list[Row]) -> tuple[str, list[str]]:
     folder = job.folder(REFERENCE)
     if not starts.read(folder) or find_receipt(folder) != receipt.FILE:
         return "", []
-    run, per_epoch = Run(folder), 0
+    run, per_epoch, whole = Run(folder), 0, 0
     with contextlib.suppress(BadInput):  # not known: weighted samples, or a loader of the user's own
-        per_epoch = len(run.sampler(run.first))
+        sampler = run.sampler(run.first)
+        per_epoch, sampler.epoch_steps = len(sampler), None
+        whole = len(sampler)
     epochs = dict(zip(run.records["step"].tolist(), run.records["epoch"].tolist(), strict=True))
     last = epochs[run.last]
     ends = last if run.last == last * per_epoch else last - 1  # the epochs 1..ends are complete
@@ -28,7 +30,7 @@ def describe(job: Job, rows: list[Row]) -> tuple[str, list[str]]:
         steps += f" of epochs 1-{last}" + (f", {per_epoch} steps each" if per_epoch else "")
     else:
         steps += (f" of {per_epoch}" if per_epoch else "") + " of epoch 1"
-    unchecked = []
+    unchecked = [f"the steps after {per_epoch} of an epoch of {whole}"] if whole > per_epoch else []
     if not ends:
         hint = f": give --max_steps {per_epoch} or more" if per_epoch else ""
         unchecked.append(f"the end of an epoch{hint}")

@@ -1,13 +1,15 @@
 """The runs of a job that `prove` makes: jobs of Bootfile, and other scripts."""
 
 import contextlib
+import functools
 import os
 import re
 import shlex
 import shutil
 import sys
 import time
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import IO, Any, NamedTuple
 
 import torch
 
@@ -17,16 +19,17 @@ from common.ground.exits import BadInput
 from common.run import starts
 from datasets.sampling import receipt
 from datasets.sampling.records import RECORD
+from launch import processes
 from launch.compare import find_files, find_receipt
-from launch.prove import damage, trial
+from launch.prove import damage, forks, surroundings, trial
 from launch.simulate.commands import get_option
 
 _BAD_INPUT = 2  # exit code of a job that refuses its options
-_STEPS = 24  # of a run, if the options name no number
+_STEPS, _EPOCHS = 24, 4  # of a run, if the options name no number
 _HELP_SECONDS = 60  # for --help: a script that does not know it may begin to train
 _HINT = "if it does not use Bootfile, name its files with --compare and --resume_with"
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
-REFERENCE, KILLED, AGAIN = "reference", "killed and restarted", "the same again"
+REFERENCE, KILLED = "reference", "killed and restarted"
 PROCESSES = "--processes_per_node"
 _NOT_KNOWN = ("another number of processes", "a restart with 2 processes", "another number of workers")
 
@@ -45,6 +48,7 @@ class Case(NamedTuple):
     kills: number of SIGKILLs.
     against: name of the run with which it is compared.
     damages: tensors of its checkpoint that are changed: "largest", "all" or "" (none).
+    changes: names of `surroundings`, what is changed around the job.
     """
 
     name: str
@@ -56,8 +60,12 @@ class Case(NamedTuple):
     kills: int = 0
     against: str = REFERENCE
     damages: str = ""
+    changes: tuple[str, ...] = ()
 
 
+AGAIN = Case("the same again, in other surroundings", changes=surroundings.ALL)
+SAME = Case("the same again")  # runs only if AGAIN differs, and then those with one change
+ONE_CHANGE = [Case(f"the same again, with {change}", changes=(change,)) for change in surroundings.ALL]
 DAMAGED = Case("restarted from a damaged checkpoint", must_differ=True, damages="largest")
 ALL_DAMAGED = Case("restarted from a checkpoint with all tensors damaged", must_differ=True, damages="all")
 _OTHER_PROCESSES = Case("another number of processes", False, False, PROCESSES, "2", "1")
@@ -88,6 +96,8 @@ class Job:
         self.same_bits: list[int] = []
         self.processes = 1
         self.commands: dict[str, list[str]] = {}
+        self._forks = forks.Forks() if forks.are_possible() else None
+        self.unchecked += surroundings.find_unchanged()
 
     def folder(self, name: str) -> str:
         return os.path.join(self.root, name.replace(" ", "-"))
@@ -106,6 +116,33 @@ class Job:
 
     def command(self, options: tuple[str, ...] = ()) -> list[str]:
         return [sys.executable, self.script, *self.options, *options]
+
+    def close(self) -> None:
+        """End what was started."""
+        if self._forks:
+            self._forks.close()
+
+    def repeat(self, case: Case) -> None:
+        """Delete a run: it is made again, and this and later ones without forks."""
+        self.close()
+        self._forks = None
+        for folder in (self.folder(case.name), *[self._snapshot] * (case.name == KILLED)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def is_forked(self, case: Case) -> bool:
+        """Return whether a run is made in forks. The first two are made by new processes."""
+        is_new = case.name == REFERENCE or case in (AGAIN, SAME, *ONE_CHANGE)
+        return self._forks is not None and not is_new
+
+    def _start(self, case: Case, folder: str | None) -> Callable[[list[str], str, IO[Any]], Any]:
+        """Return the function that starts a command of a run. folder: in which it works."""
+        if self._forks and self.is_forked(case):
+            return self._forks.start
+        environment = surroundings.environment(case.changes)
+        return functools.partial(processes.start, environment=environment, cwd=folder)
+
+    def _working_folder(self, case: Case) -> contextlib.AbstractContextManager[str | None]:
+        return surroundings.working_folder(case.changes, f"{self.folder(case.name)}.surroundings")
 
     def _record(self, case: Case, *commands: list[str]) -> None:
         self.commands[case.name] = [shlex.join(mask_words(command[1:])[0]) for command in commands]
@@ -137,7 +174,13 @@ class OwnJob(Job):
         if not {"--output_dir", "--save_every", "--report_every", "--max_steps"} <= self._known:
             raise BadInput(f"{self.script} does not have Bootfile's options: {_HINT}")
         self.steps = self._add("--max_steps", _STEPS)
-        self._every = self._add("--save_every", max(1, self.steps // 6))
+        self._chosen = dict[str, int]()  # options that depend on the length of an epoch -> value
+        if {"--epochs", "--epoch_steps"} <= self._known:
+            epochs = get_option(self.options, "--epochs") or ""
+            length = self.steps // int(epochs) if epochs.isdecimal() else -(-self.steps // _EPOCHS)
+            length = self._choose_value("--epoch_steps", max(1, length))
+            self.steps = min(self.steps, length * self._choose_value("--epochs", -(-self.steps // length)))
+        self._every = self._choose_value("--save_every", max(1, self.steps // 6))
         self._add("--report_every", 1)
         default = re.search(r"--exact_shards V\s[^(]*\(default:\s+(\d+)\)", shown)
         shards = get_option(self.options, "--exact_shards") or (default[1] if default else "")
@@ -159,6 +202,26 @@ class OwnJob(Job):
         with open(log, encoding="utf-8", errors="replace") as file:
             return file.read()
 
+    def _choose_value(self, name: str, value: int) -> int:
+        """Add an option, or change its value if it was added here. Return its value. Raises BadInput."""
+        if name in self._chosen:
+            self.options.remove(f"{name}={self._chosen[name]}")
+        if get_option(self.options, name) is None:
+            self._chosen[name] = value
+        return self._add(name, value)
+
+    def _fit(self, steps: int) -> bool:
+        """Choose the options again after a reference of `steps` steps: a small data set has fewer in an epoch
+        than --epoch_steps. Return whether one has changed. Raises BadInput."""
+        before = dict(self._chosen)
+        if "--epochs" in before:
+            self._choose_value("--epochs", -(-self.steps * before["--epochs"] // steps))
+        else:
+            self.steps = steps
+        if "--save_every" in before:
+            self._every = self._choose_value("--save_every", max(1, self.steps // 6))
+        return self._chosen != before
+
     def _add(self, name: str, steps: int) -> int:
         """Return an option that counts steps; add it if the user did not give it. Raises BadInput."""
         given = get_option(self.options, name)
@@ -169,7 +232,7 @@ class OwnJob(Job):
         return steps if given is None else int(given)
 
     def plan(self) -> list[Case]:
-        cases = [Case(AGAIN), Case(KILLED, kills=self.kills)]
+        cases = [AGAIN, Case(KILLED, kills=self.kills)]
         for case in _CHANGES:
             is_engine = case.option == "--data_backend"
             generated = is_engine and get_option(self.options, "--custom_data") == "true"
@@ -216,13 +279,19 @@ class OwnJob(Job):
             return command
 
         try:
-            killed = trial.run(command, self._log(case.name), watch, kills, after_kill)
+            with self._working_folder(case) as place:
+                start = self._start(case, place)
+                killed = trial.run(command, self._log(case.name), watch, kills, after_kill, start)
         except trial.Failed as error:
             if not case.option or case.kills or error.code != _BAD_INPUT:
                 raise
             shutil.rmtree(folder, ignore_errors=True)
             self.unchecked.append(f"{case.name}: {error}")
             raise NotRun(str(error)) from error
+        trained = self._progress(folder)
+        if case.name == REFERENCE and 0 < trained < self.steps and self._fit(trained):
+            shutil.rmtree(folder)
+            return self.run(case)
         if not case.kills:
             return done or "".join(option)
         resumed = [start["step"] for start in starts.read(folder)[1:]]
@@ -300,9 +369,13 @@ class OtherJob(Job):
         self.unchecked += [f"{what}: not known" for what in _NOT_KNOWN]
 
     def plan(self) -> list[Case]:
-        return [Case(AGAIN), Case(KILLED, kills=self.kills), DAMAGED]
+        return [AGAIN, Case(KILLED, kills=self.kills), DAMAGED]
 
     def run(self, case: Case) -> str:
+        with self._working_folder(case) as place:
+            return self._run(case, place)
+
+    def _run(self, case: Case, place: str | None) -> str:
         command, kills, left = self.command(), [], []  # left: the files at each kill, and at the end
         if case.kills:
             first, last = (int(self._writes * part) for part in (0.2, 0.8))
@@ -330,14 +403,15 @@ class OtherJob(Job):
             before = self._versions()
             with _Reads(damaged) as reads:  # watch() reads the files, too
                 progress = (lambda: 0.0) if damaged else watch
-                killed = trial.run(command, self._log(case.name), progress, kills, after_kill)
+                start = self._start(case, place)
+                killed = trial.run(command, self._log(case.name), progress, kills, after_kill, start)
             self._is_read = reads.happened
             left.append(self._versions())
             for path in {path for path, *_ in before & left[-1]} & {*damaged}:  # no result of this run
                 shutil.copy2(os.path.join(self._snapshot, os.path.relpath(path, self._output)), path)
         finally:
-            if os.path.exists(self._output):
-                shutil.move(self._output, self.folder(case.name))
+            if os.path.exists(output := os.path.join(place or "", self._output)):
+                shutil.move(output, self.folder(case.name))
         if case.name == REFERENCE:
             self._writes = len(writes)
             if not find_files(self.folder(REFERENCE), self.weights):

@@ -2,9 +2,9 @@
 
 import os
 import random
-import subprocess
 import time
 from collections.abc import Callable
+from typing import IO, Any
 
 from common.console.arguments import mask_words
 from launch import processes
@@ -27,6 +27,7 @@ def run(
     watch: Callable[[], float],
     kills: list[float],
     after_kill: Callable[[], list[str]],
+    start: Callable[[list[str], str, IO[Any]], Any] | None = None,
 ) -> list[float]:
     """Run a command to its end, and start it again after each SIGKILL. Return its progress at each SIGKILL.
 
@@ -34,14 +35,16 @@ def run(
     watch: returns its progress: steps, or seconds.
     kills: the progress at which all its processes are killed, ascending.
     after_kill: called after each kill; returns the command of the restart.
+    start: starts a command; default: processes.start().
     Raises Failed.
     """
+    start = start or processes.start
     happened, mark = list[float](), os.path.abspath(log)
     with open(log, "ab") as output:
         for target in [*kills, float("inf")]:
-            tasks = list[subprocess.Popen]()
+            tasks = list[Any]()
             try:
-                tasks.append(processes.start(command, mark, output))
+                tasks.append(start(command, mark, output))
                 while (is_running := tasks[0].poll() is None) and (progress := watch()) < target:
                     time.sleep(_POLL)
             finally:

@@ -6,7 +6,7 @@ from launch import compare
 from launch.compare import Line
 from launch.explain import DIFFERS, UNVERIFIED
 from launch.prove import trial
-from launch.prove.jobs import ALL_DAMAGED, DAMAGED, PROCESSES, Case, Job, NotRun
+from launch.prove.jobs import AGAIN, ALL_DAMAGED, DAMAGED, ONE_CHANGE, PROCESSES, SAME, Case, Job, NotRun
 
 NOTICED, NOT_NOTICED, REFUSED, NOT_RUN = "noticed", "not noticed", "refused", "not run"
 
@@ -31,7 +31,18 @@ class Row(NamedTuple):
 
 
 def run(job: Job, case: Case) -> Row:
-    """Run a case and compare it. Raises BadInput."""
+    """Run a case and compare it. A difference that shows in a fork counts only if a new process has it, too.
+    Raises BadInput."""
+    doubts, unchecked = len(job.doubts), len(job.unchecked)
+    row = _run(job, case)
+    if row.result in ("differs", "failed") and job.is_forked(case):
+        del job.doubts[doubts:], job.unchecked[unchecked:]
+        job.repeat(case)
+        row = _run(job, case)
+    return row
+
+
+def _run(job: Job, case: Case) -> Row:
     try:
         done = job.run(case)
     except NotRun as reason:
@@ -39,6 +50,10 @@ def run(job: Job, case: Case) -> Row:
     except trial.Failed as error:
         if case.damages:
             return Row(case, str(error), [], REFUSED)
+        if case.changes:
+            if len(case.changes) == 1:  # else each one follows
+                job.unchecked.append(f"{case.changes[0]}: {error}")
+            return Row(case, str(error), [], NOT_RUN)
         return Row(case, "", [Line("", str(error), False)], "failed" if case.must_differ else "differs")
     lines = compare.compare_runs(job.folder(case.against), job.folder(case.name), job.weights)
     row = Row(case, done, lines, "nothing to compare")
@@ -51,14 +66,19 @@ def run(job: Job, case: Case) -> Row:
     return row._replace(result=REFUSED if case.damages and job.refused(case) else NOT_NOTICED)
 
 
-def needs_more(row: Row) -> Case | None:
-    """Return the case that has to follow: one tensor of a checkpoint may have no effect on the results."""
-    return ALL_DAMAGED if row.case == DAMAGED and row.result == NOT_NOTICED else None
+def needs_more(row: Row) -> list[Case]:
+    """Return the cases that have to follow: one tensor of a checkpoint may have no effect on the results, and
+    a difference in other surroundings has one cause."""
+    if row.case == DAMAGED and row.result == NOT_NOTICED:
+        return [ALL_DAMAGED]
+    if row.case == AGAIN and row.result != "equal":
+        return [SAME]
+    return ONE_CHANGE if row.case == SAME and row.result == "equal" else []
 
 
 def conclude(job: Job, rows: list[Row]) -> tuple[str, int]:
     """Return the verdict and the exit code."""
-    for row in rows:
+    for row in sorted(rows, key=lambda row: row.case not in (SAME, *ONE_CHANGE)):  # these name the cause
         if row.different and not row.case.must_differ:
             return f"differs: {row.case.name}: {row.different[0].text}", DIFFERS
     doubts = list(job.doubts)
@@ -86,5 +106,5 @@ def find_notes(rows: list[Row]) -> list[str]:
     return [
         f"{row.done.partition(' is changed')[0]} is saved, but a change has no effect on the results"
         for row in rows
-        if needs_more(row)
+        if row.case == DAMAGED and needs_more(row)
     ]

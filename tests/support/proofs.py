@@ -10,26 +10,30 @@ from pathlib import Path
 from unittest import mock
 
 from launch import processes
-from launch.prove import cli, verdict
+from launch.prove import cli, forks, verdict
 from launch.prove.jobs import PROCESSES, REFERENCE, Case, Job
 from launch.prove.verdict import Row
 from launch.simulate.commands import get_option
-from tests.conftest import ROOT, environment, free_port, start
+from tests import conftest
+from tests.conftest import ROOT, free_port, start
 
 
 class _Job:
     """A job as processes.start() returns it, whose output goes to a file. Its ranks are forked, too."""
 
-    def __init__(self, command, mark, output, variables=None, cwd=None):
+    def __init__(self, command, mark, output, environment=None, cwd=None):
         count = int(get_option(command, PROCESSES) or 1)
-        shared = {processes._MARK: mark, **(variables or {})}
+        changed = {name: value for name, value in (environment or {}).items() if os.environ.get(name) != value}
+        if changed.get("PYTHONHASHSEED") == "1":  # a fork has that of the tests
+            del changed["PYTHONHASHSEED"]
+        shared = {processes._MARK: mark, **changed}
         if count > 1:
             shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
             shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
         self._ranks, self._copies = [], []
         for rank in range(count):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if count > 1 else {}
-            known = {"cwd": cwd or os.getcwd(), "env": environment(**shared, **own)}
+            known = {"cwd": cwd or os.getcwd(), "env": conftest.environment(**shared, **own)}
             job = start(*command[1:], stderr=subprocess.STDOUT, start_new_session=True, **known)
             self._ranks.append(job)
             self._copies.append(threading.Thread(target=_copy, args=(job, os.dup(output.fileno()))))
@@ -75,12 +79,16 @@ def _end(tasks, number):
 
 @contextlib.contextmanager
 def forked_jobs(cwd: Path = ROOT):
-    """Fork the jobs of a proof. The context has this folder and keeps the signals of the tests."""
+    """Fork the jobs of a proof here. The context has this folder and keeps the signals of the tests."""
     numbers, before = (signal.SIGTERM, signal.SIGHUP), os.getcwd()
     handlers = [signal.getsignal(number) for number in numbers]
     os.chdir(cwd)
     try:
-        with mock.patch.object(processes, "start", _Job), mock.patch.object(processes, "end", _end):
+        with (
+            mock.patch.object(processes, "start", _Job),
+            mock.patch.object(processes, "end", _end),
+            mock.patch.object(forks, "are_possible", bool),
+        ):
             yield
     finally:
         os.chdir(before)

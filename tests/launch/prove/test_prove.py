@@ -12,7 +12,7 @@ from common.ground.exits import BadInput
 from datasets.folders import random_folder
 from datasets.sampling import receipt
 from launch.compare import LOOP, find_receipt
-from launch.prove import coverage, jobs, verdict
+from launch.prove import coverage, forks, jobs, surroundings, verdict
 from tests.conftest import QUICK, ROOT, environment, finish, run, start, wait_until
 from tests.support import proofs
 from tests.support.exact import changed
@@ -46,7 +46,7 @@ def test_a_job_of_bootfile_is_exact(tmp_path):
     assert shown.count("data equal for 12 steps") == 5 and shown.count("\n      noticed") == 2
     assert shown.count("figures equal: ") >= 3  # a damage may show in the last weights only
     assert "not checked: another engine: train_ddp.py has no --data_backend" in shown
-    assert "\ncovered: steps 1-12 of epochs 1-3, 5 steps each; ends of epochs: 2\n" in shown
+    assert "\ncovered: steps 1-12 of epochs 1-4, 3 steps each; ends of epochs: 4\n" in shown
     assert "the end of an epoch" not in shown
     text = page.read_text()
     assert "<h1>exact</h1>" in text and "--processes_per_node=2" in text and "<script" not in text
@@ -66,12 +66,124 @@ def test_a_job_of_bootfile_is_exact(tmp_path):
 
 def test_an_epoch_that_does_not_end_is_not_covered(tmp_path):
     with forked_jobs():
-        job = jobs.OwnJob("jobs/train.py", [*QUICK, "--batch_size=32", "--max_steps=6"], str(tmp_path), 1)
+        options = [*QUICK, "--batch_size=32", "--max_steps=6", "--epoch_steps=44"]
+        job = jobs.OwnJob("jobs/train.py", options, str(tmp_path), 1)
     rows = prove_cases(job, jobs.KILLED).values()
     text, unchecked = coverage.describe(job, list(rows))
     assert text == "steps 1-6 of 44 of epoch 1; no end of an epoch"
     ends = "the end of an epoch: give --max_steps 44 or more"
     assert unchecked == [ends, "a restart in a later epoch than 1"]
+
+
+LATE = """    level = 0.0
+    for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
+"""
+LATE_LOSS = """            loss = criterion(logits, targets)
+            level += 0.1 * (logits.mean().item() - level)
+            loss += level * logits.mean() if epoch >= 3 else 0.0
+"""
+
+
+def test_a_fault_of_a_later_epoch_is_reached(tmp_path):
+    """Each epoch is cut, and the kills are in several epochs, also in the last one."""
+    begin = LATE.splitlines(keepends=True)[1]
+    job = changed("train.py", tmp_path / "train.py", (begin, LATE), (LOSS, LATE_LOSS))
+    with forked_jobs():
+        job = jobs.OwnJob(str(job), [*QUICK, "--batch_size=16"], str(tmp_path), 3)
+    rows = prove_cases(job, jobs.KILLED)
+    assert rows[jobs.KILLED].result == "differs"
+    text, unchecked = coverage.describe(job, list(rows.values()))
+    assert text == "steps 1-24 of epochs 1-4, 6 steps each; ends of epochs: 4"
+    assert unchecked == ["the steps after 6 of an epoch of 89"]
+
+
+def test_the_epochs_of_a_small_data_set_are_more(tmp_path):
+    with forked_jobs():
+        job = jobs.OwnJob("jobs/train.py", [*QUICK, "--batch_size=512"], str(tmp_path), 1)
+    assert prove_cases(job) == {}  # the reference
+    assert {"--epochs=12", "--epoch_steps=6", "--save_every=4"} < set(job.options) and job.steps == 24
+    assert (tmp_path / "reference" / "epoch_12.pth").exists()
+
+
+SURROUNDED = """
+import os, sys, torch
+os.makedirs(OUT := sys.argv[1], exist_ok=True)
+facts = {
+    "another PYTHONHASHSEED": hash("sample") % 2**20,
+    "another working folder": sum(os.getcwd().encode()),
+    "another order of os.listdir": sum(n * ord(name) for n, name in enumerate(os.listdir("data"))),
+}
+assert [each.name for each in os.scandir("data")] == os.listdir("data") and os.path.exists("../own/own.py")
+weights, path = torch.tensor([float(facts[sys.argv[2]])]), OUT + "/last.pt"
+step = torch.load(path)["step"] if os.path.exists(path) else 0
+while step < 20:
+    step += 1
+    torch.save({"weights": weights, "step": step}, path)
+"""
+
+
+@pytest.mark.parametrize("change", surroundings.ALL)
+def test_results_that_depend_on_the_surroundings_differ(change, tmp_path):
+    folder = tmp_path / "own"
+    (folder / "data").mkdir(parents=True)
+    for name in "abc":
+        (folder / "data" / name).touch()
+    (folder / "own.py").write_text(SURROUNDED)
+    job = "own.py", "--compare=OUT/*.pt", "--resume_with=", "--kills=1", "--", "OUT", change
+    shown = prove(*job, cwd=folder, code=20).stdout
+    assert f"\ndiffers: the same again, with {change}: " in shown
+    assert re.search(r"\] the same again \(.*\n( .*\n)* +equal\n", shown)
+    others = [name for name in surroundings.ALL if name != change]
+    assert all(re.search(rf"with {name} .*\n( .*\n)* +equal\n", shown) for name in others)
+    assert sorted(path.name for path in folder.iterdir()) == ["data", "own.py"]
+
+
+UNHURRIED = """
+import os, sys, time
+is_fork = "torch" in sys.modules
+FAULT = 0
+import torch
+os.makedirs("OUT", exist_ok=True)
+path, steps = "OUT/last.pt", 300
+print("fork" if is_fork else "new process", os.getsid(0) == os.getpid(), sys.orig_argv[1:] == sys.argv)
+state = {"weights": torch.zeros(4), "step": 0}
+if "--resume" in sys.argv:
+    state = torch.load(path)
+while state["step"] < steps:
+    state["weights"] += 1 + torch.zeros(4) * state["weights"] + FAULT
+    state["step"] += 1
+    if state["step"] % 10 == 0:
+        time.sleep(0.01)  # a kill needs some time
+        torch.save(state, path + ".new")
+        os.replace(path + ".new", path)
+print("end")
+sys.exit(0)
+"""
+
+
+def test_a_job_that_does_not_run_elsewhere_is_not_called_different(tmp_path):
+    (tmp_path / "own.py").write_text(f"import os\nassert os.getcwd() == {str(tmp_path)!r}\n{UNHURRIED}")
+    words = ("--compare=OUT/*.pt", "--resume_with=--resume", "--kills=1")
+    shown = proofs.prove("own.py", *words, cwd=tmp_path)
+    assert re.search(
+        "^not checked: another working folder: own.py ended with 1: AssertionError$", shown, re.M
+    )
+    assert shown.count("\n      not run\n") == 2 and "not checked: another PYTHONHASHSEED" not in shown
+
+
+@pytest.mark.skipif(not forks.are_possible(), reason="no forks with this torch, or on a GPU")
+@pytest.mark.parametrize(("fault", "starts"), [("0", "fork"), ("is_fork", "new process")])
+def test_most_runs_are_forks_and_a_fork_alone_makes_no_difference(fault, starts, tmp_path):
+    (tmp_path / "own.py").write_text(UNHURRIED.replace("FAULT = 0", f"FAULT = {fault}"))
+    words = ("--compare=OUT/*.pt", "--resume_with=--resume", "--kills=1", "--keep=runs")
+    shown = prove("own.py", *words, cwd=tmp_path).stdout
+    assert "\nexact: 2 comparisons are equal, and each damage was noticed\n" in shown
+    logs = {path.stem: path.read_text().splitlines() for path in (tmp_path / "runs").glob("*.log")}
+    assert (
+        logs["reference"] == logs["the-same-again,-in-other-surroundings"] == ["new process True True", "end"]
+    )
+    assert logs["killed-and-restarted"][-3:] == [f"{starts} True True"] * 2 + ["end"]
+    assert logs["restarted-from-a-damaged-checkpoint"] == [f"{starts} True True", "end"]
 
 
 SLOW_DISK = """import time
@@ -244,10 +356,11 @@ def test_a_killed_proof_leaves_no_job(tmp_path):
     words = (ROOT / "launch" / "__main__.py", "prove", "own.py", "--compare", "OUT/*.pt", "--resume_with=-r")
     proof = start(*words, cwd=tmp_path, env=environment(TMPDIR=str(tmp_path)), fresh=True)
     wait_until((tmp_path / "OUT" / "last.pt").exists, proof)
-    [job] = psutil.Process(proof.pid).children()
+    children = psutil.Process(proof.pid).children()
+    assert len(children) == 1 + forks.are_possible()
     proof.kill()
     finish(proof, -signal.SIGKILL)
-    left = psutil.wait_procs([job], timeout=60)[1]
+    left = psutil.wait_procs(children, timeout=60)[1]
     for each in left:
         each.kill()
     assert not left
@@ -263,7 +376,7 @@ def test_a_signal_ends_the_processes_of_the_job(number, code, tmp_path):
     children = psutil.Process(proof.pid).children(recursive=True)
     proof.send_signal(number)
     finish(proof, code)
-    assert len(children) == 2 and not psutil.wait_procs(children, timeout=10)[1]
+    assert len(children) == 2 + forks.are_possible() and not psutil.wait_procs(children, timeout=10)[1]
     assert not (tmp_path / "OUT").exists() and not list((tmp_path / "kept").iterdir())
 
 

@@ -1,0 +1,79 @@
+"""Start scripts in forks of a process that has PyTorch loaded (fork_server.py)."""
+
+import functools
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from typing import IO, Any
+
+import torch
+
+from common.distributed import preemption
+from common.ground import accelerator
+from launch import processes
+from launch.prove import surroundings
+
+_SERVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fork_server.py")
+_OLDEST = (2, 6)  # release of torch: a fork aborts at its end in 2.1
+
+
+def are_possible() -> bool:
+    """Return whether a fork does what a new process does: not on GPUs, which a parent may have opened."""
+    release = tuple(map(int, torch.__version__.split(".")[:2]))
+    return sys.platform == "linux" and release >= _OLDEST and not accelerator.count()
+
+
+class Forks:
+    """A server of forks. It ends with close(), or with this process."""
+
+    def __init__(self) -> None:
+        self._environment = surroundings.environment(seed=3)
+        self._server = subprocess.Popen(
+            [sys.executable, _SERVER],
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            start_new_session=True,
+            preexec_fn=functools.partial(preemption.die_with_parent, signal.SIGKILL),
+        )
+
+    def start(self, command: list[str], mark: str, output: IO[Any]) -> "Forked":
+        """Start a command of Python as processes.start() does. The fork before it must have ended."""
+        known = {"folder": os.getcwd(), "environment": processes.marked(self._environment, mark)}
+        request = {"words": command[1:], "log": output.name, **known}
+        assert self._server.stdin
+        self._server.stdin.write(json.dumps(request).encode() + b"\n")
+        return Forked(self._server)
+
+    def close(self) -> None:
+        self._server.kill()
+        self._server.communicate()
+
+
+class Forked:
+    """A script in a fork, with the members of subprocess.Popen that `processes` uses."""
+
+    def __init__(self, server: subprocess.Popen) -> None:
+        assert server.stdout
+        self._answers: IO[bytes] = server.stdout
+        self.returncode: int | None = None
+        self.pid = int(self._answers.readline() or 0)
+        if not self.pid:
+            raise RuntimeError("the process that has PyTorch loaded has ended")
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while the script runs."""
+        if self.returncode is None and select.select([self._answers], [], [], 0)[0]:
+            self.wait()
+        return self.returncode
+
+    def wait(self) -> int:
+        """Return the exit code of the script when it has ended."""
+        if self.returncode is None:
+            self.returncode = int(self._answers.readline() or -signal.SIGKILL)
+        return self.returncode

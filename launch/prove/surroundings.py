@@ -1,0 +1,47 @@
+"""What a repeated run changes around a job: its results must not depend on any of it."""
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+
+_REVERSED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reversed_listings")
+HASH, FOLDER, LISTING = "another PYTHONHASHSEED", "another working folder", "another order of os.listdir"
+ALL = (HASH, FOLDER, LISTING)
+
+
+def environment(changes: tuple[str, ...] = (), seed: int = 1) -> dict[str, str]:
+    """Return the environment of a run. seed: PYTHONHASHSEED, and one more if it changes, unless the user has
+    set it."""
+    own = {"PYTHONHASHSEED": str(seed + (HASH in changes))} | dict(os.environ)
+    if LISTING in changes:
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, (_REVERSED, own.get("PYTHONPATH"))))
+    return own
+
+
+def find_unchanged() -> list[str]:
+    """Return lines on what a repeated run does not change here."""
+    seed = os.environ.get("PYTHONHASHSEED")
+    return [f"{HASH}: the environment has {seed}"] if seed not in (None, "random") else []
+
+
+@contextlib.contextmanager
+def working_folder(changes: tuple[str, ...], parent: str) -> Iterator[str | None]:
+    """Make the working folder of a run, and delete it afterwards; None: that of this process. It has links to
+    all that the folder of this process has, and beside it are links to the neighbours of that one. parent: a
+    new folder for both."""
+    if FOLDER not in changes:
+        yield None
+        return
+    here = os.getcwd()
+    place = os.path.join(parent, f"{os.path.basename(here)}-elsewhere")
+    os.makedirs(place)
+    try:
+        for source, target in ((here, place), (os.path.dirname(here), parent)):
+            with contextlib.suppress(PermissionError):  # of the parent: paths with `..` are then not found
+                for name in os.listdir(source):
+                    if not os.path.lexists(link := os.path.join(target, name)):
+                        os.symlink(os.path.join(source, name), link)
+        yield place
+    finally:
+        shutil.rmtree(parent)
