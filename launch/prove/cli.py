@@ -4,18 +4,23 @@
     python -m launch prove own.py --compare "OUT/*.pt" --resume_with "--resume OUT/last.pt" -- --out OUT
     python -m launch prove --check proof.json
 
-The job runs several times in a temporary folder: a reference, the same again, with SIGKILLs and restarts,
-with another number of processes and of workers, with another engine for image folders, with another seed,
-with a SIGKILL on 2 processes, and from a checkpoint that is damaged on purpose. Each SIGKILL waits for a new
-checkpoint. Each run is compared with the reference, and the killed one on 2 processes with the whole one: the
-samples of every step, the state (weights, buffers, optimizer) at every checkpoint, the figures of the log and
-the files of weights. With another number of processes only the samples are compared, unless the job has
---exact_shards. The runs with another seed and with the damage must differ. If the job refuses the damaged
-checkpoint, the verdict says so: whether a wrong weight would be seen was not shown. What cannot be checked is
-named.
+The job runs several times in a temporary folder: a reference; the same again with another PYTHONHASHSEED, in
+another working folder and with folders listed in another order; with SIGKILLs and restarts; with another
+number of processes and of workers; with another engine for image folders; with another seed; with a SIGKILL
+on 2 processes; and from a checkpoint that is damaged on purpose. 24 steps are trained, unless the options
+name a number: 4 epochs that are cut to 6 steps, so that restarts reach later epochs and the end. Each SIGKILL
+waits for a new checkpoint. Each run is compared with the reference, and the killed one on 2 processes with
+the whole one: the samples of every step, the state (weights, buffers, optimizer) at every checkpoint, the
+figures of the log and the files of weights. With another number of processes only the samples are compared,
+unless the job has --exact_shards. The runs with another seed and with the damage must differ. If the job
+refuses the damaged checkpoint, the verdict says so: whether a wrong weight would be seen was not shown. What
+cannot be checked is named.
+
+Without a GPU, runs after the second one are forks of a process that has PyTorch loaded. A difference counts
+only if new processes have it, too.
 
 --to proof.html writes a page, and proof.json with commit, versions, hardware, commands, comparisons and
-digests (guides/receipts.md). --check proof.json runs nothing: it shows what has changed since.
+digests (guides/prove.md). --check proof.json runs nothing: it shows what has changed since.
 
 A script that does not use Bootfile needs --compare, the files of weights that it writes, and --resume_with,
 the options of a restart. The folder of --compare must not exist: it is moved away after each run. If a

@@ -23,7 +23,7 @@ class _Job:
 
     def __init__(self, command, mark, output, environment=None, cwd=None):
         count = int(get_option(command, PROCESSES) or 1)
-        changed = {name: value for name, value in (environment or {}).items() if os.environ.get(name) != value}
+        changed = {name: each for name, each in (environment or {}).items() if os.environ.get(name) != each}
         if changed.get("PYTHONHASHSEED") == "1":  # a fork has that of the tests
             del changed["PYTHONHASHSEED"]
         shared = {processes._MARK: mark, **changed}
