@@ -1,0 +1,140 @@
+"""Keep the loss of each sample of each training step, in OUT/losses-<rank>.bin.
+
+A forward hook of the criterion sees the outputs and targets of each step, also of a step that is skipped
+because its loss is not finite. The same criterion with reduction="none" is called on the detached tensors.
+The file is a row of steps, each a STEP and then `count` ids (int64) and `count` losses (float32): 12 bytes a
+sample and 16 a step.
+"""
+
+import copy
+import os
+from collections.abc import Callable, Container, Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from common.ground.exits import BadInput
+from common.ground.files import check_mounted, explained, opener
+
+STEP = np.dtype([("step", "<i8"), ("count", "<i8")])
+_CANNOT = "--sample_losses: the criterion"
+
+
+def path_of(folder: str, rank: int) -> str:
+    """Return the path of the losses of a rank."""
+    return os.path.join(folder, f"losses-{rank}.bin")
+
+
+class SampleLosses:
+    """Collects the losses of this rank's samples on their device, and appends them to its file.
+
+    criterion: the module that the loop calls, with an attribute `reduction` and without parameters.
+    loader: the training loader. folder: of the results. log: a function that takes one line.
+    Raises BadInput if the criterion gives only a mean.
+    """
+
+    def __init__(self, criterion: Any, loader: Any, folder: str, rank: int, log: Callable):
+        if not isinstance(criterion, torch.nn.Module) or not hasattr(criterion, "reduction"):
+            raise BadInput(
+                f"{_CANNOT} gives only a mean: expected a module with the attribute `reduction`, such as "
+                f"torch.nn.CrossEntropyLoss, got {getattr(criterion, '__name__', type(criterion).__name__)}"
+            )
+        if any(True for _ in criterion.parameters()):
+            raise BadInput(f"{_CANNOT} has parameters of its own: expected one without")
+        self._criterion = criterion
+        each: Any = copy.deepcopy(criterion)  # the buffers of the training do not change
+        each.reduction, self._each = "none", each
+        self._loader, self._path, self._log, self._begun = loader, path_of(folder, rank), log, 0
+        self._batches: list[tuple[int, Any, list[torch.Tensor]]] = []  # (step, Batch, losses on the device)
+        self._is_open = False
+
+    def begin(self, step: int) -> None:
+        """Collect from the next step on. step: the steps before it; later ones in the file are deleted."""
+        self._begun = step
+        self._criterion.register_forward_hook(self._add)
+
+    def _add(self, _: Any, given: tuple, result: torch.Tensor) -> None:
+        if not result.requires_grad or self._loader.batch is None:  # an evaluation, or before the first step
+            return
+        with torch.no_grad():
+            losses = self._each.forward(*given).float()
+        step, batch = self._loader.step, self._loader.batch
+        if not self._batches or self._batches[-1][1] is not batch:
+            self._batches.append((step, batch, []))
+        self._batches[-1][2].append(losses)
+
+    def write(self) -> None:
+        """Append the steps since the last call. The only synchronisation with the device. Raises BadInput if
+        a step has not one loss for each sample."""
+        batches, self._batches = self._batches, []
+        if not batches:
+            return
+        each = [_mean_of_samples(losses, len(batch.ids)) for _, batch, losses in batches]
+        losses, place = torch.cat(each).cpu().numpy().astype("<f4"), 0
+        steps: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # a step may have several batches
+        for step, batch, _ in batches:
+            count = len(batch.ids)
+            steps.setdefault(step, []).append((batch.ids, losses[place : place + count]))
+            place += count
+        content = b""
+        for step, parts in steps.items():
+            ids, own = (np.concatenate(column) for column in zip(*parts, strict=True))
+            content += (
+                np.array((step, len(ids)), STEP).tobytes() + ids.astype("<i8").tobytes() + own.tobytes()
+            )
+        try:
+            self._append(content)
+        except OSError as error:
+            self._log(f"warning: {self._path} lacks losses of samples: {error.strerror or error}")
+
+    def _append(self, content: bytes) -> None:
+        folder = os.path.dirname(self._path)
+        check_mounted(folder)
+        if not self._is_open:
+            os.makedirs(folder, exist_ok=True)
+            if os.path.exists(self._path):
+                with open(self._path, "r+b", opener=opener) as file:
+                    ends = [file.tell() + 12 * count for step, count in _walk(file) if step <= self._begun]
+                    file.truncate(ends[-1] if ends else 0)
+            self._is_open = True
+        with open(self._path, "ab", opener=opener) as file:
+            file.write(content)
+
+
+def read(folder: str, rank: int, steps: Container[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Return step -> (ids int64 [n], losses float32 [n]) of a rank, of those of the steps that its file has.
+    Raises BadInput without a file."""
+    path = path_of(folder, rank)
+    with (
+        explained(f"no losses of samples at {path}: they are kept with --sample_losses true"),
+        open(path, "rb", opener=opener) as file,
+    ):
+        return {
+            step: (np.frombuffer(file.read(8 * count), "<i8"), np.frombuffer(file.read(4 * count), "<f4"))
+            for step, count in _walk(file)
+            if step in steps
+        }
+
+
+def _mean_of_samples(losses: list[torch.Tensor], count: int) -> torch.Tensor:
+    """Return the mean of the elements of each of `count` samples, float32 [count]. Losses of several calls in
+    one step are those of parts of its batch, in order."""
+    if len(losses) > 1 and all(each.ndim for each in losses):
+        losses = [each.reshape(len(each), -1).mean(1) for each in losses]
+    whole = torch.cat([each.reshape(-1) for each in losses])
+    if whole.numel() % count or (len(losses) > 1 and whole.numel() != count):
+        raise BadInput(f"{_CANNOT} gives {whole.numel()} losses for {count} samples: expected one for each")
+    return whole.view(count, -1).mean(1)
+
+
+def _walk(file: BinaryIO) -> Iterator[tuple[int, int]]:
+    """Yield (step, count) of each step, with the file at its ids. A step that is cut is left out."""
+    size, place = os.fstat(file.fileno()).st_size, 0
+    while place + STEP.itemsize <= size:
+        file.seek(place)
+        step, count = np.frombuffer(file.read(STEP.itemsize), STEP)[0].item()
+        place += STEP.itemsize + 12 * count
+        if place > size:
+            return
+        yield step, count
