@@ -16,9 +16,11 @@ import torch
 
 from common.ground.exits import BadInput
 from common.ground.files import check_mounted, explained, opener
+from common.parallel.exact_shards import Shards
 
 STEP = np.dtype([("step", "<i8"), ("count", "<i8")])
 _CANNOT = "--sample_losses: the criterion"
+_NUMBERS = (bool, int, float)  # attributes that a loop may change, such as label_smoothing
 
 
 def path_of(folder: str, rank: int) -> str:
@@ -52,21 +54,53 @@ class SampleLosses:
     def begin(self, step: int) -> None:
         """Collect from the next step on. step: the steps before it; later ones in the file are deleted."""
         self._begun = step
-        self._criterion.register_forward_hook(self._add)
+        self._criterion.register_forward_pre_hook(self._follow)
+        self._criterion.register_forward_hook(self._add, with_kwargs=True)
 
-    def _add(self, _: Any, given: tuple, result: torch.Tensor) -> None:
-        if not result.requires_grad or self._loader.batch is None:  # an evaluation, or before the first step
+    def _follow(self, *_: Any) -> None:
+        """Give the copy the numbers and buffers that the criterion has before its call."""
+        for copied, module in zip(self._each.modules(), self._criterion.modules(), strict=False):
+            vars(copied).update({name: each for name, each in vars(module).items() if type(each) in _NUMBERS})
+            buffers = module._buffers.items()
+            copied._buffers.update({name: None if each is None else each.clone() for name, each in buffers})
+
+    def _add(self, _: Any, args: tuple, options: dict, result: torch.Tensor) -> None:
+        """Compute the losses of a call. Raises BadInput at the first call that does not give one a sample."""
+        batch = self._loader.batch
+        if not torch.is_grad_enabled() or batch is None or Shards.is_repeating:  # not a call of a step
             return
-        with torch.no_grad():
-            losses = self._each.forward(*given).float()
-        step, batch = self._loader.step, self._loader.batch
+        device = getattr(result, "device", torch.device("cpu"))
+        devices = [device] if device.type != "cpu" else []
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices, device_type=device.type):
+                losses = self._each.forward(*args, **options).float()
+        except Exception as error:  # a criterion of the user may raise any error
+            raise BadInput(f'{_CANNOT} has no losses with reduction="none": {error}') from error
         if not self._batches or self._batches[-1][1] is not batch:
-            self._batches.append((step, batch, []))
+            self._check_whole()
+            self._batches.append((self._loader.step, batch, []))
         self._batches[-1][2].append(losses)
+        if not losses.ndim or _samples(self._batches[-1][2], len(batch.ids)) > len(batch.ids):
+            self._refuse()
+
+    def _check_whole(self) -> None:
+        if self._batches and _samples(self._batches[-1][2], len(self._batches[-1][1].ids)) != len(
+            self._batches[-1][1].ids
+        ):
+            self._refuse()
+
+    def _refuse(self) -> None:
+        step, batch, losses = self._batches[-1]
+        found = sum(each.numel() for each in losses)
+        raise BadInput(
+            f"{_CANNOT} gives {found} losses in {len(losses)} calls for the {len(batch.ids)} samples of step "
+            f"{step}: expected one for each"
+        )
 
     def write(self) -> None:
         """Append the steps since the last call. The only synchronisation with the device. Raises BadInput if
-        a step has not one loss for each sample."""
+        the last step has fewer losses than samples."""
+        self._check_whole()
         batches, self._batches = self._batches, []
         if not batches:
             return
@@ -117,15 +151,20 @@ def read(folder: str, rank: int, steps: Container[int]) -> dict[int, tuple[np.nd
         }
 
 
+def _samples(losses: list[torch.Tensor], count: int) -> int:
+    """Return the number of samples that the losses of one or several calls belong to. One call may have
+    several losses for each of the `count` samples of a batch, in any shape."""
+    if len(losses) == 1 and losses[0].numel() and losses[0].numel() % count == 0:
+        return count
+    return sum(map(len, losses))
+
+
 def _mean_of_samples(losses: list[torch.Tensor], count: int) -> torch.Tensor:
     """Return the mean of the elements of each of `count` samples, float32 [count]. Losses of several calls in
     one step are those of parts of its batch, in order."""
-    if len(losses) > 1 and all(each.ndim for each in losses):
-        losses = [each.reshape(len(each), -1).mean(1) for each in losses]
-    whole = torch.cat([each.reshape(-1) for each in losses])
-    if whole.numel() % count or (len(losses) > 1 and whole.numel() != count):
-        raise BadInput(f"{_CANNOT} gives {whole.numel()} losses for {count} samples: expected one for each")
-    return whole.view(count, -1).mean(1)
+    if len(losses) == 1:
+        return losses[0].reshape(count, -1).mean(1)
+    return torch.cat([each.reshape(len(each), -1).mean(1) for each in losses])
 
 
 def _walk(file: BinaryIO) -> Iterator[tuple[int, int]]:
