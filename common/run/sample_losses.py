@@ -7,6 +7,7 @@ sample and 16 a step.
 """
 
 import copy
+import math
 import os
 from collections.abc import Callable, Container, Iterator
 from typing import Any, BinaryIO
@@ -14,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
+from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.ground.files import check_mounted, explained, opener
 from common.parallel.exact_shards import Shards
@@ -49,7 +51,7 @@ class SampleLosses:
         each.reduction, self._each = "none", each
         self._loader, self._path, self._log, self._begun = loader, path_of(folder, rank), log, 0
         self._batches: list[tuple[int, Any, list[torch.Tensor]]] = []  # (step, Batch, losses on the device)
-        self._is_open = False
+        self._end: int | None = None  # bytes of the file; None before the first write
 
     def begin(self, step: int) -> None:
         """Collect from the next step on. step: the steps before it; later ones in the file are deleted."""
@@ -69,38 +71,39 @@ class SampleLosses:
         batch = self._loader.batch
         if not torch.is_grad_enabled() or batch is None or Shards.is_repeating:  # not a call of a step
             return
-        device = getattr(result, "device", torch.device("cpu"))
-        devices = [device] if device.type != "cpu" else []
+        device = getattr(result, "device", "cpu")
+        generators = [each for each in (torch, accelerator.of(device)) if hasattr(each, "get_rng_state")]
+        states = [each.get_rng_state() for each in generators]  # the random numbers of the step do not change
         try:
-            with torch.no_grad(), torch.random.fork_rng(devices, device_type=device.type):
+            with torch.no_grad():
                 losses = self._each.forward(*args, **options).float()
         except Exception as error:  # a criterion of the user may raise any error
             raise BadInput(f'{_CANNOT} has no losses with reduction="none": {error}') from error
+        finally:
+            for each, state in zip(generators, states, strict=True):
+                each.set_rng_state(state)
         if not self._batches or self._batches[-1][1] is not batch:
-            self._check_whole()
+            self._check(is_whole=True)
             self._batches.append((self._loader.step, batch, []))
         self._batches[-1][2].append(losses)
-        if not losses.ndim or _samples(self._batches[-1][2], len(batch.ids)) > len(batch.ids):
-            self._refuse()
+        self._check(is_whole=False)
 
-    def _check_whole(self) -> None:
-        if self._batches and _samples(self._batches[-1][2], len(self._batches[-1][1].ids)) != len(
-            self._batches[-1][1].ids
-        ):
-            self._refuse()
-
-    def _refuse(self) -> None:
-        step, batch, losses = self._batches[-1]
-        found = sum(each.numel() for each in losses)
-        raise BadInput(
-            f"{_CANNOT} gives {found} losses in {len(losses)} calls for the {len(batch.ids)} samples of step "
-            f"{step}: expected one for each"
-        )
+    def _check(self, is_whole: bool) -> None:
+        """Raise BadInput if the last batch has too many losses, or, if it is whole, too few."""
+        for step, batch, losses in self._batches[-1:]:
+            count = len(batch.ids)
+            samples = _samples(losses, count)
+            if samples > count or (is_whole and samples < count):
+                total = sum(each.numel() for each in losses)
+                raise BadInput(
+                    f"{_CANNOT} gives {total} losses for the {count} samples of step {step}, in "
+                    f"{len(losses)} calls: expected one for each"
+                )
 
     def write(self) -> None:
         """Append the steps since the last call. The only synchronisation with the device. Raises BadInput if
         the last step has fewer losses than samples."""
-        self._check_whole()
+        self._check(is_whole=True)
         batches, self._batches = self._batches, []
         if not batches:
             return
@@ -111,29 +114,30 @@ class SampleLosses:
             count = len(batch.ids)
             steps.setdefault(step, []).append((batch.ids, losses[place : place + count]))
             place += count
-        content = b""
+        content = []
         for step, parts in steps.items():
             ids, own = (np.concatenate(column) for column in zip(*parts, strict=True))
-            content += (
-                np.array((step, len(ids)), STEP).tobytes() + ids.astype("<i8").tobytes() + own.tobytes()
-            )
+            content += [np.array((step, len(ids)), STEP), ids.astype("<i8"), own]
         try:
-            self._append(content)
+            self._append(b"".join(each.tobytes() for each in content))
         except OSError as error:
             self._log(f"warning: {self._path} lacks losses of samples: {error.strerror or error}")
 
     def _append(self, content: bytes) -> None:
         folder = os.path.dirname(self._path)
         check_mounted(folder)
-        if not self._is_open:
+        if self._end is None:
             os.makedirs(folder, exist_ok=True)
+            self._end = 0
             if os.path.exists(self._path):
-                with open(self._path, "r+b", opener=opener) as file:
+                with open(self._path, "rb", opener=opener) as file:
                     ends = [file.tell() + 12 * count for step, count in _walk(file) if step <= self._begun]
-                    file.truncate(ends[-1] if ends else 0)
-            self._is_open = True
+                self._end = max(ends, default=0)
         with open(self._path, "ab", opener=opener) as file:
+            file.truncate(min(file.tell(), self._end))  # a write that failed left a part
+            end = file.seek(0, os.SEEK_END) + len(content)
             file.write(content)
+        self._end = end
 
 
 def read(folder: str, rank: int, steps: Container[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
@@ -151,12 +155,11 @@ def read(folder: str, rank: int, steps: Container[int]) -> dict[int, tuple[np.nd
         }
 
 
-def _samples(losses: list[torch.Tensor], count: int) -> int:
-    """Return the number of samples that the losses of one or several calls belong to. One call may have
-    several losses for each of the `count` samples of a batch, in any shape."""
-    if len(losses) == 1 and losses[0].numel() and losses[0].numel() % count == 0:
-        return count
-    return sum(map(len, losses))
+def _samples(losses: list[torch.Tensor], count: int) -> float:
+    """Return the number of samples that the losses of one or several calls belong to; infinity for a mean.
+    One call may have several losses in a row for each of the `count` samples of a batch."""
+    rows = [len(each) if each.ndim else math.inf for each in losses]
+    return count if len(rows) == 1 and rows[0] and rows[0] % count == 0 else sum(rows)
 
 
 def _mean_of_samples(losses: list[torch.Tensor], count: int) -> torch.Tensor:
