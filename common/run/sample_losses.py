@@ -142,12 +142,11 @@ class SampleLosses:
 
 def read(folder: str, rank: int, steps: Container[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """Return step -> (ids int64 [n], losses float32 [n]) of a rank, of those of the steps that its file has.
-    Raises BadInput without a file."""
+    Raises BadInput if the file cannot be read."""
     path = path_of(folder, rank)
-    with (
-        explained(f"no losses of samples at {path}: they are kept with --sample_losses true"),
-        open(path, "rb", opener=opener) as file,
-    ):
+    if not os.path.exists(path):
+        return {}
+    with explained(f"cannot read the losses {path}"), open(path, "rb", opener=opener) as file:
         return {
             step: (np.frombuffer(file.read(8 * count), "<i8"), np.frombuffer(file.read(4 * count), "<f4"))
             for step, count in _walk(file)

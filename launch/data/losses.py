@@ -22,14 +22,14 @@ def largest(run: Run, around: int, data: object) -> tuple[list[str], dict[str, l
     steps = range(max(run.first, around - STEPS + 1), around + 1)
     for number in steps:
         step = samples.read_step(run, number, data, False)
-        parts = []
-        for rank in range(max(step.columns["rank"]) + 1):
-            if rank not in known:
-                known[rank] = sample_losses.read(run.folder, rank, steps)
-            if number not in known[rank]:
-                path = sample_losses.path_of(run.folder, rank)
-                raise BadInput(f"{path} has no step {number}: --sample_losses was not given then")
-            parts.append(known[rank][number])
+        ranks = range(max(step.columns["rank"]) + 1)
+        known |= {rank: sample_losses.read(run.folder, rank, steps) for rank in ranks if rank not in known}
+        parts = [known[rank][number] for rank in ranks if number in known[rank]]
+        if len(parts) < len(ranks):
+            lines.append(f"step {number}: its losses were not kept, which needs --sample_losses true")
+            if number == around:
+                raise BadInput(f"{run.folder}: {lines[-1]}")
+            continue
         ids, losses = (np.concatenate(column) for column in zip(*parts, strict=True))
         if ids.tolist() != step.columns["id"]:
             raise BadInput(f"the losses of step {number} are those of other samples than the receipt's")

@@ -122,6 +122,15 @@ def test_a_restart_gives_the_same_file(tmp_path, by):
     assert whole == killed and len(whole) == 6 * (16 + 100 * 12)
 
 
+def test_losses_that_are_kept_from_a_restart_on_are_found(tmp_path, capsys):
+    words = (*KEPT[:-1], f"--output_dir={tmp_path}")
+    run("jobs/train.py", *words, "--max_steps=3")
+    run("jobs/train.py", *words, "--sample_losses=true")
+    assert list(read_all(tmp_path, 0)) == [4, 5, 6]
+    assert first_row(capsys, tmp_path, 5)["step"] in ("4", "5")
+    assert "step 3" in refused("-m", "launch", "data", str(tmp_path), "--around=3")
+
+
 def test_a_loss_that_is_not_a_number_is_kept_and_named(tmp_path, capsys):
     steps = run_planted(tmp_path, "logits = logits.masked_fill(own[:, None], torch.nan)", "--epochs=1")
     spike, = (step for step, found in steps if len(found))  # fmt: skip
