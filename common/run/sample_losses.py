@@ -1,7 +1,8 @@
 """Keep the loss of each sample of each training step, in OUT/losses-<rank>.bin.
 
 A forward hook of the criterion sees the outputs and targets of each step, also of a step that is skipped
-because its loss is not finite. The same criterion with reduction="none" is called on the detached tensors.
+because its loss is not finite. A copy of the criterion with reduction="none" is called on them, without
+gradients. Losses stay on the device until the next report.
 The file is a row of steps, each a STEP and then `count` ids (int64) and `count` losses (float32): 12 bytes a
 sample and 16 a step.
 """
