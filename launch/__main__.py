@@ -50,7 +50,6 @@ REMOVED = {  # former options, and former words after a verb: what to use instea
     "cache --json": "ls and check print text",
     "cache --missing_ok": "check counts what is missing, damaged and different",
     "data --samples": "--sample needs a run of 0.15 or later",
-    "data --around": "find the step in launch report, then use --step N --count 4",
     "data --job": "no job is started: --data_url names the data, and --ids needs none",
     "predict --workers": "predict uses all cores",
     "bench --plot": "its table has all figures",

@@ -21,6 +21,7 @@ from common.exact import digest
 from common.exact.choose import newest
 from common.exact.files import plain_names, write_weights
 from common.exact.loop import Due, Exact, NotSaved
+from common.exact.nonfinite import Diverged
 from common.ground.exits import BadInput
 from common.run import output
 from common.run.run import Run
@@ -56,6 +57,12 @@ class Checkpointer(Exact):
         self._writes = not output.writes_nothing(args)
         self._wanted = args.resume  # "auto", "never", or the path to continue from
         self._mirror: Any = None
+        self._sample_losses: Any = None
+        if args.sample_losses and self._writes:
+            from common.run.sample_losses import SampleLosses  # most jobs do not keep them
+
+            own = run.output.folder, ranks.rank(), self.say
+            self._sample_losses = SampleLosses(self.criterion, loader, *own)
         self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
 
     def resume(self) -> int:
@@ -75,6 +82,8 @@ class Checkpointer(Exact):
         if self._writes and ranks.is_first():  # another run's checkpoint is not in this folder
             self._saver.resume_at(step if self._wanted == "auto" else 0)
         self._begin(step, self._writes)
+        if self._sample_losses:
+            self._sample_losses.begin(step)
         if self._mirror:
             self._mirror.start(step if self._wanted == "auto" else 0)
         objects, run = self._state.objects, self._state.run
@@ -86,6 +95,8 @@ class Checkpointer(Exact):
 
     def end_step(self) -> Due:
         due = super().end_step()
+        if due.report and self._sample_losses:
+            self._sample_losses.write()
         self.log.advance(self.loader.step)
         return due
 
@@ -236,6 +247,8 @@ class Checkpointer(Exact):
         """Do nothing: a report comes before each save, and commits the receipt."""
 
     def _end(self, error: BaseException | None) -> None:
+        if self._sample_losses and isinstance(error, Diverged):  # its last steps have no report
+            self._sample_losses.write()
         super()._end(error) if error else self.finish()
 
     def _say_where(self, step: int) -> None:

@@ -84,6 +84,8 @@ def _add_arguments(parser: JobParser) -> None:
     add("--upload_timeout", role="", type=positive_float, default=300, metavar="SECONDS", help=help)
     help = "stop after N consecutive steps without a finite loss and gradient (default: 20)"
     add("--max_bad_steps", type=positive_int, default=20, help=help)
+    help = "true: keep the loss of each sample, for `launch data RUN --around STEP` (default: false)"
+    add("--sample_losses", type=boolean, default=False, help=help)
     help = "also send settings and metrics to it (default: none)"
     add("--tracker", choices=["mlflow", "wandb", "swanlab", "trackio"], help=help)
 

@@ -57,8 +57,10 @@ class Shards:
     and deterministic algorithms on a GPU. Raises BadInput if V is not a power of two, or not divisible by the
     number of processes.
     `local`: shards of this process. `index`: the shard that is computed now, 0..V-1.
+    `is_repeating`: whether modules are called to compare their results, see _Call.
     """
 
+    is_repeating: ClassVar[bool] = False
     _hook: ClassVar[Any] = None  # of all optimizers; a process has one
     _finder: ClassVar[Any] = None  # a hook of all modules, from a forward pass to add()
 
@@ -287,7 +289,9 @@ class Shards:
             self._calls, ranks.broadcast_object(calls), strict=False
         ):
             _write(self._buffers)
+            Shards.is_repeating = True
             again = call.repeat(inputs, states) if name == call.name and results else {}
+            Shards.is_repeating = False
             own += [f"{name}: {each}" for each in again if again[each] != results.get(each)]
             call.forget()
         if found := list(itertools.chain.from_iterable(ranks.gather_objects(own))):

@@ -246,7 +246,7 @@ class Loader:
         self.waited, self.receipt = 0.0, Receipt(plan.fingerprint, self._shards)
         self._mean, self.step = mean, 0
         self._is_whole = True  # all shards of the step were handed out
-        self._batch: Any = None  # the last Batch that was handed out
+        self.batch: Any = None  # the last Batch that was handed out
         self.generators: list[generators.Generator] = []
         self.effects: Any = None
         self.backend = ""  # the name of the engine, set by backends.build()
@@ -376,7 +376,7 @@ class Loader:
                 shard = next(shards)
                 self._seed(step, generators.BATCH, shard)  # after the loading, which may draw in this process
                 self._is_whole = shard == self._shards - 1
-                self.step, self._batch, Loader._latest = step + 1, batch, weakref.ref(self)
+                self.step, self.batch, Loader._latest = step + 1, batch, weakref.ref(self)
                 if self._is_whole:
                     step, missing = step + 1, missing - 1
                 following = None
@@ -451,7 +451,7 @@ def _explain(error: Exception) -> str:
         )
     explain = getattr(loader and loader.engine, "explain", None)
     with contextlib.suppress(Exception):  # the item cannot be read again
-        return explain(text, loader._batch) if explain else ""
+        return explain(text, loader.batch) if explain else ""
     return ""
 
 

@@ -4,6 +4,7 @@
     python -m launch data RUN --step 4711 --count 4        those of the 4 steps up to this one
     python -m launch data RUN --step 4711 --ids            rank and id only: this reads no data
     python -m launch data RUN --step 4711 --to step.png    draw the images as the model got them
+    python -m launch data RUN --around 4711                the samples with the largest losses up to step 4711
     python -m launch data RUN --sample FILE_OR_ID          every epoch, step and rank that had the sample
 
 RUN is the output folder of a job: it is only read. Of a Dataset of your own only the ids are known. Images
@@ -20,7 +21,7 @@ import numpy as np
 from common.console.arguments import Parser, positive_int
 from common.ground.exits import BadInput, print_line
 from launch import confirm
-from launch.data import samples, sheet
+from launch.data import losses, samples, sheet
 from launch.data.run import Run
 from launch.explain import align
 
@@ -32,19 +33,23 @@ def main(arguments: list[str]) -> int:
     add("run", metavar="RUN", help="output folder of a run")
     add("--step", type=positive_int, metavar="N", help="print the samples of step N, counted from 1")
     add("--count", type=positive_int, default=1, metavar="N", help="steps up to --step (default: 1)")
+    help = f"print the {losses.SHOWN} largest losses in the {losses.STEPS} steps up to N (--sample_losses)"
+    add("--around", type=positive_int, metavar="N", help=help)
     add("--ids", action="store_true", help="print rank and id only: this reads no data")
     add("--to", metavar="FILE.png", help="also draw the images of the steps")
     add("--force", action="store_true", help="replace FILE.png even if it was not made by this command")
     add("--sample", metavar="FILE_OR_ID", help="print the steps that had this sample")
     add("--data_url", metavar="FOLDER", help="where the data are now (default: as in the run)")
     args = parser.parse_args(arguments)
-    if (args.step is None) == (args.sample is None):
-        raise BadInput("expected one of --step N and --sample FILE_OR_ID")
+    if [args.step, args.sample, args.around].count(None) != 2:
+        raise BadInput("expected one of --step N, --around N and --sample FILE_OR_ID")
     if args.to and (not args.step or args.ids or not args.to.endswith(".png")):
         raise BadInput(f"--to {args.to}: expected a name that ends in .png, with --step and without --ids")
     if args.to:
         confirm.check_replaceable(args.to, sheet.MARK, args.force)
-    for line in (_list_steps if args.step else _find_sample)(Run(args.run), args):
+    for line in (_list_losses if args.around else _list_steps if args.step else _find_sample)(
+        Run(args.run), args
+    ):
         print_line(line)
     return 0
 
@@ -59,6 +64,14 @@ def _list_steps(run: Run, args: argparse.Namespace) -> list[str]:
         rows = zip(*([name, *map(str, values)] for name, values in step.columns.items()), strict=True)
         lines += ["", step.title, *align(rows)]
     return lines + ([sheet.save(steps, args.to)] if args.to else [])
+
+
+def _list_losses(run: Run, args: argparse.Namespace) -> list[str]:
+    run.check(args.around, np.zeros(0, np.int64))
+    with contextlib.nullcontext() if args.ids else samples.open_data(run, args.data_url) as data:
+        steps, columns = losses.largest(run, args.around, data)
+    rows = zip(*([name, *values] for name, values in columns.items()), strict=True)
+    return [*steps, "", *align(rows)]
 
 
 def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:

@@ -24,7 +24,8 @@ SMALL = ("--custom_data=true", "--width=2", "--batch_size=16", "--max_steps=4", 
 
 
 def _train(job, folder):
-    command = ("-c", ON_DEVICE, f"jobs/{job}.py", *SMALL, "--report_every=2", f"--output_dir={folder}")
+    options = (*SMALL, "--report_every=2", "--sample_losses=true", f"--output_dir={folder}")
+    command = ("-c", ON_DEVICE, f"jobs/{job}.py", *options)
     return run_ranks(*command)[0].stdout if job == "train_ddp" else run(*command).stdout
 
 

@@ -1,0 +1,182 @@
+"""Keep the loss of each sample of each training step, in OUT/losses-<rank>.bin.
+
+A forward hook of the criterion sees the outputs and targets of each step, also of a step that is skipped
+because its loss is not finite. A copy of the criterion with reduction="none" is called on them, without
+gradients. Losses stay on the device until the next report.
+The file is a row of steps, each a STEP and then `count` ids (int64) and `count` losses (float32): 12 bytes a
+sample and 16 a step.
+"""
+
+import copy
+import math
+import os
+from collections.abc import Callable, Container, Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+
+from common.ground import accelerator
+from common.ground.exits import BadInput
+from common.ground.files import check_mounted, explained, opener
+from common.parallel.exact_shards import Shards
+
+STEP = np.dtype([("step", "<i8"), ("count", "<i8")])
+_CANNOT = "--sample_losses: the criterion"
+_NUMBERS = (bool, int, float)  # attributes that a loop may change, such as label_smoothing
+
+
+def path_of(folder: str, rank: int) -> str:
+    """Return the path of the losses of a rank."""
+    return os.path.join(folder, f"losses-{rank}.bin")
+
+
+class SampleLosses:
+    """Collects the losses of this rank's samples on their device, and appends them to its file.
+
+    criterion: the module that the loop calls, with an attribute `reduction` and without parameters.
+    loader: the training loader. folder: of the results. log: a function that takes one line.
+    Raises BadInput if the criterion gives only a mean.
+    """
+
+    def __init__(self, criterion: Any, loader: Any, folder: str, rank: int, log: Callable):
+        if not isinstance(criterion, torch.nn.Module) or not hasattr(criterion, "reduction"):
+            raise BadInput(
+                f"{_CANNOT} gives only a mean: expected a module with the attribute `reduction`, such as "
+                f"torch.nn.CrossEntropyLoss, got {getattr(criterion, '__name__', type(criterion).__name__)}"
+            )
+        if any(True for _ in criterion.parameters()):
+            raise BadInput(f"{_CANNOT} has parameters of its own: expected one without")
+        self._criterion = criterion
+        each: Any = copy.deepcopy(criterion)  # the buffers of the training do not change
+        each.reduction, self._each = "none", each
+        self._loader, self._path, self._log, self._begun = loader, path_of(folder, rank), log, 0
+        self._batches: list[tuple[int, Any, list[torch.Tensor]]] = []  # (step, Batch, losses on the device)
+        self._end: int | None = None  # bytes of the file; None before the first write
+
+    def begin(self, step: int) -> None:
+        """Collect from the next step on. step: the steps before it; later ones in the file are deleted."""
+        self._begun = step
+        self._criterion.register_forward_pre_hook(self._follow)
+        self._criterion.register_forward_hook(self._add, with_kwargs=True)
+
+    def _follow(self, *_: Any) -> None:
+        """Give the copy the numbers and buffers that the criterion has before its call."""
+        for copied, module in zip(self._each.modules(), self._criterion.modules(), strict=False):
+            vars(copied).update({name: each for name, each in vars(module).items() if type(each) in _NUMBERS})
+            buffers = module._buffers.items()
+            copied._buffers.update({name: None if each is None else each.clone() for name, each in buffers})
+
+    def _add(self, _: Any, args: tuple, options: dict, result: torch.Tensor) -> None:
+        """Compute the losses of a call. Raises BadInput at the first call that does not give one a sample."""
+        batch = self._loader.batch
+        if not torch.is_grad_enabled() or batch is None or Shards.is_repeating:  # not a call of a step
+            return
+        device = getattr(result, "device", "cpu")
+        generators = [each for each in (torch, accelerator.of(device)) if hasattr(each, "get_rng_state")]
+        states = [each.get_rng_state() for each in generators]  # the random numbers of the step do not change
+        try:
+            with torch.no_grad():
+                losses = self._each.forward(*args, **options).float()
+        except Exception as error:  # a criterion of the user may raise any error
+            raise BadInput(f'{_CANNOT} has no losses with reduction="none": {error}') from error
+        finally:
+            for each, state in zip(generators, states, strict=True):
+                each.set_rng_state(state)
+        if not self._batches or self._batches[-1][1] is not batch:
+            self._check(is_whole=True)
+            self._batches.append((self._loader.step, batch, []))
+        self._batches[-1][2].append(losses)
+        self._check(is_whole=False)
+
+    def _check(self, is_whole: bool) -> None:
+        """Raise BadInput if the last batch has too many losses, or, if it is whole, too few."""
+        for step, batch, losses in self._batches[-1:]:
+            count = len(batch.ids)
+            samples = _samples(losses, count)
+            if samples > count or (is_whole and samples < count):
+                total = sum(each.numel() for each in losses)
+                raise BadInput(
+                    f"{_CANNOT} gives {total} losses for the {count} samples of step {step}, in "
+                    f"{len(losses)} calls: expected one for each"
+                )
+
+    def write(self) -> None:
+        """Append the steps since the last call. The only synchronisation with the device. Raises BadInput if
+        the last step has fewer losses than samples."""
+        self._check(is_whole=True)
+        batches, self._batches = self._batches, []
+        if not batches:
+            return
+        each = [_mean_of_samples(losses, len(batch.ids)) for _, batch, losses in batches]
+        losses, place = torch.cat(each).cpu().numpy().astype("<f4"), 0
+        steps: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # a step may have several batches
+        for step, batch, _ in batches:
+            count = len(batch.ids)
+            steps.setdefault(step, []).append((batch.ids, losses[place : place + count]))
+            place += count
+        content = []
+        for step, parts in steps.items():
+            ids, own = (np.concatenate(column) for column in zip(*parts, strict=True))
+            content += [np.array((step, len(ids)), STEP), ids.astype("<i8"), own]
+        try:
+            self._append(b"".join(each.tobytes() for each in content))
+        except OSError as error:
+            self._log(f"warning: {self._path} lacks losses of samples: {error.strerror or error}")
+
+    def _append(self, content: bytes) -> None:
+        folder = os.path.dirname(self._path)
+        check_mounted(folder)
+        if self._end is None:
+            os.makedirs(folder, exist_ok=True)
+            self._end = 0
+            if os.path.exists(self._path):
+                with open(self._path, "rb", opener=opener) as file:
+                    ends = [file.tell() + 12 * count for step, count in _walk(file) if step <= self._begun]
+                self._end = max(ends, default=0)
+        with open(self._path, "ab", opener=opener) as file:
+            file.truncate(min(file.tell(), self._end))  # a write that failed left a part
+            end = file.seek(0, os.SEEK_END) + len(content)
+            file.write(content)
+        self._end = end
+
+
+def read(folder: str, rank: int, steps: Container[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    """Return step -> (ids int64 [n], losses float32 [n]) of a rank, of those of the steps that its file has.
+    Raises BadInput if the file cannot be read."""
+    path = path_of(folder, rank)
+    if not os.path.exists(path):
+        return {}
+    with explained(f"cannot read the losses {path}"), open(path, "rb", opener=opener) as file:
+        return {
+            step: (np.frombuffer(file.read(8 * count), "<i8"), np.frombuffer(file.read(4 * count), "<f4"))
+            for step, count in _walk(file)
+            if step in steps
+        }
+
+
+def _samples(losses: list[torch.Tensor], count: int) -> float:
+    """Return the number of samples that the losses of one or several calls belong to; infinity for a mean.
+    One call may have several losses in a row for each of the `count` samples of a batch."""
+    rows = [len(each) if each.ndim else math.inf for each in losses]
+    return count if len(rows) == 1 and rows[0] and rows[0] % count == 0 else sum(rows)
+
+
+def _mean_of_samples(losses: list[torch.Tensor], count: int) -> torch.Tensor:
+    """Return the mean of the elements of each of `count` samples, float32 [count]. Losses of several calls in
+    one step are those of parts of its batch, in order."""
+    if len(losses) == 1:
+        return losses[0].reshape(count, -1).mean(1)
+    return torch.cat([each.reshape(len(each), -1).mean(1) for each in losses])
+
+
+def _walk(file: BinaryIO) -> Iterator[tuple[int, int]]:
+    """Yield (step, count) of each step, with the file at its ids. A step that is cut is left out."""
+    size, place = os.fstat(file.fileno()).st_size, 0
+    while place + STEP.itemsize <= size:
+        file.seek(place)
+        step, count = np.frombuffer(file.read(STEP.itemsize), STEP)[0].item()
+        place += STEP.itemsize + 12 * count
+        if place > size:
+            return
+        yield step, count
