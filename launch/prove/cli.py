@@ -65,7 +65,11 @@ def main(arguments: list[str]) -> int:
     add("--keep", metavar="FOLDER", help="keep the runs in this new or empty folder (default: temporary)")
     add("--compare", metavar="FILES", help='for a script without Bootfile: its weights, as "OUT/*.pt"')
     add("--resume_with", metavar="OPTIONS", help="for a script without Bootfile: options of a restart")
-    args = parser.parse_args(arguments[:split])
+    own = arguments[:split]
+    if "--resume_with" in own[:-1]:  # its value may look like an option
+        place = own.index("--resume_with")
+        own[place : place + 2] = [f"--resume_with={own[place + 1]}"]
+    args = parser.parse_args(own)
     if args.check:
         if args.to or args.keep or args.compare or args.resume_with or arguments[split:]:
             raise BadInput("--check runs nothing: expected no other option")

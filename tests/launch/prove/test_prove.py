@@ -175,7 +175,7 @@ def test_a_job_that_does_not_run_elsewhere_is_not_called_different(tmp_path):
 @pytest.mark.parametrize(("fault", "starts"), [("0", "fork"), ("is_fork", "new process")])
 def test_most_runs_are_forks_and_a_fork_alone_makes_no_difference(fault, starts, tmp_path):
     (tmp_path / "own.py").write_text(UNHURRIED.replace("FAULT = 0", f"FAULT = {fault}"))
-    words = ("--compare=OUT/*.pt", "--resume_with=--resume", "--kills=1", "--keep=runs")
+    words = ("--compare=OUT/*.pt", "--resume_with", "--resume", "--kills=1", "--keep=runs")
     shown = prove("own.py", *words, cwd=tmp_path).stdout
     assert "\nexact: 2 comparisons are equal, and each damage was noticed\n" in shown
     logs = {path.stem: path.read_text().splitlines() for path in (tmp_path / "runs").glob("*.log")}
