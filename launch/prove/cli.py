@@ -16,8 +16,8 @@ unless the job has --exact_shards. The runs with another seed and with the damag
 refuses the damaged checkpoint, the verdict says so: whether a wrong weight would be seen was not shown. What
 cannot be checked is named.
 
-Without a GPU, runs after the second one are forks of a process that has PyTorch loaded. A difference counts
-only if new processes have it, too.
+Without a GPU, runs are forks of a process that has PyTorch loaded, except the second one, which is made by a
+new process. If a run differs, new processes make it and the reference again, and their difference counts.
 
 --to proof.html writes a page, and proof.json with commit, versions, hardware, commands, comparisons and
 digests (guides/prove.md). --check proof.json runs nothing: it shows what has changed since.
@@ -46,7 +46,7 @@ from common.ground.exits import BadInput, print_line
 from launch import confirm
 from launch.explain import DIFFERS
 from launch.prove import coverage, page, proof, trial, verdict
-from launch.prove.jobs import REFERENCE, Case, Job, OtherJob, OwnJob
+from launch.prove.jobs import REFERENCE, Job, OtherJob, OwnJob
 from launch.prove.verdict import Row
 
 _UNWIND = 60.0  # seconds after Ctrl-C to end the job's processes, and delete its runs
@@ -135,7 +135,7 @@ def _run_all(job: Job) -> list[Row]:
     print(f"{len(cases) + 1} runs of {shlex.join(mask_words(job.command()[1:])[0])}", flush=True)
     print(f"[1/{len(cases) + 1}] {REFERENCE}", flush=True)
     try:
-        job.run(Case(REFERENCE))
+        job.run_reference()
     except trial.Failed as error:
         raise BadInput(str(error)) from error
     seconds = time.monotonic() - began

@@ -7,6 +7,7 @@ process id, and the exit code when the script has ended. A script runs as `__mai
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -25,6 +26,7 @@ def main() -> None:
     for name in _PACKAGES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    gc.freeze()  # else the end of each fork visits all objects of PyTorch, which takes a second
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     for line in requests:
         child = os.fork()

@@ -121,22 +121,35 @@ class Job:
         """End what was started."""
         if self._forks:
             self._forks.close()
-
-    def repeat(self, case: Case) -> None:
-        """Delete a run: it is made again, and this and later ones without forks."""
-        self.close()
         self._forks = None
+
+    def run_reference(self) -> None:
+        """Make the run with which the others are compared. Raises trial.Failed, BadInput."""
+        try:
+            self.run(Case(REFERENCE))
+        except (trial.Failed, BadInput):
+            if not self._forks:
+                raise
+            self._run_reference_again()
+
+    def repeat(self, case: Case) -> bool:
+        """Delete a run that differs, and make the reference again, if there are forks: new processes make it and
+        all later runs. Return False without forks: the difference counts. Raises trial.Failed, BadInput."""
+        if not self._forks:
+            return False
+        self._run_reference_again()
         for folder in (self.folder(case.name), *[self._snapshot] * (case.name == KILLED)):
             shutil.rmtree(folder, ignore_errors=True)
+        return True
 
-    def is_forked(self, case: Case) -> bool:
-        """Return whether a run is made in forks. The first two are made by new processes."""
-        is_new = case.name == REFERENCE or case in (AGAIN, SAME, *ONE_CHANGE)
-        return self._forks is not None and not is_new
+    def _run_reference_again(self) -> None:
+        self.close()
+        shutil.rmtree(self.folder(REFERENCE), ignore_errors=True)
+        self.run(Case(REFERENCE))
 
     def _start(self, case: Case, folder: str | None) -> Callable[[list[str], str, IO[Any]], Any]:
         """Return the function that starts a command of a run. folder: in which it works."""
-        if self._forks and self.is_forked(case):
+        if self._forks and case not in (AGAIN, SAME, *ONE_CHANGE):
             return self._forks.start
         environment = surroundings.environment(case.changes)
         return functools.partial(processes.start, environment=environment, cwd=folder)

@@ -31,13 +31,11 @@ class Row(NamedTuple):
 
 
 def run(job: Job, case: Case) -> Row:
-    """Run a case and compare it. A difference that shows in a fork counts only if a new process has it, too.
-    Raises BadInput."""
+    """Run a case and compare it. A difference counts only between runs of new processes. Raises BadInput."""
     doubts, unchecked = len(job.doubts), len(job.unchecked)
     row = _run(job, case)
-    if row.result in ("differs", "failed") and job.is_forked(case):
+    if row.result in ("differs", "failed") and job.repeat(case):
         del job.doubts[doubts:], job.unchecked[unchecked:]
-        job.repeat(case)
         row = _run(job, case)
     return row
 
