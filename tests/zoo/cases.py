@@ -1,4 +1,8 @@
-"""List the cases of the zoo: defects of released packages, and correct set-ups that must give no alarm."""
+"""List the cases of the zoo: defects of released packages, and correct set-ups that must give no alarm.
+
+CASES are about samples, and are judged by a receipt. STATES are about weights, averages, learning rates and
+random numbers, and are judged by `launch prove --compare` or by the digest of the state.
+"""
 
 from typing import NamedTuple
 
@@ -178,4 +182,58 @@ CASES = [
          "without workers", one_run=True, options="--augmented"),
     Case("lightning-sampler-fixed", "lightning==2.6.6", "lightning_sampler.py",
          "the newest release: another half of the data in each epoch", ranks=2, one_run=True),
+]  # fmt: skip
+
+
+class State(NamedTuple):
+    """A training that `launch prove --compare` kills and continues, or two trainings that must end equally.
+
+    name, package, command, text, thread, date, fix: as in Case.
+    expected: a part of the verdict; "" if it finds nothing.
+    other: "" for `launch prove`; the options of the second training, whose digest of the state must be equal.
+        "rank 1": the states of ranks 0 and 1 of one training are compared.
+    ranks, other_ranks: number of processes of both trainings.
+    """
+
+    name: str
+    package: str
+    command: str
+    text: str
+    thread: str = ""
+    date: str = ""
+    expected: str = ""
+    other: str = ""
+    ranks: int = 1
+    other_ranks: int = 1
+    fix: str = ""
+
+
+STATES = [
+    State("lightly-average", "lightly-train==0.16.0", "state_average.py",
+          "the average of the weights does not have its counter in its state: its warm-up begins again",
+          "lightly-ai/lightly-train#892", "2026-07-21", "saved.pt differs: data.model", fix="#892"),
+    State("optimizer-lookahead", "pytorch-optimizer==3.3.0", "state_lookahead.py",
+          "the state of Lookahead does not have its slow weights",
+          "kozistr/pytorch_optimizer#310", "2024-12-08", "saved.pt differs: data", fix="#310"),
+    State("warmup-scheduler", "warmup-scheduler==0.3", "state_warmup.py",
+          "after a restart the scheduler sets the learning rate of an optimizer that is not used",
+          "ildoonet/pytorch-gradual-warmup-lr#27", "2022-09-20", "saved.pt differs: model"),
+    State("torch-cosine", "torch==2.14.1", "state_cosine.py after",
+          "a scheduler sets the first learning rate again if it is created after the optimizer is loaded",
+          "pytorch/pytorch#65342", "2021-09-20", "saved.pt differs: data"),
+    State("accelerate-plateau", "accelerate==1.15.0", "state_plateau.py prepared",
+          "ReduceLROnPlateau does a step for each process: with 2 processes its patience is half",
+          "huggingface/accelerate#3797", "2025-09-26", "state differs at 64: ", other="prepared",
+          other_ranks=2),
+    State("accelerate-plateau-proof", "accelerate==1.15.0", "state_plateau.py prepared two",
+          "the same on 2 processes, killed and continued", "huggingface/accelerate#3797", "2025-09-26"),
+    # Correct set-ups.
+    State("lightly-average-fixed", "lightly-train==0.16.4", "state_average.py", "the release with the fix"),
+    State("optimizer-lookahead-fixed", "pytorch-optimizer==3.3.1", "state_lookahead.py",
+          "the release with the fix"),
+    State("warmup-none", "warmup-scheduler==0.3", "state_warmup.py plain", "a cosine without warm-up"),
+    State("torch-cosine-before", "torch==2.14.1", "state_cosine.py before",
+          "the scheduler is created before the optimizer is loaded"),
+    State("accelerate-plateau-plain", "accelerate==1.15.0", "state_plateau.py plain",
+          "the scheduler is not prepared: 1 and 2 processes", other="plain", other_ranks=2),
 ]  # fmt: skip
