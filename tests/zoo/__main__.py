@@ -125,8 +125,9 @@ def compare(case: State, folder: Path, environment: dict) -> list[str]:
         return [f"failed: {error}"]
     for each in (first, second):
         state = files.load(str(each / "saved.pt"))
-        digest.write(str(each), digest.summarize(state["receipt"]["step"], state))
-    return [f"{line.part} {line.text}" for line in compare_runs(str(first), str(second), "none")]
+        digest.write(str(each), digest.summarize(state["step"], state))
+    lines = compare_runs(str(first), str(second), "none")
+    return [f"{line.part} {line.text}" for line in lines if line.part == "state" or case.other != RANK_1]
 
 
 def run(arguments: list[str], folder: Path, environment: dict, killed: bool = False) -> None:

@@ -101,7 +101,7 @@ def load():
 def save(data):
     """Write a checkpoint. data: the state of the loader or of the trainer's accessories."""
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    write({**state, "receipt": receipt.state_dict(), "data": data})
+    write({**state, "receipt": receipt.state_dict(), "step": receipt.step, "data": data})
 
 
 def write(state):
