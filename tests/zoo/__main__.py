@@ -170,7 +170,7 @@ def report(cases: list[Case | State], lines: dict[str, list[str]]) -> int:
 def judge(case: Case | State, text: str) -> str:
     """Return the result of a case. text: the last line about it."""
     if isinstance(case, State):
-        usual, unusual = ("state equal ", "state ") if case.other else ("exact: ", "differs: ")
+        usual, unusual = ("state equal at ", "state differs at ") if case.other else ("exact: ", "differs: ")
     else:
         usual, unusual = ("undisturbed: ", "unusual: ") if case.one_run else ("data equal for ", "data ")
     if not text.startswith((usual, unusual)):
