@@ -41,11 +41,11 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="names of cases (default: all)")
     parser.add_argument("--jobs", type=int, default=2, help="number of cases at a time (default: 2)")
     args = parser.parse_args()
-    if unknown := set(args.names) - {case.name for case in (*CASES, *STATES)}:
-        names = (case.name for case in (*CASES, *STATES))
-        print(f"error: unknown: {', '.join(sorted(unknown))}; expected", *names)
+    known: list[Case | State] = [*CASES, *STATES]
+    if unknown := set(args.names) - {case.name for case in known}:
+        print(f"error: unknown: {', '.join(sorted(unknown))}; expected", *(case.name for case in known))
         return 2
-    cases: list[Case | State] = [case for case in (*CASES, *STATES) if case.name in args.names or not args.names]
+    cases = [case for case in known if case.name in args.names or not args.names]
     project = ROOT / "output_dir" / "zoo"  # it is replaced
     shutil.rmtree(project, ignore_errors=True)
     run(["-m", "launch", "new", "--receipt", str(project)], ROOT, os.environ)
@@ -106,12 +106,13 @@ def prove(case: State, folder: Path, environment: dict) -> list[str]:
         cwd=ROOT, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     lines = (result.stdout + result.stderr).replace(f"{out}{os.sep}", "").splitlines()
-    verdicts = [line for line in lines if line.startswith(("exact: ", "differs: ", "unverified: ", "error: "))]
+    results = ("exact: ", "differs: ", "unverified: ", "error: ")
+    verdicts = [line for line in lines if line.startswith(results)]
     return [*(line.strip() for line in lines if line.startswith("  ")), *verdicts[-1:]]
 
 
 def compare(case: State, folder: Path, environment: dict) -> list[str]:
-    """Return a line about the states of two trainings, after one about their samples if both have receipts."""
+    """Return lines about two trainings: their samples if they have receipts, and last their states."""
     program, *options = case.command.split()
     first, second = folder / "first", folder / "second"
     try:

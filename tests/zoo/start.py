@@ -72,8 +72,10 @@ def batches(last):
 
 
 def avoid_rounding():
-    """Make the arithmetic exact: the gradient is a mean of small integers, and the learning rate a power of 2.
-    Then two ways to the same mathematical result, such as 1 and 2 processes, must give the same bits."""
+    """Make the arithmetic exact: the gradient is a mean of small integers, the learning rate a power of 2.
+
+    Then two ways to the same mathematical result, such as 1 and 2 processes, must give the same bits.
+    """
     samples.copy_(torch.arange(128).remainder(5).view(32, 4))
     model.power = 1
     torch.nn.init.zeros_(model.layer.weight)

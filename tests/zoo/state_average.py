@@ -1,4 +1,4 @@
-"""lightly-train: the average of the weights (ModelEMA) of its trainer for object detection, saved every 2 steps.
+"""lightly-train: the average of the weights (ModelEMA) of its trainer for detection, saved every 2 steps.
 
 OPTIONS: none.
 """

@@ -1,4 +1,4 @@
-"""PyTorch: DistributedDataParallel with BatchNorm on 2 processes, whose statistics are those of a rank's samples.
+"""PyTorch: DistributedDataParallel and BatchNorm on 2 ranks: the statistics are those of a rank's samples.
 
 OPTIONS: "mean" to reduce the statistics at the end, as timm's distribute_bn does it.
 """

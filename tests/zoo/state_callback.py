@@ -1,4 +1,4 @@
-"""SchNetPack: its callback ExponentialMovingAverage in a Lightning trainer, 6 epochs, a checkpoint after each.
+"""SchNetPack: its callback ExponentialMovingAverage in a Lightning trainer, a checkpoint after each epoch.
 
 OPTIONS: "average" for the callback, or "none".
 """

@@ -1,4 +1,4 @@
-"""Transformers: a Trainer with EarlyStoppingCallback, patience 10, evaluation and checkpoint after each 2 steps.
+"""Transformers: a Trainer with EarlyStoppingCallback, patience 10; evaluation and checkpoint every 2 steps.
 
 The loss of the evaluation does not fall, so training ends at step 22 of 64.
 OPTIONS: "restore" for restore_callback_states_from_checkpoint.
@@ -16,8 +16,9 @@ class Recorded(transformers.Trainer):
         return super().training_step(model, inputs, *args, **options)
 
     def evaluate(self, *args, **options):
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, {"eval_loss": 1.0})
-        return {"eval_loss": 1.0}
+        metrics = {"eval_loss": 1.0}
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
 
 
 settings = transformers.TrainingArguments(

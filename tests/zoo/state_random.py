@@ -1,4 +1,4 @@
-"""NeMo Automodel: its StatefulRNG and its Checkpointer on 2 ranks, each with a part of the model and with dropout.
+"""NeMo Automodel: its StatefulRNG and Checkpointer on 2 ranks, each with a part of the model and dropout.
 
 OPTIONS: none.
 """
