@@ -5,7 +5,7 @@
 # make faults   the long runs: random faults, and the slowest tests
 # make real     on real counterparts: Slurm, MPI, launchers, mounts, S3 servers (root; it installs Debian packages)
 # make compat   the quick tests with the oldest versions that are supported, on Python 3.10 and 3.11
-# make zoo      known defects of other trainers in their released packages: does the receipt find them?
+# make zoo      known defects of other trainers in their released packages: do the receipt and prove find them?
 # make gpu     on a machine with a GPU: is all of it right there, and how fast?
 # make setup | lint | benchmark | benchmark-gpu | clean
 

@@ -6,22 +6,27 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.zoo.__main__ import judge
-from tests.zoo.cases import CASES
+from tests.zoo.cases import CASES, STATES, State
 
 FOLDER = ROOT / "tests" / "zoo"
-GUIDE = (ROOT / "guides" / "zoo.md").read_text(encoding="utf-8")
+ALL = [*CASES, *STATES]
+GUIDES = {
+    kind: (ROOT / "guides" / name).read_text(encoding="utf-8")
+    for kind, name in ((False, "zoo.md"), (True, "zoo_state.md"))
+}  # by whether a case is one of state
 PINS = {
     *re.findall(r"^[\w-]+==[\w.]+", (FOLDER / "requirements.txt").read_text(), re.MULTILINE),
     *re.findall(r"^[\w-]+==[\w.]+", (FOLDER / "releases.txt").read_text(), re.MULTILINE),
 }
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
 def test_case_is_complete(case):
     program = FOLDER / case.command.split()[0]
     assert len(program.read_text().splitlines()) <= 60
     assert case.package in PINS
-    row = next(line for line in GUIDE.splitlines() if line.startswith(f"- `{case.name}` "))
+    lines = GUIDES[isinstance(case, State)].splitlines()
+    row = next(line for line in lines if line.startswith(f"- `{case.name}` "))
     assert case.package.replace("==", " ") in row
     if case.thread:
         repository, number = re.fullmatch(r"([\w.-]+/[\w.-]+)#(\d+)", case.thread).groups()
@@ -32,10 +37,10 @@ def test_case_is_complete(case):
 def test_each_program_and_release_has_a_case():
     others = {"__init__.py", "__main__.py", "cases.py", "start.py"}
     programs = {path.name for path in FOLDER.glob("*.py")} - others
-    assert programs == {case.command.split()[0] for case in CASES}
+    assert programs == {case.command.split()[0] for case in ALL}
     releases = re.findall(r"^[\w-]+==[\w.]+", (FOLDER / "releases.txt").read_text(), re.MULTILINE)
-    assert set(releases) <= {case.package for case in CASES}
-    assert len({case.name for case in CASES}) == len(CASES)
+    assert set(releases) <= {case.package for case in ALL}
+    assert len({case.name for case in ALL}) == len(ALL)
 
 
 @pytest.mark.parametrize("name", ["bootfile", "swift-fixed"])
@@ -46,4 +51,15 @@ def test_an_unusual_line_is_an_alarm(name):
         usual, unusual = "undisturbed: 32 steps", "unusual: epochs 1 and 2 have the same order"
     defect = case._replace(thread="owner/repository#1")
     assert [judge(case, text) for text in (usual, unusual, "failed: ...")] == ["no alarm", "alarm", "failed"]
+    assert [judge(defect, text) for text in (usual, unusual)] == ["not found", "found"]
+
+
+@pytest.mark.parametrize("name", ["torch-sequential-before", "torch-batchnorm-mean"])
+def test_a_state_that_differs_is_an_alarm(name):
+    case = next(case for case in STATES if case.name == name)
+    usual, unusual, failed = "exact: 2 comparisons are equal", "differs: the same again: ...", "error: ..."
+    if case.other:
+        usual, unusual, failed = "state equal at step 2", "state differs at 2: ...", "state not compared: ..."
+    defect = case._replace(thread="owner/repository#1")
+    assert [judge(case, text) for text in (usual, unusual, failed)] == ["no alarm", "alarm", "failed"]
     assert [judge(defect, text) for text in (usual, unusual)] == ["not found", "found"]

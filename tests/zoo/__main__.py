@@ -4,8 +4,10 @@
     .venv-zoo/bin/python -m tests.zoo NAME   some cases; an unknown name shows all of them
 
 Each case trains once to the end, and once more with a kill (SIGKILL) and a restart. Then
-`python -m launch receipt` compares both. If a case is judged by one run, it trains once only. Exit codes:
-0 each result is the expected one; 1 a result is not, or a program failed; 2 an unknown name.
+`python -m launch receipt` compares both. If a case is judged by one run, it trains once only. Cases of state
+are judged by `python -m launch prove --compare`, or two trainings that must be equal are compared by the
+digest of their states. Exit codes: 0 each result is the expected one; 1 a result is not, or a program failed;
+2 an unknown name.
 """
 
 import argparse
@@ -18,13 +20,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.zoo.cases import CASES, Case
+from common.exact import digest, files
+from launch.compare import compare_runs
+from tests.zoo.cases import CASES, STATES, Case, State
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RELEASES = Path(sys.prefix, "releases")  # see releases.txt
 LAST = 1000  # a step that no program reaches
 LIMIT = 600  # seconds for one start
+RANK_1 = "rank 1"  # State.other: the states of two ranks are compared
 
 
 class Failed(Exception):
@@ -36,10 +41,11 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="names of cases (default: all)")
     parser.add_argument("--jobs", type=int, default=2, help="number of cases at a time (default: 2)")
     args = parser.parse_args()
-    if unknown := set(args.names) - {case.name for case in CASES}:
-        print(f"error: unknown: {', '.join(sorted(unknown))}; expected", *(case.name for case in CASES))
+    known: list[Case | State] = [*CASES, *STATES]
+    if unknown := set(args.names) - {case.name for case in known}:
+        print(f"error: unknown: {', '.join(sorted(unknown))}; expected", *(case.name for case in known))
         return 2
-    cases = [case for case in CASES if case.name in args.names or not args.names]
+    cases = [case for case in known if case.name in args.names or not args.names]
     project = ROOT / "output_dir" / "zoo"  # it is replaced
     shutil.rmtree(project, ignore_errors=True)
     run(["-m", "launch", "new", "--receipt", str(project)], ROOT, os.environ)
@@ -54,8 +60,8 @@ def main() -> int:
     return report(cases, lines)
 
 
-def examine(case: Case, project: Path) -> list[str]:
-    """Return the lines of `launch receipt` about a case, or one line with the reason of a failure."""
+def examine(case: Case | State, project: Path) -> list[str]:
+    """Return the lines about a case, the result last, or one line with the reason of a failure."""
     folder = project / case.name
     folder.mkdir()
     name, version = case.package.split("==")
@@ -64,9 +70,10 @@ def examine(case: Case, project: Path) -> list[str]:
         **os.environ, "PYTHONPATH": os.pathsep.join(paths), "ZOO_PACKAGE": name, "ZOO_VERSION": version,
         "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
     }  # fmt: skip
+    if isinstance(case, State):
+        return compare(case, folder, environment) if case.other else prove(case, folder, environment)
     program, *options = case.command.split()
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}"]
-    command = [*(launcher if case.ranks > 1 else []), str(HERE / program)]
+    command = start(program, case.ranks)
     stops_of_runs = {"undisturbed": ()} if case.one_run else {"undisturbed": (), "restarted": case.stops}
     try:
         for run_name, stops in stops_of_runs.items():
@@ -81,6 +88,47 @@ def examine(case: Case, project: Path) -> list[str]:
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     return (result.stdout or result.stderr).replace(f"{folder}{os.sep}", "").splitlines()
+
+
+def start(program: str, ranks: int) -> list[str]:
+    """Return the arguments of Python that start a program of this folder."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    return [*(launcher if ranks > 1 else []), str(HERE / program)]
+
+
+def prove(case: State, folder: Path, environment: dict) -> list[str]:
+    """Return the lines of `launch prove` about a case, the verdict last."""
+    program, *options = case.command.split()
+    out = folder / "out"
+    result = subprocess.run(
+        [sys.executable, "-m", "launch", "prove", str(HERE / program), "--compare", f"{out}/*.pt",
+         "--resume_with=--resume", "--", str(out), str(LAST), *options],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    lines = (result.stdout + result.stderr).replace(f"{out}{os.sep}", "").splitlines()
+    results = ("exact: ", "differs: ", "unverified: ", "error: ")
+    verdicts = [line for line in lines if line.startswith(results)]
+    return [*(line.strip() for line in lines if line.startswith("  ")), *verdicts[-1:]]
+
+
+def compare(case: State, folder: Path, environment: dict) -> list[str]:
+    """Return lines about two trainings: their samples if they have receipts, and last their states."""
+    program, *options = case.command.split()
+    first, second = folder / "first", folder / "second"
+    try:
+        run([*start(program, case.ranks), str(first), str(LAST), *options], folder, environment)
+        if case.other == RANK_1:
+            second = first / "rank1"
+        else:
+            words = [*start(program, case.other_ranks), str(second), str(LAST), *case.other.split()]
+            run(words, folder, environment)
+    except Failed as error:
+        return [f"failed: {error}"]
+    for each in (first, second):
+        state = files.load(str(each / "saved.pt"))
+        digest.write(str(each), digest.summarize(state["step"], state))
+    lines = compare_runs(str(first), str(second), "none")
+    return [f"{line.part} {line.text}" for line in lines if line.part == "state" or case.other != RANK_1]
 
 
 def run(arguments: list[str], folder: Path, environment: dict, killed: bool = False) -> None:
@@ -98,7 +146,7 @@ def run(arguments: list[str], folder: Path, environment: dict, killed: bool = Fa
         raise Failed(f"exit code {result.returncode} of {' '.join(arguments)}: {' '.join(lines[-1:])}")
 
 
-def report(cases: list[Case], lines: dict[str, list[str]]) -> int:
+def report(cases: list[Case | State], lines: dict[str, list[str]]) -> int:
     """Print the table and return the exit code."""
     row = "{:26} {:21} {:46} {:11} {}"
     print("", row.format("case", "release", "thread", "of", "result"), sep="\n")
@@ -120,9 +168,12 @@ def report(cases: list[Case], lines: dict[str, list[str]]) -> int:
     return 0 if counts["expected"] == len(cases) else 1
 
 
-def judge(case: Case, text: str) -> str:
+def judge(case: Case | State, text: str) -> str:
     """Return the result of a case. text: the last line about it."""
-    usual, unusual = ("undisturbed: ", "unusual: ") if case.one_run else ("data equal for ", "data ")
+    if isinstance(case, State):
+        usual, unusual = ("state equal at ", "state differs at ") if case.other else ("exact: ", "differs: ")
+    else:
+        usual, unusual = ("undisturbed: ", "unusual: ") if case.one_run else ("data equal for ", "data ")
     if not text.startswith((usual, unusual)):
         return "failed"
     is_usual = text.startswith(usual)

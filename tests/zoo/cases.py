@@ -1,4 +1,8 @@
-"""List the cases of the zoo: defects of released packages, and correct set-ups that must give no alarm."""
+"""List the cases of the zoo: defects of released packages, and correct set-ups that must give no alarm.
+
+CASES are about samples, and are judged by a receipt. STATES are about weights, averages, learning rates and
+random numbers, and are judged by `launch prove --compare` or by the digest of the state.
+"""
 
 from typing import NamedTuple
 
@@ -178,4 +182,100 @@ CASES = [
          "without workers", one_run=True, options="--augmented"),
     Case("lightning-sampler-fixed", "lightning==2.6.6", "lightning_sampler.py",
          "the newest release: another half of the data in each epoch", ranks=2, one_run=True),
+]  # fmt: skip
+
+
+class State(NamedTuple):
+    """A training that `launch prove --compare` kills and continues, or two trainings that must end equally.
+
+    name, package, command, text, thread, date, fix: as in Case.
+    expected: a part of the verdict; "" if it finds nothing.
+    other: "" for `launch prove`; the options of the second training, whose digest of the state must be equal.
+        "rank 1": the states of ranks 0 and 1 of one training are compared.
+    ranks, other_ranks: number of processes of both trainings.
+    """
+
+    name: str
+    package: str
+    command: str
+    text: str
+    thread: str = ""
+    date: str = ""
+    expected: str = ""
+    other: str = ""
+    ranks: int = 1
+    other_ranks: int = 1
+    fix: str = ""
+
+
+STATES = [
+    State("lightly-average", "lightly-train==0.16.0", "state_average.py",
+          "the average of the weights does not have its counter in its state: its warm-up begins again",
+          "lightly-ai/lightly-train#892", "2026-07-21", "saved.pt differs: data.model", fix="#892"),
+    State("optimizer-lookahead", "pytorch-optimizer==3.3.0", "state_lookahead.py",
+          "the state of Lookahead does not have its slow weights",
+          "kozistr/pytorch_optimizer#310", "2024-12-08", "saved.pt differs: model", fix="#310"),
+    State("warmup-scheduler", "warmup-scheduler==0.3", "state_warmup.py",
+          "after a restart the scheduler sets the learning rate of an optimizer that is not used",
+          "ildoonet/pytorch-gradual-warmup-lr#27", "2022-09-20", "saved.pt differs: model"),
+    State("torch-sequential", "torch==2.14.1", "state_sequential.py after",
+          "SequentialLR changes the learning rate if it is created after the optimizer is loaded",
+          "pytorch/pytorch#119168", "2024-02-16", "saved.pt differs: "),
+    State("transformers-patience", "transformers==5.23.0", "state_early_stop.py",
+          "EarlyStoppingCallback counts from 0 after a restart, if an option does not restore it",
+          "huggingface/transformers#28544", "2024-01-17", "equal in the 22 steps of both"),
+    State("well-scheduler", "the-well==1.2.0", "state_well.py scheduler",
+          "a checkpoint does not have the state of the scheduler: the learning rate begins again",
+          "PolymathicAI/the_well#77", "2026-02-09", "recent.pt differs: "),
+    State("well-scaler", "the-well==1.2.0", "state_well.py scaler",
+          "a checkpoint does not have the state of the GradScaler: it skips steps again to find its scale",
+          "PolymathicAI/the_well#77", "2026-02-09", "recent.pt differs: "),
+    State("automodel-random", "nemo-automodel==0.5.0", "state_random.py",
+          "a checkpoint has the random numbers of the first rank of tensor parallelism, and all load them",
+          "NVIDIA-NeMo/Automodel#3437", "2026-08-06", "saved.pt differs: ", fix="#3437"),
+    State("schnetpack-average", "schnetpack==2.1.1", "state_callback.py average",
+          "a checkpoint has the average in place of the weights, and training continues from it",
+          "atomistic-machine-learning/schnetpack#785", "2026-07-16", "saved.pt differs: ", fix="#785"),
+    State("transformers-window", "transformers==4.51.3", "state_accumulation.py 4",
+          "the last window of an epoch is divided by the number of batches in a whole window",
+          "huggingface/transformers#39659", "2025-07-25", "state differs at 4: ", other="1", fix="#39659"),
+    State("lightning-window", "lightning==2.6.6", "state_accumulation_lightning.py 4 6",
+          "the last window of an epoch is divided by the number of batches in a whole window",
+          "Lightning-AI/pytorch-lightning#19987", "2024-06-17", "state differs at 4: ", other="1 6"),
+    State("torch-batchnorm", "torch==2.14.1", "state_batchnorm.py",
+          "the statistics of BatchNorm differ on the ranks; a checkpoint has those of rank 0",
+          "pytorch/pytorch#13711", "2018-11-08", "state differs at 24: ", other="rank 1", ranks=2),
+    State("torch-recomputation", "torch==2.14.1", "state_recomputation.py again",
+          "torch.utils.checkpoint updates the statistics of BatchNorm twice",
+          "pytorch/pytorch#62471", "2021-07-30", "state differs at 24: ", other="once"),
+    State("accelerate-plateau", "accelerate==1.15.0", "state_plateau.py prepared",
+          "ReduceLROnPlateau does a step for each process: the learning rate falls too early",
+          "huggingface/accelerate#3797", "2025-09-26", "state differs at 64: ", other="prepared",
+          other_ranks=2),
+    State("accelerate-plateau-proof", "accelerate==1.15.0", "state_plateau.py prepared two",
+          "the same on 2 processes, killed and continued", "huggingface/accelerate#3797", "2025-09-26"),
+    State("torch-recomputation-proof", "torch==2.14.1", "state_recomputation.py again",
+          "the same, killed and continued", "pytorch/pytorch#62471", "2021-07-30"),
+    # Correct set-ups.
+    State("lightly-average-fixed", "lightly-train==0.16.4", "state_average.py", "the release with the fix"),
+    State("optimizer-lookahead-fixed", "pytorch-optimizer==4.1.0", "state_lookahead.py",
+          "the newest release"),
+    State("warmup-none", "warmup-scheduler==0.3", "state_warmup.py plain", "a cosine without warm-up"),
+    State("torch-sequential-before", "torch==2.14.1", "state_sequential.py before",
+          "the scheduler is created before the optimizer is loaded"),
+    State("well-neither", "the-well==1.2.0", "state_well.py neither", "no scheduler and no GradScaler"),
+    State("schnetpack-none", "schnetpack==2.1.1", "state_callback.py none", "without the average"),
+    State("automodel-random-fixed", "nemo-automodel==0.6.0", "state_random.py", "the release with the fix"),
+    State("transformers-patience-restored", "transformers==5.23.0", "state_early_stop.py restore",
+          "the option is set"),
+    State("transformers-window-fixed", "transformers==4.57.1", "state_accumulation.py 4",
+          "the release with the fix", other="1"),
+    State("lightning-window-whole", "lightning==2.6.6", "state_accumulation_lightning.py 4 8",
+          "an epoch of whole windows", other="1 8"),
+    State("torch-batchnorm-mean", "torch==2.14.1", "state_batchnorm.py mean",
+          "the statistics are averaged at the end, as timm's distribute_bn does it", other="rank 1", ranks=2),
+    State("torch-recomputation-group", "torch==2.14.1", "state_recomputation.py again group",
+          "GroupNorm, which has no statistics", other="once group"),
+    State("accelerate-plateau-plain", "accelerate==1.15.0", "state_plateau.py plain",
+          "the scheduler is not prepared: 1 and 2 processes", other="plain", other_ranks=2),
 ]  # fmt: skip
