@@ -133,7 +133,7 @@ class Job:
             self._run_reference_again()
 
     def repeat(self, case: Case) -> bool:
-        """Delete a run that differs, and make the reference again, if there are forks: new processes make this
+        """Delete a run that differs, and make the reference again, if there are forks: new processes make it
         and all later runs. Return False without forks: the difference counts. Raises trial.Failed, BadInput.
         """
         if not self._forks:
