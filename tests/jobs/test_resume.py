@@ -164,6 +164,7 @@ def test_the_files_of_a_run(whole):
     state = checkpoint.read(str(whole[1] / "checkpoints" / "step_15.pt"))
     assert same_weights(state["objects"]["model"], weights(whole[1]))
     identity = {"--dataset": "digits", "--custom_data": False, "--width": 8, "--batch_size": 240, "--seed": 0}
+    identity |= {"--epoch_steps": None}
     data = digits.load(None, False)[0].fingerprint
     assert state["identity"] == identity | {"training data": data}
     assert state["step"] == 15
