@@ -1,12 +1,12 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train a ResNet-18 to the same bits on 1, 2, 4 or 8 processes: train_ddp.py plus blocks marked as new.
+"""Train a ResNet-18 to the same bits on 1 to 8 processes: train_ddp.py plus blocks marked as new.
 
     python jobs/train_exact.py --dataset digits --epochs 2                          one process
     python jobs/train_exact.py --dataset digits --epochs 2 --processes_per_node 4   the same bits
     torchrun --nproc-per-node=8 jobs/train_exact.py
 
-Any number of processes that divides --exact_shards, on the same kind of processor or GPU; a restart may
-change it. BatchNorm sees one shard, so the losses are not those of train_ddp.py. Price: guides/exact.md.
+Any number of processes up to --exact_shards, on the same kind of processor or GPU; a restart may change it.
+BatchNorm sees one shard, so the losses are not those of train_ddp.py. Price: guides/exact.md.
 """
 
 import os
@@ -78,10 +78,10 @@ def main() -> None:
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     ### 分布式改造 (distributed) 2/6, one process per GPU: started by torchrun, or here; then they connect ###
 
-    ### 新增 (new) 2/10, a process computes V / N neighbouring shards, each with its own BatchNorm ###
+    ### 新增 (new) 2/10, a process computes neighbouring shards, each with its own BatchNorm ###
     shards = exact_shards.Shards(args.exact_shards, device)
     convert_sync_batchnorm = torch.nn.Identity()  # noqa: F811  # buffers: those of shard 0
-    ### 新增 (new) 2/10, a process computes V / N neighbouring shards, each with its own BatchNorm ###
+    ### 新增 (new) 2/10, a process computes neighbouring shards, each with its own BatchNorm ###
     torch.manual_seed(args.seed)
 
     # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
@@ -98,8 +98,8 @@ def main() -> None:
     ### 分布式改造 (distributed) 3/6, each rank reads its own part of every global batch ###
 
     ### 新增 (new) 3/10, a batch of the loader is one shard, with random numbers by (seed, step, shard) ###
-    train_sampler = train_sampler.split(shards.local)
-    test_sampler = test_sampler.split(shards.local)  # no batch has samples of two shards
+    train_sampler = train_sampler.split(shards.count)
+    test_sampler = test_sampler.split(shards.count)  # no batch has samples of two shards
     ### 新增 (new) 3/10, a batch of the loader is one shard, with random numbers by (seed, step, shard) ###
     train_loader = make_loader(train_set, train_sampler, device, augment=True)
     test_loader = make_loader(test_set, test_sampler, device)

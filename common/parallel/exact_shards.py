@@ -2,10 +2,13 @@
 
 A sum of floats depends on the order of its additions, and that of all_reduce depends on the number of
 processes. Here the global batch always consists of V shards, each with a forward and a backward pass, a
-gradient and random numbers of its own. A process computes V / N neighbouring shards one after the other, and
-all gradients are added in one binary tree over the shards:
+gradient and random numbers of its own. A process computes neighbouring shards one after the other, about V /
+N, and all gradients are added in one binary tree over the shards:
 
     ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))    the lower additions within a process, the upper ones between
+
+N need not divide V. With 3 processes and V = 8 the second one has the shards 2, 3 and 4, and sends two sums,
+of 2 + 3 and of 4. A process sends at most 2 log2(V) - 2 sums, and one if N divides V.
 
 Related work: M. Li et al., "EasyScale", SC '23, whose virtual workers move between GPUs.
 """
@@ -31,13 +34,37 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from common.distributed import ranks
 from common.ground import accelerator
 from common.ground.exits import BadInput
+from common.ground.parts import part_of
 
-HELP = "shards of a step, a power of two: the same bits on 1, 2, 4, ... V processes"
+HELP = "shards of a step, a power of two: the same bits on any number of processes up to V"
 _FLAT = 2**25  # bytes that are sent together
 _CHECK_EVERY = 32  # steps, see _Call
 # types of inputs with which a call is repeated: it may change other objects, and they cannot be sent
 _PLAIN = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None))
 _Sums = dict[torch.Tensor, torch.Tensor]  # parameter -> gradient
+
+
+def list_nodes(shards: range) -> list[range]:
+    """Return the largest nodes of the binary tree that cover neighbouring shards, in their order."""
+    nodes = list[range]()
+    for shard in shards:
+        nodes.append(range(shard, shard + 1))
+        while _are_siblings(nodes):
+            _join(nodes)
+    return nodes
+
+
+def _are_siblings(nodes: list[range]) -> bool:
+    """Return whether the last two nodes are the halves of one node of the tree."""
+    if len(nodes) < 2:
+        return False
+    left, right = nodes[-2:]
+    return len(left) == len(right) and left.start % (2 * len(left)) == 0
+
+
+def _join(nodes: list[range]) -> None:
+    right = nodes.pop()
+    nodes[-1] = range(nodes[-1].start, right.stop)
 
 
 def sum_rows(rows: torch.Tensor) -> torch.Tensor:
@@ -54,9 +81,9 @@ class Shards:
     """The shards of each step, whose gradients are added in one fixed binary tree.
 
     count: V, of a step, over all processes. device: that of the model. Operators use one thread on the CPU,
-    and deterministic algorithms on a GPU. Raises BadInput if V is not a power of two, or not divisible by the
-    number of processes.
-    `local`: shards of this process. `index`: the shard that is computed now, 0..V-1.
+    and deterministic algorithms on a GPU. Raises BadInput if V is not a power of two, or less than the number
+    of processes.
+    `local`: number of shards of this process. `index`: the shard that is computed now, 0..V-1.
     `is_repeating`: whether modules are called to compare their results, see _Call.
     """
 
@@ -66,15 +93,17 @@ class Shards:
 
     def __init__(self, count: int, device: torch.device):
         self.count, self.world_size, self._device = count, ranks.world_size(), device
-        if count & (count - 1) or count % self.world_size:
+        if count & (count - 1) or count < self.world_size:
             if ranks.is_initialized():  # a rank that leaves before the others are connected is their error
                 torch.distributed.barrier()
             raise BadInput(
-                f"--exact_shards {count}: expected a power of two that the {self.world_size} processes divide"
+                f"--exact_shards {count}: expected a power of two, and a shard for each of the "
+                f"{self.world_size} processes"
             )
-        self.local = count // self.world_size
-        self.first = self.index = ranks.rank() * self.local
-        self._sums: list[_Sums] = []  # gradients of 1, 2, 4, ... shards, the nearest last
+        own = part_of(count, ranks.rank(), self.world_size)
+        self.local, self.first, self.index = len(own), own.start, own.start
+        self._nodes: list[range] = []  # of the tree, whose gradients are in _sums
+        self._sums: list[_Sums] = []
         self._earlier: _Sums = {}  # gradients from before the step, as in an accumulation
         self._used: set[torch.Tensor] = set()  # parameters with a gradient of this shard
         self._hooked: set[torch.Tensor] = set()  # parameters
@@ -151,7 +180,7 @@ class Shards:
             self._step = self._loader.step if self._loader else 0
         if self._loader and self._loader.step != self._step:
             raise BadInput("--exact_shards: expected one shards.add() for each batch of the training loader")
-        self._keep_gradients(done)
+        self._keep_gradients()
         if is_last and self._is_checked:
             self._repeat_calls()
         _write(self._after if is_last else self._buffers)
@@ -239,46 +268,78 @@ class Shards:
             self._earlier[parameter], parameter.grad = parameter.grad, None
         self._used.add(parameter)
 
-    def _keep_gradients(self, done: int) -> None:
-        """Move the gradients of a shard to the partial sums, as a binary counter adds 1."""
+    def _keep_gradients(self) -> None:
+        """Move the gradients of a shard to the partial sums, and add the halves of nodes."""
         sums: _Sums = {}
         for parameter in self._list_trained():
             gradient, parameter.grad = parameter.grad, None
-            if done == 1 and gradient is not None and parameter not in self._used:
+            if len(self._losses) == 1 and gradient is not None and parameter not in self._used:
                 self._earlier[parameter], gradient = gradient, None
             sums[parameter] = torch.zeros_like(parameter) if gradient is None else gradient.detach()
         self._used.clear()
-        while done % 2 == 0:
+        self._nodes.append(range(self.index, self.index + 1))
+        while _are_siblings(self._nodes):
+            _join(self._nodes)
             others = self._sums.pop()
             torch._foreach_add_(list(sums.values()), [others[each] for each in sums])
-            done //= 2
         self._sums.append(sums)
 
     def _average(self) -> None:
         """Set the gradients to the means over all shards, and the buffers to those of rank 0."""
-        [sums], self._sums = self._sums, []
+        parts, self._sums, self._nodes = self._sums, [], []
         if self.world_size > 1:
-            # in the order of memory, which is that of the parameter on every rank
-            orders = [sorted(range(each.dim()), key=each.stride, reverse=True) for each in sums]
-            gradients = [sums[each].permute(order) for each, order in zip(sums, orders, strict=True)]
-            _send(gradients, self._sum_over_ranks)
+            self._add_over_ranks(parts)
             buffers = [each.holder.get(each.name) for each in self._buffers]
             _send([each for each in buffers if each is not None], torch.distributed.broadcast)
+        sums = parts[0]
         torch._foreach_div_(list(sums.values()), self.count)  # a power of two: exact
         for parameter, gradient in sums.items():
             earlier = self._earlier.pop(parameter, None)
             parameter.grad = gradient if earlier is None else gradient.add_(earlier)
 
-    def _sum_over_ranks(self, flat: torch.Tensor, _: int = 0) -> None:
-        """Sum a tensor [n] over the ranks in the tree. A process adds one slice of it, which it gets from all
-        processes, and sends the sum to all: the volume of all_reduce."""
-        sizes = [len(part) for part in flat.tensor_split(self.world_size)]
-        own = [sizes[ranks.rank()]] * self.world_size
-        slices = flat.new_empty(sum(own))
-        torch.distributed.all_to_all_single(slices, flat, own, sizes)
-        rows = slices.view(self.world_size, own[0])
-        rows[1:] = sum_rows(rows)
-        torch.distributed.all_to_all_single(flat, slices, sizes, own)
+    def _add_over_ranks(self, parts: list[_Sums]) -> None:
+        """Add the nodes of all ranks, and write the sums into the first part. parts: this rank's nodes."""
+        # in the order of memory, which is that of the parameter on every rank
+        orders = [sorted(range(each.dim()), key=each.stride, reverse=True) for each in parts[0]]
+        ordered = [
+            [sums[each].permute(order) for each, order in zip(parts[0], orders, strict=True)]
+            for sums in parts
+        ]
+        places = {id(each): place for place, each in enumerate(ordered[0])}
+        for results in torch._utils._take_tensors(ordered[0], _FLAT):
+            own = [places[id(each)] for each in results]
+            flat = torch.cat([part[place].reshape(-1) for part in ordered for place in own])
+            total = self._sum_over_ranks(flat.view(len(parts), -1))
+            for each, piece in zip(results, total.split([each.numel() for each in results]), strict=True):
+                each.copy_(piece.view_as(each))
+
+    def _sum_over_ranks(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the sum [n] of the nodes of all ranks in the tree. rows: those of this rank, [nodes, n].
+
+        A process adds one slice, which it gets from all processes, and sends the sum to all: with one node
+        for each process the volume of all_reduce.
+        """
+        size = self.world_size
+        nodes = [list_nodes(part_of(self.count, rank, size)) for rank in range(size)]
+        slices = rows.tensor_split(size, dim=1)
+        sizes = [each.shape[1] for each in slices]
+        own = sizes[ranks.rank()]
+        sent = rows.view(-1) if len(rows) == 1 else torch.cat([each.reshape(-1) for each in slices])
+        received = rows.new_empty(sum(map(len, nodes)), own)
+        torch.distributed.all_to_all_single(
+            received.view(-1), sent, [len(each) * own for each in nodes], [len(rows) * each for each in sizes]
+        )
+        sums, known = list[torch.Tensor](), list[range]()
+        for node, row in zip(itertools.chain.from_iterable(nodes), received, strict=True):
+            sums.append(row)
+            known.append(node)
+            while _are_siblings(known):
+                _join(known)
+                right = sums.pop()
+                sums[-1].add_(right)
+        total = rows.new_empty(sum(sizes))
+        torch.distributed.all_to_all_single(total, sums[0].repeat(size), sizes, [own] * size)
+        return total
 
     def _repeat_calls(self) -> None:
         """Repeat rank 0's first call of each module in the step. If a result differs on any rank, all ranks

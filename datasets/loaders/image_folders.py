@@ -223,7 +223,6 @@ def open_loaders(
     fingerprints = {index.split: index.fingerprint for index in indexes}
     ranks.assert_equal_across_ranks("data set (fingerprints)", fingerprints)
     shard = {"rank": ranks.rank(), "world_size": ranks.world_size()}
-    shards = max(1, (args.exact_shards or 0) // ranks.world_size())
     size, batch = len(train_index), args.batch_size
     if args.evaluate:  # no training batch is made
         size, batch = max(size, ranks.world_size()), ranks.world_size()
@@ -233,11 +232,12 @@ def open_loaders(
             lambda: torch.from_numpy(sample_weights.read(args.class_weights, train_index))
         )
     steps = {"max_steps": args.max_steps, "epoch_steps": args.epoch_steps}
-    sampler = BatchSampler(size, batch, args.seed, args.epochs, **steps, weights=drawn, **shard)
-    sampler = sampler if args.evaluate else sampler.split(shards)
+    sampler = BatchSampler(size, batch, args.seed, args.epochs, **steps, weights=drawn).for_rank(**shard)
+    if args.exact_shards and not args.evaluate:
+        sampler = sampler.split(args.exact_shards)
     train_size = functools.partial(progressive_size, args.epochs, args.first_image_size, args.image_size)
     train_plan = Plan(train_index, sampler, augment.random_resized_crop, train_size)
-    val_sampler = SequentialBatchSampler(len(val_index), eval_batch, **shard, shards=shards)
+    val_sampler = SequentialBatchSampler(len(val_index), eval_batch, **shard, shards=args.exact_shards or 0)
     mean, std, share, _ = preprocessing.values(vars(args))
     antialias = preprocessing.antialias(vars(args))
     crop = functools.partial(augment.center_crop, share=share)

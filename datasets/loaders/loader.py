@@ -401,7 +401,7 @@ class Loader:
         sampler = self.plan.sampler
         if Loader._leader() not in (None, self):
             return
-        part = sampler.rank * self._shards + shard  # the same on any number of processes
+        part = sampler.first_shard + shard  # the same on any number of processes
         seed = generators.derive_seed(sampler.seed, part, step, moment)
         generators.seed_all(seed, self.to_device.device)
         for place, each in enumerate(self.generators, 1):

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from common.ground.exits import BadInput
+from common.ground.parts import part_of
 from datasets.sampling.philox import Operation, draw, philox4x32
 
 _Sampler = TypeVar("_Sampler", bound="BatchSampler")
@@ -91,8 +92,8 @@ class BatchSampler:
     `epoch`: of the position, counted from 1.
     `total_steps`: of the training; None without epochs and max_steps.
     `part`: iterating also stops after each global step that is a multiple of it; 0 (default): never.
-    `shards`: arrays that this rank yields for each global batch, see split().
-    `largest`: number of ids in the largest array of this rank.
+    `shards`: arrays that this rank yields for each global batch, see split(). `first_shard`: number of the
+        first one over all ranks.
     Raises BadInput if the numbers are not valid.
     """
 
@@ -117,6 +118,7 @@ class BatchSampler:
         if not 0 <= seed < 2**64:
             raise BadInput(f"seed {seed} is not in 0..2^64-1")
         self._set_rank(rank, world_size)
+        split_batch(global_batch, world_size)
         limits = [epochs and epochs * len(self), max_steps]
         # Any: jobs with a limit need no check for None
         self.total_steps: int | Any = min((limit for limit in limits if limit is not None), default=None)
@@ -130,18 +132,29 @@ class BatchSampler:
         return part
 
     def split(self: _Sampler, shards: int) -> _Sampler:
-        """Return a batch sampler that yields this rank's part of a global batch as `shards` equal arrays, one
-        after the other. Raises BadInput."""
+        """Return a batch sampler of global batches of `shards` equal arrays. It yields those of this rank one
+        after the other, about shards / world_size. Raises BadInput."""
         part = copy.copy(self)
-        part.shards = shards
-        part.largest = split_batch(self.global_batch, self.world_size * shards, "shards")
+        part._split_among(shards, "shards")
+        split_batch(self.global_batch, shards, "shards")
         return part
 
     def _set_rank(self, rank: int, world_size: int) -> None:
-        self.shards, self.largest = 1, split_batch(self.global_batch, world_size)
         if not 0 <= rank < world_size:
             raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
         self.rank, self.world_size = rank, world_size
+        self._split_among(world_size, "processes")
+
+    def _split_among(self, parts: int, kind: str) -> None:
+        self._parts, self._kind = parts, kind
+        own = part_of(parts, self.rank, self.world_size)
+        self.first_shard, self.shards = own.start, len(own)
+
+    @property
+    def largest(self) -> int:
+        """Return the number of ids in the largest array of this rank. Raises BadInput: for_rank() accepts a
+        batch that split() will divide otherwise."""
+        return split_batch(self.global_batch, self._parts, self._kind)
 
     def seek(self, step: int) -> None:
         """Set the position: the next batch is that of global step `step`, counted from 0.
@@ -246,9 +259,9 @@ class BatchSampler:
 
     def _places(self, step: int, count: int) -> Sequence[np.ndarray] | np.ndarray:
         """Return the positions in the epoch of each array of `count` steps, from 0."""
-        local = self.largest * self.shards
-        first = np.arange(step, step + count)[:, None] * self.global_batch + self.rank * local
-        return (first + np.arange(local)).reshape(-1, self.largest)
+        largest = self.largest
+        first = np.arange(step, step + count)[:, None] * self.global_batch + self.first_shard * largest
+        return (first + np.arange(largest * self.shards)).reshape(-1, largest)
 
     def _permute(self, places: np.ndarray, epoch: int) -> np.ndarray:
         return permute(places, self.size, self.seed, epoch)
@@ -315,10 +328,12 @@ class SequentialBatchSampler:
 
     seed, epoch, step = 0, 1, 0  # random numbers are the same in every evaluation
 
-    def __init__(self, size: int, batch: int, *, rank: int = 0, world_size: int = 1, shards: int = 1):
+    def __init__(self, size: int, batch: int, *, rank: int = 0, world_size: int = 1, shards: int = 0):
         self.size, self.largest, self.rank, self.world_size = size, batch, rank, world_size
-        first, count = rank * shards, world_size * shards
-        bounds = [size * place // count for place in range(first, first + shards + 1)]
+        self.first_shard = rank  # of random numbers in the evaluation: it is not split for them
+        count = shards or world_size
+        own = part_of(count, rank, world_size)
+        bounds = [size * place // count for place in range(own.start, own.stop + 1)]
         self.parts = [range(*pair) for pair in itertools.pairwise(bounds)]  # see split()
 
     def for_rank(self, rank: int, world_size: int) -> "SequentialBatchSampler":
@@ -326,8 +341,8 @@ class SequentialBatchSampler:
         return SequentialBatchSampler(self.size, self.largest, rank=rank, world_size=world_size)
 
     def split(self, shards: int) -> "SequentialBatchSampler":
-        """Return a batch sampler of the same part as `shards` ranges of ids, `parts`. No batch has ids of two
-        ranges."""
+        """Return a batch sampler of this rank's part of `shards` ranges of ids, `parts`. No batch has ids of
+        two ranges."""
         own = {"rank": self.rank, "world_size": self.world_size, "shards": shards}
         return SequentialBatchSampler(self.size, self.largest, **own)
 

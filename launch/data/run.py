@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from common.ground.exits import BadInput
+from common.ground.parts import part_of
 from common.run import starts
 from datasets.sampling import receipt
 from datasets.sampling.sampler import BatchSampler, WholeBatchSampler
@@ -32,10 +33,13 @@ class Run:
 
     def ranks(self, step: int, count: int) -> np.ndarray:
         """Return the rank of each of the `count` samples of a step, int64 [count]. Raises BadInput."""
-        size = self.start_of(step)["environment"].get("world size")
+        start = self.start_of(step)
+        size = start["environment"].get("world size")
         if not isinstance(size, int) or size < 1:
             raise BadInput(f"{self.path}: the world size of a start is {size!r}")
-        return np.arange(count) * size // count
+        shards = start.get("settings", {}).get("exact_shards") or size
+        own = [len(part_of(shards, rank, size)) * count // shards for rank in range(size)]
+        return np.repeat(np.arange(size), own)
 
     def check(self, step: int, sums: np.ndarray) -> None:
         """Raise BadInput if the receipt has no such step, or other sums of the first receipt.PARTS."""

@@ -8,7 +8,7 @@
     jobs/train.py       jobs/train_own.py of Bootfile: your data, model, loss and step are in its blocks.
                         --text: those of jobs/train_text.py, a language model.
                         --ddp adds the blocks for one process per GPU, --amp those for mixed precision,
-                        --exact those for the same bits on 1, 2, 4 or 8 processes (guides/exact.md),
+                        --exact those for the same bits on 1 to 8 processes (guides/exact.md),
                         --fsdp those for a model that is sharded over the GPUs (guides/large_models.md)
     tests/              trains a few steps, kills, resumes, and compares samples and weights
     job.toml            for `python -m launch submit`

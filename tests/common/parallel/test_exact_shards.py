@@ -1,5 +1,6 @@
 """The sums of exact_shards.Shards: their order, their value, and the memory that they need."""
 
+import math
 import random
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
 from common.ground.exits import BadInput
+from common.ground.parts import part_of
 from common.parallel import exact_shards
 from datasets.loaders.engines.map_style import map_style_loader
 from datasets.sampling.sampler import SequentialBatchSampler
@@ -35,6 +37,22 @@ def test_rows_are_added_in_a_binary_tree(rows):
         expected = [first + second for first, second in zip(expected[::2], expected[1::2], strict=True)]
     assert torch.equal(exact_shards.sum_rows(values), expected[0])
     assert exact_shards.sum_rows(torch.tensor([1e8, 1.0, -1e8, 1.0])) == 0.0  # from left to right it is 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 8, 64])
+def test_the_shards_of_each_process_are_few_nodes_of_the_tree(count):
+    """So a process sends at most log2(V) times what all_reduce sends: its nodes once, and its slice back."""
+    for size in range(1, count + 1):
+        parts = [part_of(count, rank, size) for rank in range(size)]
+        nodes = [exact_shards.list_nodes(part) for part in parts]
+        assert [shard for part in nodes for node in part for shard in node] == list(range(count))
+        assert all(
+            node.start % len(node) == 0 and len(node).bit_count() == 1 for part in nodes for node in part
+        )
+        most, least = (choice(map(len, parts)) for choice in (max, min))
+        assert most - least <= 1 and (count % size or {len(part) for part in nodes} == {1})
+        assert (max(map(len, nodes)) + 1) / 2 <= max(1, math.log2(count))
+    assert exact_shards.list_nodes(part_of(8, 1, 3)) == [range(2, 4), range(4, 5)]
 
 
 def test_a_step_has_the_mean_gradient_and_the_buffers_of_shard_0(group):
@@ -80,7 +98,7 @@ def test_sums_of_a_process_are_rows_of_its_shards(group):
     shards = exact_shards.Shards(4, torch.device("cpu"))
     assert torch.get_num_threads() == 1 and shards.local == 4 and shards.index == 0
     shards.first, shards.local = 2, 2  # the second of two processes
-    sampler = SequentialBatchSampler(10, 2, rank=1, world_size=2, shards=2)
+    sampler = SequentialBatchSampler(10, 2, rank=1, world_size=2, shards=4)
     loader = map_style_loader(
         TensorDataset(torch.arange(10.0), torch.zeros(10)), sampler, torch.device("cpu")
     )

@@ -349,7 +349,7 @@ def test_shards_have_random_numbers_of_their_own_and_the_receipt_is_that_of_whol
     data = TensorDataset(torch.arange(SIZE), torch.arange(SIZE))
     drawn, sums = {}, []
     for rank in range(world_size):
-        sampler = BatchSampler(SIZE, BATCH, 7, 1).for_rank(rank, world_size).split(4 // world_size)
+        sampler = BatchSampler(SIZE, BATCH, 7, 1).for_rank(rank, world_size).split(4)
         loader = map_style_loader(data, sampler, CPU)
         loader.lead(0)
         for place, (inputs, _) in enumerate(loader):

@@ -248,35 +248,34 @@ def test_sequential_visits_each_sample_once(size):
         assert np.concatenate([*itertools.chain(*batches)]).tolist() == list(range(size))
 
 
-def test_shards_are_the_same_on_any_number_of_processes():
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 7, 8])
+def test_shards_are_the_same_on_any_number_of_processes(ranks):
     """Each global batch of 24 in 8 shards, and an evaluation of 100 samples in 8 parts."""
-    for ranks in (1, 2, 8):
-        split = [
-            list(BatchSampler(100, 24, 3, epochs=2).for_rank(rank, ranks).split(8 // ranks))
-            for rank in range(ranks)
-        ]
-        steps = len(split[0]) * ranks // 8
-        shards = [
-            list(np.concatenate(split).reshape(ranks, steps, -1, 3)[:, step].reshape(-1))
-            for step in range(steps)
-        ]
-        assert steps == 4 and shards == [BatchSampler(100, 24, 3).batch(step).tolist() for step in range(4)]
-        parts = [
-            SequentialBatchSampler(100, 5).for_rank(rank, ranks).split(8 // ranks) for rank in range(ranks)
-        ]
-        assert [len(list(part)) for part in parts] == list(map(len, parts))
-        batches = [batch.tolist() for part in parts for batch in part]
-        expected = [
-            each.tolist() for rank in range(8) for each in SequentialBatchSampler(100, 5).for_rank(rank, 8)
-        ]
-        assert batches == expected
+    split = [BatchSampler(100, 24, 3, epochs=2).for_rank(rank, ranks).split(8) for rank in range(ranks)]
+    assert [part.first_shard for part in split] == [8 * rank // ranks for rank in range(ranks)]
+    steps = [np.array_split(list(part), 4) for part in split]  # of each rank: its shards in the 4 steps
+    batches = [np.concatenate([own[step] for own in steps]) for step in range(4)]
+    assert all(batch.shape == (8, 3) for batch in batches)
+    whole = BatchSampler(100, 24, 3)
+    assert all(np.array_equal(batches[step].reshape(-1), whole.batch(step)) for step in range(4))
+    parts = [SequentialBatchSampler(100, 5).for_rank(rank, ranks).split(8) for rank in range(ranks)]
+    assert [len(list(part)) for part in parts] == list(map(len, parts))
+    alone = [SequentialBatchSampler(100, 5).for_rank(rank, 8) for rank in range(8)]
+    assert [ids.tolist() for part in parts for ids in part] == [
+        ids.tolist() for part in alone for ids in part
+    ]
+
+
+def test_the_largest_batch_of_a_rank():
     largest = BatchSampler(100, 24, 3).split(8)
     assert largest.largest == 3 and largest.batch(2).size == 24 and largest.for_rank(0, 2).largest == 12
+    with pytest.raises(BadInput, match="24 is not divisible by 5 processes"):
+        BatchSampler(100, 24, 3).for_rank(0, 5).largest  # noqa: B018
 
 
 def test_a_batch_that_is_not_divisible_into_shards_is_refused():
     with pytest.raises(BadInput, match="24 is not divisible by 16 shards"):
-        BatchSampler(100, 24, 3).for_rank(1, 2).split(8)
+        BatchSampler(100, 24, 3).for_rank(1, 2).split(16)
     with pytest.raises(BadInput, match="use a BatchSampler"):
         WholeBatchSampler(100, 24, 3).split(2)
 
