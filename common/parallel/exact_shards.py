@@ -2,8 +2,8 @@
 
 A sum of floats depends on the order of its additions, and that of all_reduce depends on the number of
 processes. Here the global batch always consists of V shards, each with a forward and a backward pass, a
-gradient and random numbers of its own. A process computes neighbouring shards one after the other, about V /
-N, and all gradients are added in one binary tree over the shards:
+gradient and random numbers of its own. A process computes neighbouring shards one after the other, about
+V / N, and all gradients are added in one binary tree over the shards:
 
     ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7))    the lower additions within a process, the upper ones between
 
@@ -102,7 +102,7 @@ class Shards:
             )
         own = part_of(count, ranks.rank(), self.world_size)
         self.local, self.first, self.index = len(own), own.start, own.start
-        self._nodes: list[range] = []  # of the tree, whose gradients are in _sums
+        self._nodes: list[range] = []  # nodes of the tree whose gradients are in _sums
         self._sums: list[_Sums] = []
         self._earlier: _Sums = {}  # gradients from before the step, as in an accumulation
         self._used: set[torch.Tensor] = set()  # parameters with a gradient of this shard

@@ -330,7 +330,7 @@ class SequentialBatchSampler:
 
     def __init__(self, size: int, batch: int, *, rank: int = 0, world_size: int = 1, shards: int = 0):
         self.size, self.largest, self.rank, self.world_size = size, batch, rank, world_size
-        self.first_shard = rank  # of random numbers in the evaluation: it is not split for them
+        self.first_shard = rank  # the random numbers of an evaluation are by rank
         count = shards or world_size
         own = part_of(count, rank, world_size)
         bounds = [size * place // count for place in range(own.start, own.stop + 1)]

@@ -25,7 +25,7 @@ from launch.prove import damage, forks, surroundings, trial
 from launch.simulate.commands import get_option
 
 _BAD_INPUT = 2  # exit code of a job that refuses its options
-_STEPS, _EPOCHS = 24, 4  # of a run, if the options name no number
+_STEPS, _EPOCHS = 24, 4  # length of a run, if the options name no number
 _HELP_SECONDS = 60  # for --help: a script that does not know it may begin to train
 _HINT = "if it does not use Bootfile, name its files with --compare and --resume_with"
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")

@@ -38,7 +38,7 @@ def working_folder(changes: tuple[str, ...], parent: str) -> Iterator[str | None
     os.makedirs(place)
     try:
         for source, target in ((here, place), (os.path.dirname(here), parent)):
-            with contextlib.suppress(PermissionError):  # of the parent: paths with `..` are then not found
+            with contextlib.suppress(PermissionError):  # the parent's: paths with `..` are then not found
                 for name in os.listdir(source):
                     if not os.path.lexists(link := os.path.join(target, name)):
                         os.symlink(os.path.join(source, name), link)

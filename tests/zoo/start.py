@@ -35,7 +35,7 @@ class Regression(torch.nn.Module):
         super().__init__()
         self.layer = torch.nn.Linear(4, 1)
 
-    power = 2  # of the output in the loss
+    power = 2  # exponent of the output in the loss
 
     def forward(self, x, **others):
         return {"loss": self.layer(x).pow(self.power).mean()}

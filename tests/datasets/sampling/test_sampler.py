@@ -253,7 +253,7 @@ def test_shards_are_the_same_on_any_number_of_processes(ranks):
     """Each global batch of 24 in 8 shards, and an evaluation of 100 samples in 8 parts."""
     split = [BatchSampler(100, 24, 3, epochs=2).for_rank(rank, ranks).split(8) for rank in range(ranks)]
     assert [part.first_shard for part in split] == [8 * rank // ranks for rank in range(ranks)]
-    steps = [np.array_split(list(part), 4) for part in split]  # of each rank: its shards in the 4 steps
+    steps = [np.array_split(list(part), 4) for part in split]  # each rank's shards in the 4 steps
     batches = [np.concatenate([own[step] for own in steps]) for step in range(4)]
     assert all(batch.shape == (8, 3) for batch in batches)
     whole = BatchSampler(100, 24, 3)
