@@ -64,11 +64,13 @@ def measure(rank: int, args: argparse.Namespace, port: int) -> None:
         our_optimizer.step()
 
     flat = torch.randn(sum(each.numel() for each in plain.parameters()))
+    own = exact_shards.part_of(args.shards, rank, args.processes)
+    rows = flat.repeat(len(exact_shards.list_nodes(own)), 1)  # a row for each node of the tree
     for title, contestants in (
         (f"a step of {args.batch_size} samples", {"no_sync()": step_of_ddp, "shards": step_of_shards}),
         (f"the sum of {flat.numel() * 4 / 1e6:.0f} MB", {
             "all_reduce": lambda: torch.distributed.all_reduce(flat),
-            "tree": lambda: shards._sum_over_ranks(flat),
+            "tree": lambda: shards._sum_over_ranks(rows),
         }),
     ):  # fmt: skip
         turns = {name: lambda each=each: timed_together(each) for name, each in contestants.items()}
