@@ -59,16 +59,23 @@ def main() -> None:
     process_group.add_arguments(parser)
     ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
 
-    ### 新增 (new) 1/10, a step is V shards on any number of processes: each a forward and backward pass ###
+    ### 新增 (new) 1/13, a step is V shards on any number of processes: each a forward and backward pass ###
+    from common.distributed import agent
     from common.parallel import exact_shards
 
     help = f"{exact_shards.HELP} (default: 8)"
     data.add_argument("--exact_shards", type=positive_int, default=8, metavar="V", help=help)
-    ### 新增 (new) 1/10, a step is V shards on any number of processes: each a forward and backward pass ###
+    output.add_argument("--elastic", **agent.OPTION)
+    ### 新增 (new) 1/13, a step is V shards on any number of processes: each a forward and backward pass ###
     args = parser.parse_args()
 
     run = Run(args)  # finds the device, and opens the output folder and the log
     device, log = run.device, run.log
+
+    ### 新增 (new) 2/13, replace processes that die: the others run main() again, and resume() from memory ###
+    if args.elastic:  # starts the processes of the node as below, and exits with their code
+        agent.start(run.topology, args, run.output.hold)
+    ### 新增 (new) 2/13, replace processes that die: the others run main() again, and resume() from memory ###
 
     ### 分布式改造 (distributed) 2/6, one process per GPU: started by torchrun, or here; then they connect ###
     topology = run.print_topology()
@@ -78,10 +85,10 @@ def main() -> None:
     rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     ### 分布式改造 (distributed) 2/6, one process per GPU: started by torchrun, or here; then they connect ###
 
-    ### 新增 (new) 2/10, a process computes neighbouring shards, each with its own BatchNorm ###
+    ### 新增 (new) 3/13, a process computes neighbouring shards, each with its own BatchNorm ###
     shards = exact_shards.Shards(args.exact_shards, device)
     convert_sync_batchnorm = torch.nn.Identity()  # noqa: F811  # buffers: those of shard 0
-    ### 新增 (new) 2/10, a process computes neighbouring shards, each with its own BatchNorm ###
+    ### 新增 (new) 3/13, a process computes neighbouring shards, each with its own BatchNorm ###
     torch.manual_seed(args.seed)
 
     # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
@@ -97,10 +104,10 @@ def main() -> None:
     test_sampler = test_sampler.for_rank(rank, world_size)  # every test sample once: no padding
     ### 分布式改造 (distributed) 3/6, each rank reads its own part of every global batch ###
 
-    ### 新增 (new) 3/10, a batch of the loader is one shard, with random numbers by (seed, step, shard) ###
+    ### 新增 (new) 4/13, a batch of the loader is one shard, with random numbers by (seed, step, shard) ###
     train_sampler = train_sampler.split(shards.count)
     test_sampler = test_sampler.split(shards.count)  # no batch has samples of two shards
-    ### 新增 (new) 3/10, a batch of the loader is one shard, with random numbers by (seed, step, shard) ###
+    ### 新增 (new) 4/13, a batch of the loader is one shard, with random numbers by (seed, step, shard) ###
     train_loader = make_loader(train_set, train_sampler, device, augment=True)
     test_loader = make_loader(test_set, test_sampler, device)
 
@@ -115,9 +122,9 @@ def main() -> None:
     forward.broadcast_buffers = False  # equal on all ranks: no need to send them before every forward pass
     ### 分布式改造 (distributed) 4/6, average the gradients, and BatchNorm over the global batch ###
 
-    ### 新增 (new) 4/10, the gradients of all shards are added in one fixed binary tree, by shards.add() ###
+    ### 新增 (new) 5/13, the gradients of all shards are added in one fixed binary tree, by shards.add() ###
     shards.attach(forward)  # as in no_sync(): backward() does not communicate
-    ### 新增 (new) 4/10, the gradients of all shards are added in one fixed binary tree, by shards.add() ###
+    ### 新增 (new) 5/13, the gradients of all shards are added in one fixed binary tree, by shards.add() ###
 
     total_steps = train_sampler.total_steps
     recipe = models.FUSED[device.type] | {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
@@ -128,14 +135,18 @@ def main() -> None:
     criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
     running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
-    ### 新增 (new) 5/10, the figures of each shard have a row of their own ###
+    ### 新增 (new) 6/13, the figures of each shard have a row of their own ###
     running, sums = evaluation.zero_sums(device, 2, shards.count, 3)  # sums: one step
-    ### 新增 (new) 5/10, the figures of each shard have a row of their own ###
+    ### 新增 (new) 6/13, the figures of each shard have a row of their own ###
 
     checkpoint = Checkpointer(
         run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
         scheduler=scheduler, loader=train_loader,
     )  # fmt: skip
+
+    ### 新增 (new) 7/13, a process that comes gets the figures since the last report ###
+    checkpoint.running = running
+    ### 新增 (new) 7/13, a process that comes gets the figures since the last report ###
     step = checkpoint.resume()  # 0, or the step of the newest checkpoint
 
     for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
@@ -146,49 +157,51 @@ def main() -> None:
             loss = criterion(logits, targets)
             loss.backward()
 
-            ### 新增 (new) 6/10, after the last shard of a step the gradients are means over all shards ###
+            ### 新增 (new) 8/13, after the last shard of a step the gradients are means over all shards ###
             sums[shards.index] = evaluation.batch_sums(loss, logits, targets)
             loss = shards.add(loss)
             if loss is None:  # another shard of this step follows
                 continue
-            ### 新增 (new) 6/10, after the last shard of a step the gradients are means over all shards ###
+            ### 新增 (new) 8/13, after the last shard of a step the gradients are means over all shards ###
             if checkpoint.accepts(loss):  # finite on all ranks; on a GPU the optimizer skips the step
-                ### 新增 (new) 7/10, the figures of a step are counted once ###
+                ### 新增 (new) 9/13, the figures of a step are counted once ###
                 # - running += evaluation.batch_sums(loss, logits, targets)
-                running += sums
-                ### 新增 (new) 7/10, the figures of a step are counted once ###
+                running += shards.gather(sums)  # all processes have them: one that is lost takes none along
+                ### 新增 (new) 9/13, the figures of a step are counted once ###
                 optimizer.step()
             scheduler.step()
             step += 1
             due = checkpoint.end_step()
             if due.report:  # after --report_every, and before a save
                 ### 分布式改造 (distributed) 5/6, sum the figures over all ranks; rank 0 prints and writes ###
-                torch.distributed.all_reduce(running)
+                ### 新增 (new) 10/13, they were summed in each step ###
+                # - torch.distributed.all_reduce(running)
+                ### 新增 (new) 10/13, they were summed in each step ###
                 ### 分布式改造 (distributed) 5/6, sum the figures over all ranks; rank 0 prints and writes ###
 
-                ### 新增 (new) 8/10, all_reduce only added zeros to a row: nothing was rounded ###
+                ### 新增 (new) 11/13, add the rows in the binary tree ###
                 # - log.report(running, scheduler)  # waits for the device, and sets `running` to 0
                 log.report(exact_shards.sum_rows(running), scheduler)
                 running.zero_()
-                ### 新增 (new) 8/10, all_reduce only added zeros to a row: nothing was rounded ###
+                ### 新增 (new) 11/13, add the rows in the binary tree ###
             if due.save:  # after --save_every, and if the platform has sent SIGTERM: then it exits
                 checkpoint.save()
 
-        ### 新增 (new) 9/10, evaluate V parts of the test set, with a row of sums for each ###
+        ### 新增 (new) 12/13, evaluate V parts of the test set, with a row of sums for each ###
         # - val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
         val_sums = shards.rows(
             lambda part: evaluation.evaluate(model, part, criterion, log.metrics, checkpoint.must_stop),
             test_loader,
         )
-        ### 新增 (new) 9/10, evaluate V parts of the test set, with a row of sums for each ###
+        ### 新增 (new) 12/13, evaluate V parts of the test set, with a row of sums for each ###
 
         ### 分布式改造 (distributed) 6/6, sum the evaluation over all ranks; rank 0 writes the weights ###
         torch.distributed.all_reduce(val_sums)
         ### 分布式改造 (distributed) 6/6, sum the evaluation over all ranks; rank 0 writes the weights ###
 
-        ### 新增 (new) 10/10, add the rows in the binary tree ###
+        ### 新增 (new) 13/13, add the rows in the binary tree ###
         val_sums = exact_shards.sum_rows(val_sums)
-        ### 新增 (new) 10/10, add the rows in the binary tree ###
+        ### 新增 (new) 13/13, add the rows in the binary tree ###
         checkpoint.save_weights(epoch, val_sums)  # or exits, if the evaluation was stopped
         log.validation(val_sums)
     checkpoint.finish()  # waits for the last save and upload, and prints the TIME COST table

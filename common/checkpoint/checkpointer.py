@@ -23,6 +23,7 @@ from common.exact.files import plain_names, write_weights
 from common.exact.loop import Due, Exact, NotSaved
 from common.exact.nonfinite import Diverged
 from common.ground.exits import BadInput
+from common.parallel.exact_shards import sum_rows
 from common.run import output
 from common.run.run import Run
 
@@ -80,7 +81,7 @@ class Checkpointer(Exact):
             return self.total_steps or 0
         step = self._restore()
         if self._writes and ranks.is_first():  # another run's checkpoint is not in this folder
-            self._saver.resume_at(step if self._wanted == "auto" else 0)
+            self._saver.resume_at(step if self._wanted == "auto" else 0, self._members is not None)
         self._begin(step, self._writes)
         if self._sample_losses:
             self._sample_losses.begin(step)
@@ -89,9 +90,21 @@ class Checkpointer(Exact):
         objects, run = self._state.objects, self._state.run
         self.log.start(
             self.loader, step, self.total_steps, self.model, objects["optimizer"], objects["scheduler"], run,
-            self._saver.digests,
+            self._saver.digests, repeats=self._finished.due.report,
         )  # fmt: skip
+        if self._members:
+            self._repeat_what_was_due(objects["scheduler"])
         return step
+
+    def _repeat_what_was_due(self, scheduler: Any) -> None:
+        """Report and save after the last finished step if it had to: rank 0 may have been lost before that."""
+        self.log.members = lambda: self._members.figures(self.pauses)
+        due = self._finished.due
+        if due.report and self.running is not None:
+            self.log.report(sum_rows(self.running.clone()), scheduler)
+            self.running.zero_()
+        if due.save:
+            self.save()
 
     def end_step(self) -> Due:
         due = super().end_step()
@@ -189,7 +202,10 @@ class Checkpointer(Exact):
             self._load_weights(given)
         return step
 
-    def _choose(self) -> dict | None:
+    def _choose(self, living: dict | None) -> dict | None:
+        if living:
+            self._wanted = "auto"
+            return living
         if self._writes:
             self._state.check_saveable()
             self._mirror = resume.take_output(self.args, self.output, self._is_own, self.args.keep)

@@ -16,20 +16,30 @@ from typing import Any
 from common.distributed import preemption
 from common.ground import exits
 from common.ground.exits import BAD_INPUT, INTERRUPTED, BadInput, leave, say_error, say_traceback
+from common.platform.platforms import MEMBER
 
 exits.protect_output()  # at once: the imports of a job open files
+main_of_job = ""  # the name of the function that entry() decorates
 _OURS = ("", "common", "datasets", "launch", "jobs")  # if one of their modules is missing, it is a defect
 
 
 def entry(main: Callable[[], object]) -> Callable[[], None]:
     """Decorate a job's main(): BadInput and Ctrl-C become one line `error: ...` and an exit code."""
 
+    global main_of_job
+    main_of_job = main.__name__
+
     @functools.wraps(main)
     def run() -> None:
         try:
             preemption.end_on_interrupt()
             try:
-                main()
+                if MEMBER in os.environ:
+                    from common.distributed import members  # imports torch
+
+                    members.run(main)
+                else:
+                    main()
             except BadInput:
                 raise
             except Exception as error:

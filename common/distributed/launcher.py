@@ -20,13 +20,25 @@ from common.platform.topology import Topology
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" in the children if their parent holds the store
 # seconds from SIGTERM to SIGKILL after another process has failed: enough to finish a save in flight
-_GRACE = 5.0
+GRACE = 5.0
 
 
 def store_options(version: Any = torch.__version__) -> dict[str, Any]:
     """Return the arguments of a TCPStore that gets an open socket: in torch 2.4 to 2.7 its default, libuv,
     cannot take one."""
     return {"use_libuv": False} if version >= "2.4" and version < "2.8" else {}
+
+
+def hold_store() -> tuple[torch.distributed.Store, str, int]:
+    """Return a store of this process, on loopback, with its host and port. Its socket is open, so no other
+    program takes the port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    host, port = listener.getsockname()
+    store = torch.distributed.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(),
+        **store_options(),
+    )  # fmt: skip
+    return store, host, port
 
 
 def start(topology: Topology, grace: float) -> int:
@@ -40,13 +52,7 @@ def start(topology: Topology, grace: float) -> int:
     count = topology.processes_per_node
     environment = dict(os.environ)
     if topology.nodes == 1:
-        # This process holds the store, on loopback. Its socket is open, so no other program takes the port.
-        listener = socket.create_server(("127.0.0.1", 0))
-        host, port = listener.getsockname()
-        store = torch.distributed.TCPStore(
-            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(),
-            **store_options(),
-        )  # fmt: skip
+        store, host, port = hold_store()
         environment[AGENT_STORE] = "True"
     else:
         assert topology.master_host and topology.master_port  # several nodes: topology.resolve() has checked
@@ -106,7 +112,7 @@ def _wait(
         codes = [child.poll() for child in children]
         failed, code = max(enumerate(codes), key=lambda each: _suspicion(each[1]))
         # The kernel closes the sockets of a killed process before it ends, so others may end first.
-        deadline = deadline or (time.monotonic() + _GRACE if code else 0.0)
+        deadline = deadline or (time.monotonic() + GRACE if code else 0.0)
         if None not in codes or _suspicion(code) > 2 or (code and time.monotonic() > deadline):
             break
         time.sleep(0.05)
@@ -118,12 +124,12 @@ def _wait(
         name = signal.Signals(-code).name
         print(f"rank {first_rank + failed} (pid {children[failed].pid}) was ended by {name}", file=sys.stderr)
     if asked:
-        _end(children, grace + _GRACE)
+        _end(children, grace + GRACE)
     else:
         for child in children:
             if child.poll() is None:
                 child.terminate()
-        _end(children, _GRACE)
+        _end(children, GRACE)
     return code if code > 0 else 128 - code
 
 
@@ -145,7 +151,7 @@ def _end(children: list[subprocess.Popen], seconds: float) -> None:
         except subprocess.TimeoutExpired:
             child.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a mount that hangs
-                child.wait(_GRACE)
+                child.wait(GRACE)
 
 
 def die_with_parent() -> None:

@@ -42,6 +42,7 @@ _number = 0  # the signal that this process got
 _reader: int | None = None  # the reading end of the pipe
 _store: "torch.distributed.Store | None" = None
 _rank, _token, _refused = 0, "", ""
+_deferred: Callable[[int], object] | None = None
 
 
 def asked() -> bool:
@@ -78,6 +79,12 @@ def identify(rank: int, token: str) -> None:
     """Name this process to the others of its job. token: only they know it; a request to stop has it."""
     global _rank, _token
     _rank, _token = rank, token
+
+
+def defer(report: Callable[[int], object]) -> None:
+    """Call report(number) for a signal. The job stops when somebody calls hear()."""
+    global _deferred
+    _deferred = report
 
 
 def watch(grace: float, store: "torch.distributed.Store | None" = None) -> None:
@@ -183,6 +190,9 @@ def _listen(reader: int) -> None:
 def _ask(number: int) -> None:
     global _code, _number
     _code, _number = _CODES.get(number, _code), number
+    if _deferred:
+        _deferred(number)
+        return
     if _asked.is_set():  # another process was faster
         return
     _stop()  # before any call that could block or fail: the log may be closed

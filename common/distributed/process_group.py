@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from common.console.arguments import OPERATION, Parser, positive_float, positive_int
-from common.distributed import devices, launcher, rendezvous
+from common.distributed import devices, launcher, members, ranks, rendezvous
 from common.ground import accelerator, exits
 from common.platform import network, platforms
 from common.platform.topology import Topology
@@ -51,6 +51,8 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
         if (size := torch.distributed.get_world_size()) > 1:
             raise exits.BadInput(f"a process group of {size} exists: call destroy_process_group() first")
         torch.distributed.destroy_process_group()
+    if members.current and not members.current.is_alone:
+        return members.current.options(topology, args.timeout)
     gpus = devices.count_gpus(args)
     if gpus and topology.source == "slurm":  # it may show each process only its own GPU
         gpus = platforms.count_in(os.environ, "SLURM_GPUS_ON_NODE") or gpus
@@ -129,7 +131,7 @@ def _leave_group(topology: Topology, error: BaseException | None) -> None:
 def _destroy_group() -> None:
     """Destroy the group of nccl, within 3 s. gloo's is not destroyed: in torch 2.1 this deadlocks if a thread
     of gloo waits for the interpreter's lock."""
-    if torch.distributed.get_backend() != "gloo":
+    if not ranks.uses_gloo():
         module = accelerator.of(accelerator.kind())
         device = module.current_device()
 

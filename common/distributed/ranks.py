@@ -13,6 +13,7 @@ from common.ground import accelerator
 from common.ground.exits import BadInput
 
 T = TypeVar("T")
+ELASTIC = "elastic"  # the backend of group.py, which is gloo
 
 
 def is_initialized() -> bool:
@@ -35,23 +36,29 @@ def is_first() -> bool:
     return rank() == 0
 
 
+def uses_gloo() -> bool:
+    """Return whether the processes communicate with gloo: on the CPU, or if several share a GPU."""
+    return torch.distributed.get_backend() in ("gloo", ELASTIC)
+
+
 def store() -> torch.distributed.Store | None:
     """Return the store of the default group, which all processes share; None in a job of one process."""
     return torch.distributed.distributed_c10d._get_default_store() if world_size() > 1 else None
 
 
-def broadcast_object(value: T) -> T:
-    """Return rank 0's value on every rank: tensors on the CPU and plain types, whose reading runs no code."""
+def broadcast_object(value: T, source: int = 0) -> T:
+    """Return the value of one rank on every rank: tensors on the CPU and plain types, whose reading runs no
+    code."""
     if world_size() == 1:
         return value
-    data = _encode(value if is_first() else None)
+    data = _encode(value if rank() == source else None)
     size = torch.tensor([len(data)], device=data.device)
-    torch.distributed.broadcast(size, 0)
-    if is_first():
-        torch.distributed.broadcast(data, 0)
+    torch.distributed.broadcast(size, source)
+    if rank() == source:
+        torch.distributed.broadcast(data, source)
         return value
     data = data.new_empty(int(size))
-    torch.distributed.broadcast(data, 0)
+    torch.distributed.broadcast(data, source)
     return _decode(data)
 
 
@@ -60,7 +67,7 @@ def _encode(value: object) -> torch.Tensor:
     buffer = io.BytesIO()
     torch.save(value, buffer)
     device = torch.device("cpu")
-    if torch.distributed.get_backend() != "gloo":
+    if not uses_gloo():
         device = torch.device(kind := accelerator.kind(), accelerator.of(kind).current_device())
     return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8).to(device)
 

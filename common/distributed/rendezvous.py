@@ -45,7 +45,7 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
     if topology.world_size == 1:
         return torch.distributed.HashStore()
     deadline = time.monotonic() + timeout
-    store = _connect(topology, timeout, deadline)
+    store = connect(topology, timeout, deadline)
     # A restarted job must not read the old values if torchrun's agent keeps its store. Rank 0's own store is
     # new, and then the counts may differ: an agent that came later has restarted less often.
     is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
@@ -76,7 +76,9 @@ def count_different(store: torch.distributed.Store, topology: Topology, name: st
     return store.add("names", 0)
 
 
-def _connect(topology: Topology, timeout: float, deadline: float) -> torch.distributed.Store:
+def connect(topology: Topology, timeout: float, deadline: float) -> torch.distributed.Store:
+    """Return a connection to the store at the master's address, which rank 0 holds. timeout, deadline: seconds,
+    and a time of time.monotonic(). Raises NoRendezvous."""
     others = os.environ.get(AGENT_STORE) == "True"
     holds_it = topology.rank == 0 and not others
     port = topology.master_port

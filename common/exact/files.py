@@ -52,6 +52,11 @@ def name_of(step: int) -> str:
     return f"step_{step}.pt"
 
 
+def step_of(path: str) -> int:
+    """Return the step of the checkpoint with this path."""
+    return int(os.path.basename(path).removeprefix("step_").removesuffix(".pt"))
+
+
 def write(path: str, state: dict, **facts: Any) -> None:
     """Write a checkpoint atomically, and next to it <path>.json with its checksum and `facts` (plain types).
 

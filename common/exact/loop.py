@@ -18,12 +18,14 @@ stop at the same step.
 
 import sys
 import time
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 import torch
 
+from common import __version__
 from common.compute.loss_means import LabelMean
-from common.distributed import preemption, ranks
+from common.distributed import members, preemption, ranks
 from common.exact.choose import choose
 from common.exact.nonfinite import Diverged, Guard, Verdict
 from common.exact.optimizer_steps import OptimizerSteps
@@ -48,6 +50,19 @@ class Due(NamedTuple):
 
     report: bool
     save: bool
+
+
+class _Finished(NamedTuple):
+    """What the members of a job keep after a step. due: what the step had still to do. counts: of RunState.
+    receipt: its state, and in `shared` the sums of steps that it does not cover. at: time.time()."""
+
+    step: int
+    due: Due
+    counts: dict[str, Any]
+    receipt: dict[str, Any]
+    shared: list[torch.Tensor]
+    running: torch.Tensor | None
+    at: float
 
 
 class Exact:
@@ -112,6 +127,12 @@ class Exact:
         self._late = False  # a save by time is due, or a save waits for an optimizer step
         self._report_late = self._has_asked = False  # a report by time is due on all ranks; was asked for
         self._last_save = self._last_report = time.monotonic()
+        self._members = members.current  # None in a job that ends with its first process
+        self._options = {f"--{name}": value for name, value in (learned or {}).items()}
+        self._changed = False  # the members wait for the end of the step
+        self.running: torch.Tensor | None = None  # figures since a report, on all ranks: a new member gets them
+        self._finished = _Finished(0, Due(False, False), {}, {}, [], None, time.time())  # the last step
+        self.pauses, self.began = 0.0, time.time()  # seconds that changes of members have cost; the first step
 
     @property
     def total_steps(self) -> int | None:
@@ -135,8 +156,10 @@ class Exact:
         """
         step = self._restore()
         if ranks.is_first():
-            self._saver.resume_at(step)
+            self._saver.resume_at(step, self._members is not None)
         self._begin(step)
+        if self._finished.due.save:
+            self.save()
         return step
 
     def accepts(self, loss: torch.Tensor) -> bool:
@@ -170,6 +193,8 @@ class Exact:
             self._vote(None)
         self._digests = None
         self._note(self._guard.end_step())
+        if self._members:
+            self._note(self._guard.settle())  # nothing about this step may be known later
         if self._replicas and self._guard.has_more:  # the first step, or a layer that was frozen until now
             self._digests = self._replicas.note(step)
         self._guard.has_more = False
@@ -177,15 +202,19 @@ class Exact:
             self.say(warning)
         self._waits = self._steps.end_batch() and not self._state.bad_in_a_row
         reports, saves = self._is_report_due(step), self._is_planned(step)
-        if self._replicas and (saves or reports or self._stop):
-            self._replicas.compare_steps(step, self._waits)
+        compares = saves or reports or self._stop
         if self._waits and step != self.total_steps:
             self._late, saves = saves, False
         elif self._stop or saves:
             reports = saves = True
         if reports:
             self._report_late, self._has_asked, self._last_report = False, False, time.monotonic()
-        return Due(reports, saves)
+        due = Due(reports, saves)
+        if self._members:
+            self._finish_step(step, due)
+        if self._replicas and compares:
+            self._replicas.compare_steps(step, self._waits)
+        return due
 
     def save(self) -> None:
         """Save, and exit if the process was asked to stop. Call it on every rank after a step, if end_step()
@@ -246,21 +275,67 @@ class Exact:
     def _restore(self) -> int:
         """Restore the checkpoint to continue from, on every rank, and return its step."""
         state = error = None
+        living = self._receive() if self._members else None
         if ranks.is_first():
             try:
-                state = self._choose()
+                state = self._choose(living)
             except BadInput as refused:
                 error = refused
         self._wait_for_first(error)
+        if living:
+            self._continue(living)
+            return living["step"]
         state = self._state.broadcast(state)
         if state and (self._state.is_sharded or not ranks.is_first()):
             self._state.restore(state)
         return state["step"] if state else 0
 
-    def _choose(self) -> dict | None:
-        """Return the state to continue from on rank 0, or None. Raises BadInput."""
+    def _receive(self) -> dict | None:
+        """Return the state after the last step that a member has finished; None if there was none."""
+        versions = {name: version(name) for name in ("torch", "numpy")} | {"bootfile": __version__}
+        self._members.arrive(self._options | self._state.identity | self._state.sampling | versions)
+        return self._members.share()
+
+    def _continue(self, living: dict) -> None:
+        """Go on from the state of a member, on every rank."""
+        self._state.load(living, self.total_steps or sys.maxsize)
+        self._state.run = living["run"]
+        finished = self._finished = _Finished(*living["finished"])
+        self._finished = finished._replace(due=Due(*finished.due))
+        self.loader.receipt.shared = list(finished.shared)
+        if self.running is not None and finished.running is not None:
+            self.running.copy_(finished.running)
+        since_save, since_report, self.pauses, self.began = living["times"]
+        now = time.monotonic()
+        self._last_save, self._last_report = now - since_save, now - since_report
+        self.pauses += time.time() - finished.at
+
+    def _finish_step(self, step: int, due: Due) -> None:
+        """Keep what a member that comes later needs besides the objects, whose values do not change until all
+        members have sent their parts of the next step."""
+        running = None if self.running is None else self.running.clone()
+        receipt = self.loader.receipt
+        self._finished = _Finished(
+            step, due, self._state.counts(), receipt.state_dict(), list(receipt.shared), running, time.time()
+        )
+        if self._changed and not self._stop:
+            raise members.Changed
+
+    def _keep(self) -> dict[str, Any]:
+        """Return the state after the last finished step. What a step has changed before it ended is undone."""
+        finished, now = self._finished, time.monotonic()
+        if self.loader.step != finished.step and (shards := getattr(self.forward, "exact_shards", None)):
+            shards.undo()
+        state = self._state.capture(finished.step) | finished.counts
+        state["objects"]["receipt"] = finished.receipt
+        times = now - self._last_save, now - self._last_report, self.pauses, self.began
+        plain = tuple(finished._replace(due=tuple(finished.due)))  # type: ignore[arg-type]
+        return state | {"finished": plain, "times": times}
+
+    def _choose(self, living: dict | None) -> dict | None:
+        """Return the state to continue from on rank 0, or None. living: that of a member. Raises BadInput."""
         self._state.check_saveable()
-        return self._load("auto")[1]
+        return living or self._load("auto")[1]
 
     def _load(self, wanted: str) -> tuple[str, dict | None]:
         """Return (path, state) as choose() does. The state is loaded, unless it is sharded."""
@@ -305,10 +380,18 @@ class Exact:
         self._first, self._ended, self._saved = step + 1, step, step
         self._warn_of_generators()
         if writes:
-            preemption.watch(self.grace, ranks.store())  # otherwise a signal ends the process at once
+            preemption.watch(self.grace, None if self._members else ranks.store())  # otherwise a signal ends the process at once
             exits.at_end("results", self._end)
             if not several:  # several would have to agree on a step
                 self.loader.call_when_stopped(lambda: self._save_waiting(step))
+        if self._members:
+            if not self._finished.counts:  # no member has finished a step
+                receipt = self.loader.receipt
+                receipt.shared = []
+                running = None if self.running is None else self.running.clone()
+                counts, at = self._state.counts(), time.time()
+                self._finished = _Finished(step, Due(False, False), counts, receipt.state_dict(), [], running, at)
+            self._members.begin(self._keep, step, self.say)
 
     def _count(self) -> int:
         """Return the number of steps, which end_step() and the loader count."""
@@ -336,7 +419,11 @@ class Exact:
             if self.report_every and not self._has_asked:
                 report = self._has_asked = self.report_every.has_passed(now - self._last_report)
         asked = preemption.asked() or bool(self._saver.hopeless)
-        return self._guard.vote(loss, asked, late, report)
+        changed = False
+        if self._members:
+            changed = self._members.due
+            self.loader.share()
+        return self._guard.vote(loss, asked, late, report, changed)
 
     def _is_report_due(self, step: int) -> bool:
         """Return whether a report is due; the same on every rank. If report_every counts seconds, one is also
@@ -367,6 +454,7 @@ class Exact:
                 self._refuse_mean()
         self._stop, self._late = self._stop or verdict.asked, self._late or verdict.late
         self._report_late |= verdict.report
+        self._changed |= verdict.changed
         state = self._state
         if not verdict.bad:
             state.bad_in_a_row = 0

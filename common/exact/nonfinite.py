@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
     """The result of one step. The flags are the same on every rank.
 
     bad: an optimizer step was skipped, or must be skipped.
-    asked, late, report: true if the flag was set on any rank; see Guard.vote().
+    asked, late, report, changed: true if the flag was set on any rank; see Guard.vote().
     loss, norm (of the gradients): floats of this process, for a loss that was not finite; else NaN.
     digests: the largest of each number in Guard.digests over all ranks.
     """
@@ -35,6 +35,7 @@ class Verdict(NamedTuple):
     asked: bool
     late: bool
     report: bool
+    changed: bool
     loss: float
     norm: float
     digests: list[float]
@@ -79,7 +80,9 @@ class Guard:
         """Return whether vote() was called in this step."""
         return bool(self._checks)
 
-    def vote(self, loss: torch.Tensor | None, asked: bool, late: bool, report: bool = False) -> bool:
+    def vote(
+        self, loss: torch.Tensor | None, asked: bool, late: bool, report: bool = False, changed: bool = False
+    ) -> bool:
         """Vote on a loss of a step after its backward(), on every rank, and return whether to take the
         optimizer step. If `ahead`, the answer is True: the optimizer itself takes or skips the step.
 
@@ -87,6 +90,7 @@ class Guard:
         asked: whether this process was asked to stop.
         late: whether a save is due by time.
         report: whether a report is due by time.
+        changed: whether other members wait for the end of a step, see members.py.
         """
         groups = [group for each in self.optimizers for group in each.param_groups]
         parameters = [each for group in groups for each in group["params"] if each.grad is not None]
@@ -96,7 +100,7 @@ class Guard:
         if loss is None:
             loss, parameters, gradients = self._nothing, [], []
         norm = torch.stack(torch._foreach_norm(gradients)).sum() if gradients else loss.new_zeros(())
-        flags = [_flag(each, norm) for each in (asked, late, report)]
+        flags = [_flag(each, norm) for each in (asked, late, report, changed)]
         loss = loss.detach().squeeze()  # a loss [1] is a scalar, too
         signs = torch.stack([~torch.isfinite(norm + loss), *flags]).float()
         if len(self.digests):
@@ -154,13 +158,13 @@ class Guard:
         self._outstanding = None
         if arrived:
             arrived.synchronize()
-        flags, digests = signs[:4].tolist(), signs[4:].tolist()
-        bad, asked, late, report = (flag > 0 for flag in flags)
+        flags, digests = signs[:5].tolist(), signs[5:].tolist()
+        bad, asked, late, report, changed = (flag > 0 for flag in flags)
         loss = norm = math.nan
         if bad:
             worst = max(checks, key=lambda check: check[0][0].item())
             loss, norm = worst[1].item(), worst[2].item()
-        return Verdict(bad, asked, late, report, loss, norm, digests)
+        return Verdict(bad, asked, late, report, changed, loss, norm, digests)
 
     @torch.no_grad()
     def _keep(self, bad: torch.Tensor | bool) -> None:

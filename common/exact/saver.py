@@ -125,9 +125,15 @@ class Saver:
         taken, self._digests = self._digests, []
         return taken
 
-    def resume_at(self, step: int) -> None:
-        """Record that the checkpoint of this step is on the disk. Delete the digests of later steps."""
-        self.step = self.durable = self._digested = step
+    def resume_at(self, step: int, from_memory: bool = False) -> None:
+        """Record that the checkpoint of this step is on the disk; from_memory: that of which step is. Delete
+        the digests of later steps."""
+        if from_memory:
+            newest = files.list_newest_first(self.checkpoints)[:1]
+            step_of_newest = files.step_of(newest[0]) if newest else 0
+            self.step = self.durable = self._digested = min(step, step_of_newest)
+        else:
+            self.step = self.durable = self._digested = step
         with contextlib.suppress(OSError, BadInput):  # a digest that is missing is not an error of the run
             digest.cut(self.folder, step)
             line = digest.read(self.folder).get(step)

@@ -67,7 +67,11 @@ class RunState:
             "weights": self.initial_weights,
             "arguments": self.settings,
             "sampling": self.sampling,
-        } | {name: getattr(self, name) for name in _COUNTS}
+        } | self.counts()
+
+    def counts(self) -> dict[str, Any]:
+        """Return the counts of bad steps and of evaluations."""
+        return {name: getattr(self, name) for name in _COUNTS}
 
     def check_saveable(self) -> None:
         """Raise BadInput if a checkpoint cannot hold the present state. Tensors are not copied."""

@@ -110,6 +110,7 @@ class Shards:
         self._losses: list[torch.Tensor] = []
         self._buffers: list[_Buffer] = []  # before the step
         self._after: list[_Buffer] = []  # after the first shard
+        self._before: list[_Buffer] = []  # before the last step that was begun
         self._is_open = False  # from the forward pass of a shard until add()
         self._steps = self._collectives = 0
         torch.set_num_threads(1)  # the sums inside an operator depend on the number of threads
@@ -195,6 +196,21 @@ class Shards:
         self._steps += 1
         return sum_rows(rows) / self.count
 
+    def undo(self) -> None:
+        """Set the buffers to their values before the last step that was begun, and forget its gradients."""
+        _write(self._before)
+        self.stop_finding()
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the rows [V, n] of all shards on every process. Of the given rows only this process's count;
+        all_reduce adds zeros to them, so nothing is rounded."""
+        part = slice(self.first, self.first + self.local)
+        whole = torch.zeros_like(rows)
+        whole[part] = rows[part]
+        if self.world_size > 1:
+            torch.distributed.all_reduce(whole)
+        return whole
+
     def rows(self, evaluate: Callable[[Iterable], torch.Tensor], loader: Any) -> torch.Tensor:
         """Return evaluate(batches), sums [n], for each part of a loader whose sampler was split, as the rows
         of this process's shards [V, n]. The other rows are zeros: all_reduce adds them in any order."""
@@ -213,7 +229,7 @@ class Shards:
         """Begin a shard with its first forward pass; the first shard remembers the buffers."""
         _check_settings()
         if not self._buffers:
-            self._buffers = _list_buffers(self._modules)
+            self._buffers = self._before = _list_buffers(self._modules)
         if self._is_open or not torch.is_grad_enabled():
             return
         self._is_open = True

@@ -61,6 +61,7 @@ class Log:
         self._unit = "images", 1  # what is counted for the speed, and how many a sample has
         self._result = ""  # text about the last evaluation
         self.lost = ""  # why receipt.bin is not whole, after finish()
+        self.members: Callable[[], dict[str, float]] = dict  # the figures of Members, if processes may be lost
         self._trains = False  # whether the job reports steps, and not only epochs of loading
         self._end_lap("imports and set-up")
 
@@ -79,6 +80,7 @@ class Log:
         scheduler: Any = None,
         run: str = "",
         states: Callable[[], list[tuple[int, str]]] = list,
+        repeats: bool = False,
     ) -> None:
         """Begin to report a training, or continue after `step`. Call it on every rank before the first step.
 
@@ -92,10 +94,12 @@ class Log:
         run: the id of the run for --tracker; a restart keeps it.
         states: returns (step, digest of the state) of checkpoints since its last call. They are the entry
             `states` of the next line in metrics.jsonl.
+        repeats: the report at `step` is written again.
         """
         self._end_lap("model and checkpoint")
         self.output.begin()
         self._loader, self._step, self._total_steps = loader, step, total_steps
+        self._repeats = repeats
         self._optimizer, self._scheduler, self._run, self._states = optimizer, scheduler, run, states
         self._since, self._waited, self._evaluating = time.monotonic(), loader.waited, 0.0
         self._start: dict[str, Any] = {
@@ -175,6 +179,7 @@ class Log:
             data_time=data_time,
             compute_time=elapsed - data_time,
             memory_mb=peak_memory(),
+            **self.members(),
             receipt=str(self._loader.receipt),
         )
 
@@ -322,7 +327,7 @@ class Log:
             os.makedirs(folder, exist_ok=True)
             if self._trackers is not None:
                 return
-            lost = _keep_lines(self._path, self._step)
+            lost = _keep_lines(self._path, self._step, self._repeats)
             starts.write(folder, self.args, **self._start, **({"lost": lost} if lost else {}))
             begun = [each.get("step") for each in starts.read(folder)]
             self._loader.receipt.begins_at(min(step for step in begun if type(step) is int))
@@ -330,7 +335,7 @@ class Log:
                 write_atomic(os.path.join(folder, CLASSES), json.dumps(self._class_names) + "\n")
             self._trackers = {}
             with self._reported("TensorBoard"):
-                self._trackers["TensorBoard"] = TensorBoard(folder, self._step)
+                self._trackers["TensorBoard"] = TensorBoard(folder, self._step - self._repeats)
             name = getattr(self.args, "tracker", None)
             takes_status = "KUBEFLOW_TRAINER_SERVER_URL" in os.environ  # the controller sets it
             if not name and not takes_status:
@@ -358,9 +363,9 @@ class Log:
             self.warn_once(f"warning: {what} are incomplete: {' '.join(str(error).split())}", tracker)
 
 
-def _keep_lines(path: str, step: int) -> dict[str, float] | None:
+def _keep_lines(path: str, step: int, repeats: bool = False) -> dict[str, float] | None:
     """Delete from a metrics.jsonl the reports after `step`, the evaluation at `step` (the checkpoint is
-    older) and unfinished lines. Return the step and time of the last report after `step`, or None."""
+    older), if it `repeats` also the report at `step`, and unfinished lines. Return the step and time of the last report after `step`, or None."""
     if not os.path.exists(path):
         return None
     kept, last = [], None
@@ -368,7 +373,7 @@ def _keep_lines(path: str, step: int) -> dict[str, float] | None:
         for line in file:
             try:
                 figures = json.loads(line)
-                if figures["step"] < step or (figures["step"] == step and "loss" in figures):
+                if figures["step"] < step or (figures["step"] == step and "loss" in figures and not repeats):
                     kept.append(line)
                 elif figures["step"] > step:
                     last = {"step": figures["step"], "time": figures["time"]}

@@ -27,7 +27,7 @@ from common.ground.exits import BadInput, print_line
 from common.ground.files import HOME, check_fstab, explained, is_at, is_url, opener
 from common.ground.heartbeat import watched
 from common.ground.results import CHECKPOINTS, WEIGHTS, checkpoints
-from common.platform.platforms import STARTED_BY
+from common.platform.platforms import HELD, STARTED_BY
 from common.platform.topology import Topology
 from common.run.folder_lease import FolderLease, find_local_locks
 
@@ -66,7 +66,7 @@ class Output:
         The lock is a record lock (lockf): a child does not inherit it, and it ends with the process. It also
         ends when the process closes the file, so only this method opens it.
         """
-        if self._lock:
+        if self._lock or HELD in os.environ:  # by the process that has started this one
             return
         path, made = os.path.join(self.folder, LOCK), _missing(self.folder)
         deadline = time.monotonic() + _BUSY

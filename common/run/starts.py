@@ -121,7 +121,7 @@ def describe(
         local = batch // world_size
         processes, hint = "1 process", ""
         if world_size > 1:
-            owns_gpu = torch.distributed.get_backend() != "gloo"  # gloo: on the CPU, or several share a GPU
+            owns_gpu = not ranks.uses_gloo()
             processes = f"{world_size} {'GPUs' if owns_gpu else 'processes'}"
             if not getattr(args, "batch_size_per_gpu", None):
                 hint = f" (--batch_size_per_gpu {batch}: {batch} each)"

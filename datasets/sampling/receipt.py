@@ -46,6 +46,7 @@ class Receipt:
         self._begun = 0, bytes(8)  # the step and the digest before the first record of this start
         self._first: int | None = None  # the step before the first record of FILE, if it is known
         self._warned: set[str] = set()
+        self.shared: list[torch.Tensor] | None = None  # sums of all ranks, of steps that were not chained
 
     def add(self, ids: np.ndarray, labels: np.ndarray, crops: Sequence[np.ndarray] = ()) -> None:
         """Add one batch. ids, labels: int64 [n]; crops: arrays [n] of integers, booleans or float32. Several

@@ -1,0 +1,254 @@
+"""A job that goes on when processes die, are stopped, are cut off or come: the side of a process.
+
+agent.py starts the processes of a node, and decides who the *members* of the job are. With each change of
+them a new *generation* begins. main() runs in a process
+
+    1. alone, up to checkpoint.resume(): packages and data are loaded. Then the process is a spare
+    2. as a member. checkpoint.resume() goes on from the memory of the member that is furthest
+    3. again, in every generation: Changed ends main() inside a collective or after a step, and what the
+       process knows of its last step stays in memory
+
+So a change is a restart of main() in processes that stay alive. Nothing is read from the disk for it.
+"""
+
+import contextlib
+import datetime
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from common.distributed import preemption, ranks
+from common.ground import exits
+from common.ground.exits import BadInput
+from common.platform.platforms import MEMBER
+
+HEARTBEAT, SILENCE = 0.25, 2.0  # seconds between heartbeats; without one a process is gone
+_POLL = 0.005  # seconds, while the members of a generation arrive
+_TIMEOUT = datetime.timedelta(seconds=300)
+
+current: "Members | None" = None  # of this process, if an agent has started it
+
+
+class Changed(BaseException):
+    """The members change: main() ends, and runs again. Not an Exception, which a job may catch."""
+
+
+class Plan(NamedTuple):
+    """The members of a generation. ids: names by rank. nodes, pids: of each. said: why it differs from the
+    last one. lost: processes that were lost so far."""
+
+    generation: int
+    ids: list[str]
+    nodes: list[int]
+    pids: list[int]
+    said: list[str]
+    lost: int
+
+    @staticmethod
+    def key(generation: int) -> str:
+        return f"plan/{generation}"
+
+    def place(self, name: str) -> dict[str, str]:
+        """Return the variables of a launcher for this process. If the nodes have different numbers of
+        processes, each one counts as a node."""
+        rank = self.ids.index(name)
+        count = self.nodes.count(self.nodes[rank])
+        is_even = all(self.nodes.count(each) == count for each in self.nodes)
+        local = rank - self.nodes.index(self.nodes[rank]) if is_even else 0
+        numbers = {"RANK": rank, "WORLD_SIZE": len(self.ids), "LOCAL_RANK": local}
+        numbers["LOCAL_WORLD_SIZE"] = count if is_even else 1
+        return {key: str(number) for key, number in numbers.items()}
+
+
+def run(main: Callable[[], object]) -> None:
+    """Run the main() of a job, and run it again when the members change."""
+    global current
+    current = Members(os.environ[MEMBER])
+    while True:
+        try:
+            with current.silence():
+                main()
+            return
+        except Changed:
+            pass
+        current.leave_group()
+        current.join()
+
+
+def connect() -> torch.distributed.Store:
+    """Return a connection of its own to the store that the agent of node 0 holds."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = torch.distributed.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_TIMEOUT)
+    return torch.distributed.PrefixStore("members", store)
+
+
+class Members:
+    """This process among the members of the job.
+
+    name: unique in the job. is_alone: before it is a member. plan: of its generation.
+    due: whether the next generation waits for the end of a step; all members have to agree on the step.
+    keep: returns the state after the last step; set by the Checkpointer, until then the state stays that of
+    the last generation.
+    """
+
+    def __init__(self, name: str):
+        self.name, self.is_alone, self.due = name, True, False
+        self.plan = Plan(-1, [], [], [], [], 0)
+        self.keep: Callable[[], dict[str, Any]] | None = None
+        self.kept: dict[str, Any] | None = None
+        self._store = connect()
+        self._has_lost = threading.Event()  # a member of this generation
+        self._stop, self._number = False, 0
+        self._voice = contextlib.ExitStack()
+        preemption.defer(self._note_signal)
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+
+    def arrive(self, facts: dict[str, Any]) -> None:
+        """Say in resume() what this process would train. If it runs alone, main() ends here, and the process
+        waits until it is a member. Raises BadInput if the members train something else."""
+        if self.is_alone:
+            self._store.set(f"ready/{self.name}", json.dumps(facts, sort_keys=True, default=str))
+            self._store.add("news", 1)
+            raise Changed
+
+    def share(self) -> dict[str, Any] | None:
+        """Return on all ranks the state of the member that is furthest; None if nobody has one."""
+        steps = ranks.gather_objects(self.kept["step"] if self.kept else -1)
+        furthest = max(steps)
+        if furthest < 0:
+            return None
+        state = self.kept if self.kept and self.kept["step"] == furthest else None
+        if min(steps) < furthest:
+            received = ranks.broadcast_object(state, steps.index(furthest))
+            state = state or received
+        self.kept = state
+        return state
+
+    def begin(self, keep: Callable[[], dict[str, Any]], step: int, say: Callable[[str], object]) -> None:
+        """Begin to train after `step`. keep: see the class. say: prints a line on rank 0."""
+        self.keep, self.kept = keep, None
+        self._voice.close()
+        plan, count = self.plan, len(self.plan.ids)
+        if plan.said:
+            say(f"{'; '.join(plan.said)}; {count} process{'es' * (count > 1)} continue at step {step}")
+        say(f"generation {plan.generation + 1}: pids {' '.join(map(str, plan.pids))}")
+
+    def figures(self, pauses: float) -> dict[str, float]:
+        """Return the figures of a report. pauses: seconds that changes have cost."""
+        return {
+            "generations": self.plan.generation + 1, "lost_processes": self.plan.lost,
+            "lost_seconds": round(pauses, 3),
+        }  # fmt: skip
+
+    def options(self, topology: Any, timeout: float) -> dict[str, Any]:
+        """Return the arguments of init_process_group() for this generation."""
+        from common.distributed.group import Group  # only such a job needs it
+
+        Group.gives_up = staticmethod(self._has_lost.is_set)
+        Group.failed = staticmethod(self._fail)
+        store = torch.distributed.PrefixStore(f"group/{self.plan.generation}", connect())
+        return {
+            "backend": ranks.ELASTIC, "store": store, "rank": topology.rank,
+            "world_size": topology.world_size, "timeout": datetime.timedelta(seconds=timeout),
+        }  # fmt: skip
+
+    def leave_group(self) -> None:
+        """Close what main() has opened. The state stays."""
+        if self.keep:
+            self.kept, self.keep = self.keep(), None
+        self._voice.close()
+        exits.end(Changed())
+        if torch.distributed.is_initialized():
+            group = torch.distributed.group.WORLD
+            getattr(group, "leave", lambda: None)()
+            torch.distributed.destroy_process_group()
+        self.is_alone = False
+
+    def join(self) -> None:
+        """Wait until this process is a member, and all others have arrived. Raises BadInput if it is refused;
+        ends the process if it was asked to leave."""
+        generation = self.plan.generation + 1
+        while True:
+            if not self._has(Plan.key(generation)):
+                time.sleep(_POLL)
+                if reason := self._read(f"refused/{self.name}"):
+                    raise BadInput(reason)
+                continue
+            if self._has(Plan.key(generation + 1)):
+                generation += 1
+                continue
+            plan = Plan(*json.loads(self._store.get(Plan.key(generation))))
+            if self.name in plan.ids and self._meet(plan):
+                break
+            if self._number and self.name not in plan.ids:
+                exits.print_line(f"process {self.name} leaves, as asked; the others go on")
+                exits.leave(preemption.exit_code())
+            generation += self.name not in plan.ids
+        self.plan, self.due = plan, False
+        self._has_lost.clear()
+        os.environ.update(plan.place(self.name))
+        exits.STARTED = time.monotonic()
+
+    def silence(self) -> contextlib.AbstractContextManager:
+        """Print nothing until begin(), in a generation that is not the first: it was printed before."""
+        if self.is_alone or self.plan.generation > 0:
+            self._voice.enter_context(contextlib.redirect_stdout(self._voice.enter_context(open(os.devnull, "w"))))
+        return self._voice
+
+    def _meet(self, plan: Plan) -> bool:
+        """Return whether all members have arrived; False if there is another plan before."""
+        self._store.set(f"here/{plan.generation}/{self.name}", "")
+        keys = [f"here/{plan.generation}/{each}" for each in plan.ids]
+        while not self._store.check(keys):
+            if self._has(Plan.key(plan.generation + 1)):
+                return False
+            time.sleep(_POLL)
+        return True
+
+    def _has(self, key: str) -> bool:
+        return self._store.check([key])
+
+    def _read(self, key: str) -> str:
+        return self._store.get(key).decode() if self._has(key) else ""
+
+    def _fail(self, error: RuntimeError) -> None:
+        """End main() after an error of a collective: another process is gone. The agent is told, should it
+        not know."""
+        self._store.set(f"broken/{self.plan.generation}", str(error))
+        self._store.add("news", 1)
+        raise Changed from None
+
+    def _note_signal(self, number: int) -> None:
+        self._number = number
+
+    def _beat(self) -> None:
+        try:
+            self._beat_until_end(connect())
+        except RuntimeError as error:
+            first_line = next(iter(str(error).splitlines()), "")
+            exits.say_error(f"process {self.name} lost contact with node 0, which knows the members: {first_line}")
+            exits.leave(exits.LOST_CONTACT)
+
+    def _beat_until_end(self, store: torch.distributed.Store) -> None:
+        has_told = False
+        while True:
+            store.add(f"beat/{self.name}", 1)
+            if self._number and not has_told:
+                has_told = True
+                store.set(f"asked/{self.name}", str(self._number))
+                store.add("news", 1)
+            if not self._stop and store.check(["stop"]):
+                self._stop = True
+                preemption.hear(ranks.rank(), int(store.get("stop")))
+            following = Plan.key(self.plan.generation + 1)
+            if not self.due and self.plan.ids and store.check([following]):
+                plan = Plan(*json.loads(store.get(following)))
+                if not {*self.plan.ids} <= {*plan.ids}:
+                    self._has_lost.set()
+                self.due = True
+            time.sleep(HEARTBEAT)

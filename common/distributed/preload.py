@@ -1,0 +1,14 @@
+"""What a job imports late: agent.py lets the process import it from which it forks the others."""
+
+import contextlib
+import gc
+import importlib
+import threading
+
+from tqdm import tqdm
+
+for _name in ("torch._dynamo", "torch.utils.tensorboard", "sklearn.datasets", "common.exact.replicas"):
+    with contextlib.suppress(ImportError):
+        importlib.import_module(_name)
+tqdm.set_lock(threading.RLock())  # its own lock is one of all processes, which a killed one would leave behind
+gc.freeze()  # else the end of each fork visits all objects of PyTorch, which takes a second
