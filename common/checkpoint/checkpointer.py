@@ -202,10 +202,11 @@ class Checkpointer(Exact):
             self._load_weights(given)
         return step
 
-    def _choose(self, living: dict | None) -> dict | None:
-        if living:
-            self._wanted = "auto"
-            return living
+    def _continue(self, living: dict) -> None:
+        super()._continue(living)
+        self._wanted = "auto"  # a process that comes did not open the output folder
+
+    def _choose(self) -> dict | None:
         if self._writes:
             self._state.check_saveable()
             self._mirror = resume.take_output(self.args, self.output, self._is_own, self.args.keep)

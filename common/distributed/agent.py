@@ -37,6 +37,7 @@ OPTION: dict[str, Any] = {
 }
 _OLDEST = (2, 6)  # release of torch: a fork aborts at its end in 2.1
 _POLL = 0.05  # seconds
+_CALM = 1.0  # seconds after a change until a spare is forked: the others begin again meanwhile
 _PATIENCE = 1.0  # seconds from a signal to one node until it counts as one for this node only
 _MOST_DEATHS = 5  # in a row, of processes that did not become members
 _ENDS = {exits.BAD_INPUT, exits.NOT_SAVED, exits.DIVERGED, 1}  # exit codes that end the job
@@ -85,6 +86,7 @@ class _Agent:
         self._children: dict[str, Any] = {}  # name -> multiprocessing.Process
         self._asked = 0  # the signal that this agent got
         self._deaths = 0
+        self._spare_at = 0.0  # time.monotonic() from which a spare may use the cores; 0: nobody trains yet
         self._code = 0  # of the job
         self._ends_at = 0.0  # time.monotonic() of SIGKILL to what still runs
         self._is_over = False
@@ -132,7 +134,11 @@ class _Agent:
 
     def _fork(self) -> None:
         """Fork what is missing: the processes of the node, and a spare."""
-        while not self._is_over and len(self._children) <= self._topology.processes_per_node:
+        now, count = time.monotonic(), self._topology.processes_per_node
+        if not self._spare_at and self._store.check([Plan.key(0)]):
+            self._spare_at = now + _CALM
+        has_spare = not 0 < self._spare_at < now
+        while not self._is_over and not self._asked and len(self._children) < count + 1 - has_spare:
             name = f"{self._topology.node_rank}.{self._store.add('names', 1)}"
             given = {MEMBER: name, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
             child = self._context.Process(target=_run, args=(given, entry.main_of_job), name=name)
@@ -154,6 +160,7 @@ class _Agent:
         """Decide what the end of a process means: the end of the job, of its part here, or its replacement."""
         was_member = self._store.check([f"member/{name}"])
         self._deaths = 0 if was_member else self._deaths + 1
+        self._spare_at = time.monotonic() + _CALM if self._spare_at else 0.0
         reason = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         self._store.set(f"gone/{name}", reason)
         self._store.add("news", 1)
@@ -302,14 +309,15 @@ class Roll:
             return
         if any(_read(self._store, f"gone/{name}") == "exit code 0" for name in self._plan.ids):
             return  # the job is done
+        if self._store.check([f"begun/{self._plan.generation}"]):  # else nobody has said it
+            self._said = self._said[len(self._plan.said) :]
         self._said += [f"process {name} leaves, as asked" for name in old if name in leaves]
         came = [name for name in ids if name not in self._plan.ids]
         if came and self._plan.generation >= 0:
             self._said.append(f"{len(came)} process{'es' * (len(came) > 1)} joined on node {node_of(came[0])}")
         nodes = [node_of(name) for name in ids]
         pids = [self._known[name]["pid"] for name in ids]
-        self._plan = Plan(self._plan.generation + 1, ids, nodes, pids, self._said, self._lost)
-        self._said = []
+        self._plan = Plan(self._plan.generation + 1, ids, nodes, pids, [*self._said], self._lost)
         for name in came:
             self._store.set(f"member/{name}", "")
         self._store.set(Plan.key(self._plan.generation), json.dumps(self._plan))

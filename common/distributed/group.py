@@ -55,9 +55,10 @@ class Group(ProcessGroup):
             raise broken from None
 
     def leave(self) -> None:
-        """Let gloo go, unless a collective still waits."""
+        """Let gloo go, with its threads, unless a collective still waits."""
         if self._last and not self._last.is_completed():
             _stuck.append(self._gloo)
+        del self._last, self._gloo  # not later: other objects may refer to this group
 
 
 class _Work(torch._C._distributed_c10d.Work):

@@ -136,6 +136,7 @@ class Members:
         plan, count = self.plan, len(self.plan.ids)
         if plan.said:
             say(f"{'; '.join(plan.said)}; {count} process{'es' * (count > 1)} continue at step {step}")
+        self._store.set(f"begun/{plan.generation}", "")
         say(f"generation {plan.generation + 1}: pids {' '.join(map(str, plan.pids))}")
 
     def figures(self, pauses: float) -> dict[str, float]:
@@ -192,6 +193,7 @@ class Members:
         self.plan, self.due = plan, False
         self._has_lost.clear()
         os.environ.update(plan.place(self.name))
+        preemption.identify(plan.ids.index(self.name), "")
         exits.STARTED = time.monotonic()
 
     def silence(self) -> contextlib.AbstractContextManager:

@@ -275,16 +275,15 @@ class Exact:
     def _restore(self) -> int:
         """Restore the checkpoint to continue from, on every rank, and return its step."""
         state = error = None
-        living = self._receive() if self._members else None
+        if living := self._receive() if self._members else None:
+            self._continue(living)
+            return living["step"]
         if ranks.is_first():
             try:
-                state = self._choose(living)
+                state = self._choose()
             except BadInput as refused:
                 error = refused
         self._wait_for_first(error)
-        if living:
-            self._continue(living)
-            return living["step"]
         state = self._state.broadcast(state)
         if state and (self._state.is_sharded or not ranks.is_first()):
             self._state.restore(state)
@@ -324,6 +323,7 @@ class Exact:
     def _keep(self) -> dict[str, Any]:
         """Return the state after the last finished step. What a step has changed before it ended is undone."""
         finished, now = self._finished, time.monotonic()
+        self._label_mean.stop(torch.device("cpu"))
         if self.loader.step != finished.step and (shards := getattr(self.forward, "exact_shards", None)):
             shards.undo()
         state = self._state.capture(finished.step) | finished.counts
@@ -332,10 +332,10 @@ class Exact:
         plain = tuple(finished._replace(due=tuple(finished.due)))  # type: ignore[arg-type]
         return state | {"finished": plain, "times": times}
 
-    def _choose(self, living: dict | None) -> dict | None:
-        """Return the state to continue from on rank 0, or None. living: that of a member. Raises BadInput."""
+    def _choose(self) -> dict | None:
+        """Return the state to continue from on rank 0, or None. Raises BadInput."""
         self._state.check_saveable()
-        return living or self._load("auto")[1]
+        return self._load("auto")[1]
 
     def _load(self, wanted: str) -> tuple[str, dict | None]:
         """Return (path, state) as choose() does. The state is loaded, unless it is sharded."""
@@ -511,6 +511,7 @@ class Exact:
     def _end(self, error: BaseException | None) -> None:
         if error:
             self._saver.wait(_LAST_WRITE)
+            self._saver.stop()
         else:
             self.close()
 

@@ -154,6 +154,10 @@ class Saver:
         if self._write:
             concurrent.futures.wait([self._write], seconds)
 
+    def stop(self) -> None:
+        """End the thread that writes, after its last write."""
+        self._pool.shutdown(wait=False)
+
     def finish(self) -> list[str]:
         """Wait for the last write. Return the reasons why files are missing."""
         self.collect(wait=True)

@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from common.console import arguments
 from common.distributed import ranks
+from common.distributed.members import Changed
 from common.ground import accelerator, exits
 from common.ground.data_sets import check_map_style, class_names_of
 from common.ground.exits import MissingPackage, printable
@@ -107,7 +108,7 @@ class Log:
             "training data": loader.receipt.fingerprint, "data backend": getattr(loader, "backend", ""),
             "sampling": getattr(loader, "sampling", {}),
         }  # fmt: skip
-        exits.at_success("results", self.finish)
+        exits.at_end("results", self._end)
         if model is None or not ranks.is_first():
             return
         folder = str(self.output), self.output.folder
@@ -247,7 +248,17 @@ class Log:
         with self._reported():
             if self._trackers is not None and (states := dict(self._states())):  # no evaluation at the end
                 append_json_line(self._path, {"step": max(states), "states": states})
-        for name, tracker in (self._trackers or {}).items():
+        self._close_trackers()
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is None:
+            self.finish()
+        elif isinstance(error, Changed):  # this process continues
+            self._close_trackers()
+
+    def _close_trackers(self) -> None:
+        trackers, self._trackers = self._trackers, {}
+        for name, tracker in (trackers or {}).items():
             with self._reported(name):
                 tracker.finish()
 

@@ -152,7 +152,11 @@ def _parts(value: Any) -> Iterable[tuple[str, Any]]:
     parts: dict[str, Any] = {}
     if isinstance(value, list | tuple | set | frozenset | collections.deque | dict) and len(value) < _DATA:
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        parts = {str(key): each for key, each in items}
+        # the text of a tensor, which may be a key, takes milliseconds
+        parts = {
+            str(key) if isinstance(key, str | int) else f"{type(key).__name__} {place}": each
+            for place, (key, each) in enumerate(items)
+        }
     if isinstance(value, functools.partial):
         return [("func", value.func), *_parts(value.args), *_parts(value.keywords)]
     if isinstance(value, functools._lru_cache_wrapper):

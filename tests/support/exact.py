@@ -17,6 +17,9 @@ _OF_TIME = {
     "compute_time",
     "memory_mb",
     "states",
+    "generations",
+    "lost_processes",
+    "lost_seconds",
 }
 
 

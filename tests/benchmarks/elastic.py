@@ -1,0 +1,128 @@
+"""Kill processes of train_exact.py --elastic for minutes, and compare the work and the bits with a whole run.
+
+    python -m tests.benchmarks.elastic                        4 processes, a SIGKILL every 10 s for 10 minutes
+    python -m tests.benchmarks.elastic --seconds 120 --pause 0.1
+
+Every third time two processes die at once, every fourth time it is rank 0, and every fifth time the same rank
+dies again as soon as the others go on. The figures:
+
+    useful share     steps x the time of a step of an undisturbed run of the same processes / wall time; the
+                     time has its part of evaluations and saves
+    longest stall    the longest time between two steps, less that of a step
+    generations      how often the members changed, and once more
+    bits             whether states, samples, figures and weights are those of one process without a kill
+
+--pause SECONDS: a pause in each shard, for a step that mostly waits, as for a GPU.
+"""
+
+import argparse
+import os
+import random
+import signal
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+from tests.benchmarks.rounds import conditions, make_parser
+from tests.support.elastic import JOB, ElasticRun, slow_job
+from tests.support.exact import facts
+
+
+def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Run the job without and with kills, print the figures, and return them."""
+    job = slow_job(folder / "job.py", args.pause)
+    options = [*JOB, f"--batch_size={args.batch_size}", f"--epochs={args.epochs}", f"--width={args.width}"]
+    several = [*options, f"--processes_per_node={args.processes}", "--elastic=true"]
+
+    quiet = ElasticRun(job, *several, f"--output_dir={folder / 'quiet'}")
+    quiet.wait_until(lambda each: each.step >= args.steps)
+    quiet.kill()
+    (first_at, first), (last_at, last) = quiet.steps[0], quiet.steps[-1]
+    step = (last_at - first_at) / (last - first)
+
+    killed = ElasticRun(job, *several, f"--output_dir={folder / 'killed'}")
+    killed.wait_until(lambda each: each.step >= 1)
+    begun = killed.steps[0][0]
+    deaths = _kill_for(killed, args, begun)
+    ended = time.monotonic()
+    end = next(number for at, number in reversed(killed.steps) if at <= ended)
+    stalls = sorted(later - earlier - step for (earlier, _), (later, _) in _pairs(killed.steps) if later <= ended)
+    os.kill(killed.process.pid, signal.SIGTERM)  # it saves, and ends
+    code = killed.finish()
+
+    last = killed.step
+    two = ("--processes_per_node=2", f"--output_dir={folder / 'whole'}")  # their bits are those of one process
+    whole = ElasticRun("jobs/train_exact.py", *options, *two)
+    whole.wait_until(lambda each: each.step >= last, timeout=3600)
+    os.kill(whole.process.pid, signal.SIGTERM)
+    whole.finish()
+    figures = {
+        "useful share": (end - killed.steps[0][1]) * step / (ended - begun),
+        "longest stall": stalls[-1],
+        "median of the stalls": statistics.median([each for each in stalls if each > 2 * step] or [0.0]),
+        "generations": killed.generation,
+        "lost processes": deaths,
+        "seconds": ended - begun,
+        "steps": end,
+        "a step": step,
+    }
+    for name, figure in figures.items():
+        print(f"{name:<22}{figure:>10.3f}", flush=True)
+    assert code == 143, killed.lines
+    print("bits                  ", _compare(folder / "killed", folder / "whole", last))
+    return figures
+
+
+def _kill_for(job: ElasticRun, args: argparse.Namespace, begun: float) -> int:
+    """Kill processes until the time has passed, and return how many."""
+    chance, deaths = random.Random(args.seed), 0
+    for number in range(1, int(args.seconds / args.every)):
+        time.sleep(max(0.0, begun + number * args.every - time.monotonic()))
+        rank = 0 if number % 4 == 0 else chance.randrange(len(job.pids))
+        ranks = {rank, (rank + 1) % len(job.pids)} if number % 3 == 0 else {rank}
+        generation = job.generation
+        deaths += len(job.signal(signal.SIGKILL, *ranks))
+        if number % 5 == 0:
+            job.wait_until(lambda each, before=generation: each.generation > before)
+            deaths += len(job.signal(signal.SIGKILL, rank))
+        if job.process.poll() is not None:
+            raise AssertionError("\n".join(job.lines))
+    time.sleep(max(0.0, begun + args.seconds - time.monotonic()))
+    return deaths
+
+
+def _compare(killed: Path, whole: Path, last: int) -> str:
+    """Return "equal", or what differs. The runs were stopped: only what both have done is compared."""
+    here, there = facts(killed), facts(whole)
+    differences = [
+        name
+        for name in ("state", "weights")
+        for key in (here[name].keys() & there[name].keys()) - {last, "best.pth"}
+        if here[name][key] != there[name][key]
+    ]
+    figures = [[line for line in each["figures"] if line["step"] < last] for each in (here, there)]
+    differences += ["figures"] * (figures[0] != figures[1])
+    common = min(len(here["samples"]), len(there["samples"]))
+    differences += ["samples"] * (here["samples"][:common] != there["samples"][:common])
+    return f"DIFFERENT: {', '.join(differences)}" if differences else f"equal in {last} steps"
+
+
+def _pairs(steps: list[tuple[float, int]]):
+    return zip(steps, steps[1:], strict=False)
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    for name, default in (("processes", 4), ("batch_size", 256), ("width", 16), ("epochs", 4000), ("seed", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=60, help="of the undisturbed run (default: 60)")
+    for name, value in (("seconds", 600.0), ("every", 10.0), ("pause", 0.0)):
+        parser.add_argument(f"--{name}", type=float, default=value, help="default: %(default)s")
+    args = parser.parse_args()
+    with conditions(), tempfile.TemporaryDirectory() as folder:
+        measure(args, Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""A job with --elastic true, as a user starts it: its processes by rank, and when it finished each step."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from tests.conftest import ROOT, environment
+from tests.support.exact import changed
+
+JOB = ("--dataset=digits", "--width=8", "--batch_size=256", "--report_every=1", "--lr=0.05")
+_STEP = re.compile(r"(?:\[node \d+\] )?epoch=\d+ step=(\d+) loss=")
+_PIDS = re.compile(r"(?:\[node \d+\] )?generation (\d+): pids ([\d ]+)")
+
+
+class ElasticRun:
+    """A run, whose output a thread reads. steps: (time.monotonic(), step) of each report. pids: by rank, of
+    the present generation. generation: counted from 1; 0 before the first. lines: all others."""
+
+    def __init__(self, *command: str | Path):
+        self.steps: list[tuple[float, int]] = []
+        self.pids: list[int] = []
+        self.generation, self.lines = 0, list[str]()
+        self.process = subprocess.Popen(
+            [sys.executable, *map(str, command)], cwd=ROOT, env=environment(), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def step(self) -> int:
+        return self.steps[-1][1] if self.steps else 0
+
+    def wait_until(self, condition, timeout: float = 120) -> None:
+        """Wait until condition(self) is true after a line. Raises AssertionError with the output."""
+        with self._news:
+            is_true = self._news.wait_for(lambda: condition(self) or self.process.poll() is not None, timeout)
+        assert is_true and condition(self), "\n".join(self.lines)
+
+    def signal(self, number: int, *ranks: int) -> list[int]:
+        """Send a signal to processes of the present generation, and return their ids."""
+        pids = [self.pids[rank] for rank in ranks]
+        for pid in pids:
+            os.kill(pid, number)
+        return pids
+
+    def finish(self, timeout: float = 300) -> int:
+        """Wait for the end, and return the exit code."""
+        try:
+            code = self.process.wait(timeout)
+        finally:
+            self.kill()
+        self._reader.join(10)
+        return code
+
+    def kill(self) -> None:
+        """End the job and all its processes."""
+        for pid in [*self.pids]:
+            _kill(pid)
+        _kill(self.process.pid)
+
+    def _read(self) -> None:
+        for line in self.process.stdout:
+            with self._news:
+                if match := _STEP.match(line):
+                    self.steps.append((time.monotonic(), int(match[1])))
+                else:
+                    self.lines.append(line.rstrip())
+                if match := _PIDS.match(line):
+                    self.generation, self.pids = int(match[1]), [*map(int, match[2].split())]
+                self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def slow_job(path: Path, seconds: float) -> Path:
+    """Write train_exact.py with a pause in each shard, and return its path: a step that mostly waits."""
+    line = "            loss.backward()\n"
+    return changed("train_exact.py", path, (line, f"{line}            __import__('time').sleep({seconds})\n"))
