@@ -98,6 +98,7 @@ class Checkpointer(Exact):
 
     def _repeat_what_was_due(self, scheduler: Any) -> None:
         """Report and save after the last finished step if it had to: rank 0 may have been lost before that."""
+        self._members.say(self._finished.step, self.say)
         self.log.members = lambda: self._members.figures(self.pauses)
         due = self._finished.due
         if due.report and self.running is not None:

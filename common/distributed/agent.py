@@ -37,6 +37,7 @@ OPTION: dict[str, Any] = {
 }
 _OLDEST = (2, 6)  # release of torch: a fork aborts at its end in 2.1
 _POLL = 0.05  # seconds
+_SPARES = 2  # of a node: two processes may die at once
 _CALM = 1.0  # seconds after a change until a spare is forked: the others begin again meanwhile
 _PATIENCE = 1.0  # seconds from a signal to one node until it counts as one for this node only
 _MOST_DEATHS = 5  # in a row, of processes that did not become members
@@ -137,8 +138,8 @@ class _Agent:
         now, count = time.monotonic(), self._topology.processes_per_node
         if not self._spare_at and self._store.check([Plan.key(0)]):
             self._spare_at = now + _CALM
-        has_spare = not 0 < self._spare_at < now
-        while not self._is_over and not self._asked and len(self._children) < count + 1 - has_spare:
+        spares = _SPARES if 0 < self._spare_at < now else 0
+        while not self._is_over and not self._asked and len(self._children) < count + spares:
             name = f"{self._topology.node_rank}.{self._store.add('names', 1)}"
             given = {MEMBER: name, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
             child = self._context.Process(target=_run, args=(given, entry.main_of_job), name=name)

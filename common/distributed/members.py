@@ -28,7 +28,7 @@ from common.ground.exits import BadInput
 from common.platform.platforms import MEMBER
 
 HEARTBEAT, SILENCE = 0.25, 2.0  # seconds between heartbeats; without one a process is gone
-_POLL = 0.005  # seconds, while the members of a generation arrive
+_POLL, _LOOK = 0.005, 0.05  # seconds between looks for others that arrive, and for the next generation
 _TIMEOUT = datetime.timedelta(seconds=300)
 
 current: "Members | None" = None  # of this process, if an agent has started it
@@ -124,14 +124,21 @@ class Members:
             return None
         state = self.kept if self.kept and self.kept["step"] == furthest else None
         if min(steps) < furthest:
-            received = ranks.broadcast_object(state, steps.index(furthest))
-            state = state or received
+            state = ranks.broadcast_object(state, steps.index(furthest), is_known=state is not None)
         self.kept = state
         return state
 
-    def begin(self, keep: Callable[[], dict[str, Any]], step: int, say: Callable[[str], object]) -> None:
-        """Begin to train after `step`. keep: see the class. say: prints a line on rank 0."""
+    def check(self) -> None:
+        """End main() if a member is lost: the step cannot be finished. Call it between two parts of a step."""
+        if self._has_lost.is_set():
+            raise Changed
+
+    def begin(self, keep: Callable[[], dict[str, Any]]) -> None:
+        """Begin to train; from now on keep() has the state."""
         self.keep, self.kept = keep, None
+
+    def say(self, step: int, say: Callable[[str], object]) -> None:
+        """Say what has changed before `step`, after which this generation goes on. say: prints on rank 0."""
         self._voice.close()
         plan, count = self.plan, len(self.plan.ids)
         if plan.said:
@@ -237,9 +244,11 @@ class Members:
             exits.leave(exits.LOST_CONTACT)
 
     def _beat_until_end(self, store: torch.distributed.Store) -> None:
-        has_told = False
+        has_told, beat_at = False, 0.0
         while True:
-            store.add(f"beat/{self.name}", 1)
+            if time.monotonic() > beat_at:
+                beat_at = time.monotonic() + HEARTBEAT
+                store.add(f"beat/{self.name}", 1)
             if self._number and not has_told:
                 has_told = True
                 store.set(f"asked/{self.name}", str(self._number))
@@ -253,4 +262,4 @@ class Members:
                 if not {*self.plan.ids} <= {*plan.ids}:
                     self._has_lost.set()
                 self.due = True
-            time.sleep(HEARTBEAT)
+            time.sleep(_LOOK)

@@ -46,9 +46,9 @@ def store() -> torch.distributed.Store | None:
     return torch.distributed.distributed_c10d._get_default_store() if world_size() > 1 else None
 
 
-def broadcast_object(value: T, source: int = 0) -> T:
+def broadcast_object(value: T, source: int = 0, is_known: bool = False) -> T:
     """Return the value of one rank on every rank: tensors on the CPU and plain types, whose reading runs no
-    code."""
+    code. is_known: this rank has the value."""
     if world_size() == 1:
         return value
     data = _encode(value if rank() == source else None)
@@ -59,7 +59,7 @@ def broadcast_object(value: T, source: int = 0) -> T:
         return value
     data = data.new_empty(int(size))
     torch.distributed.broadcast(data, source)
-    return _decode(data)
+    return value if is_known else _decode(data)
 
 
 def _encode(value: object) -> torch.Tensor:

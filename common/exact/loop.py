@@ -158,6 +158,8 @@ class Exact:
         if ranks.is_first():
             self._saver.resume_at(step, self._members is not None)
         self._begin(step)
+        if self._members:
+            self._members.say(step, self.say)
         if self._finished.due.save:
             self.save()
         return step
@@ -378,7 +380,8 @@ class Exact:
         self.loader.lead(step, self.evaluate_every)
         self._saver.infinite = find_infinite(self.model.state_dict())
         self._first, self._ended, self._saved = step + 1, step, step
-        self._warn_of_generators()
+        if not self._finished.counts:  # otherwise an earlier generation has warned
+            self._warn_of_generators()
         if writes:
             preemption.watch(self.grace, None if self._members else ranks.store())  # otherwise a signal ends the process at once
             exits.at_end("results", self._end)
@@ -391,7 +394,7 @@ class Exact:
                 running = None if self.running is None else self.running.clone()
                 counts, at = self._state.counts(), time.time()
                 self._finished = _Finished(step, Due(False, False), counts, receipt.state_dict(), [], running, at)
-            self._members.begin(self._keep, step, self.say)
+            self._members.begin(self._keep)
 
     def _count(self) -> int:
         """Return the number of steps, which end_step() and the loader count."""

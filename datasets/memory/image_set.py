@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from common.distributed import members
 from common.ground.exits import BadInput
 
 NAMES = ("cifar10", "digits", "fashion_mnist")  # modules of this folder, each with a function load()
@@ -83,9 +84,17 @@ def load(name: str, data_url: str | None, custom_data: bool) -> tuple[ImageSet, 
     """Return the training set and the test set of this name, one of NAMES.
 
     data_url: the folder or URL with its files; None: input_dir/, where CIFAR-10 is downloaded if it is
-    missing. custom_data: generated images of the same form instead. Raises BadInput.
+    missing. custom_data: generated images of the same form instead. A process that runs main() again, because
+    others died, keeps the sets. Raises BadInput.
     """
+    return (_load_once if members.current else _load)(name, data_url, custom_data)
+
+
+def _load(name: str, data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
     return importlib.import_module(f"datasets.memory.{name}").load(data_url, custom_data)
+
+
+_load_once = functools.lru_cache(1)(_load)
 
 
 def generate_sets(make: Callable[..., ImageSet], channels: int, side: int) -> tuple[ImageSet, ImageSet]:
