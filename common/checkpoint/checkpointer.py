@@ -90,16 +90,16 @@ class Checkpointer(Exact):
         objects, run = self._state.objects, self._state.run
         self.log.start(
             self.loader, step, self.total_steps, self.model, objects["optimizer"], objects["scheduler"], run,
-            self._saver.digests, repeats=self._finished.due.report,
+            self._saver.digests, self._finished.due.report, bool(self._members and self._members.was_begun),
         )  # fmt: skip
-        if self._members:
+        if group := self._members:
+            group.say(step, self.say)
+            self.log.members = lambda: group.figures(self.pauses, self.began)
             self._repeat_what_was_due(objects["scheduler"])
         return step
 
     def _repeat_what_was_due(self, scheduler: Any) -> None:
-        """Report and save after the last finished step if it had to: rank 0 may have been lost before that."""
-        self._members.say(self._finished.step, self.say)
-        self.log.members = lambda: self._members.figures(self.pauses)
+        """Report and save after the last finished step if it had to: rank 0 may have been lost before."""
         due = self._finished.due
         if due.report and self.running is not None:
             self.log.report(sum_rows(self.running.clone()), scheduler)

@@ -1,4 +1,4 @@
-"""A job that goes on when processes die, are stopped, are cut off or come: the process that starts the others.
+"""A job that goes on when processes die, are stopped, are cut off or come: what starts the processes.
 
 Each node has an agent, which is the process that the platform has started. It forks the members of its node
 from a process that has PyTorch loaded, keeps one more as a spare, and forks another one for each that dies.
@@ -59,7 +59,7 @@ def start(topology: Topology, args: argparse.Namespace, hold: Callable[[], objec
     if "://" in (args.output_dir or ""):
         raise BadInput(f"--elastic --output_dir {args.output_dir}: expected a folder, not a URL")
     if reason := why_not():
-        print_line(f"--elastic: {reason}: a lost process ends the job, and a restart goes on from a checkpoint")
+        print_line(f"--elastic: {reason}; a lost process ends the job, which continues when it is restarted")
         return
     if topology.local_rank is not None:
         raise BadInput(
@@ -75,7 +75,7 @@ def why_not() -> str:
     """Return why processes cannot be replaced here, or ""."""
     release = tuple(map(int, torch.__version__.split(".")[:2]))
     if release < _OLDEST or sys.platform != "linux":
-        return f"it needs torch {_OLDEST[0]}.{_OLDEST[1]} on Linux, this is {torch.__version__} on {sys.platform}"
+        return f"it needs torch 2.6 on Linux, this is {torch.__version__} on {sys.platform}"
     if accelerator.count():
         return "it was not run on GPUs yet (--enable_gpu=false)"
     return ""
@@ -101,7 +101,8 @@ class _Agent:
             server = rendezvous.connect(topology, self._timeout, time.monotonic() + self._timeout)
             assert topology.master_host and topology.master_port
             host, port = topology.master_host, topology.master_port
-        os.environ.update(MASTER_ADDR=host, MASTER_PORT=str(port), **{HELD: "1", STARTED_BY: str(os.getpid())})
+        own = {HELD: "1", STARTED_BY: str(os.getpid()), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
+        os.environ.update(own)
         for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
             os.environ.setdefault(name, str(max(1, available_cores() // topology.processes_per_node)))
         self._store = torch.distributed.PrefixStore("members", server)
@@ -127,8 +128,8 @@ class _Agent:
             if roll:
                 roll.wait_for_ends()
         except torch.distributed.DistError as error:
-            first_line = next(iter(str(error).splitlines()), "")
-            exits.say_error(f"node {topology.node_rank} lost contact with node 0, which knows the members: {first_line}")
+            reason, node = next(iter(str(error).splitlines()), ""), topology.node_rank
+            exits.say_error(f"node {node} lost contact with node 0, which has the members: {reason}")
             self._kill()
             return exits.LOST_CONTACT
         return self._code
@@ -158,7 +159,7 @@ class _Agent:
             self._judge(name, child.exitcode)
 
     def _judge(self, name: str, code: int) -> None:
-        """Decide what the end of a process means: the end of the job, of its part here, or its replacement."""
+        """Decide what the end of a process means: the end of the job or of its part here, or nothing."""
         was_member = self._store.check([f"member/{name}"])
         self._deaths = 0 if was_member else self._deaths + 1
         self._spare_at = time.monotonic() + _CALM if self._spare_at else 0.0
@@ -294,8 +295,8 @@ class Roll:
         on_first = any(node_of(name) == 0 for name in asks)
         if (asked or on_first or (asks and len(asks) == len(self._plan.ids))) and not self._stops:
             self._stops = True
-            number = next((_read(self._store, f"asked/{name}") for name in asks), "") or str(int(signal.SIGTERM))
-            self._store.set("stop", number)
+            numbers = [_read(self._store, f"asked/{name}") for name in asks]
+            self._store.set("stop", next(iter(numbers), f"{signal.SIGTERM:d}"))
         leaves = {*asks} if not self._stops and now - self._asked_at > _PATIENCE else set()
         ready = [name for name, each in self._known.items() if each["ready"] and name not in leaves]
         old = [name for name in self._plan.ids if name in ready]
@@ -315,7 +316,8 @@ class Roll:
         self._said += [f"process {name} leaves, as asked" for name in old if name in leaves]
         came = [name for name in ids if name not in self._plan.ids]
         if came and self._plan.generation >= 0:
-            self._said.append(f"{len(came)} process{'es' * (len(came) > 1)} joined on node {node_of(came[0])}")
+            count, node = f"{len(came)} process{'es' * (len(came) > 1)}", node_of(came[0])
+            self._said.append(f"{count} joined on node {node}")
         nodes = [node_of(name) for name in ids]
         pids = [self._known[name]["pid"] for name in ids]
         self._plan = Plan(self._plan.generation + 1, ids, nodes, pids, [*self._said], self._lost)

@@ -34,7 +34,7 @@ class Group(ProcessGroup):
     failed: Callable[[Broken], object] = staticmethod(lambda error: None)
 
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta):
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stubs know another one
         self._gloo = self._call(ProcessGroupGloo, store, rank, size, _CONNECTS)
         self._gloo._set_default_timeout(timeout)
         self._last: Any = None

@@ -17,7 +17,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -91,13 +91,14 @@ class Members:
     """This process among the members of the job.
 
     name: unique in the job. is_alone: before it is a member. plan: of its generation.
+    was_begun: whether this process has been one before, or got the state of one.
     due: whether the next generation waits for the end of a step; all members have to agree on the step.
     keep: returns the state after the last step; set by the Checkpointer, until then the state stays that of
     the last generation.
     """
 
     def __init__(self, name: str):
-        self.name, self.is_alone, self.due = name, True, False
+        self.name, self.is_alone, self.was_begun, self.due = name, True, False, False
         self.plan = Plan(-1, [], [], [], [], 0)
         self.keep: Callable[[], dict[str, Any]] | None = None
         self.kept: dict[str, Any] | None = None
@@ -125,11 +126,11 @@ class Members:
         state = self.kept if self.kept and self.kept["step"] == furthest else None
         if min(steps) < furthest:
             state = ranks.broadcast_object(state, steps.index(furthest), is_known=state is not None)
-        self.kept = state
+        self.kept, self.was_begun = state, True
         return state
 
     def check(self) -> None:
-        """End main() if a member is lost: the step cannot be finished. Call it between two parts of a step."""
+        """End main() if a member is lost: the step cannot be finished. Call it between parts of a step."""
         if self._has_lost.is_set():
             raise Changed
 
@@ -140,17 +141,19 @@ class Members:
     def say(self, step: int, say: Callable[[str], object]) -> None:
         """Say what has changed before `step`, after which this generation goes on. say: prints on rank 0."""
         self._voice.close()
+        self.was_begun = True
         plan, count = self.plan, len(self.plan.ids)
         if plan.said:
             say(f"{'; '.join(plan.said)}; {count} process{'es' * (count > 1)} continue at step {step}")
         self._store.set(f"begun/{plan.generation}", "")
         say(f"generation {plan.generation + 1}: pids {' '.join(map(str, plan.pids))}")
 
-    def figures(self, pauses: float) -> dict[str, float]:
-        """Return the figures of a report. pauses: seconds that changes have cost."""
+    def figures(self, pauses: float, began: float) -> dict[str, float]:
+        """Return the figures of a report. pauses: seconds between the last step before a change and the first
+        one after it, of all changes. began: time.time() when training began."""
         return {
             "generations": self.plan.generation + 1, "lost_processes": self.plan.lost,
-            "lost_seconds": round(pauses, 3),
+            "lost_seconds": round(pauses, 3), "useful_share": round(1 - pauses / (time.time() - began), 4),
         }  # fmt: skip
 
     def options(self, topology: Any, timeout: float) -> dict[str, Any]:
@@ -206,7 +209,8 @@ class Members:
     def silence(self) -> contextlib.AbstractContextManager:
         """Print nothing until begin(), in a generation that is not the first: it was printed before."""
         if self.is_alone or self.plan.generation > 0:
-            self._voice.enter_context(contextlib.redirect_stdout(self._voice.enter_context(open(os.devnull, "w"))))
+            nothing = self._voice.enter_context(open(os.devnull, "w"))  # noqa: SIM115
+            self._voice.enter_context(contextlib.redirect_stdout(nothing))
         return self._voice
 
     def _meet(self, plan: Plan) -> bool:
@@ -239,8 +243,8 @@ class Members:
         try:
             self._beat_until_end(connect())
         except RuntimeError as error:
-            first_line = next(iter(str(error).splitlines()), "")
-            exits.say_error(f"process {self.name} lost contact with node 0, which knows the members: {first_line}")
+            reason = next(iter(str(error).splitlines()), "")
+            exits.say_error(f"process {self.name} lost contact with node 0, which has the members: {reason}")
             exits.leave(exits.LOST_CONTACT)
 
     def _beat_until_end(self, store: torch.distributed.Store) -> None:

@@ -10,5 +10,5 @@ from tqdm import tqdm
 for _name in ("torch._dynamo", "torch.utils.tensorboard", "sklearn.datasets", "common.exact.replicas"):
     with contextlib.suppress(ImportError):
         importlib.import_module(_name)
-tqdm.set_lock(threading.RLock())  # its own lock is one of all processes, which a killed one would leave behind
+tqdm.set_lock(threading.RLock())  # tqdm's own is one of all processes, which a killed one leaves behind
 gc.freeze()  # else the end of each fork visits all objects of PyTorch, which takes a second

@@ -77,8 +77,9 @@ def count_different(store: torch.distributed.Store, topology: Topology, name: st
 
 
 def connect(topology: Topology, timeout: float, deadline: float) -> torch.distributed.Store:
-    """Return a connection to the store at the master's address, which rank 0 holds. timeout, deadline: seconds,
-    and a time of time.monotonic(). Raises NoRendezvous."""
+    """Return a connection to the store at the master's address, which rank 0 holds.
+
+    timeout: seconds. deadline: a time of time.monotonic(). Raises NoRendezvous."""
     others = os.environ.get(AGENT_STORE) == "True"
     holds_it = topology.rank == 0 and not others
     port = topology.master_port

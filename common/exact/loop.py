@@ -130,9 +130,11 @@ class Exact:
         self._members = members.current  # None in a job that ends with its first process
         self._options = {f"--{name}": value for name, value in (learned or {}).items()}
         self._changed = False  # the members wait for the end of the step
-        self.running: torch.Tensor | None = None  # figures since a report, on all ranks: a new member gets them
+        # figures since the last report, the same on all ranks: a process that comes gets them
+        self.running: torch.Tensor | None = None
         self._finished = _Finished(0, Due(False, False), {}, {}, [], None, time.time())  # the last step
-        self.pauses, self.began = 0.0, time.time()  # seconds that changes of members have cost; the first step
+        # seconds that changes of members have cost, and time.time() of the first step
+        self.pauses, self.began = 0.0, time.time()
 
     @property
     def total_steps(self) -> int | None:
@@ -277,7 +279,7 @@ class Exact:
     def _restore(self) -> int:
         """Restore the checkpoint to continue from, on every rank, and return its step."""
         state = error = None
-        if living := self._receive() if self._members else None:
+        if self._members and (living := self._receive(self._members)):
             self._continue(living)
             return living["step"]
         if ranks.is_first():
@@ -291,11 +293,11 @@ class Exact:
             self._state.restore(state)
         return state["step"] if state else 0
 
-    def _receive(self) -> dict | None:
+    def _receive(self, group: members.Members) -> dict | None:
         """Return the state after the last step that a member has finished; None if there was none."""
         versions = {name: version(name) for name in ("torch", "numpy")} | {"bootfile": __version__}
-        self._members.arrive(self._options | self._state.identity | self._state.sampling | versions)
-        return self._members.share()
+        group.arrive(self._options | self._state.identity | self._state.sampling | versions)
+        return group.share()
 
     def _continue(self, living: dict) -> None:
         """Go on from the state of a member, on every rank."""
@@ -317,13 +319,13 @@ class Exact:
         running = None if self.running is None else self.running.clone()
         receipt = self.loader.receipt
         self._finished = _Finished(
-            step, due, self._state.counts(), receipt.state_dict(), list(receipt.shared), running, time.time()
+            step, due, self._state.counts(), receipt.state_dict(), [*receipt.shared], running, time.time()
         )
         if self._changed and not self._stop:
             raise members.Changed
 
     def _keep(self) -> dict[str, Any]:
-        """Return the state after the last finished step. What a step has changed before it ended is undone."""
+        """Return the state after the last finished step. What the present one has changed is undone."""
         finished, now = self._finished, time.monotonic()
         self._label_mean.stop(torch.device("cpu"))
         if self.loader.step != finished.step and (shards := getattr(self.forward, "exact_shards", None)):
@@ -383,17 +385,15 @@ class Exact:
         if not self._finished.counts:  # otherwise an earlier generation has warned
             self._warn_of_generators()
         if writes:
-            preemption.watch(self.grace, None if self._members else ranks.store())  # otherwise a signal ends the process at once
+            # otherwise a signal ends the process at once
+            preemption.watch(self.grace, None if self._members else ranks.store())
             exits.at_end("results", self._end)
             if not several:  # several would have to agree on a step
                 self.loader.call_when_stopped(lambda: self._save_waiting(step))
         if self._members:
             if not self._finished.counts:  # no member has finished a step
-                receipt = self.loader.receipt
-                receipt.shared = []
-                running = None if self.running is None else self.running.clone()
-                counts, at = self._state.counts(), time.time()
-                self._finished = _Finished(step, Due(False, False), counts, receipt.state_dict(), [], running, at)
+                self.loader.receipt.shared = []
+                self._finish_step(step, Due(False, False))
             self._members.begin(self._keep)
 
     def _count(self) -> int:

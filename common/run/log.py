@@ -62,7 +62,7 @@ class Log:
         self._unit = "images", 1  # what is counted for the speed, and how many a sample has
         self._result = ""  # text about the last evaluation
         self.lost = ""  # why receipt.bin is not whole, after finish()
-        self.members: Callable[[], dict[str, float]] = dict  # the figures of Members, if processes may be lost
+        self.members: Callable[[], dict[str, float]] = dict  # Members.figures(), if processes may be lost
         self._trains = False  # whether the job reports steps, and not only epochs of loading
         self._end_lap("imports and set-up")
 
@@ -82,6 +82,7 @@ class Log:
         run: str = "",
         states: Callable[[], list[tuple[int, str]]] = list,
         repeats: bool = False,
+        continues: bool = False,
     ) -> None:
         """Begin to report a training, or continue after `step`. Call it on every rank before the first step.
 
@@ -96,11 +97,12 @@ class Log:
         states: returns (step, digest of the state) of checkpoints since its last call. They are the entry
             `states` of the next line in metrics.jsonl.
         repeats: the report at `step` is written again.
+        continues: this is no start: a process has begun before, and others were lost.
         """
         self._end_lap("model and checkpoint")
         self.output.begin()
         self._loader, self._step, self._total_steps = loader, step, total_steps
-        self._repeats = repeats
+        self._repeats, self._continues = repeats, continues
         self._optimizer, self._scheduler, self._run, self._states = optimizer, scheduler, run, states
         self._since, self._waited, self._evaluating = time.monotonic(), loader.waited, 0.0
         self._start: dict[str, Any] = {
@@ -109,7 +111,7 @@ class Log:
             "sampling": getattr(loader, "sampling", {}),
         }  # fmt: skip
         exits.at_end("results", self._end)
-        if model is None or not ranks.is_first():
+        if model is None or continues or not ranks.is_first():
             return
         folder = str(self.output), self.output.folder
         for line in starts.describe(self.args, model, self._autocast, total_steps, len(loader), folder):
@@ -290,6 +292,11 @@ class Log:
         print(f"\n{'TIME COST':<26}{'seconds':>10}{'share':>9}")
         for name, seconds in rows:
             print(f"{name:<26}{seconds:>10.2f}{seconds / total:>9.1%}")
+        if figures := self.members():
+            print(
+                f"\n{figures['generations']} generations, {figures['lost_processes']} processes lost, "
+                f"{figures['lost_seconds']:.1f} s without a step: useful share {figures['useful_share']:.1%}"
+            )
         print(
             f"\n{self._result}training_seconds={self._laps['training']:.1f} receipt={loader.receipt}",
             flush=True,
@@ -339,7 +346,8 @@ class Log:
             if self._trackers is not None:
                 return
             lost = _keep_lines(self._path, self._step, self._repeats)
-            starts.write(folder, self.args, **self._start, **({"lost": lost} if lost else {}))
+            if not self._continues or not starts.read(folder):
+                starts.write(folder, self.args, **self._start, **({"lost": lost} if lost else {}))
             begun = [each.get("step") for each in starts.read(folder)]
             self._loader.receipt.begins_at(min(step for step in begun if type(step) is int))
             if self._class_names:
@@ -376,7 +384,8 @@ class Log:
 
 def _keep_lines(path: str, step: int, repeats: bool = False) -> dict[str, float] | None:
     """Delete from a metrics.jsonl the reports after `step`, the evaluation at `step` (the checkpoint is
-    older), if it `repeats` also the report at `step`, and unfinished lines. Return the step and time of the last report after `step`, or None."""
+    older), unfinished lines, and if it `repeats` also the report at `step`. Return the step and time of the
+    last report after `step`, or None."""
     if not os.path.exists(path):
         return None
     kept, last = [], None

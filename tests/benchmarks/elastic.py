@@ -16,6 +16,7 @@ dies again as soon as the others go on. The figures:
 """
 
 import argparse
+import itertools
 import os
 import random
 import signal
@@ -47,12 +48,14 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     deaths = _kill_for(killed, args, begun)
     ended = time.monotonic()
     end = next(number for at, number in reversed(killed.steps) if at <= ended)
-    stalls = sorted(later - earlier - step for (earlier, _), (later, _) in _pairs(killed.steps) if later <= ended)
+    pairs = itertools.pairwise(at for at, _ in killed.steps if at <= ended)
+    stalls = sorted(later - earlier - step for earlier, later in pairs)
     os.kill(killed.process.pid, signal.SIGTERM)  # it saves, and ends
     code = killed.finish()
 
     last = killed.step
-    two = ("--processes_per_node=2", f"--output_dir={folder / 'whole'}")  # their bits are those of one process
+    # the bits of two processes are those of one
+    two = ("--processes_per_node=2", f"--output_dir={folder / 'whole'}")
     whole = ElasticRun("jobs/train_exact.py", *options, *two)
     whole.wait_until(lambda each: each.step >= last, timeout=3600)
     os.kill(whole.process.pid, signal.SIGTERM)
@@ -108,13 +111,10 @@ def _compare(killed: Path, whole: Path, last: int) -> str:
     return f"DIFFERENT: {', '.join(differences)}" if differences else f"equal in {last} steps"
 
 
-def _pairs(steps: list[tuple[float, int]]):
-    return zip(steps, steps[1:], strict=False)
-
-
 def main() -> None:
     parser = make_parser(__doc__)
-    for name, default in (("processes", 4), ("batch_size", 256), ("width", 16), ("epochs", 4000), ("seed", 0)):
+    numbers = {"processes": 4, "batch_size": 256, "width": 16, "epochs": 4000, "seed": 0}
+    for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=60, help="of the undisturbed run (default: 60)")
     for name, value in (("seconds", 600.0), ("every", 10.0), ("pause", 0.0)):

@@ -1,5 +1,6 @@
 """A job with --elastic true, as a user starts it: its processes by rank, and when it finished each step."""
 
+import contextlib
 import os
 import re
 import signal
@@ -80,10 +81,8 @@ class ElasticRun:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def slow_job(path: Path, seconds: float) -> Path:

@@ -20,6 +20,7 @@ _OF_TIME = {
     "generations",
     "lost_processes",
     "lost_seconds",
+    "useful_share",
 }
 
 
