@@ -13,6 +13,7 @@ So a change is a restart of main() in processes that stay alive. Nothing is read
 
 import contextlib
 import datetime
+import gc
 import json
 import os
 import threading
@@ -179,6 +180,7 @@ class Members:
             getattr(group, "leave", lambda: None)()
             torch.distributed.destroy_process_group()
         self.is_alone = False
+        gc.collect()  # the model and the loader of the last generation are in cycles
 
     def join(self) -> None:
         """Wait until this process is a member, and all others have arrived. Raises BadInput if it is refused;

@@ -328,8 +328,10 @@ class Exact:
         """Return the state after the last finished step. What the present one has changed is undone."""
         finished, now = self._finished, time.monotonic()
         self._label_mean.stop(torch.device("cpu"))
-        if self.loader.step != finished.step and (shards := getattr(self.forward, "exact_shards", None)):
-            shards.undo()
+        if shards := getattr(self.forward, "exact_shards", None):
+            if self.loader.step != finished.step:
+                shards.undo()
+            shards.detach()
         state = self._state.capture(finished.step) | finished.counts
         state["objects"]["receipt"] = finished.receipt
         times = now - self._last_save, now - self._last_report, self.pauses, self.began

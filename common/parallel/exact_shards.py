@@ -106,7 +106,7 @@ class Shards:
         self._sums: list[_Sums] = []
         self._earlier: _Sums = {}  # gradients from before the step, as in an accumulation
         self._used: set[torch.Tensor] = set()  # parameters with a gradient of this shard
-        self._hooked: set[torch.Tensor] = set()  # parameters
+        self._hooked: dict[torch.Tensor, Any] = {}  # parameter -> handle of its hook
         self._losses: list[torch.Tensor] = []
         self._buffers: list[_Buffer] = []  # before the step
         self._after: list[_Buffer] = []  # after the first shard
@@ -199,9 +199,16 @@ class Shards:
         return sum_rows(rows) / self.count
 
     def undo(self) -> None:
-        """Set the buffers to their values before the last step that was begun, and forget its gradients."""
+        """Set the buffers to their values before the last step that was begun."""
         _write(self._before)
+
+    def detach(self) -> None:
+        """Remove all hooks: those of parameters, to which DistributedDataParallel refers in C++, would keep
+        the model in memory."""
         self.stop_finding()
+        for handle in (*self._hooked.values(), Shards._hook):
+            handle.remove()
+        Shards._hook = None
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows [V, n] of all shards on every process. Of the given rows only this process's count;
@@ -240,8 +247,8 @@ class Shards:
         self._collectives = _count_collectives()
         for parameter in self._list_trained():
             if parameter not in self._hooked:
-                self._hooked.add(parameter)
-                parameter.register_hook(functools.partial(self._note_gradient, parameter))
+                hook = functools.partial(self._note_gradient, parameter)
+                self._hooked[parameter] = parameter.register_hook(hook)
         self._is_checked = self._steps < 2 or self._steps % _CHECK_EVERY == 0
         of_device = [accelerator.of(self._device)] * (self._device.type != "cpu")
         own = [each.value for each in self._loader.generators] if self._loader else []
