@@ -313,7 +313,7 @@ class Roll:
             return  # the job is done
         if self._store.check([f"begun/{self._plan.generation}"]):  # else nobody has said it
             self._said = self._said[len(self._plan.said) :]
-        self._said += [f"process {name} leaves, as asked" for name in old if name in leaves]
+        self._said += [f"process {name} leaves, as asked" for name in self._plan.ids if name in leaves]
         came = [name for name in ids if name not in self._plan.ids]
         if came and self._plan.generation >= 0:
             count, node = f"{len(came)} process{'es' * (len(came) > 1)}", node_of(came[0])

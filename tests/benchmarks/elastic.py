@@ -69,6 +69,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
         "seconds": ended - begun,
         "steps": end,
         "a step": step,
+        "last step": killed.step,
     }
     for name, figure in figures.items():
         print(f"{name:<22}{figure:>10.3f}", flush=True)

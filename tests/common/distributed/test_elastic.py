@@ -1,0 +1,215 @@
+"""Processes of a job die, are refused or leave, and the others go on; who the members are."""
+
+import json
+import signal
+
+import pytest
+import torch
+
+from common.distributed import members
+from common.distributed.agent import Roll
+from common.distributed.members import Plan
+from tests.conftest import free_port, run
+from tests.support.elastic import JOB, ElasticRun, slow_job
+from tests.support.exact import facts
+
+EXACT = ("jobs/train_exact.py", *JOB)
+
+
+def test_processes_that_die_are_replaced_and_the_bits_are_those_of_one(tmp_path):
+    options = [*JOB, "--epochs=6", f"--output_dir={tmp_path / 'elastic'}"]
+    job = ElasticRun(
+        slow_job(tmp_path / "job.py", 0.05), *options, "--processes_per_node=3", "--elastic=true"
+    )
+    try:
+        for rank, step in ((2, 2), (0, 9)):
+            job.wait_until(lambda each, step=step: each.step >= step)
+            generation = job.generation
+            job.signal(signal.SIGKILL, rank)
+            job.wait_until(lambda each, before=generation: each.generation > before)
+        assert job.finish() == 0, job.lines
+    finally:
+        job.kill()
+    said = "\n".join(job.lines)
+    for rank in (2, 0):
+        assert f"rank {rank} on node 0 is gone: SIGKILL" in said
+    assert " generations, 2 processes lost, " in said and "useful share" in said
+    run(*EXACT, "--epochs=6", f"--output_dir={tmp_path / 'one'}")
+    assert facts(tmp_path / "elastic") == facts(tmp_path / "one")
+    line = json.loads((tmp_path / "elastic" / "metrics.jsonl").read_text().splitlines()[-2])
+    assert line["generations"] >= 3 and line["lost_processes"] == 2 and 0 < line["useful_share"] < 1
+    assert len((tmp_path / "elastic" / "starts.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_process_that_trains_something_else_is_refused_and_the_others_go_on(tmp_path):
+    address = (f"--init_method=tcp://127.0.0.1:{free_port()}", "--world_size=2", "--elastic=true")
+    options = ("--epochs=2", "--timeout=30", f"--output_dir={tmp_path / 'nodes'}")
+    first = ElasticRun(*EXACT, *options, *address, "--rank=0")
+    second = ElasticRun(*EXACT, *options, *address, "--rank=1", "--lr=0.1")
+    try:
+        assert second.finish() == 2 or first.finish() == 2
+        said = "\n".join(first.lines + second.lines)
+        assert "its --lr is 0.1, that of the members is 0.05" in said or (
+            "its --lr is 0.05, that of the members is 0.1" in said
+        )
+        loser, winner = (second, first) if second.process.poll() == 2 else (first, second)
+        assert loser.process.poll() == 2
+        assert winner is second or winner.finish() == 0
+    finally:
+        first.kill()
+        second.kill()
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (["--sample_losses=true"], "--elastic: expected a training without --sample_losses"),
+        (["--output_dir=s3://bucket/run"], "--elastic --output_dir s3://bucket/run: expected a folder, not a URL"),
+    ],
+)
+def test_bad_input(tmp_path, options, line):
+    shown = run(*EXACT, f"--output_dir={tmp_path}", *options, "--elastic=true", code=2)
+    assert line in shown.stderr
+
+
+def test_a_node_that_cannot_reach_the_first_one(tmp_path):
+    address = (f"--init_method=tcp://127.0.0.1:{free_port()}", "--world_size=2", "--rank=1", "--timeout=1")
+    shown = run(*EXACT, f"--output_dir={tmp_path}", *address, "--elastic=true", code=4)
+    assert "cannot reach rank 0" in shown.stderr
+
+
+class _Processes:
+    """The processes of a job, as the Roll sees them in its store, at a time that the test sets."""
+
+    def __init__(self, monkeypatch, nodes: int, per_node: int):
+        self.store, self.now = torch.distributed.HashStore(), 100.0
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+        self.roll = Roll(self.store, nodes, per_node, timeout=1000)
+        self.living: set[str] = set()
+        for node in range(nodes):
+            for _ in range(per_node):
+                self.come(node)
+
+    def come(self, node: int, **facts) -> str:
+        name = f"{node}.{self.store.add('names', 1)}"
+        self.store.set(f"pid/{name}", "1")
+        self.store.set(f"ticket/{self.store.add('tickets', 1)}", name)
+        self.store.set(f"ready/{name}", json.dumps(facts))
+        self.living.add(name)
+        return name
+
+    def die(self, name: str, reason: str = "SIGKILL") -> None:
+        self.living.remove(name)
+        self.store.set(f"gone/{name}", reason)
+
+    def look(self, seconds: float = 0.3, asked: bool = False) -> Plan:
+        """Let time pass, and return the newest plan."""
+        self.now += seconds
+        for name in self.living:
+            self.store.add(f"beat/{name}", 1)
+        self.roll.look(asked)
+        self.roll.look(asked)
+        generation = -1
+        while self.store.check([Plan.key(generation + 1)]):
+            generation += 1
+        return Plan(*json.loads(self.store.get(Plan.key(generation)))) if generation >= 0 else None
+
+
+def test_the_first_plan_waits_for_all_nodes_or_for_the_time(monkeypatch):
+    job = _Processes(monkeypatch, 2, 1)
+    job.die("1.2", "exit code 2")
+    assert job.look() is None
+    job.now += 1000
+    assert job.look().ids == ["0.1"]
+
+
+def test_a_spare_takes_the_place_of_a_lost_process(monkeypatch):
+    job = _Processes(monkeypatch, 1, 2)
+    assert job.look().ids == ["0.1", "0.2"]
+    job.come(0)
+    assert job.look().generation == 0  # it is a spare
+    job.die("0.1")
+    plan = job.look()
+    assert plan.ids == ["0.2", "0.3"] and plan.lost == 1
+    assert plan.said == ["rank 0 on node 0 is gone: SIGKILL", "1 process joined on node 0"]
+
+
+def test_a_reason_is_said_again_until_a_generation_has_begun(monkeypatch):
+    job = _Processes(monkeypatch, 1, 3)
+    job.look()
+    job.die("0.3")
+    job.look()
+    job.die("0.2")
+    plan = job.look()
+    assert plan.said == ["rank 2 on node 0 is gone: SIGKILL", "rank 1 on node 0 is gone: SIGKILL"]
+    job.store.set(f"begun/{plan.generation}", "")
+    job.come(0)
+    assert job.look().said == ["1 process joined on node 0"]
+
+
+def test_a_process_without_a_heartbeat_is_gone(monkeypatch):
+    job = _Processes(monkeypatch, 2, 1)
+    job.look()
+    job.living.remove("1.2")
+    for _ in range(5):
+        assert job.look().generation == 0
+    job.look(1.0)
+    plan = job.look()
+    assert plan.ids == ["0.1"] and plan.said == ["rank 1 on node 1 is gone: no heartbeat for 2 s"]
+    assert job.store.get("gone/1.2") == b"no heartbeat for 2 s"  # its agent kills it
+
+
+def test_nobody_is_late_after_node_0_itself_was_stopped(monkeypatch):
+    job = _Processes(monkeypatch, 2, 1)
+    job.look()
+    job.now += 20
+    job.roll.look(False)  # before the others could send a heartbeat
+    assert job.look().generation == 0
+
+
+def test_rank_0_is_on_node_0_and_the_others_wait_for_it(monkeypatch):
+    job = _Processes(monkeypatch, 2, 1)
+    job.look()
+    job.die("0.1")
+    assert job.look().generation == 0
+    job.come(0)
+    plan = job.look()
+    assert plan.ids == ["0.3", "1.2"] and plan.nodes == [0, 1]
+
+
+def test_a_signal_to_one_node_takes_it_away_and_one_to_all_stops_the_job(monkeypatch):
+    job = _Processes(monkeypatch, 3, 1)
+    job.look()
+    job.store.set("asked/2.3", str(int(signal.SIGTERM)))
+    assert job.look().generation == 0
+    job.look(members.SILENCE / 2)
+    plan = job.look()
+    assert plan.ids == ["0.1", "1.2"] and plan.said == ["process 2.3 leaves, as asked"] and plan.lost == 0
+    assert not job.store.check(["stop"])
+    job.store.set("asked/1.2", str(int(signal.SIGTERM)))
+    job.look(asked=True)
+    assert job.store.get("stop") == b"15" and job.look().ids == ["0.1", "1.2"]
+
+
+def test_a_broken_group_of_the_same_processes_begins_again(monkeypatch):
+    job = _Processes(monkeypatch, 1, 2)
+    job.look()
+    job.store.set("broken/0", "connection reset")
+    assert job.look().generation == 1
+
+
+def test_who_trains_something_else_is_refused(monkeypatch):
+    job = _Processes(monkeypatch, 1, 1)
+    job.look()
+    job.die("0.1")
+    name = job.come(0, torch="2.6")
+    assert job.look().generation == 0
+    assert job.store.get(f"refused/{name}") == b"its torch is 2.6, that of the members is None"
+
+
+@pytest.mark.parametrize(("nodes", "own"), [([0, 0, 1, 1], ("3", "1", "2")), ([0, 0, 1], ("2", "0", "1"))])
+def test_variables_of_a_launcher(nodes, own):
+    plan = Plan(0, [f"{node}.{place}" for place, node in enumerate(nodes)], nodes, nodes, [], 0)
+    place = plan.place(plan.ids[-1])
+    assert (place["RANK"], place["LOCAL_RANK"], place["LOCAL_WORLD_SIZE"]) == own
+    assert place["WORLD_SIZE"] == str(len(nodes))
