@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from common.console.arguments import boolean
-from common.distributed import entry, launcher, members, preemption, rendezvous
+from common.distributed import entry, launcher, members, preemption, process_group, rendezvous
 from common.distributed.members import SILENCE, Plan
 from common.ground import accelerator, exits
 from common.ground.exits import BadInput, print_line
@@ -103,6 +103,7 @@ class _Agent:
             host, port = topology.master_host, topology.master_port
         own = {HELD: "1", STARTED_BY: str(os.getpid()), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
         os.environ.update(own)
+        process_group.choose_interface(topology, "gloo")  # its processes inherit the choice
         for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
             os.environ.setdefault(name, str(max(1, available_cores() // topology.processes_per_node)))
         self._store = torch.distributed.PrefixStore("members", server)

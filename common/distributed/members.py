@@ -178,6 +178,9 @@ class Members:
             group = torch.distributed.group.WORLD
             getattr(group, "leave", lambda: None)()
             torch.distributed.destroy_process_group()
+        # torch counts the groups that it began to make, and uses the count as a prefix of their keys. After one
+        # that could not connect it differs from that of a new process, and the two would never meet.
+        torch.distributed.distributed_c10d._world.group_count = 0
         self.is_alone = False
 
     def join(self) -> None:
