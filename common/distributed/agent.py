@@ -170,6 +170,9 @@ class _Agent:
         code = 128 - code if code < 0 else code
         if self._is_over:
             self._code = self._code or (0 if code in (128 + signal.SIGKILL,) and not was_member else code)
+        elif code == 0 and self._topology.node_rank == 0:
+            self._store.set("done", "")  # a node without members does not see it otherwise
+            self._end(0)
         elif code == 0 or self._asked or self._store.check(["stop"]):
             self._end(code)
         elif code in _ENDS or self._deaths >= _MOST_DEATHS:
@@ -181,6 +184,8 @@ class _Agent:
         """Notice what other agents have written."""
         if not self._is_over and (failed := _read(self._store, "failed")):
             self._end(int(failed))
+        elif not self._is_over and self._store.check(["done"]):
+            self._end(0)
         for name, child in self._children.items():  # it was silent, and may be stopped: it must not write
             if self._store.check([f"gone/{name}"]):
                 child.kill()

@@ -178,8 +178,8 @@ class Members:
             group = torch.distributed.group.WORLD
             getattr(group, "leave", lambda: None)()
             torch.distributed.destroy_process_group()
-        # torch counts the groups that it began to make, and uses the count as a prefix of their keys. After one
-        # that could not connect it differs from that of a new process, and the two would never meet.
+        # torch counts the groups that it begins to make, and puts the count before their keys. If one could
+        # not connect, the count stays, and this process would never meet a new one, which has counted none.
         torch.distributed.distributed_c10d._world.group_count = 0
         self.is_alone = False
 
