@@ -317,7 +317,7 @@ class Roll:
             return
         if any(_read(self._store, f"gone/{name}") == "exit code 0" for name in self._plan.ids):
             if _read(self._store, f"gone/{self._plan.ids[0]}") not in ("", "exit code 0"):
-                self._store.set("failed", str(128 + signal.SIGKILL))  # rank 0, while it wrote the last results
+                self._store.set("failed", str(128 + signal.SIGKILL))  # rank 0, in its last writes
             return  # the job is done
         if self._store.check([f"begun/{self._plan.generation}"]):  # else nobody has said it
             self._said = self._said[len(self._plan.said) :]
