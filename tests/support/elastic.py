@@ -19,8 +19,9 @@ _PIDS = re.compile(r"(?:\[node \d+\] )?generation (\d+): pids ([\d ]+)")
 
 
 class ElasticRun:
-    """A run of `*prefix python *command`, whose output a thread reads. steps: (time.monotonic(), step) of each report. pids: by rank, of
-    the present generation. generation: counted from 1; 0 before the first. lines: all others."""
+    """A run of `*prefix python *command`, whose output a thread reads. steps: (time.monotonic(), step) of each
+    report. pids: by rank, of the present generation. generation: counted from 1; 0 before the first. lines:
+    all others."""
 
     def __init__(self, *command: str | Path, prefix: tuple[str, ...] = ()):
         self.steps: list[tuple[float, int]] = []

@@ -236,7 +236,7 @@ def test_faults_of_a_time():
 
 
 def test_a_random_rank_is_killed_again_and_again(script):
-    """Of a job that does not print its processes: the first kill ends node 0 or 1, and the second the other."""
+    """The job does not print its processes: the first kill ends node 0 or 1, and the second the other."""
     fault = "kill:every=0.2s"
     result = simulate("--nodes=2", "--fault", fault, script(STEPS), code=137)
     assert fired(result.stdout, fault) >= 0.2 and [row.code for row in rows(result.stdout).values()] == [
