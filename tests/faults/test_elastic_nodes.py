@@ -30,23 +30,27 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize("platform", ["modelarts", "pai-dlc"])
 def test_processes_that_are_killed(platform, whole, tmp_path):
     fault = "kill:every=4s"
-    command = (f"--nodes={NODES}", "--platform", platform, "--keep", tmp_path / "kept", "--fault", fault)
+    command = (f"--nodes={NODES}", "--platform", platform, "--fault", fault)
     job = slow_job(tmp_path / "job.py", 0.1)
-    output = simulate(*command, job, "--", *ELASTIC, timeout=2 * LONGEST).stdout
+    output = simulate(
+        *command, job, "--", *ELASTIC, f"--train_url={tmp_path / 'run'}", timeout=2 * LONGEST
+    ).stdout
     assert fired(output, fault) and [row.code for row in rows(output).values()] == [0] * NODES, output
     assert re.search(r"rank \d on node \d is gone: SIGKILL; ", output)
-    assert facts(tmp_path / "kept/node-0/outputs/train_url_0") == whole
+    assert facts(tmp_path / "run") == whole
 
 
 def test_a_node_that_is_paused(whole, tmp_path):
     fault = "pause:node=2,step=3,for=6s"
-    command = (f"--nodes={NODES}", "--keep", tmp_path / "kept", "--fault", fault)
+    command = (f"--nodes={NODES}", "--fault", fault)
     job = slow_job(tmp_path / "job.py", 0.2)
-    output = simulate(*command, job, "--", *ELASTIC, timeout=2 * LONGEST).stdout
+    output = simulate(
+        *command, job, "--", *ELASTIC, f"--train_url={tmp_path / 'run'}", timeout=2 * LONGEST
+    ).stdout
     assert fired(output, fault) and [row.code for row in rows(output).values()] == [0] * NODES, output
     assert re.search(r"rank \d on node 2 is gone: no heartbeat for 2 s; ", output)
     assert "1 process joined on node 2; " in output.partition("SIGCONT to node 2\n")[2]
-    assert facts(tmp_path / "kept/node-0/outputs/train_url_0") == whole
+    assert facts(tmp_path / "run") == whole
 
 
 @needs_namespace

@@ -19,8 +19,8 @@ _PIDS = re.compile(r"(?:\[node \d+\] )?generation (\d+): pids ([\d ]+)")
 
 
 class ElasticRun:
-    """A run of `*prefix python *command`, whose output a thread reads. steps: (time.monotonic(), step) of each
-    report. pids: by rank, of the present generation. generation: counted from 1; 0 before the first. lines:
+    """A run of `*prefix python *command`, whose output a thread reads. steps: (time.monotonic(), step) of all
+    reports. pids: by rank, of the present generation. generation: counted from 1; 0 before the first. lines:
     all others."""
 
     def __init__(self, *command: str | Path, prefix: tuple[str, ...] = ()):
