@@ -189,7 +189,7 @@ class Members:
         generation = self.plan.generation + 1
         while True:
             if not self._has(Plan.key(generation)):
-                time.sleep(_POLL)
+                self._rest()
                 if reason := self._read(f"refused/{self.name}"):
                     raise BadInput(reason)
                 continue
@@ -223,8 +223,14 @@ class Members:
         while not self._store.check(keys):
             if self._has(Plan.key(plan.generation + 1)):
                 return False
-            time.sleep(_POLL)
+            self._rest()
         return True
+
+    def _rest(self) -> None:
+        """Sleep between two looks for others. If the job is done they do not come, and the process ends."""
+        time.sleep(_POLL)
+        if self._has("done"):
+            exits.leave(0)
 
     def _has(self, key: str) -> bool:
         return self._store.check([key])
