@@ -118,14 +118,12 @@ class Simulation:
 
     def _find_ranks(self) -> dict[int, tuple[Node, int]]:
         """Return global rank -> (node, process id) of the living processes."""
-        ranks = {}
+        ranks, members = {}, {pid: rank for rank, pid in enumerate(self._members)}
         for node in [node for node in self._nodes if node.running]:
-            pids = {pid: rank for rank, pid in enumerate(self._members)}
-            found = (
-                {pids[pid]: pid for pid in node.find() if pid in pids}
-                if pids
-                else node.ranks(self._processes)
-            )
+            if members:
+                found = {members[pid]: pid for pid in node.find() if pid in members}
+            else:
+                found = node.ranks(self._processes)
             ranks |= {rank: (node, pid) for rank, pid in found.items()}
         return ranks
 
