@@ -23,8 +23,8 @@ gets only the arguments that the platform passes (guides/own_script.md).
     restart:node=N,step=S                     SIGKILL, then the command again in the same folders
     reschedule:node=N,step=S                  SIGKILL, then a new container with only a copy of the nodes'
                                               outputs; all nodes if none is named
-The processes of a job with --elastic true are those of its newest line `generation N: pids ...`.
 After the last two, another node that fails is restarted in place once, as platforms with a restart policy do.
+The processes of a job with --elastic true are those of its newest line `generation N: pids ...`.
 
 Exit code: 0 if every node that was started ended with 0, else that of the node that failed first; 2 bad
 input, 3 nothing failed but a fault never fired, 124 --limit, 128 + n the simulation was ended by signal n.
