@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from common.console import arguments
-from common.distributed import barrier, ranks
+from common.distributed import barrier, members, ranks
 from common.ground.exits import BadInput, print_line
 from common.ground.files import check_rename
 from common.ground.results import checkpoints
@@ -94,8 +94,10 @@ def refusal(
 
 def wanted(args: argparse.Namespace, output: Output) -> str | None:
     """Return what the job continues from: --resume, but "auto" if it is the path of another run's checkpoint
-    and a start with the same path has saved checkpoints in the output folder. None: the job cannot resume."""
+    and a start with the same path has saved checkpoints in the output folder, or if members of this start
+    have saved some and are all lost. None: the job cannot resume."""
     given, folder = getattr(args, "resume", None), output.folder
     starts_before = starts.read(folder) if checkpoints(folder) else []
     is_restart = any(start["settings"].get("resume", "") == given != "never" for start in starts_before)
-    return "auto" if is_restart else given
+    is_later = members.current is not None and members.current.plan.generation > 0
+    return "auto" if is_restart or (is_later and checkpoints(folder)) else given

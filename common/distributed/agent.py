@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from common.console.arguments import boolean
-from common.distributed import entry, launcher, members, preemption, rendezvous
+from common.distributed import entry, launcher, members, preemption, process_group, rendezvous
 from common.distributed.members import SILENCE, Plan
 from common.ground import accelerator, exits
 from common.ground.exits import BadInput, print_line
@@ -103,6 +103,7 @@ class _Agent:
             host, port = topology.master_host, topology.master_port
         own = {HELD: "1", STARTED_BY: str(os.getpid()), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
         os.environ.update(own)
+        process_group.choose_interface(topology, "gloo")  # its processes inherit the choice
         for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
             os.environ.setdefault(name, str(max(1, available_cores() // topology.processes_per_node)))
         self._store = torch.distributed.PrefixStore("members", server)
@@ -169,6 +170,9 @@ class _Agent:
         code = 128 - code if code < 0 else code
         if self._is_over:
             self._code = self._code or (0 if code in (128 + signal.SIGKILL,) and not was_member else code)
+        elif code == 0 and self._topology.node_rank == 0:
+            self._store.set("done", "")  # a node without members does not see it otherwise
+            self._end(0)
         elif code == 0 or self._asked or self._store.check(["stop"]):
             self._end(code)
         elif code in _ENDS or self._deaths >= _MOST_DEATHS:
@@ -180,6 +184,8 @@ class _Agent:
         """Notice what other agents have written."""
         if not self._is_over and (failed := _read(self._store, "failed")):
             self._end(int(failed))
+        elif not self._is_over and self._store.check(["done"]):
+            self._end(0)
         for name, child in self._children.items():  # it was silent, and may be stopped: it must not write
             if self._store.check([f"gone/{name}"]):
                 child.kill()
@@ -310,6 +316,8 @@ class Roll:
         if ids == self._plan.ids and not is_broken:
             return
         if any(_read(self._store, f"gone/{name}") == "exit code 0" for name in self._plan.ids):
+            if _read(self._store, f"gone/{self._plan.ids[0]}") not in ("", "exit code 0"):
+                self._store.set("failed", str(128 + signal.SIGKILL))  # rank 0, in its last writes
             return  # the job is done
         if self._store.check([f"begun/{self._plan.generation}"]):  # else nobody has said it
             self._said = self._said[len(self._plan.said) :]

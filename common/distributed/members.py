@@ -179,6 +179,9 @@ class Members:
             group = torch.distributed.group.WORLD
             getattr(group, "leave", lambda: None)()
             torch.distributed.destroy_process_group()
+        # torch counts the groups that it begins to make, and puts the count before their keys. If one could
+        # not connect, the count stays, and this process would never meet a new one, which has counted none.
+        torch.distributed.distributed_c10d._world.group_count = 0
         self.is_alone = False
         gc.collect()  # the model and the loader of the last generation are in cycles
 
@@ -188,7 +191,7 @@ class Members:
         generation = self.plan.generation + 1
         while True:
             if not self._has(Plan.key(generation)):
-                time.sleep(_POLL)
+                self._rest()
                 if reason := self._read(f"refused/{self.name}"):
                     raise BadInput(reason)
                 continue
@@ -222,8 +225,14 @@ class Members:
         while not self._store.check(keys):
             if self._has(Plan.key(plan.generation + 1)):
                 return False
-            time.sleep(_POLL)
+            self._rest()
         return True
+
+    def _rest(self) -> None:
+        """Sleep between two looks for others. If the job is done they do not come, and the process ends."""
+        time.sleep(_POLL)
+        if self._has("done"):
+            exits.leave(0)
 
     def _has(self, key: str) -> bool:
         return self._store.check([key])

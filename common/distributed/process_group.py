@@ -69,7 +69,7 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
                 f"{topology.world_size} processes share the accelerators ({kind}, {gpus} in all), and gloo"
                 " sends none of their tensors: start one process for each, or add --enable_gpu=false"
             )
-    _choose_interface(topology, backend)
+    choose_interface(topology, backend)
     options = {
         "backend": backend,
         "store": store,
@@ -82,7 +82,7 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     return options
 
 
-def _choose_interface(topology: Topology, backend: str) -> None:
+def choose_interface(topology: Topology, backend: str) -> None:
     """Make gloo, and nccl between nodes, use the interface that reaches the master. By default gloo resolves
     the name of the host, which may give 127.0.1.1, and nccl takes the first interface, perhaps that of a
     container or a VPN. An interface that the platform has set is not changed. Raises BadInput if it does not

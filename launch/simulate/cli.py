@@ -18,10 +18,13 @@ gets only the arguments that the platform passes (guides/own_script.md).
 
 --fault may be repeated:
     kill:rank=R,step=S  term:...  stop:...    SIGKILL, SIGTERM, SIGSTOP to the process of a global rank
+    kill:every=10s                            SIGKILL to a random process, every 10 s from the first step on
+    pause:node=N,step=S,for=20s               SIGSTOP to all processes of a node, and SIGCONT after 20 s
     restart:node=N,step=S                     SIGKILL, then the command again in the same folders
     reschedule:node=N,step=S                  SIGKILL, then a new container with only a copy of the nodes'
                                               outputs; all nodes if none is named
 After the last two, another node that fails is restarted in place once, as platforms with a restart policy do.
+The processes of a job with --elastic true are those of its newest line `generation N: pids ...`.
 
 Exit code: 0 if every node that was started ended with 0, else that of the node that failed first; 2 bad
 input, 3 nothing failed but a fault never fired, 124 --limit, 128 + n the simulation was ended by signal n.

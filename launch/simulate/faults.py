@@ -1,13 +1,16 @@
 """Parse the faults of a simulation: kill:rank=3,step=20."""
 
+import argparse
 from dataclasses import dataclass
 
+from common.console.arguments import interval
 from common.ground.exits import BadInput
 
 KINDS = {  # kind: its keys, in [] if they may be missing
-    "kill": "rank step",  # SIGKILL
+    "kill": "rank step or every",  # SIGKILL to a rank, or to a random process again and again
     "term": "rank step",  # SIGTERM
     "stop": "rank step",  # SIGSTOP: the process hangs, its connections stay open
+    "pause": "node step for",  # SIGSTOP to all processes of a node, and SIGCONT
     "restart": "node step",  # in place: the same folders, the command again
     "reschedule": "[node] step",  # a new container; without a node: all nodes
 }
@@ -21,13 +24,15 @@ class Fault:
     step: the optimizer step that the fault waits for
     rank: global; None for a fault of nodes
     node: its index; None for a fault of a rank, or of all nodes
+    seconds: between two kills, or of a pause; 0 for others
     """
 
     text: str
     kind: str
-    step: int
+    step: int = 1
     rank: int | None = None
     node: int | None = None
+    seconds: float = 0
 
 
 def parse(spec: str, nodes: int, processes: int) -> Fault:
@@ -36,17 +41,30 @@ def parse(spec: str, nodes: int, processes: int) -> Fault:
     kind, _, rest = spec.partition(":")
     if kind not in KINDS:
         raise BadInput(f"--fault {spec}: unknown fault {kind!r}: expected one of {', '.join(KINDS)}")
-    keys = KINDS[kind].split()
+    choices = [keys.split() for keys in KINDS[kind].split(" or ")]
     pairs = [pair.partition("=")[::2] for pair in rest.split(",")]
     given = [key for key, _ in pairs]
-    unknown, missing = {*given} - {key.strip("[]") for key in keys}, {*keys} - {*given, "[node]"}
-    if unknown or missing or len({*given}) < len(given):
-        raise BadInput(f"--fault {spec}: expected {kind} with the keys {', '.join(keys)}, each once")
+    are_keys = any({*keys} - {"[node]"} <= {*given} <= {key.strip("[]") for key in keys} for keys in choices)
+    if not are_keys or len({*given}) < len(given):
+        names = " or ".join(", ".join(keys) for keys in choices)
+        raise BadInput(f"--fault {spec}: expected {kind} with the keys {names}, each once")
     limits = {"step": (1, _MOST), "rank": (0, nodes * processes - 1), "node": (0, nodes - 1)}
-    return Fault(spec, kind, **{key: _number(spec, key, value, *limits[key]) for key, value in pairs})
+    numbers = {key: _number(spec, key, value, *limits[key]) for key, value in pairs if key in limits}
+    seconds = [_seconds(spec, key, value) for key, value in pairs if key not in limits]
+    return Fault(spec, kind, **numbers, seconds=sum(seconds))
 
 
 def _number(spec: str, key: str, value: str, least: int, most: int) -> int:
     if not value.isdecimal() or not least <= int(value) <= most:
         raise BadInput(f"--fault {spec}: {key}={value} is not a whole number in {least}..{most}")
     return int(value)
+
+
+def _seconds(spec: str, key: str, value: str) -> float:
+    try:
+        number, unit = interval(value)
+    except argparse.ArgumentTypeError:
+        number, unit = 0.0, ""
+    if unit != "s":
+        raise BadInput(f"--fault {spec}: {key}={value} is not a number of seconds such as 10s or 0.5s")
+    return number

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from launch import processes
 from launch.bundle.code_folder import CodeFolder
@@ -138,6 +139,10 @@ class Node:
         """Kill all processes of the node, and wait for their end."""
         processes.kill(self._tasks, self._mark)
 
+    def find(self) -> dict[int, dict[str, Any]]:
+        """Return all living processes of the node, as processes.find() does."""
+        return processes.find(self._mark)
+
     def ranks(self, count: int) -> dict[int, int]:
         """Return global rank -> process id. count: processes per node.
 
@@ -145,7 +150,7 @@ class Node:
         counted. Without these variables, a rank is a process that the platform started.
         """
         told, parents = {}, {}
-        for pid, facts in processes.find(self._mark).items():
+        for pid, facts in self.find().items():
             environment = facts["environ"]
             if "LOCAL_RANK" in environment and environment.get("RANK", "").isdecimal():
                 told[pid], parents[pid] = int(environment["RANK"]), facts["ppid"]

@@ -1,6 +1,8 @@
 """Run a simulation: start nodes, fire faults, wait until the nodes end."""
 
+import contextlib
 import os
+import random
 import re
 import shlex
 import signal
@@ -15,6 +17,7 @@ from launch.simulate.faults import Fault
 from launch.simulate.nodes import Node, copy_tree
 
 _STEP = re.compile(r"epoch=\d+ step=(\d+) ")  # the beginning of a job's log line
+_PIDS = re.compile(r"generation \d+: pids ([\d ]+)")  # by rank, of a job whose processes are replaced
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 _POLL = 0.02  # seconds
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL
@@ -36,8 +39,12 @@ class Simulation:
     limit."""
 
     def __init__(self, processes: int, faults: list[Fault], limit: float | None):
-        self._processes, self._pending, self._limit = processes, list(faults), limit
+        self._processes, self._faults, self._limit = processes, faults, limit
+        self._pending = list(faults)  # those that have not fired
         self._step = 0
+        self._members: list[int] = []  # process ids by rank, if the job prints them
+        self._random = random.Random(0)
+        self._due: dict[Fault, float] = {}  # time.monotonic() of the next kill, or of the end of a pause
         self._interrupts: list[int] = []
         self._stopped: set[int] = set()  # process ids
         self._stopped_since: float | None = None
@@ -89,22 +96,64 @@ class Simulation:
             print(f"[node {node.index}] {line}")
             if match := _STEP.match(line):
                 self._step = int(match[1])
+            if match := _PIDS.fullmatch(line):
+                self._members = [*map(int, match[1].split())]
             if match := _ERROR.fullmatch(line):
                 node.runs[-1].error = match[1][:_LONGEST]
         if lines:
             sys.stdout.flush()
 
     def _fire_faults(self) -> None:
-        for fault in [fault for fault in self._pending if self._step >= fault.step]:
-            if fault.rank is not None:
+        for fault in [fault for fault in self._faults if self._step >= fault.step]:
+            if fault.kind == "pause":
+                self._pause(fault, self._nodes[fault.node or 0])
+            elif fault.seconds:
+                self._kill_again(fault)
+            elif fault not in self._pending:
+                continue
+            elif fault.rank is not None:
                 self._signal_rank(fault, fault.rank)
             else:
                 self._start_again(fault)
 
+    def _find_ranks(self) -> dict[int, tuple[Node, int]]:
+        """Return global rank -> (node, process id) of the living processes."""
+        ranks, members = {}, {pid: rank for rank, pid in enumerate(self._members)}
+        for node in [node for node in self._nodes if node.running]:
+            if members:
+                found = {members[pid]: pid for pid in node.find() if pid in members}
+            else:
+                found = node.ranks(self._processes)
+            ranks |= {rank: (node, pid) for rank, pid in found.items()}
+        return ranks
+
+    def _kill_again(self, fault: Fault) -> None:
+        """Kill a random process if it is time. If all are just being replaced, it is done later."""
+        now = time.monotonic()
+        if now > self._due.setdefault(fault, now + fault.seconds) and (ranks := sorted(self._find_ranks())):
+            self._due[fault] = now + fault.seconds
+            self._signal_rank(fault, self._random.choice(ranks))
+
+    def _pause(self, fault: Fault, node: Node) -> None:
+        """Stop all processes of a node, or let them continue if it is time."""
+        if fault in self._pending and node.running:
+            self._send(node, signal.SIGSTOP)
+            self._send(node, signal.SIGSTOP)  # again: some may just have forked
+            self._due[fault] = time.monotonic() + fault.seconds
+            self._note(fault, f"SIGSTOP to node {node.index}", node.pids[0])
+        elif time.monotonic() > self._due.get(fault, float("inf")):
+            del self._due[fault]
+            self._send(node, signal.SIGCONT)
+            log(f"fault {fault.text}: SIGCONT to node {node.index}")
+
+    def _send(self, node: Node, number: int) -> None:
+        for pid in node.find().keys() - self._stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
     def _signal_rank(self, fault: Fault, rank: int) -> None:
-        node = self._nodes[rank // self._processes]
-        pid = node.ranks(self._processes).get(rank) if node.running else None
-        if pid is None:
+        node, pid = self._find_ranks().get(rank, (None, None))
+        if node is None or pid is None:
             return
         number = _SIGNALS[fault.kind]
         try:
@@ -140,7 +189,8 @@ class Simulation:
                 node.restarts += 1
 
     def _note(self, fault: Fault, what: str, pid: int) -> None:
-        self._pending.remove(fault)
+        if fault in self._pending:
+            self._pending.remove(fault)
         seconds = time.monotonic() - self._began
         log(f"fault {fault.text}: {what} time={seconds:.1f} step={self._step} pid={pid}")
 

@@ -1,7 +1,5 @@
 """Two nodes train on after the link between them was cut for seconds."""
 
-import os
-import shutil
 import subprocess
 import sys
 import time
@@ -11,29 +9,17 @@ import pytest
 from common.exact import digest
 from datasets.sampling import receipt
 from tests.conftest import QUICK, ROOT, environment, finish, read_until, run_ranks
+from tests.support.network import LINK, namespace, needs_namespace
 
-pytestmark = [
-    pytest.mark.faults,
-    pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and iproute2"),
-]
-LINK = ("ip", "link", "set", "lo")
+pytestmark = [pytest.mark.faults, needs_namespace]
 CUT = 4  # seconds; TCP sends again after up to twice as long
 JOB = ("jobs/train_ddp.py", *QUICK, "--batch_size=32", "--epochs=2", "--report_every=1", "--timeout=60")
 
 
 @pytest.fixture
 def network():
-    """Yield the first words of a command that runs in a network namespace of its own."""
-    holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
-    inside = ("nsenter", f"--target={holder.pid}", "--net")
-    try:
-        while os.readlink(f"/proc/{holder.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
-            assert holder.poll() is None, "no namespace"
-        subprocess.run([*inside, *LINK, "up"], check=True)
+    with namespace() as inside:
         yield inside
-    finally:
-        holder.kill()
-        holder.wait()
 
 
 def test_a_link_that_is_cut_for_seconds_changes_nothing(network, tmp_path):

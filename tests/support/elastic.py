@@ -19,15 +19,16 @@ _PIDS = re.compile(r"(?:\[node \d+\] )?generation (\d+): pids ([\d ]+)")
 
 
 class ElasticRun:
-    """A run, whose output a thread reads. steps: (time.monotonic(), step) of each report. pids: by rank, of
-    the present generation. generation: counted from 1; 0 before the first. lines: all others."""
+    """A run of `*prefix python *command`, whose output a thread reads. steps: (time.monotonic(), step) of all
+    reports. pids: by rank, of the present generation. generation: counted from 1; 0 before the first. lines:
+    all others."""
 
-    def __init__(self, *command: str | Path):
+    def __init__(self, *command: str | Path, prefix: tuple[str, ...] = ()):
         self.steps: list[tuple[float, int]] = []
         self.pids: list[int] = []
         self.generation, self.lines = 0, list[str]()
         self.process = subprocess.Popen(
-            [sys.executable, *map(str, command)], cwd=ROOT, env=environment(), text=True,
+            [*prefix, sys.executable, *map(str, command)], cwd=ROOT, env=environment(), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         self._news = threading.Condition()

@@ -94,7 +94,7 @@ def test_the_interface_to_the_master_is_used(nodes, backend, preset, chosen, mon
             monkeypatch.delenv(f"{kind}_SOCKET_IFNAME")
     monkeypatch.setattr(process_group.network, "interface_to", lambda *_: ("eth7", "10.0.0.7"))
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "ib0"), (3, "eth7")])
-    process_group._choose_interface(Topology(0, nodes, 2, 0, "10.0.0.1", 1234, "node", "plain"), backend)
+    process_group.choose_interface(Topology(0, nodes, 2, 0, "10.0.0.1", 1234, "node", "plain"), backend)
     for kind in ("NCCL", "GLOO"):
         assert os.environ.get(f"{kind}_SOCKET_IFNAME") == chosen.get(kind)
     assert ("NCCL_SOCKET_IFNAME==eth7" in capfd.readouterr().out) == (chosen == {"NCCL": "=eth7"})

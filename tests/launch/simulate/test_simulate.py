@@ -9,7 +9,7 @@ import pytest
 
 from common.ground.exits import BadInput
 from launch.explain import explain_exit_code
-from launch.simulate import cli
+from launch.simulate import cli, faults
 from tests.conftest import QUICK, environment, start
 from tests.support.simulated import fired, rows, simulate
 
@@ -17,6 +17,7 @@ JOB = ("jobs/train_ddp.py", "--", *QUICK, "--max_steps=3", "--batch_size=32")
 
 STEPS = """
 import time
+begin = time.monotonic()
 for step in range(1, 101):
     print(f"epoch=1 step={step} loss=1", flush=True)
     time.sleep(0.02)
@@ -144,13 +145,20 @@ def test_exit_codes(code, beginning):
     "arguments, message",
     [
         (["--fault=kil:rank=1"], "--fault kil:rank=1: unknown fault 'kil': expected one of kill, term"),
-        (["--fault=kill:rnak=1,step=1"], "expected kill with the keys rank, step, each once"),
+        (["--fault=kill:rnak=1,step=1"], "expected kill with the keys rank, step or every, each once"),
         (["--fault=restart:step=3"], "--fault restart:step=3: expected restart with the keys node, step"),
         (["--fault=kill:rank=2,step=1"], "--fault kill:rank=2,step=1: rank=2 is not a whole number in 0..1"),
         (["--fault=stop:rank=1,rank=0,step=1"], "expected stop with the keys"),
         (["--fault=reschedule:node=1"], "expected reschedule with the keys [node], step"),
         (["--fault=term:rank=-1,step=1"], "rank=-1 is not a whole number"),
         (["--fault=kill:rank=0,step=0"], "step=0 is not a whole number in 1.."),
+        (["--fault=kill:every=10"], "--fault kill:every=10: every=10 is not a number of seconds such as 10s"),
+        (["--fault=kill:every=0s"], "every=0s is not a number of seconds"),
+        (["--fault=kill:every=2epochs"], "every=2epochs is not a number of seconds"),
+        (["--fault=kill:every=10s,step=2"], "expected kill with the keys rank, step or every, each once"),
+        (["--fault=pause:node=0,step=2"], "expected pause with the keys node, step, for, each once"),
+        (["--fault=pause:node=2,step=2,for=1s"], "node=2 is not a whole number in 0..1"),
+        (["--fault=pause:node=0,step=2,for=nans"], "for=nans is not a number of seconds"),
         (["--platform=plain"], "cannot start 2 nodes"),
         (["--processes=0"], "--processes: '0' is not"),
         (["--limit=0"], "--limit: '0' is not a number above 0"),
@@ -219,6 +227,32 @@ def test_a_stopped_node_is_ended_when_nothing_else_is_left(script):
     table = rows(result.stdout)
     assert table["0"].code == 0 and table["0"].seconds >= 2, "it ended by itself"
     assert table["1"].meaning == "stopped by a fault, and killed after all others had ended"
+
+
+def test_faults_of_a_time():
+    assert faults.parse("kill:every=0.5s", 2, 1) == faults.Fault("kill:every=0.5s", "kill", seconds=0.5)
+    text = "pause:node=1,step=5,for=20s"
+    assert faults.parse(text, 2, 1) == faults.Fault(text, "pause", step=5, node=1, seconds=20)
+
+
+def test_a_random_rank_is_killed_again_and_again(script):
+    """The job does not print its processes: the first kill ends node 0 or 1, and the second the other."""
+    fault = "kill:every=0.2s"
+    result = simulate("--nodes=2", "--fault", fault, script(STEPS), code=137)
+    assert fired(result.stdout, fault) >= 0.2 and [row.code for row in rows(result.stdout).values()] == [
+        137,
+        137,
+    ]
+    kills = re.findall(rf"fault {fault}: SIGKILL to rank (\d)", result.stdout)
+    assert sorted(kills) == ["0", "1"]
+
+
+def test_a_paused_node_continues(script):
+    fault = "pause:node=1,step=2,for=1.5s"
+    result = simulate("--nodes=2", "--fault", fault, script(STEPS + "print(time.monotonic() - begin)"))
+    assert fired(result.stdout, fault) and f"fault {fault}: SIGCONT to node 1\n" in result.stdout
+    seconds = {node: float(row) for node, row in re.findall(r"\[node (\d)\] ([\d.]+)\n", result.stdout)}
+    assert seconds["1"] > seconds["0"] + 1
 
 
 def test_a_fault_that_never_fires_is_an_error(script):

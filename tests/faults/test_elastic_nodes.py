@@ -1,0 +1,82 @@
+"""A job with --elastic true on 4 nodes: processes that are killed, a node that is paused, and a cut link."""
+
+import re
+import subprocess
+import time
+
+import pytest
+
+from tests.conftest import LONGEST, free_port, run
+from tests.support.elastic import JOB, ElasticRun, slow_job
+from tests.support.exact import facts
+from tests.support.network import LINK, namespace, needs_namespace
+from tests.support.simulated import fired, rows, simulate
+
+pytestmark = pytest.mark.faults
+
+NODES, CUT = 4, 5  # CUT: seconds
+LENGTH = ("--max_steps=40", "--save_every=5step")
+ELASTIC = (*JOB, *LENGTH, "--elastic=true")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return the facts of a run of one process."""
+    output = tmp_path_factory.mktemp("whole")
+    run("jobs/train_exact.py", *JOB, *LENGTH, f"--output_dir={output}")
+    return facts(output)
+
+
+@pytest.mark.parametrize("platform", ["modelarts", "pai-dlc"])
+def test_processes_that_are_killed(platform, whole, tmp_path):
+    fault = "kill:every=4s"
+    command = (f"--nodes={NODES}", "--platform", platform, "--fault", fault)
+    job = slow_job(tmp_path / "job.py", 0.05)
+    output = simulate(
+        *command, job, "--", *ELASTIC, f"--train_url={tmp_path / 'run'}", timeout=2 * LONGEST
+    ).stdout
+    assert fired(output, fault) and [row.code for row in rows(output).values()] == [0] * NODES, output
+    assert re.search(r"rank \d on node \d is gone: SIGKILL; ", output)
+    assert facts(tmp_path / "run") == whole
+
+
+def test_a_node_that_is_paused(whole, tmp_path):
+    fault = "pause:node=2,step=3,for=6s"
+    command = (f"--nodes={NODES}", "--fault", fault)
+    job = slow_job(tmp_path / "job.py", 0.3)
+    output = simulate(
+        *command, job, "--", *ELASTIC, f"--train_url={tmp_path / 'run'}", timeout=2 * LONGEST
+    ).stdout
+    assert fired(output, fault) and [row.code for row in rows(output).values()] == [0] * NODES, output
+    assert re.search(r"rank \d on node 2 is gone: no heartbeat for 2 s; ", output)
+    assert "1 process joined on node 2; " in output.partition("SIGCONT to node 2\n")[2]
+    assert facts(tmp_path / "run") == whole
+
+
+@needs_namespace
+def test_a_link_that_is_cut(whole, tmp_path):
+    """All nodes are cut off from each other, as the agents are from the store."""
+    job = slow_job(tmp_path / "job.py", 0.05)
+    address = (f"--init_method=tcp://127.0.0.1:{free_port()}", f"--world_size={NODES}")
+    with namespace() as inside:
+        runs = [
+            ElasticRun(
+                job, *ELASTIC, *address, f"--rank={rank}", f"--output_dir={tmp_path / 'run'}", prefix=inside
+            )
+            for rank in range(NODES)
+        ]
+        try:
+            first = runs[0]
+            first.wait_until(lambda run: run.step >= 3)
+            subprocess.run([*inside, *LINK, "down"], check=True)
+            time.sleep(CUT / 2)
+            step = first.step
+            time.sleep(CUT / 2)
+            assert first.step == step < 40 and not [run for run in runs if run.process.poll() is not None]
+            subprocess.run([*inside, *LINK, "up"], check=True)
+            codes = [run.finish() for run in runs]
+            assert codes == [0] * NODES, "\n".join(line for run in runs for line in run.lines)
+        finally:
+            for each in runs:
+                each.kill()
+    assert facts(tmp_path / "run") == whole
