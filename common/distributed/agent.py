@@ -125,6 +125,7 @@ class _Agent:
                 self._hear()
                 if roll:
                     roll.look(bool(self._asked))
+            self._code = self._code or int(_read(self._store, "failed") or 0)  # rank 0, in its last writes
             self._store.set(f"ended/{topology.node_rank}", "")
             if roll:
                 roll.wait_for_ends()

@@ -145,7 +145,8 @@ class Members:
         self.was_begun = True
         plan, count = self.plan, len(self.plan.ids)
         if plan.said:
-            say(f"{'; '.join(plan.said)}; {count} process{'es' * (count > 1)} continue at step {step}")
+            they = f"{count} processes continue" if count > 1 else "1 process continues"
+            say(f"{'; '.join(plan.said)}; {they} at step {step}")
         self._store.set(f"begun/{plan.generation}", "")
         say(f"generation {plan.generation + 1}: pids {' '.join(map(str, plan.pids))}")
 
