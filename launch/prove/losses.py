@@ -25,9 +25,9 @@ class Losses:
     """
 
     def __init__(self, log: str, progress: Callable[[], int], plan: list[tuple[float, tuple[int, ...]]]):
-        self._mark, self._progress, self._plan = os.path.abspath(log), progress, deque(plan)
-        self._output = open(log, "ab+")  # noqa: SIM115  # its end: an earlier run may have written the rest
-        self._rest, self._last = b"", deque[str](maxlen=4)
+        self._log, self._progress, self._plan = os.path.abspath(log), progress, deque(plan)
+        self._place = os.path.getsize(log) if os.path.exists(log) else 0  # an earlier run has written the rest
+        self._last = deque[str](maxlen=4)
         self._pids: list[int] = []
         self._gone, self._killed_at = set[int](), 0.0
         self.generation, self.killed = 0, list[tuple[int, tuple[int, ...]]]()
@@ -47,7 +47,7 @@ class Losses:
         if self._pids and self._plan and not self._gone and steps >= self._plan[0][0]:
             _, ranks = self._plan.popleft()
             self._gone, self._killed_at = {self._pids[rank] for rank in ranks}, time.monotonic()
-            for pid in self._gone & processes.find(self._mark).keys():  # else not of this run
+            for pid in self._gone & processes.find(self._log).keys():  # else not of this run
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.killed.append((steps, ranks))
@@ -64,8 +64,11 @@ class Losses:
         return trial.Failed(f"{self.describe()}: {error} ({' | '.join(self._last)})", error.code)
 
     def _read(self) -> None:
-        *lines, self._rest = (self._rest + self._output.read()).split(b"\n")
-        for line in (each.decode(errors="replace").strip() for each in lines):
+        with open(self._log, "rb") as file:
+            file.seek(self._place)
+            text = file.read().rpartition(b"\n")[0]
+            self._place += len(text)  # the next text begins with the end of this line
+        for line in filter(None, map(str.strip, text.decode(errors="replace").splitlines())):
             self._last.append(line)
             if match := _GENERATION.fullmatch(line):
                 self.generation, self._pids = int(match[1]), [*map(int, match[2].split())]
