@@ -26,7 +26,9 @@ class Losses:
 
     def __init__(self, log: str, progress: Callable[[], int], plan: list[tuple[float, tuple[int, ...]]]):
         self._log, self._progress, self._plan = os.path.abspath(log), progress, deque(plan)
-        self._place = os.path.getsize(log) if os.path.exists(log) else 0  # an earlier run has written the rest
+        self._place = (
+            os.path.getsize(log) if os.path.exists(log) else 0
+        )  # an earlier run has written the rest
         self._last = deque[str](maxlen=4)
         self._pids: list[int] = []
         self._gone, self._killed_at = set[int](), 0.0
