@@ -332,8 +332,8 @@ class OwnJob(Job):
         return f"SIGKILL after step {steps}; continued from step {resumed_at}" if killed else "no SIGKILL"
 
     def _replace_processes(self, case: Case, command: list[str]) -> str:
-        """Run a case with losses, and return what was done. A run that ends before a SIGKILL is made again, at
-        other steps. Raises trial.Failed, NotRun."""
+        """Run a case with losses, and return what was done. If a SIGKILL comes too late, the run is made
+        again, once and with other steps. Raises trial.Failed, NotRun."""
         folder, log = self.folder(case.name), self._log(case.name)
         gap = max(1, self.steps // (len(case.losses) + 1))  # a part of the run follows the last one
         for seed in (0, 1):
