@@ -105,6 +105,7 @@ class Members:
         self.kept: dict[str, Any] | None = None
         self._store = connect()
         self._has_lost = threading.Event()  # a member of this generation
+        self._lock = threading.Lock()  # of plan, due and _has_lost: they are of one generation
         self._stop, self._number = False, 0
         self._voice = contextlib.ExitStack()
         preemption.defer(self._note_signal)
@@ -206,8 +207,9 @@ class Members:
                 exits.print_line(f"process {self.name} leaves, as asked; the others go on")
                 exits.leave(preemption.exit_code())
             generation += self.name not in plan.ids
-        self.plan, self.due = plan, False
-        self._has_lost.clear()
+        with self._lock:
+            self.plan, self.due = plan, False
+            self._has_lost.clear()
         os.environ.update(plan.place(self.name))
         preemption.identify(plan.ids.index(self.name), "")
         exits.STARTED = time.monotonic()
@@ -272,10 +274,13 @@ class Members:
             if not self._stop and store.check(["stop"]):
                 self._stop = True
                 preemption.hear(ranks.rank(), int(store.get("stop")))
-            following = Plan.key(self.plan.generation + 1)
-            if not self.due and self.plan.ids and store.check([following]):
+            now = self.plan
+            following = Plan.key(now.generation + 1)
+            if not self.due and now.ids and store.check([following]):
                 plan = Plan(*json.loads(store.get(following)))
-                if not {*self.plan.ids} <= {*plan.ids}:
-                    self._has_lost.set()
-                self.due = True
+                with self._lock:
+                    if self.plan is now:  # else join() has this plan already, or a later one
+                        if not {*now.ids} <= {*plan.ids}:
+                            self._has_lost.set()
+                        self.due = True
             time.sleep(_LOOK)

@@ -12,9 +12,10 @@ name a number: 4 epochs that are cut to 6 steps, so that restarts reach later ep
 waits for a new checkpoint. Each run is compared with the reference, and the killed one on 2 processes with
 the whole one: the samples of every step, the state (weights, buffers, optimizer) at every checkpoint, the
 figures of the log and the files of weights. With another number of processes only the samples are compared,
-unless the job has --exact_shards. The runs with another seed and with the damage must differ. If the job
-refuses the damaged checkpoint, the verdict says so: whether a wrong weight would be seen was not shown. What
-cannot be checked is named.
+unless the job has --exact_shards. If it also has --elastic, processes of one run are killed while the others
+stay alive, and it must continue to the same bits. The runs with another seed and with the damage must differ.
+If the job refuses the damaged checkpoint, the verdict says so: whether a wrong weight would be seen was not
+shown. What cannot be checked is named.
 
 On Linux without a GPU, runs are forks of a process that has PyTorch loaded, except the second one, which is
 made by a new process. If a run differs, new processes make it and the reference again, and their difference

@@ -14,6 +14,7 @@ from typing import IO, Any, NamedTuple
 import torch
 
 from common.console.arguments import mask_words
+from common.distributed import agent
 from common.exact import files
 from common.ground.exits import BadInput
 from common.run import starts
@@ -22,6 +23,7 @@ from datasets.sampling.records import RECORD
 from launch import processes
 from launch.compare import find_files, find_receipt
 from launch.prove import damage, forks, surroundings, trial
+from launch.prove.losses import Losses
 from launch.simulate.commands import get_option
 
 _BAD_INPUT = 2  # exit code of a job that refuses its options
@@ -31,6 +33,8 @@ _HINT = "if it does not use Bootfile, name its files with --compare and --resume
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 REFERENCE, KILLED = "reference", "killed and restarted"
 PROCESSES = "--processes_per_node"
+REPLACED = "killed processes are replaced, the others stay alive"
+_LOSSES = {4: ((0,), (3,), (1, 2)), 2: ((0,), (1,))}  # processes -> ranks of each SIGKILL
 _NOT_KNOWN = ("another number of processes", "a restart with 2 processes", "another number of workers")
 
 
@@ -49,6 +53,7 @@ class Case(NamedTuple):
     against: name of the run with which it is compared.
     damages: tensors of its checkpoint that are changed: "largest", "all" or "" (none).
     changes: names of `surroundings`, what is changed around the job.
+    losses: ranks that get a SIGKILL at once, each time at another step; the job replaces them (--elastic).
     """
 
     name: str
@@ -61,6 +66,7 @@ class Case(NamedTuple):
     against: str = REFERENCE
     damages: str = ""
     changes: tuple[str, ...] = ()
+    losses: tuple[tuple[int, ...], ...] = ()
 
 
 AGAIN = Case("the same again, in other surroundings", changes=surroundings.ALL)
@@ -150,7 +156,7 @@ class Job:
 
     def _start(self, case: Case, folder: str | None) -> Callable[[list[str], str, IO[Any]], Any]:
         """Return the function that starts a command of a run. folder: in which it works."""
-        if self._forks and case not in (AGAIN, SAME, *ONE_CHANGE):
+        if self._forks and case not in (AGAIN, SAME, *ONE_CHANGE) and not case.losses:
             return self._forks.start
         environment = surroundings.environment(case.changes)
         return functools.partial(processes.start, environment=environment, cwd=folder)
@@ -267,6 +273,13 @@ class OwnJob(Job):
         elif PROCESSES not in self._known:
             script = os.path.basename(self.script)
             self.unchecked.append(f"a restart with 2 processes: {script} has no {PROCESSES}")
+        count = max(self.same_bits, default=1)
+        if "--elastic" in self._known and count > 1:
+            if reason := agent.why_not():
+                self.unchecked.append(f"{REPLACED}: {reason}")
+            else:
+                numbers = (str(count), str(count))
+                cases.append(Case(REPLACED, True, False, PROCESSES, *numbers, losses=_LOSSES[count]))
         return [*cases, DAMAGED]
 
     def run(self, case: Case) -> str:
@@ -275,9 +288,11 @@ class OwnJob(Job):
             raise NotRun(f"there is no run: {case.against}")
         done = self._damage(folder, case) if case.damages else ""
         if case.option:
-            option = (f"{case.option}={self._choose(case)}",)
+            option = (f"{case.option}={self._choose(case)}", *["--elastic=true"] * bool(case.losses))
         command = self.command((*option, f"--output_dir={folder}"))
         self._record(case, command)
+        if case.losses:
+            return self._replace_processes(case, command)
         kills = trial.choose_steps(case.kills, self._every + 1, self.steps - 1, self._every)
         last = 0  # the step of the newest checkpoint when the last start began
 
@@ -315,6 +330,27 @@ class OwnJob(Job):
             self.doubts.append(f"{case.name}: no restart had to train on: give more --max_steps")
         steps, resumed_at = (", ".join(f"{step:.0f}" for step in each) for each in (killed, resumed))
         return f"SIGKILL after step {steps}; continued from step {resumed_at}" if killed else "no SIGKILL"
+
+    def _replace_processes(self, case: Case, command: list[str]) -> str:
+        """Run a case with losses, and return what was done. If a SIGKILL comes too late, the run is made
+        again, once and with other steps. Raises trial.Failed, NotRun."""
+        folder, log = self.folder(case.name), self._log(case.name)
+        gap = max(1, self.steps // (len(case.losses) + 1))  # a part of the run follows the last one
+        for seed in (0, 1):
+            shutil.rmtree(folder, ignore_errors=True)
+            steps = trial.choose_steps(len(case.losses), 1, self.steps - gap, gap, seed)
+            losses = Losses(log, lambda: self._progress(folder), [*zip(steps, case.losses, strict=False)])
+            try:
+                trial.run(command, log, losses.watch, [], lambda: command, self._start(case, None))
+            except trial.Failed as error:
+                if losses.killed or error.code != _BAD_INPUT:
+                    raise losses.explain(error) from error
+                self.unchecked.append(f"{case.name}: {error}")
+                raise NotRun(str(error)) from error
+            if losses.is_done and losses.killed:
+                return losses.describe()
+        self.doubts.append(f"{case.name}: a SIGKILL came too late: give more --max_steps")
+        return losses.describe()
 
     def refused(self, case: Case) -> bool:
         return starts.read(self.folder(case.name))[-1]["step"] != self._damaged

@@ -58,12 +58,12 @@ def run(
     return happened
 
 
-def choose_steps(count: int, first: int, last: int, gap: int = 1) -> list[float]:
-    """Return at most `count` numbers in first..last, ascending: always the same ones.
+def choose_steps(count: int, first: int, last: int, gap: int = 1, seed: int = 0) -> list[float]:
+    """Return at most `count` numbers in first..last, ascending: always the same ones for a seed.
 
     gap: the range is divided into parts of this length, and each number is of another part.
     """
-    draw = random.Random(0)
+    draw = random.Random(seed)
     parts = range(first, last + 1, gap)
     chosen = sorted(draw.sample(parts, min(count, len(parts))))
     return [float(draw.randint(part, min(part + gap - 1, last))) for part in chosen]

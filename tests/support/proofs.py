@@ -22,7 +22,7 @@ class _Job:
     """A job as processes.start() returns it, whose output goes to a file. Its ranks are forked, too."""
 
     def __init__(self, command, mark, output, environment=None, cwd=None):
-        count = int(get_option(command, PROCESSES) or 1)
+        count = 1 if get_option(command, "--elastic") == "true" else int(get_option(command, PROCESSES) or 1)
         changed = {name: each for name, each in (environment or {}).items() if os.environ.get(name) != each}
         if changed.get("PYTHONHASHSEED") == "1":  # a fork has that of the tests
             del changed["PYTHONHASHSEED"]
