@@ -16,7 +16,9 @@ from datasets.sampling import loop_receipt, receipt
 
 _MOST = 2**30  # bytes of metrics.jsonl
 # times, memory and lost processes, in which equal runs differ, and digests of the data and the state
-_NO_FIGURES = re.compile(r"(.*_)?(time|seconds|per_s|s|ms|mb)|generations|lost_processes|receipt|states")
+_NO_FIGURES = re.compile(
+    r"(.*_)?(time|seconds|per_s|s|ms|mb)|generations|lost_processes|useful_share|receipt|states"
+)
 LOOP = loop_receipt.FILE.format(0)  # the receipt of `launch new --receipt`
 
 

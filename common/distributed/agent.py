@@ -228,7 +228,9 @@ class Roll:
         self._tickets = self._news = 0
         self._looked = self._beats_at = self._asked_at = 0.0
         self._deadline = time.monotonic() + timeout
-        self._said: list[str] = []
+        self._began = self._plan  # the last one with which the members have begun
+        self._said: list[tuple[int, str]] = []  # numbered reasons of changes that nobody has told the user
+        self._count = 0
         self._lost = 0
         self._stops = False
 
@@ -272,17 +274,25 @@ class Roll:
             name = self._store.get(f"ticket/{self._tickets}").decode()
             pid = int(self._store.get(f"pid/{name}"))
             self._known[name] = {"heard": now, "beats": 0, "ready": False, "asked": False, "pid": pid}
+        if self._plan is not self._began and self._store.check([f"begun/{self._plan.generation}"]):
+            told = {number for number, _ in self._plan.said}
+            self._began, self._said = self._plan, [each for each in self._said if each[0] not in told]
         for name, each in list(self._known.items()):
             if reason := _read(self._store, f"gone/{name}"):
                 del self._known[name]
                 if name in self._plan.ids and reason != "exit code 0" and not each["asked"]:
-                    rank = self._plan.ids.index(name)
-                    self._said.append(f"rank {rank} on node {self._plan.nodes[rank]} is gone: {reason}")
+                    known = name in self._began.ids
+                    who = f"rank {self._began.ids.index(name)}" if known else f"new process {name}"
+                    self._say(f"{who} on node {node_of(name)} is gone: {reason}")
                     self._lost += 1
                 continue
             each["asked"] = each["asked"] or self._store.check([f"asked/{name}"])
             if not each["ready"] and (text := _read(self._store, f"ready/{name}")):
                 each["ready"] = self._admit(name, json.loads(text))
+
+    def _say(self, reason: str) -> None:
+        self._count += 1
+        self._said.append((self._count, reason))
 
     def _admit(self, name: str, facts: dict[str, Any]) -> bool:
         """Return whether a process trains what the members train, and refuse it if not."""
@@ -320,13 +330,12 @@ class Roll:
             if _read(self._store, f"gone/{self._plan.ids[0]}") not in ("", "exit code 0"):
                 self._store.set("failed", str(128 + signal.SIGKILL))  # rank 0, in its last writes
             return  # the job is done
-        if self._store.check([f"begun/{self._plan.generation}"]):  # else nobody has said it
-            self._said = self._said[len(self._plan.said) :]
-        self._said += [f"process {name} leaves, as asked" for name in self._plan.ids if name in leaves]
+        for name in [name for name in self._plan.ids if name in leaves]:
+            self._say(f"process {name} leaves, as asked")
         came = [name for name in ids if name not in self._plan.ids]
         if came and self._plan.generation >= 0:
             count, node = f"{len(came)} process{'es' * (len(came) > 1)}", node_of(came[0])
-            self._said.append(f"{count} joined on node {node}")
+            self._say(f"{count} joined on node {node}")
         nodes = [node_of(name) for name in ids]
         pids = [self._known[name]["pid"] for name in ids]
         self._plan = Plan(self._plan.generation + 1, ids, nodes, pids, [*self._said], self._lost)

@@ -41,13 +41,13 @@ class Changed(BaseException):
 
 class Plan(NamedTuple):
     """The members of a generation. ids: names by rank. nodes, pids: of each. said: why it differs from the
-    last one. lost: processes that were lost so far."""
+    last one that has begun, numbered. lost: processes that were lost so far."""
 
     generation: int
     ids: list[str]
     nodes: list[int]
     pids: list[int]
-    said: list[str]
+    said: list[tuple[int, str]]
     lost: int
 
     @staticmethod
@@ -107,6 +107,7 @@ class Members:
         self._has_lost = threading.Event()  # a member of this generation
         self._lock = threading.Lock()  # of plan, due and _has_lost: they are of one generation
         self._stop, self._number = False, 0
+        self._told = 0  # number of the last reason that this process has told
         self._voice = contextlib.ExitStack()
         preemption.defer(self._note_signal)
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -145,9 +146,11 @@ class Members:
         self._voice.close()
         self.was_begun = True
         plan, count = self.plan, len(self.plan.ids)
-        if plan.said:
+        reasons = [reason for number, reason in plan.said if number > self._told]
+        self._told = max([number for number, _ in plan.said], default=self._told)
+        if reasons:
             they = f"{count} processes continue" if count > 1 else "1 process continues"
-            say(f"{'; '.join(plan.said)}; {they} at step {step}")
+            say(f"{'; '.join(reasons)}; {they} at step {step}")
         self._store.set(f"begun/{plan.generation}", "")
         say(f"generation {plan.generation + 1}: pids {' '.join(map(str, plan.pids))}")
 

@@ -40,9 +40,8 @@ def whole(tmp_path_factory):
 
 
 def test_two_minutes_of_kills(tmp_path, capsys):
-    args = argparse.Namespace(
-        processes=4, batch_size=256, width=8, epochs=4000, seed=1, steps=20, seconds=120.0, every=10.0, pause=0.1
-    )
+    options = {"processes": 4, "batch_size": 256, "width": 8, "epochs": 4000, "seed": 1, "steps": 20}
+    args = argparse.Namespace(**options, seconds=120.0, every=10.0, pause=0.1)
     figures = elastic.measure(args, tmp_path)
     assert figures["generations"] > 10 and figures["lost processes"] > 12
     assert f"equal in {figures['last step']:.0f} steps" in capsys.readouterr().out
@@ -54,7 +53,8 @@ def test_a_stopped_process_is_replaced_and_does_not_write(start, whole, tmp_path
     job.wait_until(lambda each: each.step >= 5)
     [pid] = job.signal(signal.SIGSTOP, rank)
     job.wait_until(lambda each: each.generation > 1)
-    assert pid not in job.pids and f"rank {rank} on node 0 is gone: no heartbeat for 2 s" in "\n".join(job.lines)
+    said = "\n".join(job.lines)
+    assert pid not in job.pids and f"rank {rank} on node 0 is gone: no heartbeat for 2 s" in said
     wait_until(lambda: not _lives(pid))  # its agent has ended it: it never goes on
     assert job.finish() == 0
     assert facts(tmp_path / "elastic") == whole

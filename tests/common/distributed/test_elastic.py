@@ -64,7 +64,7 @@ def test_a_process_that_trains_something_else_is_refused_and_the_others_go_on(tm
     ("options", "line"),
     [
         (["--sample_losses=true"], "--elastic: expected a training without --sample_losses"),
-        (["--output_dir=s3://bucket/run"], "--elastic --output_dir s3://bucket/run: expected a folder, not a URL"),
+        (["--output_dir=s3://bucket/run"], "--output_dir s3://bucket/run: expected a folder, not a URL"),
     ],
 )
 def test_bad_input(tmp_path, options, line):
@@ -115,6 +115,10 @@ class _Processes:
         return Plan(*json.loads(self.store.get(Plan.key(generation)))) if generation >= 0 else None
 
 
+def _reasons(plan: Plan) -> list[str]:
+    return [reason for _, reason in plan.said]
+
+
 def test_the_first_plan_waits_for_all_nodes_or_for_the_time(monkeypatch):
     job = _Processes(monkeypatch, 2, 1)
     job.die("1.2", "exit code 2")
@@ -126,36 +130,40 @@ def test_the_first_plan_waits_for_all_nodes_or_for_the_time(monkeypatch):
 def test_a_spare_takes_the_place_of_a_lost_process(monkeypatch):
     job = _Processes(monkeypatch, 1, 2)
     assert job.look().ids == ["0.1", "0.2"]
+    job.store.set("begun/0", "")
     job.come(0)
     assert job.look().generation == 0  # it is a spare
     job.die("0.1")
     plan = job.look()
     assert plan.ids == ["0.2", "0.3"] and plan.lost == 1
-    assert plan.said == ["rank 0 on node 0 is gone: SIGKILL", "1 process joined on node 0"]
+    assert _reasons(plan) == ["rank 0 on node 0 is gone: SIGKILL", "1 process joined on node 0"]
 
 
 def test_a_reason_is_said_again_until_a_generation_has_begun(monkeypatch):
     job = _Processes(monkeypatch, 1, 3)
     job.look()
-    job.die("0.3")
+    job.store.set("begun/0", "")
     job.look()
     job.die("0.2")
+    job.look()
+    job.die("0.3")
     plan = job.look()
-    assert plan.said == ["rank 2 on node 0 is gone: SIGKILL", "rank 1 on node 0 is gone: SIGKILL"]
+    assert _reasons(plan) == ["rank 1 on node 0 is gone: SIGKILL", "rank 2 on node 0 is gone: SIGKILL"]
     job.store.set(f"begun/{plan.generation}", "")
     job.come(0)
-    assert job.look().said == ["1 process joined on node 0"]
+    assert _reasons(job.look()) == ["1 process joined on node 0"]
 
 
 def test_a_process_without_a_heartbeat_is_gone(monkeypatch):
     job = _Processes(monkeypatch, 2, 1)
     job.look()
+    job.store.set("begun/0", "")
     job.living.remove("1.2")
     for _ in range(5):
         assert job.look().generation == 0
     job.look(1.0)
     plan = job.look()
-    assert plan.ids == ["0.1"] and plan.said == ["rank 1 on node 1 is gone: no heartbeat for 2 s"]
+    assert plan.ids == ["0.1"] and _reasons(plan) == ["rank 1 on node 1 is gone: no heartbeat for 2 s"]
     assert job.store.get("gone/1.2") == b"no heartbeat for 2 s"  # its agent kills it
 
 
@@ -184,7 +192,9 @@ def test_a_signal_to_one_node_takes_it_away_and_one_to_all_stops_the_job(monkeyp
     assert job.look().generation == 0
     job.look(members.SILENCE / 2)
     plan = job.look()
-    assert plan.ids == ["0.1", "1.2"] and plan.said == ["process 2.3 leaves, as asked"] and plan.lost == 0
+    assert (
+        plan.ids == ["0.1", "1.2"] and _reasons(plan) == ["process 2.3 leaves, as asked"] and plan.lost == 0
+    )
     assert not job.store.check(["stop"])
     job.store.set("asked/1.2", str(int(signal.SIGTERM)))
     job.look(asked=True)
