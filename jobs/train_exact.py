@@ -174,6 +174,7 @@ def main() -> None:
             due = checkpoint.end_step()
             if due.report:  # after --report_every, and before a save
                 ### 分布式改造 (distributed) 5/6, sum the figures over all ranks; rank 0 prints and writes ###
+
                 ### 新增 (new) 10/13, they were summed in each step ###
                 # - torch.distributed.all_reduce(running)
                 ### 新增 (new) 10/13, they were summed in each step ###

@@ -11,7 +11,7 @@ from tests.support.options import ROOT, documents, read_parsers, render, rewrite
 
 # between processes that Bootfile starts itself: no user sets them
 INTERNAL = {"PROCESSES_OF", "ERROR_PIPE", "HELP_IMPORTS", "RUN_FOLDER", "SIMULATED_NODE"}
-INTERNAL |= {"STARTED", "STARTED_BY", "STORE_IS_PARENTS"}
+INTERNAL |= {"MEMBER", "OUTPUT_HELD", "STARTED", "STARTED_BY", "STORE_IS_PARENTS"}
 # The options of the jobs are frozen. These jobs -> the options that they have, and no other job.
 IMAGES = "train train_dp train_amp train_ddp train_exact train_fsdp train_fast train_ray"
 OPTIONS = {
@@ -28,6 +28,7 @@ OPTIONS = {
     "train_ddp train_exact train_fsdp imagenet loader loader_dali": """
         --init_method --rank --world_size --local_rank --local-rank --processes_per_node --timeout""",
     "train_exact imagenet": "--exact_shards",
+    "train_exact": "--elastic",
     "train_fsdp": "--precision --checkpoint_activations --checkpoint_format",
     "train_fast": "--short_recipe",
     "train_fast imagenet": "--compile",

@@ -23,7 +23,6 @@ from common.exact.files import plain_names, write_weights
 from common.exact.loop import Due, Exact, NotSaved
 from common.exact.nonfinite import Diverged
 from common.ground.exits import BadInput
-from common.parallel.exact_shards import sum_rows
 from common.run import output
 from common.run.run import Run
 
@@ -100,6 +99,8 @@ class Checkpointer(Exact):
 
     def _repeat_what_was_due(self, scheduler: Any) -> None:
         """Report and save after the last finished step if it had to: rank 0 may have been lost before."""
+        from common.parallel.exact_shards import sum_rows  # most jobs do not need it
+
         due = self._finished.due
         if due.report and self.running is not None:
             self.log.report(sum_rows(self.running.clone()), scheduler)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from common.console import arguments
-from common.distributed import barrier, members, ranks
+from common.distributed import barrier, ranks
 from common.ground.exits import BadInput, print_line
 from common.ground.files import check_rename
 from common.ground.results import checkpoints
@@ -99,5 +99,5 @@ def wanted(args: argparse.Namespace, output: Output) -> str | None:
     given, folder = getattr(args, "resume", None), output.folder
     starts_before = starts.read(folder) if checkpoints(folder) else []
     is_restart = any(start["settings"].get("resume", "") == given != "never" for start in starts_before)
-    is_later = members.current is not None and members.current.plan.generation > 0
+    is_later = ranks.members is not None and ranks.members.plan.generation > 0
     return "auto" if is_restart or (is_later and checkpoints(folder)) else given

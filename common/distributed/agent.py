@@ -1,10 +1,10 @@
-"""A job that goes on when processes die, are stopped, are cut off or come: what starts the processes.
+"""A job that continues when processes die, are stopped, are cut off or come: what starts the processes.
 
 Each node has an agent, which is the process that the platform has started. It forks the members of its node
 from a process that has PyTorch loaded, keeps one more as a spare, and forks another one for each that dies.
 The agent of node 0 also holds the store and decides, from what all agents and processes write there, who the
 members are. It holds the output folder too: rank 0, which writes the results, is always a process of node 0.
-If node 0 is lost the job ends, and its restart goes on from a checkpoint.
+If node 0 is lost the job ends, and its restart continues from a checkpoint.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from common.platform.topology import Topology
 OPTION: dict[str, Any] = {
     "type": boolean,
     "default": False,
-    "help": "true: a process that dies is replaced, and the others go on (default: false)",
+    "help": "true: a process that dies is replaced, and the others continue (default: false)",
 }
 _OLDEST = (2, 6)  # release of torch: a fork aborts at its end in 2.1
 _POLL = 0.05  # seconds
@@ -87,7 +87,9 @@ class _Agent:
         self._children: dict[str, Any] = {}  # name -> multiprocessing.Process
         self._asked = 0  # the signal that this agent got
         self._deaths = 0
-        self._spare_at = 0.0  # time.monotonic() from which a spare may use the cores; 0: nobody trains yet
+        self._spare_at = (
+            0.0  # time.monotonic() from which a spare may use the cores; 0: there are no members yet
+        )
         self._code = 0  # of the job
         self._ends_at = 0.0  # time.monotonic() of SIGKILL to what still runs
         self._is_over = False
@@ -229,7 +231,7 @@ class Roll:
         self._looked = self._beats_at = self._asked_at = 0.0
         self._deadline = time.monotonic() + timeout
         self._began = self._plan  # the last one with which the members have begun
-        self._said: list[tuple[int, str]] = []  # numbered reasons of changes that nobody has told the user
+        self._said: list[tuple[int, str]] = []  # numbered reasons of changes that the user was not told
         self._count = 0
         self._lost = 0
         self._stops = False
@@ -238,7 +240,7 @@ class Roll:
         """Read what is new, and publish another plan if the members change. asked: whether node 0 has to
         stop, which ends the job."""
         now = time.monotonic()
-        if now - self._looked > SILENCE / 2:  # this process was stopped itself: nobody is late
+        if now - self._looked > SILENCE / 2:  # this process was stopped itself: no process is late
             for each in self._known.values():
                 each["heard"] = now
         self._looked = now

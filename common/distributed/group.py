@@ -2,7 +2,7 @@
 
 gloo raises an error at once if a process of the group dies, but it waits for one that is stopped or cut off,
 and neither abort() nor torch 2.14's reconfigure() ends that wait. So a wait here has pauses, in which it asks
-whether to go on. The group is registered as a backend of its own: a job calls torch.distributed as ever.
+whether to continue. The group is registered as a backend of its own: a job calls torch.distributed as ever.
 """
 
 import datetime

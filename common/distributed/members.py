@@ -1,10 +1,10 @@
-"""A job that goes on when processes die, are stopped, are cut off or come: the side of a process.
+"""A job that continues when processes die, are stopped, are cut off or come: the side of a process.
 
 agent.py starts the processes of a node, and decides who the *members* of the job are. With each change of
 them a new *generation* begins. main() runs in a process
 
     1. alone, up to checkpoint.resume(): packages and data are loaded. Then the process is a spare
-    2. as a member. checkpoint.resume() goes on from the memory of the member that is furthest
+    2. as a member. checkpoint.resume() continues from the memory of the member that is furthest
     3. again, in every generation: Changed ends main() inside a collective or after a step, and what the
        process knows of its last step stays in memory
 
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import torch
 
 from common.distributed import preemption, ranks
+from common.distributed.ranks import Changed
 from common.ground import exits
 from common.ground.exits import BadInput
 from common.platform.platforms import MEMBER
@@ -31,12 +32,6 @@ from common.platform.platforms import MEMBER
 HEARTBEAT, SILENCE = 0.25, 2.0  # seconds between heartbeats; without one a process is gone
 _POLL, _LOOK = 0.005, 0.05  # seconds between looks for others that arrive, and for the next generation
 _TIMEOUT = datetime.timedelta(seconds=300)
-
-current: "Members | None" = None  # of this process, if an agent has started it
-
-
-class Changed(BaseException):
-    """The members change: main() ends, and runs again. Not an Exception, which a job may catch."""
 
 
 class Plan(NamedTuple):
@@ -68,8 +63,7 @@ class Plan(NamedTuple):
 
 def run(main: Callable[[], object]) -> None:
     """Run the main() of a job, and run it again when the members change."""
-    global current
-    current = Members(os.environ[MEMBER])
+    ranks.members = current = Members(os.environ[MEMBER])
     while True:
         try:
             with current.silence():
@@ -121,7 +115,7 @@ class Members:
             raise Changed
 
     def share(self) -> dict[str, Any] | None:
-        """Return on all ranks the state of the member that is furthest; None if nobody has one."""
+        """Return on all ranks the state of the member that is furthest; None if there is none."""
         steps = ranks.gather_objects(self.kept["step"] if self.kept else -1)
         furthest = max(steps)
         if furthest < 0:
@@ -142,7 +136,7 @@ class Members:
         self.keep, self.kept = keep, None
 
     def say(self, step: int, say: Callable[[str], object]) -> None:
-        """Say what has changed before `step`, after which this generation goes on. say: prints on rank 0."""
+        """Say what has changed, and that this generation continues after `step`. say: prints on rank 0."""
         self._voice.close()
         self.was_begun = True
         plan, count = self.plan, len(self.plan.ids)
@@ -207,7 +201,7 @@ class Members:
             if self.name in plan.ids and self._meet(plan):
                 break
             if self._number and self.name not in plan.ids:
-                exits.print_line(f"process {self.name} leaves, as asked; the others go on")
+                exits.print_line(f"process {self.name} leaves, as asked; the others continue")
                 exits.leave(preemption.exit_code())
             generation += self.name not in plan.ids
         with self._lock:

@@ -82,7 +82,7 @@ def identify(rank: int, token: str) -> None:
 
 
 def defer(report: Callable[[int], object]) -> None:
-    """Call report(number) for a signal. The job stops when somebody calls hear()."""
+    """Call report(number) for a signal. The job stops at the next call of hear()."""
     global _deferred
     _deferred = report
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from common.console.arguments import OPERATION, Parser, positive_float, positive_int
-from common.distributed import devices, launcher, members, ranks, rendezvous
+from common.distributed import devices, launcher, ranks, rendezvous
 from common.ground import accelerator, exits
 from common.platform import network, platforms
 from common.platform.topology import Topology
@@ -51,8 +51,8 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
         if (size := torch.distributed.get_world_size()) > 1:
             raise exits.BadInput(f"a process group of {size} exists: call destroy_process_group() first")
         torch.distributed.destroy_process_group()
-    if members.current and not members.current.is_alone:
-        return members.current.options(topology, args.timeout)
+    if ranks.members and not ranks.members.is_alone:
+        return ranks.members.options(topology, args.timeout)
     gpus = devices.count_gpus(args)
     if gpus and topology.source == "slurm":  # it may show each process only its own GPU
         gpus = platforms.count_in(os.environ, "SLURM_GPUS_ON_NODE") or gpus

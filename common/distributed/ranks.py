@@ -14,6 +14,11 @@ from common.ground.exits import BadInput
 
 T = TypeVar("T")
 ELASTIC = "elastic"  # the backend of group.py, which is gloo
+members: Any = None  # the Members (members.py) of this process, if others are replaced when they die
+
+
+class Changed(BaseException):
+    """The members of the job change: main() ends, and runs again. Not an Exception, which a job may catch."""
 
 
 def is_initialized() -> bool:

@@ -25,7 +25,7 @@ import torch
 
 from common import __version__
 from common.compute.loss_means import LabelMean
-from common.distributed import members, preemption, ranks
+from common.distributed import preemption, ranks
 from common.exact.choose import choose
 from common.exact.nonfinite import Diverged, Guard, Verdict
 from common.exact.optimizer_steps import OptimizerSteps
@@ -127,7 +127,7 @@ class Exact:
         self._late = False  # a save by time is due, or a save waits for an optimizer step
         self._report_late = self._has_asked = False  # a report by time is due on all ranks; was asked for
         self._last_save = self._last_report = time.monotonic()
-        self._members = members.current  # None in a job that ends with its first process
+        self._members = ranks.members  # None in a job that ends with its first process
         self._options = {f"--{name}": value for name, value in (learned or {}).items()}
         self._changed = False  # the members wait for the end of the step
         # figures since the last report, the same on all ranks: a process that comes gets them
@@ -293,14 +293,14 @@ class Exact:
             self._state.restore(state)
         return state["step"] if state else 0
 
-    def _receive(self, group: members.Members) -> dict | None:
+    def _receive(self, group: Any) -> dict | None:
         """Return the state after the last step that a member has finished; None if there was none."""
         versions = {name: version(name) for name in ("torch", "numpy")} | {"bootfile": __version__}
         group.arrive(self._options | self._state.identity | self._state.sampling | versions)
         return group.share()
 
     def _continue(self, living: dict) -> None:
-        """Go on from the state of a member, on every rank."""
+        """Continue from the state of a member, on every rank."""
         self._state.load(living, self.total_steps or sys.maxsize)
         self._state.run = living["run"]
         finished = self._finished = _Finished(*living["finished"])
@@ -314,15 +314,15 @@ class Exact:
         self.pauses += time.time() - finished.at
 
     def _finish_step(self, step: int, due: Due) -> None:
-        """Keep what a member that comes later needs besides the objects, whose values do not change until all
-        members have sent their parts of the next step."""
+        """Keep what a member that comes later needs in addition to the objects. Their values do not change until
+        all members have sent their parts of the next step."""
         running = None if self.running is None else self.running.clone()
         receipt = self.loader.receipt
         self._finished = _Finished(
             step, due, self._state.counts(), receipt.state_dict(), [*receipt.shared], running, time.time()
         )
         if self._changed and not self._stop:
-            raise members.Changed
+            raise ranks.Changed
 
     def _keep(self) -> dict[str, Any]:
         """Return the state after the last finished step. What the present one has changed is undone."""

@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from common.distributed import members, ranks
+from common.distributed import ranks
 from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.ground.parts import part_of
@@ -169,8 +169,8 @@ class Shards:
                     f"--exact_shards: the criterion changes its variable {name} in a shard: expected a "
                     "module with its state in buffers (register_buffer), with which each shard begins"
                 )
-        if members.current:
-            members.current.check()
+        if ranks.members:
+            ranks.members.check()
         if not self._is_open:
             raise BadInput("--exact_shards: shards.add() without forward(inputs): call forward, not model")
         if self._collectives != _count_collectives():

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from common.console import arguments
 from common.distributed import ranks
-from common.distributed.members import Changed
+from common.distributed.ranks import Changed
 from common.ground import accelerator, exits
 from common.ground.data_sets import check_map_style, class_names_of
 from common.ground.exits import MissingPackage, printable
@@ -97,7 +97,7 @@ class Log:
         states: returns (step, digest of the state) of checkpoints since its last call. They are the entry
             `states` of the next line in metrics.jsonl.
         repeats: the report at `step` is written again.
-        continues: this is no start: a process has begun before, and others were lost.
+        continues: a process has begun before and others were lost: not a start.
         """
         self._end_lap("model and checkpoint")
         self.output.begin()

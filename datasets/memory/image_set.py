@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from common.distributed import members
+from common.distributed import ranks
 from common.ground.exits import BadInput
 
 NAMES = ("cifar10", "digits", "fashion_mnist")  # modules of this folder, each with a function load()
@@ -87,7 +87,7 @@ def load(name: str, data_url: str | None, custom_data: bool) -> tuple[ImageSet, 
     missing. custom_data: generated images of the same form instead. A process that runs main() again, because
     others died, keeps the sets. Raises BadInput.
     """
-    return (_load_once if members.current else _load)(name, data_url, custom_data)
+    return (_load_once if ranks.members else _load)(name, data_url, custom_data)
 
 
 def _load(name: str, data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:

@@ -36,7 +36,7 @@ class Losses:
 
     @property
     def is_done(self) -> bool:
-        """Return whether the job has gone on after each SIGKILL, and none is left."""
+        """Return whether the job has continued after each SIGKILL, and none is left."""
         self._read()
         return not self._plan and not self._gone
 

@@ -4,7 +4,7 @@
     python -m tests.benchmarks.elastic --seconds 120 --pause 0.1
 
 Every third time two processes die at once, every fourth time it is rank 0, and every fifth time the same rank
-dies again as soon as the others go on. The figures:
+dies again as soon as the others continue. The figures:
 
     useful share     steps x the time of a step of an undisturbed run of the same processes / wall time; the
                      time has its part of evaluations and saves

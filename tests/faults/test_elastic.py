@@ -55,7 +55,7 @@ def test_a_stopped_process_is_replaced_and_does_not_write(start, whole, tmp_path
     job.wait_until(lambda each: each.generation > 1)
     said = "\n".join(job.lines)
     assert pid not in job.pids and f"rank {rank} on node 0 is gone: no heartbeat for 2 s" in said
-    wait_until(lambda: not _lives(pid))  # its agent has ended it: it never goes on
+    wait_until(lambda: not _lives(pid))  # its agent has ended it: it never continues
     assert job.finish() == 0
     assert facts(tmp_path / "elastic") == whole
 
@@ -92,7 +92,7 @@ def _planned(output, whole: dict) -> dict:
 
 
 def _lives(pid: int) -> bool:
-    """Return whether a process runs: not one that has ended and that nobody has waited for."""
+    """Return whether a process runs: not one that has ended and that its parent has not waited for."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"

@@ -1,4 +1,4 @@
-"""Processes of a job die, are refused or leave, and the others go on; who the members are."""
+"""Processes of a job die, are refused or leave, and the others continue; who the members are."""
 
 import json
 import signal
