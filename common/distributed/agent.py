@@ -10,6 +10,7 @@ If node 0 is lost the job ends, and its restart continues from a checkpoint.
 import argparse
 import contextlib
 import json
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -40,7 +41,7 @@ _POLL = 0.05  # seconds
 _SPARES = 2  # of a node: two processes may die at once
 _CALM = 1.0  # seconds after a change until a spare is forked: the others begin again meanwhile
 _PATIENCE = 1.0  # seconds from a signal to one node until it counts as one for this node only
-_MOST_DEATHS = 5  # in a row, of processes that did not become members
+_MOST_DEATHS = 5  # in a row: of processes that did not become members, or of members without a step between
 _ENDS = {exits.BAD_INPUT, exits.NOT_SAVED, exits.DIVERGED, 1}  # exit codes that end the job
 
 
@@ -87,11 +88,10 @@ class _Agent:
         self._children: dict[str, Any] = {}  # name -> multiprocessing.Process
         self._asked = 0  # the signal that this agent got
         self._deaths = 0
-        self._spare_at = (
-            0.0  # time.monotonic() from which a spare may use the cores; 0: there are no members yet
-        )
+        # times of time.monotonic(): from when a spare may use the cores (0: there are no members yet), and of
+        # SIGKILL to what still runs
+        self._spare_at, self._ends_at = 0.0, math.inf
         self._code = 0  # of the job
-        self._ends_at = 0.0  # time.monotonic() of SIGKILL to what still runs
         self._is_over = False
 
     def run(self) -> int:
@@ -192,19 +192,24 @@ class _Agent:
         for name, child in self._children.items():  # it was silent, and may be stopped: it must not write
             if self._store.check([f"gone/{name}"]):
                 child.kill()
-        if self._is_over and time.monotonic() > self._ends_at:
+        if time.monotonic() > self._ends_at:
             self._kill()
 
     def _end(self, code: int) -> None:
-        """Let the members end by themselves, and end the others. After an error, end all of them."""
+        """Let the members end by themselves, after code 0 without a limit: rank 0 may still write. After an
+        error, and if they are no members, end them."""
         self._is_over, self._code = True, code
         is_error = code in _ENDS or not (self._asked or code in (0, preemption.exit_code()))
-        self._ends_at = time.monotonic() + (launcher.GRACE if is_error else self._grace + launcher.GRACE)
+        if code:
+            self._limit(launcher.GRACE if is_error else self._grace + launcher.GRACE)
         for name, child in self._children.items():
             if not self._store.check([f"member/{name}"]):
                 child.kill()
             elif is_error:
                 child.terminate()
+
+    def _limit(self, seconds: float) -> None:
+        self._ends_at = min(self._ends_at, time.monotonic() + seconds)
 
     def _kill(self) -> None:
         for child in self._children.values():
@@ -213,6 +218,7 @@ class _Agent:
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
         self._asked = number
+        self._limit(self._grace + launcher.GRACE)
         for child in self._children.values():
             with contextlib.suppress(ProcessLookupError, TypeError):
                 os.kill(child.pid, number)
@@ -234,6 +240,7 @@ class Roll:
         self._said: list[tuple[int, str]] = []  # numbered reasons of changes that the user was not told
         self._count = 0
         self._lost = 0
+        self._step, self._vain = -1, 0  # after which the members have begun, and how often in a row
         self._stops = False
 
     def look(self, asked: bool) -> None:
@@ -277,8 +284,7 @@ class Roll:
             pid = int(self._store.get(f"pid/{name}"))
             self._known[name] = {"heard": now, "beats": 0, "ready": False, "asked": False, "pid": pid}
         if self._plan is not self._began and self._store.check([f"begun/{self._plan.generation}"]):
-            told = {number for number, _ in self._plan.said}
-            self._began, self._said = self._plan, [each for each in self._said if each[0] not in told]
+            self._note_begin(int(self._store.get(f"begun/{self._plan.generation}")))
         for name, each in list(self._known.items()):
             if reason := _read(self._store, f"gone/{name}"):
                 del self._known[name]
@@ -291,6 +297,17 @@ class Roll:
             each["asked"] = each["asked"] or self._store.check([f"asked/{name}"])
             if not each["ready"] and (text := _read(self._store, f"ready/{name}")):
                 each["ready"] = self._admit(name, json.loads(text))
+
+    def _note_begin(self, step: int) -> None:
+        """Note that the members have begun after `step`. If they do not come further, end the job."""
+        told = {number for number, _ in self._plan.said}
+        is_vain = step == self._step and self._plan.lost > self._began.lost
+        self._vain = self._vain + 1 if is_vain else 0
+        self._began, self._step = self._plan, step
+        self._said = [each for each in self._said if each[0] not in told]
+        if self._vain >= _MOST_DEATHS:
+            print_line(f"{self._vain} times in a row processes were lost in step {step + 1}: the job ends")
+            self._store.set("failed", f"{128 + signal.SIGKILL}")
 
     def _say(self, reason: str) -> None:
         self._count += 1

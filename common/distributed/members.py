@@ -145,7 +145,7 @@ class Members:
         if reasons:
             they = f"{count} processes continue" if count > 1 else "1 process continues"
             say(f"{'; '.join(reasons)}; {they} at step {step}")
-        self._store.set(f"begun/{plan.generation}", "")
+        self._store.set(f"begun/{plan.generation}", str(step))
         say(f"generation {plan.generation + 1}: pids {' '.join(map(str, plan.pids))}")
 
     def figures(self, pauses: float, began: float) -> dict[str, float]:
@@ -270,7 +270,7 @@ class Members:
                 store.add("news", 1)
             if not self._stop and store.check(["stop"]):
                 self._stop = True
-                preemption.hear(ranks.rank(), int(store.get("stop")))
+                preemption.hear(0, int(store.get("stop")))
             now = self.plan
             following = Plan.key(now.generation + 1)
             if not self.due and now.ids and store.check([following]):

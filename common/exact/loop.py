@@ -314,8 +314,8 @@ class Exact:
         self.pauses += time.time() - finished.at
 
     def _finish_step(self, step: int, due: Due) -> None:
-        """Keep what a member that comes later needs in addition to the objects. Their values do not change until
-        all members have sent their parts of the next step."""
+        """Keep what a member that comes later needs in addition to the objects. Their values do not change
+        until all members have sent their parts of the next step."""
         running = None if self.running is None else self.running.clone()
         receipt = self.loader.receipt
         self._finished = _Finished(

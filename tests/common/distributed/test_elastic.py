@@ -130,7 +130,7 @@ def test_the_first_plan_waits_for_all_nodes_or_for_the_time(monkeypatch):
 def test_a_spare_takes_the_place_of_a_lost_process(monkeypatch):
     job = _Processes(monkeypatch, 1, 2)
     assert job.look().ids == ["0.1", "0.2"]
-    job.store.set("begun/0", "")
+    job.store.set("begun/0", "0")
     job.come(0)
     assert job.look().generation == 0  # it is a spare
     job.die("0.1")
@@ -142,14 +142,14 @@ def test_a_spare_takes_the_place_of_a_lost_process(monkeypatch):
 def test_a_reason_is_said_again_until_a_generation_has_begun(monkeypatch):
     job = _Processes(monkeypatch, 1, 3)
     job.look()
-    job.store.set("begun/0", "")
+    job.store.set("begun/0", "0")
     job.look()
     job.die("0.2")
     job.look()
     job.die("0.3")
     plan = job.look()
     assert _reasons(plan) == ["rank 1 on node 0 is gone: SIGKILL", "rank 2 on node 0 is gone: SIGKILL"]
-    job.store.set(f"begun/{plan.generation}", "")
+    job.store.set(f"begun/{plan.generation}", "0")
     job.come(0)
     assert _reasons(job.look()) == ["1 process joined on node 0"]
 
@@ -157,7 +157,7 @@ def test_a_reason_is_said_again_until_a_generation_has_begun(monkeypatch):
 def test_a_process_without_a_heartbeat_is_gone(monkeypatch):
     job = _Processes(monkeypatch, 2, 1)
     job.look()
-    job.store.set("begun/0", "")
+    job.store.set("begun/0", "0")
     job.living.remove("1.2")
     for _ in range(5):
         assert job.look().generation == 0
@@ -206,6 +206,19 @@ def test_a_broken_group_of_the_same_processes_begins_again(monkeypatch):
     job.look()
     job.store.set("broken/0", "connection reset")
     assert job.look().generation == 1
+
+
+def test_a_job_whose_processes_die_in_the_same_step_again_and_again_ends(monkeypatch, capsys):
+    job = _Processes(monkeypatch, 1, 1)
+    name = "0.1"
+    for _ in range(6):
+        assert not job.store.check(["failed"])
+        job.store.set(f"begun/{job.look().generation}", "12")
+        job.look()
+        job.die(name)
+        name = job.come(0)
+    assert job.store.get("failed") == b"137"
+    assert "5 times in a row processes were lost in step 13: the job ends" in capsys.readouterr().out
 
 
 def test_who_trains_something_else_is_refused(monkeypatch):
