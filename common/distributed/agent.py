@@ -197,7 +197,7 @@ class _Agent:
 
     def _end(self, code: int) -> None:
         """Let the members end by themselves, after code 0 without a limit: rank 0 may still write. After an
-        error, and if they are no members, end them."""
+        error, and if they are spares, end them."""
         self._is_over, self._code = True, code
         is_error = code in _ENDS or not (self._asked or code in (0, preemption.exit_code()))
         if code:

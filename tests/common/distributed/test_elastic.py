@@ -1,14 +1,17 @@
 """Processes of a job die, are refused or leave, and the others continue; who the members are."""
 
+import argparse
 import json
 import signal
 
 import pytest
 import torch
 
-from common.distributed import members
+from common.distributed import agent, members
 from common.distributed.agent import Roll
 from common.distributed.members import Plan
+from common.ground.exits import BadInput
+from common.platform.topology import Topology
 from tests.conftest import free_port, run
 from tests.support.elastic import JOB, ElasticRun, slow_job
 from tests.support.exact import facts
@@ -70,6 +73,21 @@ def test_a_process_that_trains_something_else_is_refused_and_the_others_go_on(tm
 def test_bad_input(tmp_path, options, line):
     shown = run(*EXACT, f"--output_dir={tmp_path}", *options, "--elastic=true", code=2)
     assert line in shown.stderr
+
+
+def test_a_launcher_of_processes_is_refused(monkeypatch):
+    args = argparse.Namespace(output_dir=None, timeout=1, grace=1)
+    topology = Topology(0, 1, 2, 0, "127.0.0.1", 1, "process", "torchrun")
+    monkeypatch.setattr(agent, "why_not", lambda: "")
+    with pytest.raises(BadInput, match="torchrun has started a process for each rank: start one process"):
+        agent.start(topology, args, lambda: None)
+
+
+def test_without_support_it_says_so_and_starts_nothing(monkeypatch, capsys):
+    args = argparse.Namespace(output_dir=None, timeout=1, grace=1)
+    monkeypatch.setattr(torch, "__version__", "2.4.1")
+    agent.start(Topology(0, 1, 2, None, None, None, "node", "plain"), args, lambda: None)
+    assert "--elastic: it needs torch 2.6 on Linux, this is 2.4.1 on linux" in capsys.readouterr().out
 
 
 def test_a_node_that_cannot_reach_the_first_one(tmp_path):
