@@ -172,7 +172,9 @@ class _Agent:
         self._store.add("news", 1)
         code = 128 - code if code < 0 else code
         if self._is_over:
-            self._code = self._code or (0 if code in (128 + signal.SIGKILL,) and not was_member else code)
+            # the others are done; only rank 0 may still have something to write
+            counts = code in _ENDS or name == _read(self._store, "first")
+            self._code = self._code or (code if counts else 0)
         elif code == 0 and self._topology.node_rank == 0:
             self._store.set("done", "")  # a node without members does not see it otherwise
             self._end(0)
@@ -358,6 +360,7 @@ class Roll:
         nodes = [node_of(name) for name in ids]
         pids = [self._known[name]["pid"] for name in ids]
         self._plan = Plan(self._plan.generation + 1, ids, nodes, pids, [*self._said], self._lost)
+        self._store.set("first", ids[0])
         for name in came:
             self._store.set(f"member/{name}", "")
         self._store.set(Plan.key(self._plan.generation), json.dumps(self._plan))

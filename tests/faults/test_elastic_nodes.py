@@ -1,6 +1,7 @@
 """A job with --elastic true on 4 nodes: processes that are killed, a node that is paused, and a cut link."""
 
 import re
+import signal
 import subprocess
 import time
 
@@ -50,6 +51,28 @@ def test_a_node_that_is_paused(whole, tmp_path):
     assert fired(output, fault) and [row.code for row in rows(output).values()] == [0] * NODES, output
     assert re.search(r"rank \d on node 2 is gone: no heartbeat for 2 s; ", output)
     assert "1 process joined on node 2; " in output.partition("SIGCONT to node 2\n")[2]
+    assert facts(tmp_path / "run") == whole
+
+
+def test_a_node_that_is_taken_back(whole, tmp_path):
+    """SIGTERM to the agent of one node, and nothing to the other one."""
+    job = slow_job(tmp_path / "job.py", 0.05)
+    address = (
+        f"--init_method=tcp://127.0.0.1:{free_port()}",
+        "--world_size=2",
+        f"--output_dir={tmp_path / 'run'}",
+    )
+    runs = [ElasticRun(job, *ELASTIC, *address, f"--rank={rank}") for rank in range(2)]
+    try:
+        first, second = runs
+        first.wait_until(lambda run: run.step >= 3)
+        second.process.send_signal(signal.SIGTERM)
+        assert second.finish() == 143, "\n".join(second.lines)
+        assert first.finish() == 0, "\n".join(first.lines)
+    finally:
+        for each in runs:
+            each.kill()
+    assert re.search(r"process 1\.\d+ leaves, as asked; 1 process continues at step ", "\n".join(first.lines))
     assert facts(tmp_path / "run") == whole
 
 
