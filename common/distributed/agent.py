@@ -41,6 +41,7 @@ _POLL = 0.05  # seconds
 _SPARES = 2  # of a node: two processes may die at once
 _CALM = 1.0  # seconds after a change until a spare is forked: the others begin again meanwhile
 _PATIENCE = 1.0  # seconds from a signal to one node until it counts as one for this node only
+_DELAY = 0.3  # seconds from a broken group to a new one of the same processes: mostly one of them is dead
 _MOST_DEATHS = 5  # in a row: of processes that did not become members, or of members without a step between
 _ENDS = {exits.BAD_INPUT, exits.NOT_SAVED, exits.DIVERGED, 1}  # exit codes that end the job
 
@@ -236,7 +237,7 @@ class Roll:
         self._known: dict[str, dict[str, Any]] = {}  # name -> heard (time), beats, ready, rank
         self._facts: dict[str, Any] | None = None  # what the members train
         self._tickets = self._news = 0
-        self._looked = self._beats_at = self._asked_at = 0.0
+        self._looked = self._beats_at = self._asked_at = self._broken_at = 0.0
         self._deadline = time.monotonic() + timeout
         self._began = self._plan  # the last one with which the members have begun
         self._said: list[tuple[int, str]] = []  # numbered reasons of changes that the user was not told
@@ -342,7 +343,9 @@ class Roll:
         of_nodes = {node: [name for name in chosen if node_of(name) == node] for node in range(self._nodes)}
         ids = [name for each in of_nodes.values() for name in each[: self._per_node]]
         is_whole = len(ids) == self._nodes * self._per_node or now > self._deadline
-        is_broken = self._store.check([f"broken/{self._plan.generation}"])
+        if not self._broken_at and self._store.check([f"broken/{self._plan.generation}"]):
+            self._broken_at = now
+        is_broken = self._broken_at and now - self._broken_at > _DELAY
         if not of_nodes[0] or (self._plan.generation < 0 and not is_whole):
             return
         if ids == self._plan.ids and not is_broken:
@@ -360,6 +363,7 @@ class Roll:
         nodes = [node_of(name) for name in ids]
         pids = [self._known[name]["pid"] for name in ids]
         self._plan = Plan(self._plan.generation + 1, ids, nodes, pids, [*self._said], self._lost)
+        self._broken_at = 0.0
         self._store.set("first", ids[0])
         for name in came:
             self._store.set(f"member/{name}", "")

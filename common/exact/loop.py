@@ -390,7 +390,7 @@ class Exact:
             # otherwise a signal ends the process at once
             preemption.watch(self.grace, None if self._members else ranks.store())
             exits.at_end("results", self._end)
-            if not several:  # several would have to agree on a step
+            if not several and not self._members:  # several would have to agree on a step
                 self.loader.call_when_stopped(lambda: self._save_waiting(step))
         if self._members:
             if not self._finished.counts:  # no member has finished a step

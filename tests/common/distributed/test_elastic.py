@@ -223,7 +223,8 @@ def test_a_broken_group_of_the_same_processes_begins_again(monkeypatch):
     job = _Processes(monkeypatch, 1, 2)
     job.look()
     job.store.set("broken/0", "connection reset")
-    assert job.look().generation == 1
+    assert job.look().generation == 0  # one of them may be dead
+    assert job.look(0.5).generation == 1
 
 
 def test_a_job_whose_processes_die_in_the_same_step_again_and_again_ends(monkeypatch, capsys):
