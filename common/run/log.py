@@ -294,7 +294,7 @@ class Log:
             print(f"{name:<26}{seconds:>10.2f}{seconds / total:>9.1%}")
         if figures := self.members():
             print(
-                f"\n{figures['generations']} generations, {figures['lost_processes']} processes lost, "
+                f"\ngenerations {figures['generations']}, lost processes {figures['lost_processes']}, "
                 f"{figures['lost_seconds']:.1f} s without a step: useful share {figures['useful_share']:.1%}"
             )
         print(

@@ -67,7 +67,7 @@ def test_a_new_project_works_at_once(options, tmp_path):
 def test_the_blocks_are_numbered_and_the_job_explains_itself(ddp, amp, exact, fsdp):
     job = make_job(ddp, amp, exact, fsdp)
     marks = re.findall(r"^ *### (\S+) \(.*\) (\d+)/(\d+), ", job, re.MULTILINE)
-    for tag, blocks in (("新增", 5 + 3 * amp + 8 * exact + 3 * fsdp), ("分布式改造", 6 * ddp)):
+    for tag, blocks in (("新增", 5 + 3 * amp + 11 * exact + 3 * fsdp), ("分布式改造", 6 * ddp)):
         numbers = [(int(k), int(n)) for own, k, n in marks if own == tag]
         assert numbers == [(k, blocks) for k in range(1, blocks + 1) for _ in range(2)]
     assert not re.search(r"--(width|dataset|custom_data)|image_set|logits", job)
