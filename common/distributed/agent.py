@@ -42,7 +42,9 @@ _SPARES = 2  # of a node: two processes may die at once
 _CALM = 1.0  # seconds after a change until a spare is forked: the others begin again meanwhile
 _PATIENCE = 1.0  # seconds from a signal to one node until it counts as one for this node only
 _DELAY = 0.3  # seconds from a broken group to a new one of the same processes: mostly one of them is dead
-_MOST_DEATHS = 5  # in a row: of processes that did not become members, or of members without a step between
+_SILENCE_OF_SPARES = 10.0  # seconds: they may wait for the cores
+_MOST_DEATHS = 5  # in a row, of processes that did not become members
+_MOST_VAIN = 20  # generations in a row in which members were lost in the same step
 _ENDS = {exits.BAD_INPUT, exits.NOT_SAVED, exits.DIVERGED, 1}  # exit codes that end the job
 
 
@@ -277,8 +279,10 @@ class Roll:
             beats = self._store.add(f"beat/{name}", 0)
             if beats != each["beats"]:
                 each["beats"], each["heard"] = beats, now
-            elif each["ready"] and now - each["heard"] > SILENCE:
-                self._store.set(f"gone/{name}", f"no heartbeat for {SILENCE:g} s")
+                continue
+            limit = SILENCE if name in self._plan.ids else _SILENCE_OF_SPARES
+            if each["ready"] and now - each["heard"] > limit:
+                self._store.set(f"gone/{name}", f"no heartbeat for {limit:g} s")
 
     def _read_news(self, now: float) -> None:
         while self._tickets < self._store.add("tickets", 0):
@@ -308,7 +312,7 @@ class Roll:
         self._vain = self._vain + 1 if is_vain else 0
         self._began, self._step = self._plan, step
         self._said = [each for each in self._said if each[0] not in told]
-        if self._vain >= _MOST_DEATHS:
+        if self._vain >= _MOST_VAIN:
             print_line(f"{self._vain} times in a row processes were lost in step {step + 1}: the job ends")
             self._store.set("failed", f"{128 + signal.SIGKILL}")
 

@@ -231,14 +231,14 @@ def test_a_broken_group_of_the_same_processes_begins_again(monkeypatch):
 def test_a_job_whose_processes_die_in_the_same_step_again_and_again_ends(monkeypatch, capsys):
     job = _Processes(monkeypatch, 1, 1)
     name = "0.1"
-    for _ in range(6):
+    for _ in range(21):
         assert not job.store.check(["failed"])
         job.store.set(f"begun/{job.look().generation}", "12")
         job.look()
         job.die(name)
         name = job.come(0)
     assert job.store.get("failed") == b"137"
-    assert "5 times in a row processes were lost in step 13: the job ends" in capsys.readouterr().out
+    assert "20 times in a row processes were lost in step 13: the job ends" in capsys.readouterr().out
 
 
 def test_who_trains_something_else_is_refused(monkeypatch):
