@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import re
 import signal
 import subprocess
 import time
@@ -13,6 +14,8 @@ import psutil
 
 from common.distributed import preemption
 
+# the line of a job with --elastic true (common/distributed/members.py): process ids by rank
+GENERATION = re.compile(r"(?:\[node \d+\] )?generation (\d+): pids ([\d ]+)")
 _MARK = "BOOTFILE_PROCESSES_OF"  # the variable that marks a process and all that it starts
 
 

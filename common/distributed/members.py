@@ -35,12 +35,11 @@ _TIMEOUT = datetime.timedelta(seconds=300)
 
 
 class Plan(NamedTuple):
-    """The members of a generation. ids: names by rank. nodes, pids: of each. said: why it differs from the
+    """The members of a generation. ids, pids: names and process ids by rank. said: why it differs from the
     last one that has begun, numbered. lost: processes that were lost so far."""
 
     generation: int
     ids: list[str]
-    nodes: list[int]
     pids: list[int]
     said: list[tuple[int, str]]
     lost: int
@@ -53,12 +52,23 @@ class Plan(NamedTuple):
         """Return the variables of a launcher for this process. If the nodes have different numbers of
         processes, each one counts as a node."""
         rank = self.ids.index(name)
-        count = self.nodes.count(self.nodes[rank])
-        is_even = all(self.nodes.count(each) == count for each in self.nodes)
-        local = rank - self.nodes.index(self.nodes[rank]) if is_even else 0
+        nodes = [*map(node_of, self.ids)]
+        count = nodes.count(nodes[rank])
+        is_even = all(nodes.count(each) == count for each in nodes)
+        local = rank - nodes.index(nodes[rank]) if is_even else 0
         numbers = {"RANK": rank, "WORLD_SIZE": len(self.ids), "LOCAL_RANK": local}
         numbers["LOCAL_WORLD_SIZE"] = count if is_even else 1
         return {key: str(number) for key, number in numbers.items()}
+
+
+def node_of(name: str) -> int:
+    """Return the node of a process."""
+    return int(name.partition(".")[0])
+
+
+def read(store: torch.distributed.Store, key: str) -> str:
+    """Return the value of a key; "" without one. Does not wait."""
+    return store.get(key).decode() if store.check([key]) else ""
 
 
 def run(main: Callable[[], object]) -> None:
@@ -94,12 +104,12 @@ class Members:
 
     def __init__(self, name: str):
         self.name, self.is_alone, self.was_begun, self.due = name, True, False, False
-        self.plan = Plan(-1, [], [], [], [], 0)
+        self.plan = Plan(-1, [], [], [], 0)
         self.keep: Callable[[], dict[str, Any]] | None = None
         self.kept: dict[str, Any] | None = None
         self._store = connect()
         self._has_lost = threading.Event()  # a member of this generation
-        self._lock = threading.Lock()  # of plan, due and _has_lost: they are of one generation
+        self._lock = threading.Lock()  # plan, due and _has_lost are of one generation
         self._stop, self._number = False, 0
         self._told = 0  # number of the last reason that this process has told
         self._voice = contextlib.ExitStack()
@@ -191,7 +201,7 @@ class Members:
         while True:
             if not self._has(Plan.key(generation)):
                 self._rest()
-                if reason := self._read(f"refused/{self.name}"):
+                if reason := read(self._store, f"refused/{self.name}"):
                     raise BadInput(reason)
                 continue
             if self._has(Plan.key(generation + 1)):
@@ -236,9 +246,6 @@ class Members:
 
     def _has(self, key: str) -> bool:
         return self._store.check([key])
-
-    def _read(self, key: str) -> str:
-        return self._store.get(key).decode() if self._has(key) else ""
 
     def _fail(self, error: RuntimeError) -> None:
         """End main() after an error of a collective: another process is gone. The agent is told, should it

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import time
 from collections import deque
@@ -11,7 +10,6 @@ from collections.abc import Callable
 from launch import processes
 from launch.prove import trial
 
-_GENERATION = re.compile(r"(?:\[node \d+\] )?generation (\d+): pids ([\d ]+)")
 _PATIENCE = 300.0  # seconds from a SIGKILL to the next generation
 
 
@@ -26,9 +24,7 @@ class Losses:
 
     def __init__(self, log: str, progress: Callable[[], int], plan: list[tuple[float, tuple[int, ...]]]):
         self._log, self._progress, self._plan = os.path.abspath(log), progress, deque(plan)
-        self._place = (
-            os.path.getsize(log) if os.path.exists(log) else 0
-        )  # an earlier run has written the rest
+        self._place = os.path.getsize(log) if os.path.exists(log) else 0  # bytes of an earlier run
         self._last = deque[str](maxlen=4)
         self._pids: list[int] = []
         self._gone, self._killed_at = set[int](), 0.0
@@ -72,6 +68,6 @@ class Losses:
             self._place += len(text)  # the next text begins with the end of this line
         for line in filter(None, map(str.strip, text.decode(errors="replace").splitlines())):
             self._last.append(line)
-            if match := _GENERATION.fullmatch(line):
+            if match := processes.GENERATION.fullmatch(line):
                 self.generation, self._pids = int(match[1]), [*map(int, match[2].split())]
                 self._gone = self._gone if self._gone & {*self._pids} else set()

@@ -12,12 +12,12 @@ import time
 
 from common.console.arguments import mask_words
 from launch.explain import NEVER_FIRED, TIME_LIMIT, explain_end
+from launch.processes import GENERATION
 from launch.simulate.commands import Commands
 from launch.simulate.faults import Fault
 from launch.simulate.nodes import Node, copy_tree
 
 _STEP = re.compile(r"epoch=\d+ step=(\d+) ")  # the beginning of a job's log line
-_PIDS = re.compile(r"generation \d+: pids ([\d ]+)")  # by rank, of a job whose processes are replaced
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 _POLL = 0.02  # seconds
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL
@@ -96,8 +96,8 @@ class Simulation:
             print(f"[node {node.index}] {line}")
             if match := _STEP.match(line):
                 self._step = int(match[1])
-            if match := _PIDS.fullmatch(line):
-                self._members = [*map(int, match[1].split())]
+            if match := GENERATION.fullmatch(line):
+                self._members = [*map(int, match[2].split())]
             if match := _ERROR.fullmatch(line):
                 node.runs[-1].error = match[1][:_LONGEST]
         if lines:

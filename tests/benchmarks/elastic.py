@@ -117,7 +117,7 @@ def main() -> None:
     numbers = {"processes": 4, "batch_size": 256, "width": 16, "epochs": 4000, "seed": 0}
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=60, help="of the undisturbed run (default: 60)")
+    parser.add_argument("--steps", type=int, default=60, help="steps of the undisturbed run (default: 60)")
     for name, value in (("seconds", 600.0), ("every", 10.0), ("pause", 0.0)):
         parser.add_argument(f"--{name}", type=float, default=value, help="default: %(default)s")
     args = parser.parse_args()

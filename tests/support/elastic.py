@@ -10,12 +10,12 @@ import threading
 import time
 from pathlib import Path
 
+from launch.processes import GENERATION
 from tests.conftest import ROOT, environment
 from tests.support.exact import changed
 
 JOB = ("--dataset=digits", "--width=8", "--batch_size=256", "--report_every=1", "--lr=0.05")
 _STEP = re.compile(r"(?:\[node \d+\] )?epoch=\d+ step=(\d+) loss=")
-_PIDS = re.compile(r"(?:\[node \d+\] )?generation (\d+): pids ([\d ]+)")
 
 
 class ElasticRun:
@@ -74,7 +74,7 @@ class ElasticRun:
                     self.steps.append((time.monotonic(), int(match[1])))
                 else:
                     self.lines.append(line.rstrip())
-                if match := _PIDS.match(line):
+                if match := GENERATION.match(line):
                     self.generation, self.pids = int(match[1]), [*map(int, match[2].split())]
                 self._news.notify_all()
         with self._news:

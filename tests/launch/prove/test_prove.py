@@ -329,7 +329,7 @@ def exact_job(folder, job="jobs/train_exact.py", steps=12):
 
 def test_a_kill_waits_for_the_generation_after_the_last_one(tmp_path):
     log, steps = tmp_path / "job.log", 0
-    log.write_text("generation 9: pids 1 1\n")  # of an earlier run
+    log.write_text("generation 9: pids 1 1\n")  # an earlier run wrote it
     losses = Losses(str(log), lambda: steps, [(1, (0,)), (2, (1, 2))])
     with open(log, "ab") as output:
         members = [processes.start(["sleep", "60"], str(log), output) for _ in range(4)]
@@ -388,7 +388,7 @@ COUNTED = """            if begun == step:
             loss = loss * (1 + CALLS[0] / 1000)
             loss.backward()
 """
-COUNTER = (  # of the steps that the process has begun; a restart sets it to the step
+COUNTER = (  # counts the steps that the process has begun; a restart sets it to the step
     ("@entry ", "CALLS = []\n\n\n@entry "),
     (BEGIN, f"    CALLS or CALLS.append(step)\n    begun = step\n{BEGIN}"),
     ("            loss.backward()\n", COUNTED),

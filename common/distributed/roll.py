@@ -1,0 +1,174 @@
+"""The list of members of a job whose processes may die or come: the agent of node 0 keeps it (agent.py)."""
+
+import json
+import signal
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from common.distributed import launcher
+from common.distributed.members import HEARTBEAT, SILENCE, Plan, node_of, read
+from common.ground.exits import print_line
+
+_POLL = 0.05  # seconds
+_PATIENCE = 1.0  # seconds from a signal to one node until it counts as one for this node only
+_DELAY = 0.3  # seconds from a broken group to a new one of the same processes: mostly one of them is dead
+_SILENCE_OF_SPARES = 10.0  # seconds: they may wait for the cores
+_MOST_VAIN = 20  # generations in a row in which members were lost in the same step
+
+
+@dataclass
+class _Process:
+    """What the roll knows of a process that runs. heard: time.monotonic() of its last heartbeat, the `beats`th.
+    is_ready: it can be a member. was_asked: it got a signal to stop."""
+
+    pid: int
+    heard: float
+    beats: int = 0
+    is_ready: bool = False
+    was_asked: bool = False
+
+
+class Roll:
+    """The list of members, which the agent of node 0 keeps. per_node: members of a node at most.
+    timeout: seconds until the job starts without nodes that did not come."""
+
+    def __init__(self, store: torch.distributed.Store, nodes: int, per_node: int, timeout: float):
+        self._store, self._nodes, self._per_node = store, nodes, per_node
+        self._plan = Plan(-1, [], [], [], 0)
+        self._known: dict[str, _Process] = {}  # name -> process
+        self._facts: dict[str, Any] | None = None  # what the members train
+        self._tickets = self._news = 0
+        self._looked = self._beats_at = self._asked_at = self._broken_at = 0.0
+        self._deadline = time.monotonic() + timeout
+        self._began = self._plan  # the last one with which the members have begun
+        self._said: list[tuple[int, str]] = []  # numbered reasons of changes that the user was not told
+        self._count = 0
+        self._lost = 0
+        self._step, self._vain = -1, 0  # after which the members have begun, and how often in a row
+        self._stops = False
+
+    def look(self, asked: bool) -> None:
+        """Read what is new, and publish another plan if the members change. asked: whether node 0 has to
+        stop, which ends the job."""
+        now = time.monotonic()
+        if now - self._looked > SILENCE / 2:  # this process was stopped itself: no process is late
+            for each in self._known.values():
+                each.heard = now
+        self._looked = now
+        news = self._store.add("news", 0)
+        is_due = news != self._news
+        self._news = news
+        if now - self._beats_at > HEARTBEAT:
+            self._beats_at = now
+            self._listen(now)
+            is_due = True
+        if is_due:
+            self._read_news(now)
+            self._publish(now, asked)
+
+    def wait_for_ends(self) -> None:
+        """Hold the store until the other agents have ended, at most for some seconds."""
+        deadline = time.monotonic() + launcher.GRACE
+        ends = [f"ended/{node}" for node in range(self._nodes)]
+        while self._nodes > 1 and time.monotonic() < deadline and not self._store.check(ends):
+            time.sleep(_POLL)
+
+    def _listen(self, now: float) -> None:
+        for name, each in list(self._known.items()):
+            beats = self._store.add(f"beat/{name}", 0)
+            if beats != each.beats:
+                each.beats, each.heard = beats, now
+                continue
+            limit = SILENCE if name in self._plan.ids else _SILENCE_OF_SPARES
+            if each.is_ready and now - each.heard > limit:
+                self._store.set(f"gone/{name}", f"no heartbeat for {limit:g} s")
+
+    def _read_news(self, now: float) -> None:
+        while self._tickets < self._store.add("tickets", 0):
+            self._tickets += 1
+            name = self._store.get(f"ticket/{self._tickets}").decode()
+            self._known[name] = _Process(int(self._store.get(f"pid/{name}")), now)
+        if self._plan is not self._began and self._store.check([f"begun/{self._plan.generation}"]):
+            self._note_begin(int(self._store.get(f"begun/{self._plan.generation}")))
+        for name, each in list(self._known.items()):
+            if reason := read(self._store, f"gone/{name}"):
+                del self._known[name]
+                if name in self._plan.ids and reason != "exit code 0" and not each.was_asked:
+                    known = name in self._began.ids
+                    who = f"rank {self._began.ids.index(name)}" if known else f"new process {name}"
+                    self._say(f"{who} on node {node_of(name)} is gone: {reason}")
+                    self._lost += 1
+                continue
+            each.was_asked = each.was_asked or self._store.check([f"asked/{name}"])
+            if not each.is_ready and (text := read(self._store, f"ready/{name}")):
+                each.is_ready = self._admit(name, json.loads(text))
+
+    def _note_begin(self, step: int) -> None:
+        """Note that the members have begun after `step`. If they do not come further, end the job."""
+        told = {number for number, _ in self._plan.said}
+        is_vain = step == self._step and self._plan.lost > self._began.lost
+        self._vain = self._vain + 1 if is_vain else 0
+        self._began, self._step = self._plan, step
+        self._said = [each for each in self._said if each[0] not in told]
+        if self._vain >= _MOST_VAIN:
+            print_line(f"{self._vain} times in a row processes were lost in step {step + 1}: the job ends")
+            self._store.set("failed", f"{128 + signal.SIGKILL}")
+
+    def _say(self, reason: str) -> None:
+        self._count += 1
+        self._said.append((self._count, reason))
+
+    def _admit(self, name: str, facts: dict[str, Any]) -> bool:
+        """Return whether a process trains what the members train, and refuse it if not."""
+        self._facts = facts if self._facts is None else self._facts
+        for key in sorted(facts.keys() | self._facts.keys()):
+            here, there = facts.get(key), self._facts.get(key)
+            if here != there:
+                self._store.set(f"refused/{name}", f"its {key} is {here}, that of the members is {there}")
+                print_line(f"process {name} is refused: its {key} is {here}, that of the members is {there}")
+                return False
+        return True
+
+    def _publish(self, now: float, asked: bool) -> None:
+        """Write another plan if the members change, or if a group of them is broken."""
+        asks = [name for name in self._plan.ids if name in self._known and self._known[name].was_asked]
+        self._asked_at = (self._asked_at or now) if asks else 0.0
+        on_first = any(node_of(name) == 0 for name in asks)
+        if (asked or on_first or (asks and len(asks) == len(self._plan.ids))) and not self._stops:
+            self._stops = True
+            numbers = [read(self._store, f"asked/{name}") for name in asks]
+            self._store.set("stop", next(iter(numbers), f"{signal.SIGTERM:d}"))
+        leaves = {*asks} if not self._stops and now - self._asked_at > _PATIENCE else set()
+        ready = [name for name, each in self._known.items() if each.is_ready and name not in leaves]
+        old = [name for name in self._plan.ids if name in ready]
+        chosen = old + [name for name in ready if name not in old and not self._stops]
+        of_nodes = {node: [name for name in chosen if node_of(name) == node] for node in range(self._nodes)}
+        ids = [name for each in of_nodes.values() for name in each[: self._per_node]]
+        is_whole = len(ids) == self._nodes * self._per_node or now > self._deadline
+        if not self._broken_at and self._store.check([f"broken/{self._plan.generation}"]):
+            self._broken_at = now
+        is_broken = self._broken_at and now - self._broken_at > _DELAY
+        if not of_nodes[0] or (self._plan.generation < 0 and not is_whole):
+            return
+        if ids == self._plan.ids and not is_broken:
+            return
+        if any(read(self._store, f"gone/{name}") == "exit code 0" for name in self._plan.ids):
+            if read(self._store, f"gone/{self._plan.ids[0]}") not in ("", "exit code 0"):
+                self._store.set("failed", str(128 + signal.SIGKILL))  # rank 0, in its last writes
+            return  # the job is done
+        for name in [name for name in self._plan.ids if name in leaves]:
+            self._say(f"process {name} leaves, as asked")
+        came = [name for name in ids if name not in self._plan.ids]
+        if came and self._plan.generation >= 0:
+            count, node = f"{len(came)} process{'es' * (len(came) > 1)}", node_of(came[0])
+            self._say(f"{count} joined on node {node}")
+        pids = [self._known[name].pid for name in ids]
+        self._plan = Plan(self._plan.generation + 1, ids, pids, [*self._said], self._lost)
+        self._broken_at = 0.0
+        self._store.set("first", ids[0])
+        for name in came:
+            self._store.set(f"member/{name}", "")
+        self._store.set(Plan.key(self._plan.generation), json.dumps(self._plan))
