@@ -21,8 +21,8 @@ _MOST_VAIN = 20  # generations in a row in which members were lost in the same s
 
 @dataclass
 class _Process:
-    """What the roll knows of a process that runs. heard: time.monotonic() of its last heartbeat, the `beats`th.
-    is_ready: it can be a member. was_asked: it got a signal to stop."""
+    """What the roll knows of a process that runs. heard: time.monotonic() of its last heartbeat. beats: their
+    number. is_ready: it can be a member. was_asked: it got a signal to stop."""
 
     pid: int
     heard: float
@@ -122,8 +122,12 @@ class Roll:
         self._said.append((self._count, reason))
 
     def _admit(self, name: str, facts: dict[str, Any]) -> bool:
-        """Return whether a process trains what the members train, and refuse it if not."""
-        self._facts = facts if self._facts is None else self._facts
+        """Return whether a process trains what the members train, and refuse it if not. The first one of node
+        0 decides what that is: others wait for it."""
+        if self._facts is None:
+            if node_of(name) != 0:
+                return False
+            self._facts = facts
         for key in sorted(facts.keys() | self._facts.keys()):
             here, there = facts.get(key), self._facts.get(key)
             if here != there:
