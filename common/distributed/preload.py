@@ -7,6 +7,9 @@ import threading
 
 from tqdm import tqdm
 
+from common.distributed import launcher
+
+launcher.die_with_parent()  # the fork server of multiprocessing lives as long as its forks; they end with it
 for _name in ("torch._dynamo", "torch.utils.tensorboard", "sklearn.datasets", "common.exact.replicas"):
     with contextlib.suppress(ImportError):
         importlib.import_module(_name)

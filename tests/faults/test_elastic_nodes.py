@@ -76,6 +76,26 @@ def test_a_node_that_is_taken_back(whole, tmp_path):
     assert facts(tmp_path / "run") == whole
 
 
+def test_a_node_that_is_lost_and_comes_back(whole, tmp_path):
+    """SIGKILL to the agent of one node: its processes end with it. Later the node is started again."""
+    job = slow_job(tmp_path / "job.py", 0.2)
+    address = (f"--init_method=tcp://127.0.0.1:{free_port()}", "--world_size=2")
+    output = f"--output_dir={tmp_path / 'run'}"
+    runs = [ElasticRun(job, *ELASTIC, *address, output, f"--rank={rank}") for rank in range(2)]
+    try:
+        first = runs[0]
+        first.wait_until(lambda run: run.step >= 3)
+        runs[1].process.kill()
+        first.wait_until(lambda run: len(run.pids) == 1)
+        runs.append(ElasticRun(job, *ELASTIC, *address, output, "--rank=1"))
+        first.wait_until(lambda run: len(run.pids) == 2)
+        assert [first.finish(), runs[2].finish()] == [0, 0], "\n".join(first.lines)
+    finally:
+        for each in runs:
+            each.kill()
+    assert facts(tmp_path / "run") == whole
+
+
 @needs_namespace
 def test_a_link_that_is_cut(whole, tmp_path):
     """All nodes are cut off from each other, as the agents are from the store."""
