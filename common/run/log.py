@@ -48,7 +48,7 @@ class Log:
         self._path = os.path.join(output.folder, "metrics.jsonl")
         self.metrics, self._autocast = Metrics(), contextlib.nullcontext()
         self._run = ""
-        self._optimizer: Any = None
+        self._rate: Callable[[], Any] = lambda: None  # the learning rate of the last step
         self._scheduler: Any = None
         self._states: Callable[[], list[tuple[int, str]]] = list
         self._laps: dict[str, float] = {}  # seconds of each part of the run
@@ -77,7 +77,7 @@ class Log:
         step: int,
         total_steps: int | None,
         model: torch.nn.Module | None = None,
-        optimizer: Any = None,
+        rate: Callable[[], Any] = lambda: None,
         scheduler: Any = None,
         run: str = "",
         states: Callable[[], list[tuple[int, str]]] = list,
@@ -92,7 +92,8 @@ class Log:
         step: the step to continue from, or 0.
         total_steps: the optimizer steps of the whole run, if they are known.
         model: describe this model in the log, and show a progress bar on a terminal.
-        optimizer, scheduler: those that checkpoints hold.
+        rate: returns the learning rate of the last step, a number, a tensor or None.
+        scheduler: that which checkpoints hold.
         run: the id of the run for --tracker; a restart keeps it.
         states: returns (step, digest of the state) of checkpoints since its last call. They are the entry
             `states` of the next line in metrics.jsonl.
@@ -103,7 +104,7 @@ class Log:
         self.output.begin()
         self._loader, self._step, self._total_steps = loader, step, total_steps
         self._repeats, self._continues = repeats, continues
-        self._optimizer, self._scheduler, self._run, self._states = optimizer, scheduler, run, states
+        self._rate, self._scheduler, self._run, self._states = rate, scheduler, run, states
         self._since, self._waited, self._evaluating = time.monotonic(), loader.waited, 0.0
         self._start: dict[str, Any] = {
             "time": round(time.time(), 3), "step": step, "steps": total_steps, "laps": {**self._laps},
@@ -177,7 +178,7 @@ class Log:
             step,
             loss=loss,
             **_accuracy("acc", correct, count),
-            lr=_rate_of(self._optimizer.param_groups[0]),
+            lr=math.nan if (rate := self._rate()) is None else float(rate),
             **{f"{unit}_per_s": count * per_sample / elapsed},
             data_time=data_time,
             compute_time=elapsed - data_time,
@@ -246,7 +247,6 @@ class Log:
             self._print_time_cost(loader)
         if not writes_nothing(self.args):
             self.lost = loader.receipt.finish(self.output.folder)
-        arguments.remind(getattr(self.args, "ignored", ()), self.info)
         with self._reported():
             if self._trackers is not None and (states := dict(self._states())):  # no evaluation at the end
                 append_json_line(self._path, {"step": max(states), "states": states})
@@ -401,11 +401,6 @@ def _keep_lines(path: str, step: int, repeats: bool = False) -> dict[str, float]
                 continue
     write_atomic(path, "".join(kept))
     return last
-
-
-def _rate_of(group: dict) -> float:
-    """Return the learning rate of a parameter group, a number or a tensor; NaN without one."""
-    return math.nan if group.get("lr") is None else float(group["lr"])
 
 
 def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:
