@@ -126,16 +126,15 @@ def _tick(store: torch.distributed.Store) -> None:
 def _report(store: torch.distributed.Store, world_size: int, code: int, text: str) -> int:
     """End the wait with an error, unless there is one. Return the number of ranks that are here."""
     store.compare_set("error", "", f"{code} {text}")
-    store.add("failed", 1)
     here = store.add("here", world_size)
     _tick(store)
     return here
 
 
 def _raise_error(store: torch.distributed.Store, rank: int, world_size: int) -> None:
-    if not store.add("failed", 0):
+    code, _, text = store.compare_set("error", "", "").decode().partition(" ")  # get() would wait for it
+    if not code:
         return
-    code, _, text = store.get("error").decode().partition(" ")
     told = store.add("told", 1)
     deadline = time.monotonic() + _LINGER
     while rank == 0 and told < world_size and time.monotonic() < deadline:
