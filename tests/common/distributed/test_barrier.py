@@ -1,7 +1,6 @@
 """A barrier costs a rank a few operations of the store, however long it waits, and names who is missing."""
 
 import collections
-import datetime
 import signal
 import textwrap
 import threading
@@ -10,7 +9,7 @@ import time
 import pytest
 import torch
 
-from common.distributed import barrier
+from common.distributed import barrier, launcher
 from common.ground import heartbeat
 from common.ground.exits import NO_RENDEZVOUS, BadInput, NoRendezvous
 from tests.conftest import ROOT, finish, start, wait_until
@@ -42,8 +41,7 @@ class Job:
     """Ranks that meet at a barrier, each in a thread with its own connection to one TCPStore."""
 
     def __init__(self, world_size):
-        self.server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.port = self.server.port
+        self.server, _, self.port = launcher.hold_store()
         self.world_size, self.stores, self.errors, self._threads = world_size, {}, {}, []
 
     def connect(self):
@@ -197,10 +195,9 @@ WAIT = textwrap.dedent(f"""
 
 def test_ctrl_c_interrupts_the_wait():
     """It does not interrupt a call of the store, and the process would be ended without its clean-up."""
-    server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    server.set_timeout(datetime.timedelta(seconds=60))
+    server, _, port = launcher.hold_store()
     server.add("b/here", 1)  # another rank came first
-    job = start("-c", WAIT, server.port)
+    job = start("-c", WAIT, port)
     wait_until(lambda: server.add("b/here", 0) == 2, job)
     job.send_signal(signal.SIGINT)
     result = finish(job, 130)
