@@ -108,3 +108,9 @@ def test_exact():
     small = ("--width=2", "--batch_size=8", "--shards=4", "--rounds=1")
     printed = run("-m", "tests.benchmarks.exact", *small).stdout
     assert "| a step of 8 samples | s |" in printed and printed.count(", n=1 |") == 2
+
+
+def test_forked_processes_meet():
+    printed = run("-m", "tests.benchmarks.rendezvous", "--processes", "2", "4", "--timeout=60").stdout
+    two, four = [row.strip("| ").split(" | ") for row in re.findall(r"^\| \d.*", printed, re.M)]
+    assert (two[0], four[0]) == ("2", "4") and 20 < int(two[3]) < 100 and int(four[3]) > int(two[3])
