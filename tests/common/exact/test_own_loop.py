@@ -30,7 +30,7 @@ def test_a_loop_of_ones_own_continues_exactly(loader, script, tmp_path):
     (tmp_path / "two.py").write_text(TORCHRUN)
     words = ("--kills=2", "--compare=OUT/*.pt", "--resume_with=", "--", "OUT")
     shown = run(ROOT / "launch", "prove", script, *words, cwd=tmp_path, env=PATH).stdout
-    assert re.search(r"^exact: 2 comparisons are equal", shown, re.MULTILINE), shown
+    assert re.search(r"^exact: 2 runs equal the reference", shown, re.MULTILINE), shown
     assert f"data equal for {steps} steps" in shown and "state equal at steps 10, 20" in shown
 
 
