@@ -90,7 +90,7 @@ def conclude(job: Job, rows: list[Row]) -> tuple[str, int]:
     if doubts:
         return f"unverified: {'; '.join(doubts)}", UNVERIFIED
     equal = [row for row in rows if row.result == "equal"]
-    end = ", and each run that was made wrong on purpose was noticed"
+    end = ", and each run made wrong on purpose was noticed"
     if any(row.result == REFUSED for row in rows):
         end = "; the damaged checkpoint was refused: that wrong weights are seen was not shown"
     numbers = [int(row.case.value) for row in equal if row.case.option == PROCESSES and not row.case.kills]

@@ -1,7 +1,7 @@
 """Draw the pictures of the guides.
 
-python -m tests.support.drawing                  writes guides/batch.png: the way of a batch from a file to the model
-python -m tests.support.drawing WHOLE KILLED 60  writes guides/report.png: two runs, the second one killed at step 60
+python -m tests.support.drawing                  writes guides/batch.png: the way of a batch to the model
+python -m tests.support.drawing WHOLE KILLED 60  writes guides/report.png: two runs, one killed at step 60
 """
 
 import json

@@ -41,7 +41,7 @@ def test_a_job_of_bootfile_is_exact(tmp_path):
     page = tmp_path / "proof.html"
     shown = proofs.prove("jobs/train_ddp.py", "--kills=1", "--to", page, "--", *JOB, "--max_steps=12")
     assert re.search(
-        "^exact: 4 runs equal the reference, and each run that was made wrong on purpose was noticed$",
+        "^exact: 4 runs equal the reference, and each run made wrong on purpose was noticed$",
         shown,
         re.MULTILINE,
     )
@@ -181,7 +181,7 @@ def test_most_runs_are_forks_and_a_fork_alone_makes_no_difference(fault, starts,
     words = ("--compare=OUT/*.pt", "--resume_with", "--resume", "--kills=1", "--keep=runs")
     shown = prove("own.py", *words, cwd=tmp_path).stdout
     assert (
-        "\nexact: 2 runs equal the reference, and each run that was made wrong on purpose was noticed\n"
+        "\nexact: 2 runs equal the reference, and each run made wrong on purpose was noticed\n"
         in shown
     )
     logs = {path.stem: path.read_text().splitlines() for path in (tmp_path / "runs").glob("*.log")}
@@ -298,7 +298,7 @@ WORDS = {  # how a script treats a damaged checkpoint: exit code, verdict, words
     "strict": (0, UNSEEN, "a checkpoint is damaged\n      refused\n"),
     "trusts": (
         0,
-        "exact: 2 runs equal the reference, and each run that was made wrong on purpose was noticed",
+        "exact: 2 runs equal the reference, and each run made wrong on purpose was noticed",
         "is saved, but a change",
     ),
     "ignores": (21, "unverified: .*no difference was noticed", "not noticed"),
