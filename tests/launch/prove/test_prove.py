@@ -180,10 +180,7 @@ def test_most_runs_are_forks_and_a_fork_alone_makes_no_difference(fault, starts,
     (tmp_path / "own.py").write_text(UNHURRIED.replace("FAULT = 0", f"FAULT = {fault}"))
     words = ("--compare=OUT/*.pt", "--resume_with", "--resume", "--kills=1", "--keep=runs")
     shown = prove("own.py", *words, cwd=tmp_path).stdout
-    assert (
-        "\nexact: 2 runs equal the reference, and each run made wrong on purpose was noticed\n"
-        in shown
-    )
+    assert "\nexact: 2 runs equal the reference, and each run made wrong on purpose was noticed\n" in shown
     logs = {path.stem: path.read_text().splitlines() for path in (tmp_path / "runs").glob("*.log")}
     new, first, then = (f"{how} True True" for how in ("new process", "fork", starts))
     assert logs["the-same-again,-in-other-surroundings"][-2:] == [new, "end"]
