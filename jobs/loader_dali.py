@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Load pairs of images with NVIDIA DALI, timed: loader.py plus the fenced blocks.
+"""Load pairs of images with NVIDIA DALI, timed: loader.py plus the marked blocks.
 
     pip install nvidia-dali-cuda120
     python jobs/loader_dali.py                                 try it anywhere, on generated pairs, on the CPU

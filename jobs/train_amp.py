@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train a ResNet-18 in mixed precision: train.py plus the fenced blocks.
+"""Train a ResNet-18 in mixed precision: train.py plus the marked blocks.
 
     python jobs/train_amp.py --dataset fashion_mnist --data_url FOLDER --epochs 5
 

@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train a ResNet-18 on every GPU of one or many machines: train.py plus the fenced blocks.
+"""Train a ResNet-18 on every GPU of one or many machines: train.py plus the marked blocks.
 
     python jobs/train_ddp.py --dataset digits --processes_per_node 2    two processes on the CPU
     torchrun --nproc-per-node=8 jobs/train_ddp.py      or python -m torch.distributed.launch

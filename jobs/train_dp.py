@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train a ResNet-18 on all GPUs of one machine from a single process: train.py plus one fenced block.
+"""Train a ResNet-18 on all GPUs of one machine from a single process: train.py plus one marked block.
 
     python jobs/train_dp.py --dataset cifar10
 

@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train a ResNet-18 with every speed-up: train.py plus one fenced block for each, with its measured gain.
+"""Train a ResNet-18 with every speed-up: train.py plus one marked block for each, with its measured gain.
 
     python jobs/train_fast.py --dataset digits --epochs 8 --batch_size 128 --lr 0.03    98 % in 7 s, 2 cores
     python jobs/train_fast.py --dataset cifar10 --data_url FOLDER --epochs 16 --short_recipe true

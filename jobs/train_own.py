@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train your own model on your own data, with your loss and metrics: train.py plus five fenced blocks.
+"""Train your own model on your own data, with your loss and metrics: train.py plus five marked blocks.
 
     python jobs/train_own.py --epochs 100 --batch_size 32 --lr 0.01       442 patients, seconds on a CPU
 

@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train a ResNet-18 whose crops and flips are made by actors of Ray: train.py plus the fenced blocks.
+"""Train a ResNet-18 whose crops and flips are made by actors of Ray: train.py plus the marked blocks.
 
     python jobs/train_ray.py --dataset digits --epochs 12                            without Ray: train.py
     python jobs/train_ray.py --dataset digits --distribute_mode true

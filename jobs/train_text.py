@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train a language model, a small GPT, to predict the next token: train.py plus nine fenced blocks.
+"""Train a language model, a small GPT, to predict the next token: train.py plus nine marked blocks.
 
     python jobs/train_text.py                      the sources of Python on this machine: no download
     python jobs/train_text.py --data_url FOLDER --layers 12 --heads 12 --width 768 --context 1024 \\
