@@ -182,7 +182,7 @@ def _describe(step: int, runs: tuple[str, str], lines: tuple[dict, dict]) -> str
     try:
         states = [dict(digest.leaves(files.read(path)["objects"])) for path in paths]
     except (files.Refused, KeyError, TypeError, AttributeError):
-        return f"{names[0]}{others} (the checkpoints of both runs would give the size)"
+        return f"{names[0]}{others} (by how much: keep the checkpoints of both runs)"
     sizes = {name: _difference(*(state.get(name) for state in states)) for name in names}
     name = max(names, key=lambda each: sizes[each])
     return f"{name}{others} (largest relative difference {sizes[name]:.1g})"

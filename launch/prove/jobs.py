@@ -475,7 +475,7 @@ class OtherJob(Job):
                 "no restart had to train on from a file: let it train longer, and save more often"
             )
         times = ", ".join(f"{kill:.0f}" for kill in killed)
-        return f"SIGKILL after write {times} of about {self._writes}" if killed else "no SIGKILL"
+        return f"SIGKILL after file {times} of about {self._writes}" if killed else "no SIGKILL"
 
     def refused(self, case: Case) -> bool:
         return case.damages == "all" and self._is_read  # one tensor may have no effect

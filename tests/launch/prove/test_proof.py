@@ -84,7 +84,7 @@ def edit(folder, *names, **values):
 def test_a_proof_has_what_was_run_and_compared(proven):
     content = json.loads((proven / "proof.json").read_text())
     assert content["proof"] == 1 and content["job"] == "own.py" and content["exit_code"] == 0
-    assert content["verdict"].startswith("exact: 2 comparisons")
+    assert content["verdict"].startswith("exact: 2 runs")
     assert len(content["tree"]["commit"]) == 40 and content["tree"]["clean"] is True
     assert content["versions"].keys() == {"bootfile", "python", "torch", "numpy"}
     assert content["hardware"]["cores"] >= 1 and content["hardware"]["processor"].startswith("CPU, ")
