@@ -53,8 +53,8 @@ class Saver:
         self.checkpoints = os.path.join(folder, "checkpoints")
         check_mounted(folder)  # remembers the mount
         self.step = self.durable = 0  # of the last checkpoint that was submitted; of the last on the disk
-        self._copies, self._weights = HostCopies(), HostCopies()  # of states; of weights that no copy has
-        self._held = 0  # the step of the state in self._copies, if it is whole
+        # two memories: the weights after an epoch do not wait for the write of a checkpoint
+        self._states, self._weights = HostCopies(), HostCopies()
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "writer")
         self._writes: collections.deque[_Write] = collections.deque()  # until collect() has seen their ends
         self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
@@ -89,7 +89,7 @@ class Saver:
     ) -> None:
         """Write weights in the background, and the digest of the state if this step has none.
 
-        After save_checkpoint() of the same step they are those of its copy: nothing is copied or waited for.
+        They are copied also after save_checkpoint() of the same step: a job may have changed them since.
 
         name: of the file, for reports; "" writes the digest only.
         step: the optimizer steps so far.
@@ -111,11 +111,10 @@ class Saver:
         if self._agree(self._digested != step):
             if self.by_rank:
                 self._digest(step, objects())
+                self._digested = step
             else:
                 self._submit(digest.FILE, lambda: {"objects": objects()}, write_digest, step)
-        if name and model is None and self._agree(self._held == step):
-            self._submit(name, None, write)
-        elif name:
+        if name:
             weights = lambda: model.state_dict() if model else objects()["model"]  # noqa: E731
             self._submit(name, lambda: {"objects": {"model": weights()}}, write)
 
@@ -163,11 +162,11 @@ class Saver:
         return list(self._failures.values())
 
     def _submit(
-        self, name: str, capture: Callable[[], dict] | None, write: Callable[[dict], object], step: int = 0
+        self, name: str, capture: Callable[[], dict], write: Callable[[dict], object], step: int = 0
     ) -> None:
-        """Copy what capture() returns, and write the copy in the background. capture: None for the state that
-        is held. step: of a whole state; otherwise capture() returns weights."""
-        copies = self._copies if step or not capture else self._weights
+        """Copy what capture() returns, and write the copy in the background. step: of a whole state; 0 if it
+        is only weights. The copy waits for writes that use its memory. That of a state waits for all writes:
+        they may change values that are part of it."""
 
         def run(state: dict) -> None:
             try:
@@ -176,18 +175,14 @@ class Saver:
             finally:
                 self._unmark()
 
+        copies = self._states if step else self._weights
         try:
-            if capture:
-                # a write in flight may change values that are part of a state
-                if step or any(each.copies is copies for each in self._writes):
-                    self.collect(wait=True)
-                if step:
-                    self._held = 0
-                copies.make(capture())
-                if step:
-                    self._digested, self._held = step, 0 if self.by_rank else step
+            if step or any(each.copies is copies for each in self._writes):
+                self.collect(wait=True)
+            copy = copies.make(capture())
+            self._digested = step or self._digested
             if ranks.is_first():
-                self._writes.append(_Write(name, copies, self._pool.submit(run, copies.state)))
+                self._writes.append(_Write(name, copies, self._pool.submit(run, copy)))
         except (RuntimeError, MemoryError, OSError, ValueError) as error:  # no memory or thread, for example
             if step:  # then no write is in flight
                 self._unmark()
@@ -283,13 +278,9 @@ class _Write(NamedTuple):
 
 
 class HostCopies:
-    """Copies states to the host. All copies use the same memory, so make the next one after the last use.
-
-    `state` is the last copy.
-    """
+    """Copies states to the host. All copies use the same memory, so make the next one after the last use."""
 
     def __init__(self) -> None:
-        self.state: dict = {}
         self._buffers: dict[tuple, torch.Tensor] = {}
         # the rest of a pinned block, which tensors share because the driver takes milliseconds for each
         self._block, self._size = np.empty(0, np.uint8), 0
@@ -298,11 +289,11 @@ class HostCopies:
         """Return a copy of nested dictionaries, lists and tuples of tensors and plain types. If tensors are
         sharded, call it on every rank; only rank 0 has a copy."""
         self._size = size_of(state) + _PADDING
-        self.state = self._copied(state, ())
+        copy = self._copied(state, ())
         if module := accelerator.in_use():
             stream = module.current_stream() if hasattr(module, "current_stream") else module
             stream.synchronize()  # the copies from the device have arrived
-        return self.state
+        return copy
 
     def _copied(self, value: Any, place: tuple) -> Any:
         if isinstance(value, torch.Tensor) and not value.is_meta:
