@@ -91,38 +91,44 @@ def _add_tensors(tensors: list[torch.Tensor]) -> list[int]:
     return (added if sharded is None else ranks.total(added, device)).tolist()
 
 
-def add_bytes(content: torch.Tensor, start: int = 0) -> torch.Tensor:
+def add_bytes(content: Any, start: int = 0) -> torch.Tensor:
     """Return the sum of bytes, each times a number that depends on its place, modulo 2^64: int64 [1].
 
     The sum of a whole is that of its parts, wherever they are cut, so ranks add parts. Each word of 4 bytes
     is multiplied by an odd number: one other word is another sum, and several other words have the same sum
     with a probability of 2^-32 or less (multilinear hashing; Lemire and Kaser 2014, arXiv:1202.4961).
 
-    content: uint8 [n], on any device. start: the place of its first byte in the whole.
+    content: uint8 [n], an array, or a tensor on any device. start: the place of its first byte in the whole.
     """
-    added = torch.zeros(1, dtype=torch.int64, device=content.device)
+    if isinstance(content, torch.Tensor) and content.device.type == "cpu":
+        content = content.numpy()  # NumPy multiplies int64 twice as fast as torch
+    added: Any = 0
     first = min(-start % _BLOCK, len(content))  # a part of a block; whole blocks follow, and a part of one
     last = first + (len(content) - first) // _BLOCK * _BLOCK
     for begin, end in ((0, first), (first, last), (last, len(content))):
         if begin < end:
-            part, (block, offset) = content[begin:end], divmod(start + begin, _BLOCK)
-            before, after = offset % 8, -(offset + len(part)) % 8
-            if before or after or part.storage_offset() % 8:
-                part = torch.nn.functional.pad(part, (before, after))
-            words = part.view(torch.int64).view(max(len(part) // _BLOCK, 1), -1)
-            added += torch.as_tensor(_add_words(words, block, offset // 8)).sum()
-    return added
+            block, offset = divmod(start + begin, _BLOCK)
+            words = _words(content[begin:end], offset % 8, -(start + end) % 8)
+            added += _add_words(words.reshape(max((end - begin) // _BLOCK, 1), -1), block, offset // 8)
+    return torch.as_tensor(added).reshape(1)
+
+
+def _words(content: Any, before: int, after: int) -> Any:
+    """Return bytes as int64 [n], with zeros before and after them."""
+    if isinstance(content, np.ndarray):
+        return (np.pad(content, (before, after)) if before or after else content).view(np.int64)
+    if before or after or content.storage_offset() % 8:
+        content = torch.nn.functional.pad(content, (before, after))
+    return content.view(torch.int64)
 
 
 def _add_words(blocks: Any, block: int, word: int) -> Any:
-    """Return the sums of blocks of words, or of a part of one: int64 [n]. block, word: the place of the first
+    """Return the sum of blocks of words, or of a part of one: int64 []. block, word: the place of the first
     word."""
-    device, sums = blocks.device, []
-    is_on_cpu = device.type == "cpu"
-    if is_on_cpu:
-        blocks = blocks.numpy()  # it multiplies int64 twice as fast as torch
-    multiply, shift = (np.multiply, np.right_shift) if is_on_cpu else (torch.mul, torch.bitwise_right_shift)
-    most = 4 if is_on_cpu else 512  # blocks at a time: on a CPU they fit in its cache
+    is_array, sums = isinstance(blocks, np.ndarray), []
+    device = torch.device("cpu") if is_array else blocks.device
+    multiply, shift = (np.multiply, np.right_shift) if is_array else (torch.mul, torch.bitwise_right_shift)
+    most = 4 if is_array else 512  # blocks at a time: on a CPU they fit in its cache
     low, high = (each[word : word + blocks.shape[1]] for each in _keys(device))
     products = blocks[:most] + 0
     for first in range(0, len(blocks), most):
@@ -131,8 +137,8 @@ def _add_words(blocks: Any, block: int, word: int) -> Any:
         # the upper half of a word has another number: its highest bit counts
         upper = multiply(shift(words, 32, out=own), high, out=own).sum(1)
         sums.append(upper + multiply(words, low, out=own).sum(1))
-    whole = np.concatenate(sums) if is_on_cpu else torch.cat(sums)
-    return whole * _factors(block, len(blocks), device)
+    whole = np.concatenate(sums) if is_array else torch.cat(sums)
+    return torch.as_tensor(whole * _factors(block, len(blocks), device)).sum()
 
 
 @functools.cache
