@@ -44,7 +44,7 @@ from common.ground.results import checkpoint_names, dtensor_folder
 CONVERT = "python -c \"import torch; torch.save({}, 'new.pth')\""  # of a state_dict
 _ZIP, _TORCHSCRIPT = b"PK\3\4", "constants.pkl"
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names of tensors
-_PIECE = 2**22  # bytes that are read and added at a time
+_PIECE = 2**20  # bytes that are read and added at a time
 _OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the first bytes of torch before 1.6
 
 
@@ -384,12 +384,14 @@ class _Summed:
         is_new = size >= _PIECE // 64 and all(
             start + size <= low or high <= start for low, high in self._parts
         )
-        for place in range(0, size, _PIECE):
-            piece = buffer[place : place + _PIECE]
+        place = 0
+        while place < size:
+            piece = buffer[place : place + _PIECE - (start + place) % _PIECE]
             if cast("io.BufferedReader", self.file).readinto(piece) < len(piece):
                 return self.tell() - start
-            if is_new:
+            if is_new:  # while the piece is in the processor's cache
                 self._sum += int(add_bytes(np.frombuffer(piece, np.uint8), start + place))
+            place += len(piece)
         self._parts += [(start, start + size)] * is_new
         return size
 
