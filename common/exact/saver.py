@@ -53,8 +53,10 @@ class Saver:
         self.checkpoints = os.path.join(folder, "checkpoints")
         check_mounted(folder)  # remembers the mount
         self.step = self.durable = 0  # of the last checkpoint that was submitted; of the last on the disk
-        # two memories: the weights after an epoch do not wait for the write of a checkpoint
-        self._states, self._weights = HostCopies(), HostCopies()
+        self._states = HostCopies()
+        # memory of their own: the weights after an epoch do not wait for the write of a checkpoint. A large model
+        # that rank 0 gathers does not get it twice.
+        self._weights = self._states if is_sharded and not by_rank else HostCopies()
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "writer")
         self._writes: collections.deque[_Write] = collections.deque()  # until collect() has seen their ends
         self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
