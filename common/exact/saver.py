@@ -54,8 +54,8 @@ class Saver:
         check_mounted(folder)  # remembers the mount
         self.step = self.durable = 0  # of the last checkpoint that was submitted; of the last on the disk
         self._states = HostCopies()
-        # the weights after an epoch do not wait for the write of a checkpoint; but rank 0 may have no room for
-        # a second copy of a sharded model
+        # the weights after an epoch do not wait for the write of a checkpoint; but rank 0 may have no room
+        # for a second copy of a sharded model
         self._weights = self._states if is_sharded and not by_rank else HostCopies()
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "writer")
         self._writes: collections.deque[_Write] = collections.deque()  # until collect() has seen their ends

@@ -9,6 +9,7 @@ import torch
 
 from common.exact import digest, files
 from common.exact.saver import HostCopies, Saver, find_infinite, size_of
+from tests.conftest import CAN_FORK, environment, finish, free_port, start
 
 
 def test_training_goes_on_while_a_copy_is_written(tmp_path):
@@ -123,3 +124,47 @@ def test_sizes_and_finiteness():
     assert size_of(state) == 40 + 24 + 8
     tensors = {"a": torch.tensor([0.0, float("nan")]), "b": torch.tensor(float("inf")), "c": torch.ones(2)}
     assert find_infinite(tensors | {"extra": [1]}) == {"a", "b"}
+
+
+JOB = """
+import os, sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from common.distributed import ranks
+from common.exact.saver import Saver
+from common.parallel import dtensors
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.randn(4, 7)).sum().backward()
+optimizer.step()
+gathered, full = [], dtensors.full
+dtensors.full = lambda each: gathered.append(dtensors.is_dtensor(each)) or full(each)
+
+
+def capture():
+    objects = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    return {"format": 2, "step": 3, "objects": objects}
+
+
+for name, by_rank in (("sharded", True), ("full", False)):
+    os.makedirs(folder := os.path.join(sys.argv[1], name), exist_ok=True)
+    saver = Saver(folder, 3, print, True, by_rank)
+    saver.save_checkpoint(3, "run", capture, True)
+    print(name, sum(gathered) > 0, saver.finish())
+"""
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="fully_shard() needs torch 2.6, too")
+def test_a_sharded_save_gathers_no_tensor_and_has_the_digest_of_a_full_one(tmp_path):
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    jobs = [start("-c", JOB, tmp_path, env=environment(**shared, RANK=str(rank))) for rank in range(2)]
+    assert [finish(job).stdout for job in jobs] == ["sharded False []\nfull True []\n"] * 2
+    lines = [digest.read(str(tmp_path / name))[3] for name in ("sharded", "full")]
+    assert lines[0] == lines[1] and len(lines[0]["parts"]) > 20 and lines[0]["saved"]
+    for name in ("sharded", "full"):
+        state = files.read(str(tmp_path / name / "checkpoints" / "step_3.pt"))
+        assert digest.summarize(3, state["objects"])["parts"] == lines[0]["parts"]
