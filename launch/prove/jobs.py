@@ -388,7 +388,6 @@ class OwnJob(Job):
             if _step_of(path) >= self.steps:  # a restart would have nothing to train
                 files.discard(path)
             elif name := damage.change(state["objects"], case.damages == "largest"):
-                del facts["sha256"], facts["size"]
                 files.write(path, state, **facts)
                 self._damaged = _step_of(path)
                 what = name if case.damages == "largest" else "each tensor"
