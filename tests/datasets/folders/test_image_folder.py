@@ -722,7 +722,7 @@ def test_an_index_of_other_files_with_the_stamp_of_these_is_made_anew(data, tmp_
     shutil.rmtree(first.folder)
     shutil.copytree(other.folder, first.folder)
     assert start(data).fingerprint == first.fingerprint and len(start.read) == 5
-    assert "its names or labels are not those of the files: scanning again" in lines[0]
+    assert lines == [f"{data}/train: 5 of 5 files are new or changed"]
 
 
 def test_an_index_of_another_user_is_not_used(data, start, lines, monkeypatch):
