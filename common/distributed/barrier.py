@@ -5,11 +5,8 @@ times. In the store a process reports that it is alive, that it is done, or its 
 processes end with the same line.
 """
 
-import contextlib
 import socket
-import threading
 import time
-from collections.abc import Iterator
 
 import torch
 
@@ -34,24 +31,6 @@ def beat(name: str) -> None:
         _beats[name] = time.monotonic()
         store.add(f"{name}/beats/{ranks.rank()}", 1)
         _raise_error(store, name, ranks.rank(), ranks.world_size())
-
-
-@contextlib.contextmanager
-def beating(name: str) -> Iterator[None]:
-    """Send heartbeats from a thread during the block, whose work takes long, while the others wait."""
-    store, ended = ranks.store(), threading.Event()
-
-    def send() -> None:
-        while store and not ended.wait(_LOOK_EVERY):
-            store.add(f"{name}/beats/{ranks.rank()}", 1)
-
-    thread = threading.Thread(target=send, name="heartbeats", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def wait_for_all(name: str, doing: str, error: BadInput | None = None) -> None:
