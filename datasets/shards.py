@@ -109,7 +109,7 @@ class ParquetRows(Dataset):
 
 def _open(
     files: str | Iterable[str], scan: Callable[[str], list[tar_files.Row]], cache_dir: str | None
-) -> tuple[list[str], np.ndarray]:
+) -> tuple[list[str], np.memmap]:
     """Return (paths, index) of the files."""
     patterns = [files] if isinstance(files, str) else list(files)
     if cache_dir is None and any(map(is_url, patterns)):

@@ -301,8 +301,8 @@ def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
     log(f"skipped {len(bad)} bad of {total} images of {index.base}: {reasons}")
 
 
-def _inspect(path: str, size: int) -> tuple[int, images.Header]:
-    """Return (CRC-32, header) of one file.
+def _inspect(path: str, size: int) -> tuple:
+    """Return (CRC-32, *images.Header) of one file.
 
     size: bytes when the file was listed. Raises BadImage; OSError or BadInput if the file cannot be read or
     has another size.
@@ -315,7 +315,7 @@ def _inspect(path: str, size: int) -> tuple[int, images.Header]:
     if len(content) != size:
         now = len(content) if len(content) < size else "more"
         raise BadInput(f"{size} bytes when it was listed, {now} when read")
-    return zlib.crc32(content), images.inspect(content)
+    return zlib.crc32(content), *images.inspect(content)
 
 
 def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log) -> ImageFolderIndex:
@@ -328,17 +328,18 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     rows = np.arange(count) if old is None else _reuse(listing, states, old, columns, bad, log)
 
     def read(first: int) -> int:
-        part = rows[first : first + FILES_PER_TASK]
+        part, values = rows[first : first + FILES_PER_TASK], []
         for row, size in zip(part.tolist(), states[part, 0].tolist(), strict=True):
             try:
-                crc32, header = _inspect(prefix + paths[row], size)
+                values.append((row, *_inspect(prefix + paths[row], size)))
             except images.BadImage as error:
                 bad[row] = str(error)
             except (OSError, BadInput) as error:
                 unread[row] = getattr(error, "strerror", None) or str(error)
-            else:
-                for name, value in zip(read_columns, (crc32, *header), strict=True):
-                    columns[name][row] = value
+        if values:
+            places, *results = map(list, zip(*values, strict=True))
+            for name, result in zip(read_columns, results, strict=True):
+                columns[name][places] = result
         return len(part)
 
     prefix = os.path.join(listing.base, "")
@@ -378,8 +379,8 @@ def _reuse(
     log: Log,
 ) -> np.ndarray:
     """Copy the unchanged files' values from the old index. Return the rows of the other files."""
-    before = zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)
-    known = {old.name(row): [*state, row] for row, state in enumerate(before)}
+    olds = zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)
+    known = {old.name(row): [*state, row] for row, state in enumerate(olds)}
     known |= {path: state for path, *state in old.bad}  # size, mtime, reason
     rows, sources, left = [], [], []
     for row, (path, state) in enumerate(zip(listing.paths, states.tolist(), strict=True)):

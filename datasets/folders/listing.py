@@ -465,15 +465,18 @@ def stat_files(base: str, paths: list[str]) -> np.ndarray:
     """Return int64 [n, 2], the sizes and mtimes (ns) of files. Raises BadInput if some are missing."""
 
     def states(first: int) -> np.ndarray:
-        part = np.full((min(FILES_PER_TASK, len(paths) - first), 2), -1, dtype=np.int64)
-        for row, path in enumerate(paths[first : first + FILES_PER_TASK]):
+        part = []
+        for path in paths[first : first + FILES_PER_TASK]:
+            state = -1, -1
             try:
                 status = os.stat(prefix + path)
             except OSError:
-                continue
-            if stat.S_ISREG(status.st_mode):
-                part[row] = status.st_size, status.st_mtime_ns
-        return part
+                pass
+            else:
+                if stat.S_ISREG(status.st_mode):
+                    state = status.st_size, status.st_mtime_ns
+            part.append(state)
+        return np.array(part, np.int64)
 
     parts, prefix = [], os.path.join(base, "")
     with progress(len(paths), f"looking through {base}") as bar:

@@ -67,7 +67,7 @@ def split_pattern(pattern: str) -> tuple[str, str]:
 
 def load_index(
     paths: list[str], scan: Callable[[str], list[Row]], cache: str | None, log: Log = print
-) -> np.ndarray:
+) -> np.memmap:
     """Return the index of the files: a memory-mapped array of the rows that scan(path) returns, with the
     fields of Row and `file`, a place in `paths`.
 

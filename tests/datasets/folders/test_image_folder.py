@@ -21,6 +21,7 @@ from sklearn.datasets import load_sample_images
 from common.ground.exits import BadInput
 from datasets.folders import image_folder, listing
 from datasets.folders.image_folder import fraction, load, open_index
+from datasets.stores.files import FileStore
 from tests import conftest
 
 PHOTO = Image.fromarray(load_sample_images().images[0])
@@ -848,3 +849,52 @@ def test_shares(parse, ends):
     for text in wrong + [end for end in ("0", "0%", "1", "100%") if not ends]:
         with pytest.raises(argparse.ArgumentTypeError, match="is not a share like"):
             parse(text)
+
+
+@pytest.fixture
+def large(data, start, monkeypatch):
+    """Return the index of a data set of which a start compares the first and the last file only."""
+    monkeypatch.setattr(image_folder, "_COMPARED", 2)
+    return start(data)
+
+
+def rewrite(path):
+    """Change a byte of a file in place: its size and the time of its folder do not change."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_start_compares_a_part_of_the_times_and_all_names_of_a_large_data_set(data, start, large, lines):
+    rewrite(data / "train" / "cat" / "1.jpg")
+    assert start(data).fingerprint == large.fingerprint and start.read == lines == []
+    (data / "train" / "cat" / "1.jpg").rename(data / "train" / "cat" / "9.jpg")
+    assert start(data).fingerprint != large.fingerprint and start.read == ["train/cat/9.jpg"]
+    rewrite(data / "train" / "cat" / "0.jpg")
+    rewrite(data / "train" / "cat" / "2.jpg")
+    start(data)
+    assert sorted(start.read) == ["train/cat/0.jpg", "train/cat/2.jpg"], "one difference: all are compared"
+
+
+def test_a_read_finds_a_rewritten_file_and_the_next_start_compares_all(data, start, large, lines):
+    path = data / "train" / "cat" / "1.jpg"
+    os.utime(path, ns=(0, 0))
+    assert FileStore(large).content(1) == path.read_bytes(), "only the time differs"
+    assert start(data).folder == large.folder and start.read == []
+    rewrite(path)
+    assert start(data).fingerprint == large.fingerprint and start.read == []
+    with pytest.raises(BadInput, match=rf"^{path} was changed since it was scanned$"):
+        FileStore(pickle.loads(pickle.dumps(large))).content(1)
+    second = start(data)
+    assert start.read == ["train/cat/1.jpg"] and lines == [f"{data}/train: 1 of 5 files are new or changed"]
+    assert second.fingerprint != large.fingerprint and FileStore(second).content(1) == path.read_bytes()
+    assert start(data).folder == second.folder and start.read == lines == [], "it trusts the new index"
+
+
+def test_a_large_data_set_with_bad_images_is_current_until_one_is_repaired(data, start, lines, monkeypatch):
+    monkeypatch.setattr(image_folder, "_COMPARED", 3)
+    (data / "train" / "cat" / "2.jpg").write_bytes(b"")
+    first = start(data, max_bad=0.2)
+    assert start(data, max_bad=0.2).fingerprint == first.fingerprint and start.read == []
+    (data / "train" / "cat" / "2.jpg").write_bytes(photo(2))
+    assert len(start(data)) == 5 and start.read == ["train/cat/2.jpg"]
