@@ -113,8 +113,8 @@ class ImageFolderIndex:
         self.folder, self.root, self.split = folder, meta["root"], meta["split"]
         self.base = self.source = meta["base"]
         self.classes = self.class_names = tuple(meta["classes"])
-        self.fingerprint, self.stamp, self.checksums = meta["fingerprint"], meta["stamp"], meta["checksums"]
-        self.bad = meta["bad"]
+        self.fingerprint, self.checksums, self.bad = meta["fingerprint"], meta["checksums"], meta["bad"]
+        self.is_complete = bool(meta["stamp"])
         self.excluded = [(os.path.join(self.base, path), reason) for path, _, _, reason in self.bad]
 
     def __len__(self) -> int:
@@ -259,7 +259,7 @@ def _intact(folder: str, log: Log = lambda line: None) -> ImageFolderIndex | Non
         if _fingerprint(index.classes, vars(index)) != index.fingerprint:
             raise BadInput(f"the index {folder} is damaged: its columns do not have its fingerprint")
         return index
-    except (BadInput, ValueError, TypeError, KeyError) as error:
+    except (BadInput, ValueError, TypeError, LookupError) as error:
         log(f"{error}: scanning again")
         return None
 
@@ -267,7 +267,7 @@ def _intact(folder: str, log: Log = lambda line: None) -> ImageFolderIndex | Non
 def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
     """Return whether an index has the names and labels of the listed files, and the sizes and times of
     _COMPARED of them. False if a read has found a file that was rewritten: all are compared then."""
-    if not index.stamp or os.path.exists(os.path.join(index.folder, _CHANGED)):
+    if not index.is_complete or os.path.exists(os.path.join(index.folder, _CHANGED)):
         return False
     bad = {path for path, *_ in index.bad}
     good = np.array([path not in bad for path in listing.paths]) if bad else np.ones(len(listing.paths), bool)
@@ -351,23 +351,13 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     columns |= {"labels": listing.labels, "bytes": states[:, 0], "mtimes": states[:, 1]}
     columns = {name: column[good] for name, column in columns.items()}
     meta = {name: getattr(listing, name) for name in ("root", "base", "split", "classes")}
-    meta["stamp"] = "" if unread else _stamp(listing, states)
+    meta["stamp"] = "" if unread else "complete"  # version 0.25 has a digest here
     meta["bad"] = [(paths[row], *states[row].tolist(), bad[row]) for row in sorted(bad)]
     index = write_index(folder, [paths[row] for row in np.flatnonzero(good)], columns, **meta)
     if unread:  # raised after write_index(): the next scan reuses the files that were read
         reasons = shown([f"{paths[row]}: {unread[row]}" for row in sorted(unread)])
         raise BadInput(f"{len(unread)} of {count} files in {listing.base} cannot be read: {reasons}")
     return index
-
-
-def _stamp(listing: Listing, states: np.ndarray) -> str:
-    """Return a digest of all that is known without reading the files. Version 0.25 compares it."""
-    known = json.dumps([listing.base, listing.classes, len(listing.paths)])
-    digest = hashlib.blake2b(known.encode(), digest_size=16)
-    digest.update(os.fsencode("\0".join(listing.paths)))
-    for column in (listing.labels, *states.T):
-        digest.update(np.ascontiguousarray(column).data)
-    return digest.hexdigest()
 
 
 def _reuse(
@@ -430,13 +420,12 @@ def _fingerprint(classes: Sequence[str], columns: dict[str, np.ndarray]) -> str:
         raise ValueError("its offsets are not those of names")
     digest = hashlib.blake2b(json.dumps([classes, len(ends)]).encode(), digest_size=16)
     # a .JPEG and a .png may be the same data: the names count without their endings, as of splitext()
-    stems = ends.copy()
     dots, slashes = (np.append(-1, np.flatnonzero(names == ord(mark))) for mark in "./")
-    dot, slash = (places[np.searchsorted(places, ends) - 1] for places in (dots, slashes))
-    has_ending = dot > np.maximum(slash, starts - 1)
-    stems[has_ending] = dot[has_ending]
-    # begins with a dot, or has two of them together: splitext() decides
-    for row in np.flatnonzero(has_ending & ((dot == np.maximum(slash + 1, starts)) | (names[dot - 1] == 46))):
+    dot, slash = (places[np.searchsorted(places, ends) - 1] for places in (dots, slashes))  # the last ones
+    first = np.maximum(slash + 1, starts)
+    stems = np.where(dot >= first, dot, ends)
+    # a dot begins the name, or follows another one: splitext() decides
+    for row in np.flatnonzero((dot == first) | ((dot > first) & (names[np.maximum(dot, 1) - 1] == ord(".")))):
         stems[row] = starts[row] + len(os.path.splitext(names[starts[row] : ends[row]].tobytes())[0])
     lengths = stems - starts
     digest.update(lengths.data)

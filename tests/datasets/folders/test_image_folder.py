@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import hashlib
 import io
 import json
 import os
@@ -701,7 +702,7 @@ def write_column(index, **columns):
 
 @pytest.mark.parametrize("name", ["labels", "names", "crc32", "offsets"])
 def test_an_index_with_other_columns_is_made_anew(data, start, lines, name):
-    """Its checksums are right, and its stamp and the fingerprint that it names are those of the listing."""
+    """Its checksums are right, and the fingerprint that it names is that of the listing."""
     first = start(data)
     changed = {
         "labels": 1 - first.labels,
@@ -715,15 +716,39 @@ def test_an_index_with_other_columns_is_made_anew(data, start, lines, name):
     assert len(start.read) == 5 and "its columns do not have its fingerprint: scanning again" in lines[0]
 
 
-def test_an_index_of_other_files_with_the_stamp_of_these_is_made_anew(data, tmp_path, start, lines):
+def test_an_index_of_other_files_in_the_place_of_these_is_made_anew(data, tmp_path, start, lines):
     first = start(data)
     other = load(str(write(tmp_path / "other", a=3, b=2)), "train", str(tmp_path / "cache 2"), val_share=0)
-    meta = json.loads(Path(other.folder, "index.json").read_text()) | {"stamp": first.stamp}
-    Path(other.folder, "index.json").write_text(json.dumps(meta))
     shutil.rmtree(first.folder)
     shutil.copytree(other.folder, first.folder)
     assert start(data).fingerprint == first.fingerprint and len(start.read) == 5
     assert lines == [f"{data}/train: 5 of 5 files are new or changed"]
+
+
+def test_an_index_of_version_0_25_is_current(data, start):
+    """It has a digest of names, labels, sizes and times as its stamp, or "" if files could not be read."""
+    path = Path(start(data).folder, "index.json")
+    meta = json.loads(path.read_text())
+    path.write_text(json.dumps(meta | {"stamp": "e3b0c44298fc1c149afbf4c8996fb924"}))
+    start(data)
+    assert json.loads(path.read_text())["stamp"] != "complete" and start.read == []
+    path.write_text(json.dumps(meta | {"stamp": ""}))
+    start(data)
+    assert json.loads(path.read_text())["stamp"] == "complete" and start.read == []
+
+
+def test_fingerprints_leave_the_endings_of_all_names_out():
+    draw = np.random.default_rng(0)
+    for count in (0, 1, 1, 1, 300, 300):
+        names = ["".join(draw.choice([*"a./"], draw.integers(1, 8))).encode() for _ in range(count)]
+        columns = {name: np.arange(count) for name in ("labels", "bytes", "crc32")}
+        stems = [os.path.splitext(name)[0] for name in names]
+        digest = hashlib.blake2b(json.dumps([("a",), count]).encode(), digest_size=16)
+        digest.update(np.array([*map(len, stems)], np.int64).tobytes() + b"".join(stems))
+        digest.update(3 * np.arange(count).tobytes())
+        columns["offsets"] = np.cumsum([0, *map(len, names)])
+        columns["names"] = np.frombuffer(b"".join(names), np.uint8)
+        assert image_folder._fingerprint(("a",), columns) == digest.hexdigest()
 
 
 def test_an_index_of_another_user_is_not_used(data, start, lines, monkeypatch):
