@@ -281,7 +281,8 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
     states = np.empty((len(good), 2), np.int64)
     states[good] = np.stack([index.bytes, index.mtimes], axis=1)
     states[~good] = [state for _, *state, _ in index.bad] or 0
-    rows = np.unique(np.linspace(0, len(good) - 1, _COMPARED).astype(np.int64))
+    few = len(good) > _COMPARED and listing.states is None
+    rows = np.linspace(0, len(good) - 1, _COMPARED).astype(np.int64) if few else np.arange(len(good))
     return np.array_equal(listing.get_states(rows), states[rows])
 
 
@@ -320,12 +321,12 @@ def _inspect(path: str, size: int) -> tuple:
 
 def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log) -> ImageFolderIndex:
     """Read the files that are not in the old index, and write a new index."""
-    count, paths = len(listing.paths), listing.paths
-    states = listing.get_states(np.arange(count))
+    count, paths, states = len(listing.paths), listing.paths, listing.get_states()
     read_columns = ("crc32", "widths", "heights", "plain", "traits")  # CRC-32, images.Header
     columns = {name: np.zeros(count, _COLUMNS[name]) for name in read_columns}
+    columns |= {"bytes": states[:, 0], "mtimes": states[:, 1]}
     bad, unread = {}, {}  # row -> reason
-    rows = np.arange(count) if old is None else _reuse(listing, states, old, columns, bad, log)
+    rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
 
     def read(first: int) -> int:
         part, values = rows[first : first + FILES_PER_TASK], []
@@ -348,7 +349,7 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
             bar.update(done)
     good = np.ones(count, dtype=bool)
     good[[*bad, *unread]] = False
-    columns |= {"labels": listing.labels, "bytes": states[:, 0], "mtimes": states[:, 1]}
+    columns["labels"] = listing.labels
     columns = {name: column[good] for name, column in columns.items()}
     meta = {name: getattr(listing, name) for name in ("root", "base", "split", "classes")}
     meta["stamp"] = "" if unread else "complete"  # version 0.25 has a digest here
@@ -360,22 +361,16 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     return index
 
 
-def _reuse(
-    listing: Listing,
-    states: np.ndarray,
-    old: ImageFolderIndex,
-    columns: dict,
-    bad: dict,
-    log: Log,
-) -> np.ndarray:
+def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, log: Log) -> np.ndarray:
     """Copy the unchanged files' values from the old index. Return the rows of the other files."""
-    olds = zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)
-    known = {old.name(row): [*state, row] for row, state in enumerate(olds)}
+    states = zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)
+    known = {old.name(row): [*state, row] for row, state in enumerate(states)}
     known |= {path: state for path, *state in old.bad}  # size, mtime, reason
     rows, sources, left = [], [], []
-    for row, (path, state) in enumerate(zip(listing.paths, states.tolist(), strict=True)):
+    states = zip(columns["bytes"].tolist(), columns["mtimes"].tolist(), strict=True)
+    for row, (path, state) in enumerate(zip(listing.paths, states, strict=True)):
         *before, source = known.get(path, [None])
-        if before != state:
+        if before != [*state]:
             left.append(row)
         elif isinstance(source, str):
             bad[row] = source

@@ -74,9 +74,10 @@ class Listing(NamedTuple):
     splits: str | None = None  # --splits
     states: np.ndarray | None = None  # of images in tar files: int64 [n, 2], as get_states() returns
 
-    def get_states(self, rows: np.ndarray) -> np.ndarray:
-        """Return int64 [len(rows), 2], the sizes and modification times (ns) of these files. Raises BadInput
-        if some are missing."""
+    def get_states(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return int64 [n, 2], the sizes and modification times (ns) of these rows, or of all rows. Raises
+        BadInput if files are missing."""
+        rows = np.arange(len(self.paths)) if rows is None else rows
         if self.states is not None:
             return self.states[rows]
         return stat_files(self.base, [self.paths[row] for row in rows.tolist()])
