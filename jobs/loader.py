@@ -29,12 +29,12 @@ import torchvision
 from common.checkpoint import resume
 from common.console import arguments
 from common.console.arguments import positive_int
-from common.distributed import barrier, process_group, ranks
+from common.distributed import process_group, ranks
 from common.ground import accelerator, exits
 from common.run.job import JobParser
 from common.run.run import Run
 from datasets.folders import paired_images, random_pairs
-from datasets.loaders import backends
+from datasets.loaders import backends, node_index
 from datasets.loaders.loader import Loader
 from datasets.sampling.sampler import WholeBatchSampler
 from datasets.stores.files import PairFiles
@@ -78,8 +78,7 @@ def main() -> None:
     cache = args.cache_dir or run.output.index_folder
     generated = None if args.data_url and not args.custom_data else os.path.join(cache, "generated_pairs")
     folder = random_pairs.make(generated) if generated else args.data_url
-    pairs = paired_images.load(folder, args.split, cache, args.resize, log.info)
-    barrier.wait_for_all("prepared", "to prepare")  # one node may read its data for the first time
+    pairs = node_index.load_pairs(folder, args.split, cache, args.resize, log.info)
     ranks.assert_equal_across_ranks("pairs (fingerprint)", pairs.fingerprint)
     training = args.split == "train"
     sampler = WholeBatchSampler(len(pairs), args.batch_size, args.seed, args.epochs, shuffle=training)
