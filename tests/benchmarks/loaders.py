@@ -78,6 +78,7 @@ SIZES = {44: (400, 325), 116: (500, 375)}  # about the kilobytes of a JPEG -> it
 TOLERANCE = 0.05  # of those kilobytes
 CLASSES = 10
 SIDE, BATCH, WORKERS = 224, 64, 2
+TASK = 4  # images that a thread of "decoding" and "work" takes
 SECONDS = 1.0  # least length of a turn
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels / 255
 THREADS = {"OMP_NUM_THREADS": str(WORKERS), "GOMP_SPINCOUNT": "1000"}  # the environment of all rows
@@ -416,58 +417,56 @@ class Decoding(Row):
         self.pool, self.own = concurrent.futures.ThreadPoolExecutor(WORKERS), threading.local()
 
     def batches(self):
-        parts = [self.paths[first : first + 4] for first in range(0, len(self.paths), 4)]
-        for number, image in enumerate(self.pool.map(self.decode, parts), 1):
-            if number % (BATCH // 4) == 0:
+        firsts = range(0, len(self.paths), TASK)
+        for first, image in zip(firsts, self.pool.map(self.decode, firsts), strict=True):
+            if (first + TASK) % BATCH == 0:
                 yield self.batch(image)
 
     def batch(self, image: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(image[:SIDE, :SIDE].copy()).expand(BATCH, SIDE, SIDE, 3)
 
-    def decode(self, paths: list[str]) -> np.ndarray:
+    def decode(self, first: int) -> np.ndarray:
         if not hasattr(self.own, "memory"):
             torch.set_num_threads(1)
             self.own.memory = np.empty(3 * 2**24, np.uint8)
         contents = []
-        for path in paths:
+        for path in self.paths[first : first + TASK]:
             with open(path, "rb", buffering=0) as file:
                 contents.append(file.read())
-        for image in self.decoder(contents, self.own.memory):
-            self.use(image)
-        return self.result(image)
-
-    def use(self, image: np.ndarray) -> None:
-        """Do the rest of the work with an image."""
-
-    def result(self, image: np.ndarray) -> np.ndarray:
+        for place, image in enumerate(self.decoder(contents, self.own.memory), first):
+            self.use(place % BATCH, image)
         return image
+
+    def use(self, place: int, image: np.ndarray) -> None:
+        """Do the rest of the work with an image. place: in its batch."""
 
 
 class Work(Decoding):
     """Reading, decoding, cropping, resizing and normalising, in as many threads: what a loader has to do."""
 
-    def use(self, image: np.ndarray) -> None:
+    def __init__(self, *data):
+        super().__init__(*data)
+        self.results = torch.from_numpy(np.empty((BATCH, SIDE, SIDE * 3), np.float32))
+        self.mean, self.scale = (
+            255 * torch.tensor(MEAN).repeat(SIDE),
+            1 / (255 * torch.tensor(STD).repeat(SIDE)),
+        )
+        self.random = np.random.default_rng(0)
+
+    def use(self, place: int, image: np.ndarray) -> None:
         from datasets.folders.resize import fit
 
-        if not hasattr(self.own, "result"):
-            self.own.pixels, self.own.random = np.empty((SIDE, SIDE, 3), np.uint8), np.random.default_rng(0)
-            self.own.result = torch.empty(SIDE, SIDE * 3)
-            self.own.mean = 255 * torch.tensor(MEAN).repeat(SIDE)
-            self.own.scale = 1 / (255 * torch.tensor(STD)).repeat(SIDE)
-        random, (rows, columns, _) = self.own.random, image.shape
-        area, aspect = rows * columns * random.uniform(0.08, 1), np.exp(random.uniform(-0.2877, 0.2877))
-        height = min(rows, max(1, round((area / aspect) ** 0.5)))
-        width = min(columns, max(1, round((area * aspect) ** 0.5)))
-        top, left = random.integers(rows - height + 1), random.integers(columns - width + 1)
-        fit(image[top : top + height, left : left + width], random.integers(2), self.own.pixels)
-        pixels = torch.from_numpy(self.own.pixels).view(SIDE, -1)
-        self.own.result.copy_(pixels).sub_(self.own.mean).mul_(self.own.scale)
-
-    def result(self, image: np.ndarray) -> np.ndarray:
-        return self.own.result.numpy().reshape(SIDE, SIDE, 3)
+        rows, columns, _ = image.shape
+        area, shape = rows * columns * self.random.uniform(0.08, 1), self.random.uniform(0.75, 1.33)
+        height = min(rows, round((area / shape) ** 0.5))
+        width = min(columns, round((area * shape) ** 0.5))
+        top, left = self.random.integers(rows - height + 1), self.random.integers(columns - width + 1)
+        pixels = np.empty((SIDE, SIDE, 3), np.uint8)
+        fit(image[top : top + height, left : left + width], self.random.integers(2), pixels)
+        self.results[place].copy_(torch.from_numpy(pixels).view(SIDE, -1)).sub_(self.mean).mul_(self.scale)
 
     def batch(self, image: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(image.copy()).permute(2, 0, 1).expand(BATCH, 3, SIDE, SIDE)
+        return self.results.view(BATCH, SIDE, SIDE, 3).permute(0, 3, 1, 2)
 
 
 class DaliReader(Row):

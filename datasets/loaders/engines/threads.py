@@ -21,8 +21,8 @@ from datasets.stores.ahead import work_ahead
 from datasets.stores.store import Store
 
 _AHEAD = 3  # batches that are filled while one is used
-_IMAGES_PER_TASK = 4
-_DECODED = 2**22  # bytes of the images that a thread decodes before it resizes them; at least one image
+_LEAST, _MOST = 4, 8  # images of a task: fewer tasks cost less, but each thread gets one of every batch
+_DECODED = 2**23  # bytes of the images that a thread decodes before it resizes them; at least one image
 
 
 class Threads:
@@ -37,13 +37,14 @@ class Threads:
     reuses_memory = True
 
     def __init__(self, store: Store, workers: int, pinned: bool = False, antialias: bool | str = True):
-        self.store, self.pinned = store, pinned
+        self.store, self.workers, self.pinned = store, workers, pinned
         self._crops = Crops(store, antialias)
-        self._reader = Reader(store, start_pool(workers, "loader"), _IMAGES_PER_TASK)
+        self._reader = Reader(store, start_pool(workers, "loader"), _LEAST)
         self._ring: list[torch.Tensor] = []
         self._own = threading.local()
 
     def run(self, plan: Plan) -> Images:
+        self._reader.per_task = max(_LEAST, min(_MOST, plan.largest // self.workers))
         ring = itertools.cycle(self._memory(plan.largest, plan.size))
         batches = ((batch, memory[: len(batch.ids)]) for batch, memory in zip(plan, ring, strict=False))
         with contextlib.closing(work_ahead(batches, self._submit, _AHEAD)) as filled:

@@ -94,7 +94,7 @@ def packs(index, folder, tmp_path_factory):
     return made | {"files": FileStore(index), "tars": FileStore(shards)}
 
 
-@pytest.mark.parametrize("room", [1, 40_000, 2**22])
+@pytest.mark.parametrize("room", [1, 40_000, 2**23])
 def test_threads_decode_the_images_of_a_task_before_they_resize_them(room, index, monkeypatch):
     """They decode as many as fit into their memory, at least one. The pixels are those of one at a time."""
     monkeypatch.setattr(threads, "_DECODED", room)
@@ -109,7 +109,7 @@ def test_threads_decode_the_images_of_a_task_before_they_resize_them(room, index
     engine.close()
     resized = [number for number in done if number != "decode"]
     assert sum(resized) == done.count("decode") == 40
-    assert set(resized) == {4} if room == 2**22 else min(resized) == 1
+    assert set(resized) == {8} if room == 2**23 else min(resized) == 1
 
 
 @pytest.mark.parametrize("length", [-1, 1, 1000])
