@@ -7,7 +7,6 @@ import io
 import os
 import pickle
 import re
-import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -110,18 +109,6 @@ def test_threads_decode_the_images_of_a_task_before_they_resize_them(room, index
     resized = [number for number in done if number != "decode"]
     assert sum(resized) == done.count("decode") == 40
     assert set(resized) == {8} if room == 2**23 else min(resized) == 1
-
-
-@pytest.mark.parametrize("length", [-1, 1, 1000])
-def test_a_file_that_has_changed_its_length_is_named(length, folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "images")
-    own = image_folder.load(str(tmp_path / "images"), "train", str(tmp_path))
-    path = Path(own.path(3))
-    content = path.read_bytes()
-    path.write_bytes(content[:length] if length < 0 else content + bytes(length))
-    with pytest.raises(BadInput, match=re.escape(f"{path} has ")) as caught:
-        FileStore(own).read(np.array([3]))
-    assert f"but had {len(content)} when it was scanned" in str(caught.value)
 
 
 @pytest.mark.parametrize("form", ["files", "tars", *forms.FORMS])
