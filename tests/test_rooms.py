@@ -157,7 +157,8 @@ PLAIN_FILES = {
     "common.compute": {"loss_means", "losses", "models"},
     "common.distributed": {"barrier", "devices", "entry", "preemption", "ranks"},
     "common.exact": {
-        "choose", "digest", "files", "loop", "nonfinite", "optimizer_steps", "saver", "schedules", "state",
+        "choose", "digest", "digest_lines", "files", "loop", "nonfinite", "optimizer_steps", "saver",
+        "schedules", "state",
     },
     "common.parallel": {"dtensors"},  # asks whether the model is sharded
     "common.platform": {"platforms", "topology"},

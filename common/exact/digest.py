@@ -8,18 +8,15 @@ rate.
 """
 
 import hashlib
-import json
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
-from common.ground.files import append_json_line, explained, read_file, read_json_lines, write_atomic
+from common.exact.digest_lines import FILE, cut, read, write
 from common.parallel import dtensors
 
-FILE = "state.jsonl"  # in a run's output folder
-_MOST = 2**30  # bytes of FILE
+__all__ = ["FILE", "KERNELS", "cut", "leaves", "read", "summarize", "write"]
 KERNELS = {"params", "fused", "foreach", "capturable", "differentiable"}  # not hyperparameters
 _WITHOUT = {"receipt"}  # objects of a checkpoint that are not state of the model
 
@@ -65,31 +62,3 @@ def summarize(step: int, objects: dict[str, Any]) -> dict:
         parts[name] = digest.hexdigest()[:8]
         whole.update(f"{name}\0".encode() + digest.digest())
     return {"step": step, "digest": whole.hexdigest(), "parts": parts}
-
-
-def write(folder: str, line: dict) -> None:
-    """Append a line to FILE. Raises OSError."""
-    append_json_line(os.path.join(folder, FILE), line)
-
-
-def read(folder: str, whole: bool = False) -> dict[int, dict]:
-    """Return the lines of FILE by step, the last one of each step; {} without the file. whole: raise BadInput
-    if lines are damaged. Raises BadInput."""
-    path = os.path.join(folder, FILE)
-    with explained(f"{path} cannot be read"):
-        lines = read_json_lines(path, _MOST, whole)
-    by_step = {
-        line["step"]: line | {"digest": str(line["digest"])}
-        for line in lines
-        if type(line.get("step")) is int and isinstance(line.get("parts"), dict) and "digest" in line
-    }
-    return dict(sorted(by_step.items()))
-
-
-def cut(folder: str, step: int) -> None:
-    """Delete the lines after `step`, which a resumed run writes again, and those that a kill has cut. Raises
-    OSError."""
-    path, lines = os.path.join(folder, FILE), read(folder)
-    kept = "".join(json.dumps(line) + "\n" for number, line in lines.items() if number <= step)
-    if os.path.exists(path) and read_file(path, _MOST) != kept.encode():
-        write_atomic(path, kept)
