@@ -11,14 +11,14 @@ from common.exact import digest_lines
 from common.ground.exits import BadInput
 from common.ground.files import explained, read_json_lines
 from common.run import starts
-from datasets.sampling import loop_receipt, receipt
+from datasets.sampling import loop_records, receipt
 
 _MOST = 2**30  # bytes of metrics.jsonl
 # times, memory and lost processes, in which equal runs differ, and digests of the data and the state
 _NO_FIGURES = re.compile(
     r"(.*_)?(time|seconds|per_s|s|ms|mb)|generations|lost_processes|useful_share|receipt|states"
 )
-LOOP = loop_receipt.FILE.format(0)  # the receipt of `launch new --receipt`
+LOOP = loop_records.FILE.format(0)  # the receipt of `launch new --receipt`
 
 
 class Line(NamedTuple):
@@ -66,8 +66,8 @@ def compare_receipts(first: str, second: str) -> tuple[bool, str]:
     if names[0] == receipt.FILE:
         return compare_records(receipt.read(first), receipt.read(second))
     try:
-        return loop_receipt.compare(loop_receipt.read(first), loop_receipt.read(second))
-    except loop_receipt.ReceiptError as error:
+        return loop_records.compare(loop_records.read(first), loop_records.read(second))
+    except loop_records.ReceiptError as error:
         raise BadInput(str(error)) from error
 
 

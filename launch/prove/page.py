@@ -4,7 +4,7 @@ import shlex
 import time
 
 from common.console.arguments import mask_words
-from common.run import starts
+from common.run import environment, starts
 from launch import confirm, page
 from launch.compare import PARTS
 from launch.prove.jobs import REFERENCE, Job
@@ -16,7 +16,7 @@ MARK = "a page of launch prove"
 def write(path: str, job: Job, rows: list[Row], verdict: str, notes: list[str]) -> None:
     """Write the page, before the folders of the runs are deleted. Raises BadInput."""
     started = starts.read(job.folder(REFERENCE))
-    facts = started[-1]["environment"] if started else starts.environment() | {"job": job.script}
+    facts = started[-1]["environment"] if started else environment.facts() | {"job": job.script}
     command = shlex.join(mask_words(job.command()[1:])[0])
     text = page.render(
         "prove/page.html",
