@@ -27,10 +27,7 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
     "report": ("report.cli", "make one page of runs: curves, speed, waiting, restarts, receipts, settings"),
     "cache": ("cache.cli", "fill, compare, list and empty caches of samples: packs, Redis and Valkey"),
     "bench": ("bench", "measure the loaders on this machine: why does the GPU wait"),
-    "predict": (
-        "inference.predict",
-        "predict the classes of the images in a folder: a CSV with the top 5",
-    ),
+    "predict": ("inference.predict", "predict the classes of the images in a folder: a CSV with the top 5"),
     "export": ("inference.export", "export the network of a run: ONNX or torch.export"),
     "prove": ("prove.cli", "run a job with kills and restarts, and show whether it continues exactly"),
     "receipt": ("receipt", "compare the data and the states of two runs; show the first step that differs"),
