@@ -10,8 +10,6 @@ rate. Version 0.25 and earlier wrote no format, and hashed the bits of a tensor 
 
 import functools
 import hashlib
-import json
-import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -19,15 +17,15 @@ import numpy as np
 import torch
 
 from common.distributed import ranks
-from common.ground.files import append_json_line, explained, read_file, read_json_lines, write_atomic
+from common.exact.digest_lines import FILE, cut, read, write
 from common.ground.mixing import mix
 from common.parallel import dtensors
 
-FILE = "state.jsonl"  # in a run's output folder
+__all__ = ["FILE", "FORMAT", "KERNELS", "add_bytes", "cut", "leaves", "read", "summarize", "write"]
+
 FORMAT = 2  # digests of other formats cannot be compared
 _WORDS = 2**13  # of 8 bytes, in a block
 _BLOCK = 8 * _WORDS
-_MOST = 2**30  # bytes of FILE
 KERNELS = {"params", "fused", "foreach", "capturable", "differentiable"}  # not hyperparameters
 _WITHOUT = {"receipt"}  # objects of a checkpoint that are not state of the model
 
@@ -157,31 +155,3 @@ def _odd(places: np.ndarray, device: torch.device) -> Any:
     """Return an odd number for each place, int64: an array for the CPU, or a tensor on another device."""
     odd = (mix(places.astype(np.uint64)) | np.uint64(1)).view(np.int64)
     return odd if device.type == "cpu" else torch.from_numpy(odd).to(device)
-
-
-def write(folder: str, line: dict) -> None:
-    """Append a line to FILE. Raises OSError."""
-    append_json_line(os.path.join(folder, FILE), line)
-
-
-def read(folder: str, whole: bool = False) -> dict[int, dict]:
-    """Return the lines of FILE by step, the last one of each step; {} without the file. whole: raise BadInput
-    if lines are damaged. Raises BadInput."""
-    path = os.path.join(folder, FILE)
-    with explained(f"{path} cannot be read"):
-        lines = read_json_lines(path, _MOST, whole)
-    by_step = {
-        line["step"]: line | {"digest": str(line["digest"])}
-        for line in lines
-        if type(line.get("step")) is int and isinstance(line.get("parts"), dict) and "digest" in line
-    }
-    return dict(sorted(by_step.items()))
-
-
-def cut(folder: str, step: int) -> None:
-    """Delete the lines after `step`, which a resumed run writes again, and those that a kill has cut. Raises
-    OSError."""
-    path, lines = os.path.join(folder, FILE), read(folder)
-    kept = "".join(json.dumps(line) + "\n" for number, line in lines.items() if number <= step)
-    if os.path.exists(path) and read_file(path, _MOST) != kept.encode():
-        write_atomic(path, kept)

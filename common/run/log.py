@@ -26,7 +26,7 @@ from common.ground.exits import MissingPackage, printable
 from common.ground.files import append_json_line, check_mounted, opener, write_atomic
 from common.ground.heartbeat import watched
 from common.ground.results import CLASSES
-from common.run import starts
+from common.run import environment, starts
 from common.run.metrics import Metrics
 from common.run.output import Output, writes_nothing
 from common.run.tensorboard import TensorBoard
@@ -115,7 +115,7 @@ class Log:
         if model is None or continues or not ranks.is_first():
             return
         folder = str(self.output), self.output.folder
-        for line in starts.describe(self.args, model, self._autocast, total_steps, len(loader), folder):
+        for line in environment.describe(self.args, model, self._autocast, total_steps, len(loader), folder):
             self.info(line)
         if sys.stderr.isatty() and not writes_nothing(self.args):
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
@@ -347,7 +347,8 @@ class Log:
                 return
             lost = _keep_lines(self._path, self._step, self._repeats)
             if not self._continues or not starts.read(folder):
-                starts.write(folder, self.args, **self._start, **({"lost": lost} if lost else {}))
+                known = self._start | ({"lost": lost} if lost else {})
+                starts.write(folder, self.args, environment.facts(), **known)
             begun = [each.get("step") for each in starts.read(folder)]
             self._loader.receipt.begins_at(min(step for step in begun if type(step) is int))
             if self._class_names:

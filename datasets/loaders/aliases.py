@@ -6,8 +6,7 @@ import sys
 from typing import Any
 
 from common.checkpoint import pretrained
-from common.compute import models
-from common.console.arguments import FLAG, OPERATION, Parser
+from common.console.arguments import FLAG, OPERATION, TIMM, Parser, arch
 from common.ground import accelerator
 from common.ground.exits import BadInput
 from datasets.loaders.backends import SPELLINGS
@@ -63,7 +62,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument_group("other spellings").add_argument
     flag: dict[str, Any] = FLAG | {"default": None}
     add("data", role=OPERATION, nargs="?", metavar="DIR", help="the same as --data_url DIR")
-    timm: Any = lambda name: models.arch(f"{models.TIMM}{name}")  # noqa: E731
+    timm: Any = lambda name: arch(f"{TIMM}{name}")  # noqa: E731
     help = "the same as --arch timm:NAME"
     add("--model", dest="arch", type=timm, default=argparse.SUPPRESS, metavar="NAME", help=help)
     published: dict[str, Any] = {"dest": "weights", "action": "store_const", "const": pretrained.DEFAULT}

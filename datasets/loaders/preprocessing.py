@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from common.checkpoint import pretrained, weights
-from common.compute.models import TIMM, import_timm
-from common.console.arguments import IDENTITY, non_negative_float, positive_float
+from common.console.arguments import IDENTITY, TIMM, import_timm, non_negative_float, positive_float
 from common.ground.exits import BadInput
 from common.run import starts
 from datasets.folders import image_folder

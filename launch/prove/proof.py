@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from common.ground import accelerator
 from common.ground.exits import BadInput, import_optional
 from common.ground.files import explained, read_file, sha256_file
-from common.run import starts
+from common.run import environment, starts
 from datasets.sampling import receipt
 from launch import confirm
 from launch.bundle.code_folder import CodeFolder
@@ -81,11 +81,11 @@ def describe_code(job: str) -> tuple[dict[str, Any], list[str]]:
 
 def describe_node() -> dict[str, Any]:
     """Return versions and hardware. It touches the accelerators: call it after the job's runs."""
-    facts, count = starts.environment(), accelerator.count()
+    facts, count = environment.facts(), accelerator.count()
     name, module = accelerator.kind(), accelerator.of(accelerator.kind())
     with contextlib.suppress(RuntimeError, AttributeError):  # it is busy, or has no names
         name = module.get_device_name() if count else name
-    hardware = {"processor": starts.processor(), "cores": facts["cores"]}
+    hardware = {"processor": environment.processor(), "cores": facts["cores"]}
     hardware["accelerators"] = f"{count} x {name}" if count else "none"
     return {"versions": {each: str(facts[each]) for each in _VERSIONS}, "hardware": hardware}
 
