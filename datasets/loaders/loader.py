@@ -190,15 +190,13 @@ class ToDevice(Stage):
             return self._normalised(images)
         *_, width, channels = rows.shape
         shift, scale = self._shift.flatten().repeat(width), self._scale.flatten().repeat(width)
-        memory, pixels = self._memory(rows.shape), rows.numpy().reshape(-1, width * channels)
+        memory, pixels = self._memory(rows.shape), rows.view(-1, width * channels)
         numbers, block = memory.reshape(pixels.shape), max(1, _BLOCK // (width * channels))
 
         def normalise(first: int, step: int) -> None:
-            for place in range(
-                first, len(pixels), step
-            ):  # tensors of this thread: it has no inference_mode()
-                own = torch.from_numpy(numbers[place : place + block])
-                own.copy_(torch.from_numpy(pixels[place : place + block])).sub_(shift).mul_(scale)
+            for place in range(first, len(pixels), step):
+                own = torch.from_numpy(numbers[place : place + block])  # writable without inference_mode()
+                own.copy_(pixels[place : place + block]).sub_(shift).mul_(scale)
 
         threads = min(torch.get_num_threads(), -(-len(pixels) // block))
         if threads == 1:
