@@ -5,8 +5,9 @@
 DIR: as for jobs/imagenet.py. Backends take turns of a few seconds: warm (files in the page cache) and cold
 (files dropped from it before). synthetic reads no files: it is the upper limit, and has no cold rate. The
 wait is predicted for a model (--arch), whose speed is also measured here. On a GPU loading and computing
-overlap; on the CPU they share the cores. Compare figures of one run only. A run takes some minutes: --rounds
-times --seconds for each backend, and the starts of their workers. Exit codes: 0 done, 2 bad input.
+overlap; on the CPU they share the cores. Compare figures of one run only. A run takes minutes: --rounds times
+--seconds for each backend, the starts of their workers, and a few steps of the model. Exit codes: 0 done, 2
+bad input.
 """
 
 import argparse
@@ -16,10 +17,10 @@ import os
 import platform
 import statistics
 import sys
+import time
 from typing import NamedTuple
 
 import torch
-from torch.utils import benchmark
 from tqdm import tqdm
 
 from common.compute import models
@@ -36,6 +37,7 @@ from datasets.stores.files import FileStore
 from datasets.stores.store import Store
 
 _CPU_STEPS, _STEPS = 4, 50  # steps of the model that are timed
+_CPU_BATCH = 8  # at most: a step of 64 images takes minutes
 
 
 class Row(NamedTuple):
@@ -155,9 +157,10 @@ def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) 
     model = models.build(args.arch, classes, args.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    images = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device)
+    batch = min(args.batch_size, _CPU_BATCH) if device.type == "cpu" else args.batch_size
+    images = torch.randn(batch, 3, args.image_size, args.image_size, device=device)
     images = images.contiguous(memory_format=torch.channels_last)
-    labels = torch.zeros(args.batch_size, dtype=torch.int64, device=device)
+    labels = torch.zeros(batch, dtype=torch.int64, device=device)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -166,9 +169,13 @@ def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) 
         loss.backward()
         optimizer.step()
 
-    timer = benchmark.Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
     steps = _CPU_STEPS if device.type == "cpu" else _STEPS
-    return args.batch_size / timer.timeit(steps).mean  # after warm-up, with synchronisation
+    for count in (1, steps):  # the first is slower
+        begun = time.perf_counter()
+        for _ in range(count):
+            step()
+        accelerator.of(device).synchronize()
+    return batch * steps / (time.perf_counter() - begun)
 
 
 def log(line: str) -> None:

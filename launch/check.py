@@ -5,9 +5,8 @@
     python -m launch check --nodes --init_method tcp://HOST:PORT --rank 1 --world_size 2
 
 Pass the job's arguments: the check lists and ignores the ones that it does not know. With --nodes, started on
-every node as the job would be, the processes also connect and measure one all_reduce of 100 MB. Its bus
-bandwidth is 2 (n - 1) / n x bytes / seconds for n processes, as in NCCL's tests, so it compares with the rate
-of a link.
+every node as the job would be, the processes also connect and measure one all_reduce of 100 MB. Compare
+bus_gb_per_s, which is computed as in NCCL's tests, with the speed of the network card.
 
 The exit code is that of the first error: 0 no error, 2 bad arguments, 4 or 5 the processes did not connect or
 lost contact, 10 accelerators, 11 shared memory, 12 disks, 13 limits, 14 network, 15 versions.

@@ -100,8 +100,14 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     steps = sorted(lines[0].keys() & lines[1].keys())
     if not steps:
         return True, "not compared: the runs have no digest of the same step (a checkpoint or an epoch's end)"
+    others = [step for step in steps if len({line[step].get("format") for line in lines}) > 1]
+    steps = [step for step in steps if step not in others]
+    end = f"not comparable at {_numbers(others)}: digests of version 0.25 or earlier, and of a later one"
+    if not steps:
+        return True, end
+    end = f"; {end}" if others else ""
     different = [step for step in steps if _differs(lines[0][step], lines[1][step])]
-    equal = f"equal at {_numbers([step for step in steps if step not in different])}"
+    equal = f"equal at {_numbers([step for step in steps if step not in different])}{end}"
     shards = [read_setting(run, "exact_shards") for run in (first, second)]
     is_exact = shards[0] is not None and shards[0] == shards[1]
     if not different:
@@ -109,7 +115,7 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
         return not figure, f"{equal}; {figure}" if figure else equal
     step = different[0]
     text = f"differs at {step}: {_describe(step, (first, second), (lines[0][step], lines[1][step]))}"
-    text = f"{equal}; {text}" if len(different) < len(steps) else text
+    text = f"{equal}; {text}" if len(different) < len(steps) else f"{text}{end}"
     sizes = [_world_size(run) for run in (first, second)]
     is_expected = sizes[0] != sizes[1] and not is_exact
     if is_expected:
@@ -182,7 +188,7 @@ def _describe(step: int, runs: tuple[str, str], lines: tuple[dict, dict]) -> str
     try:
         states = [dict(digest.leaves(files.read(path)["objects"])) for path in paths]
     except (files.Refused, KeyError, TypeError, AttributeError):
-        return f"{names[0]}{others} (the checkpoints of both runs would give the size)"
+        return f"{names[0]}{others} (by how much: keep the checkpoints of both runs)"
     sizes = {name: _difference(*(state.get(name) for state in states)) for name in names}
     name = max(names, key=lambda each: sizes[each])
     return f"{name}{others} (largest relative difference {sizes[name]:.1g})"

@@ -259,12 +259,6 @@ def plain(option: str) -> str:
     return option.lstrip("-").replace("-", "_")
 
 
-def remind(ignored: Sequence[str], log: Callable[[str], object]) -> None:
-    """Log the names of the ignored options, if there are any. log: called with one line."""
-    if ignored:
-        log(f"ignored arguments: {' '.join(ignored)}")
-
-
 class secret(str):
     """A value that no log, record or report shows: parser.add_argument("--name", type=secret)."""
 

@@ -36,7 +36,8 @@ def add_arguments(parser: Parser) -> None:
     add("--world_size", type=int, help="number of nodes")
     add("--local-rank", "--local_rank", type=int, help="set by torch.distributed.launch")
     add("--processes_per_node", type=positive_int, help="processes of this node (default: the GPUs, else 1)")
-    add("--timeout", type=positive_float, default=300, metavar="SECONDS", help="longest wait (default: 300)")
+    help = "give up after SECONDS of waiting for another process (default: 300)"
+    add("--timeout", type=positive_float, default=300, metavar="SECONDS", help=help)
 
 
 def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:

@@ -131,8 +131,7 @@ def describe(
         ]
     if folder and not writes_nothing(args):
         shown, path = folder[0], shlex.quote(folder[1])
-        lines += [f"results in {shown}"]
-        lines += [f"to watch: tensorboard --logdir {path}   or: python -m launch report {path}"]
+        lines += [f"results in {shown}; to watch: python -m launch report {path}, or tensorboard --logdir"]
     return lines
 
 

@@ -70,17 +70,10 @@ def add_arguments(parser: Parser) -> None:
     help = "the same as --weights DEFAULT"
     add("--pretrained", **published, default=argparse.SUPPRESS, help=help)
     add("--fp16", role=OPERATION, **flag, help="the same as --amp")
-    add("--use_dali", role=OPERATION, **flag, help="the same as --data_backend dali-gpu, on a CPU dali")
+    add("--use_dali", role=OPERATION, **flag, help="--data_backend dali-gpu, without a GPU dali")
     add("--dali_cpu", role=OPERATION, **flag, help="the same as --data_backend dali")
-    add(
-        "--gather_checkpoints",
-        role=OPERATION,
-        type=int,
-        nargs="?",
-        const=-1,
-        metavar="N",
-        help="the same as --keep N (all)",
-    )
+    help = "the same as --keep N; without N all checkpoints are kept"
+    add("--gather_checkpoints", role=OPERATION, type=int, nargs="?", const=-1, metavar="N", help=help)
 
 
 def merge(args: argparse.Namespace) -> dict[str, Any]:

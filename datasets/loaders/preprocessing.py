@@ -55,7 +55,7 @@ def add_arguments(add: Callable[..., Any]) -> None:
     rest = "(default: the model's own)"
     add("--mean", role=IDENTITY, type=mean, metavar="R,G,B", help=f"mean of pixels / 255 {rest}")
     add("--std", role=IDENTITY, type=std, metavar="R,G,B", help=f"standard deviation of pixels / 255 {rest}")
-    add("--crop_share", type=share, metavar="SHARE", help=f"centre crop / short side {rest}")
+    add("--crop_share", type=share, metavar="SHARE", help=f"evaluations: centre crop / short side {rest}")
     add(
         "--interpolation", role=IDENTITY, choices=["bilinear", BICUBIC], help=f"how images are resized {rest}"
     )

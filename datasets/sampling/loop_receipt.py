@@ -36,8 +36,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from common.ground.mixing import mix
 from datasets.sampling.one_run import add_arguments, find_unusual
-from datasets.sampling.records import RECORD, find_difference, mix, parse_records
+from datasets.sampling.records import RECORD, find_difference, parse_records
 
 # A record of step 0 is a start. Sums: world size, seed + 1 or 0, time in ns. Epoch: first step + 1 or 0.
 FILE, SAMPLES = "receipt-{}.bin", "samples-{}.bin"

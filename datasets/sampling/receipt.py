@@ -18,7 +18,8 @@ import torch
 
 from common.ground.exits import BadInput
 from common.ground.files import check_mounted, explained, opener, read_file, write_atomic
-from datasets.sampling.records import RECORD, find_difference, mix, parse_records
+from common.ground.mixing import mix
+from datasets.sampling.records import RECORD, find_difference, parse_records
 
 FILE = "receipt.bin"  # in a run's output folder
 PARTS = ("ids", "labels", "augmentation")

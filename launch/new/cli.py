@@ -91,10 +91,10 @@ def main(arguments: list[str]) -> int:
 
 def _write_receipt(folder: Path) -> None:
     def module(match: re.Match) -> str:
-        return _read(f"datasets/sampling/{match[1]}.py").partition("import numpy as np\n\n")[2] + "\n"
+        return _read(f"{match[1].replace('.', '/')}.py").partition("import numpy as np\n\n")[2] + "\n"
 
     # one file, for any program
-    imported = r"^from datasets\.sampling\.(\w+) import (?:\([^)]*\)|.*)\n"
+    imported = r"^from ((?:common|datasets)\.\w+\.\w+) import (?:\([^)]*\)|.*)\n"
     text = re.sub(imported, module, _read("datasets/sampling/loop_receipt.py"), flags=re.MULTILINE)
     files = {folder / "receipt.py": text, folder / _PLUGIN: _read(f"launch/new/template/{_PLUGIN}")}
     for path, content in files.items():

@@ -113,8 +113,9 @@ def main(arguments: list[str]) -> int:
         notes += [f"note: {line}" for line in limits]
         print(text, *notes, sep="\n")
         if args.to:
-            page.write(args.to, job, rows, text, notes)
-            proof.write(record, job, code, rows, (text, exit_code), notes)
+            facts = proof.describe(job, code, rows, (text, exit_code), notes)
+            page.write(args.to, facts)
+            proof.write(record, facts)
             print(f"page: {args.to}", f"proof: {record}", sep="\n")
     return exit_code
 

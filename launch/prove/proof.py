@@ -2,14 +2,15 @@
 
     {"proof": 1, "made": ..., "job": "jobs/train.py", "verdict": "exact: ...", "exit_code": 0, "notes": [...],
      "tree": {"commit": ..., "clean": true}, "versions": {...}, "hardware": {...}, "files": {path: sha256},
-     "runs": [{"run": "reference", "result": "", "commands": [...], "seed": 0, "files": {path: sha256}}, ...],
+     "runs": [{"run": "reference", "result": "", "done": "", "commands": [...], "seed": 0,
+               "files": {path: sha256}}, ...],
      "comparisons": [{"run": ..., "part": "data", "text": ..., "equal": true}, ...]}
 
 proof: the version of this schema.
 job: the path of the job as the user gave it.
 tree: the git commit of the job's folder, and whether no tracked file differs from it; null without git.
 files: the job and the modules that `launch pack` would upload with it, below the code folder.
-runs: the commands, and what was compared: receipts, digests of the state, and weights.
+runs: what was done to them, the commands, and what was compared: receipts, digests of the state, and weights.
 """
 
 import contextlib
@@ -89,18 +90,17 @@ def describe_node() -> dict[str, Any]:
     return {"versions": {each: str(facts[each]) for each in _VERSIONS}, "hardware": hardware}
 
 
-def write(
-    path: str,
+def describe(
     job: Job,
     code: dict[str, Any],
     rows: list[Row],
     verdict: tuple[str, int],
     notes: list[str],
-) -> None:
-    """Write the proof, before the folders of the runs are deleted. code: of describe_code(), before the
-    runs. Raises BadInput."""
-    runs = {REFERENCE: ""} | {row.case.name: row.result for row in rows}
-    facts = {
+) -> dict[str, Any]:
+    """Return the content of the file, before the folders of the runs are deleted. code: of describe_code(),
+    before the runs. Raises BadInput."""
+    runs = {REFERENCE: ("", "")} | {row.case.name: (row.result, row.done) for row in rows}
+    return {
         "proof": 1,
         "made": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         "job": job.script,
@@ -109,21 +109,25 @@ def write(
         "notes": notes,
         **code,
         **describe_node(),
-        "runs": [_describe_run(job, name, result) for name, result in runs.items()],
+        "runs": [_describe_run(job, name, *outcome) for name, outcome in runs.items()],
         "comparisons": [{"run": row.case.name, **line._asdict()} for row in rows for line in row.lines],
     }
+
+
+def write(path: str, facts: dict[str, Any]) -> None:
+    """Write what describe() has returned. Raises BadInput."""
     with confirm.open_result(path) as file:
         file.write(json.dumps(facts, indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
 
-def _describe_run(job: Job, name: str, result: str) -> dict[str, Any]:
+def _describe_run(job: Job, name: str, result: str, done: str) -> dict[str, Any]:
     folder = job.folder(name)
     files = [each for pattern in (*_RECORDS, job.weights) for each in find_files(folder, pattern)]
     with explained(f"the run {folder} cannot be read"):
         digests = {each: sha256_file(os.path.join(folder, each)) for each in files}
     seed = next((start["settings"].get("seed") for start in starts.read(folder)), None)
-    commands = job.commands.get(name, [])
-    return {"run": name, "result": result, "commands": commands, "seed": seed, "files": digests}
+    facts = {"commands": job.commands.get(name, []), "seed": seed, "files": digests}
+    return {"run": name, "result": result, "done": done} | facts
 
 
 def read(path: str) -> _Proof:

@@ -56,10 +56,6 @@ def test_the_first_lines_name_what_is_trained(tmp_path, monkeypatch):
         of_several = starts.describe(args, model, autocast, 40, 10)[1]
         assert f"batch 16 = {processes} x 4 (--batch_size_per_gpu 16: 16 each); 10 steps" in of_several
     monkeypatch.undo()
-    assert (
-        lines[2] == "results in s3://a"
-        and f"tensorboard --logdir {tmp_path}" in lines[3]
-        and f"launch report {tmp_path}" in lines[3]
-    )
+    assert lines[2].startswith("results in s3://a; ") and f"launch report {tmp_path}, or" in lines[2]
     lines = starts.describe(args, model, contextlib.nullcontext(), 40, 10, device=torch.device("cuda"))
     assert "device cuda, precision float32" in lines[0]
