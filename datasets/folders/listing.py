@@ -496,9 +496,9 @@ def map_files(task: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Itera
     """Yield task(each) in order, for tasks that read files.
 
     This thread does the tasks until one takes more than twice its CPU time and has released the processor by
-    itself (other processes use the processor). Such tasks wait for a disk or a network: _THREADS threads do the
-    next ones, in turns that become longer. For files in the page cache they would take five times as long,
-    because they wait for Python's lock at each call.
+    itself, not because other processes use it. Such tasks wait for a disk or a network: _THREADS threads do
+    the next ones, in turns that become longer. For files in the page cache they would take five times as
+    long, because they wait for Python's lock at each call.
     """
     waiting, turn = iter(tasks), _TURN
     with ThreadPoolExecutor(_THREADS) as pool:
