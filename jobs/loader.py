@@ -55,19 +55,19 @@ def main() -> None:
     parser = JobParser(__doc__)
     add = parser.add_argument_group("data").add_argument
     add("--data_source", "--data_url", dest="data_url", help="folder of pairs (default: generated ones)")
-    add("--custom_data", type=arguments.boolean, default=False, help="true: generated pairs instead")
+    add("--custom_data", type=arguments.boolean, default=False, help="true: use generated pairs")
     add("--split", choices=["train", "test"], default="train", help="default: train")
     add("--resize", type=positive_int, default=0, help="rows of a resized image, aspect kept (default: none)")
     add("--crop", type=positive_int, default=256, help="side of the squares, pixels (default: 256)")
     add = parser.add_argument_group("loading").add_argument
     add("--batch_size", type=positive_int, default=12, help="pairs over all processes (default: 12)")
-    add("--num_workers", type=positive_int, help="threads of a process (default: the cores)")
-    add("--seed", type=arguments.seed, default=0, help="order, crops and flips (default: 0)")
+    add("--num_workers", type=positive_int, help="threads of a process (default: one for each core)")
+    add("--seed", type=arguments.seed, default=0, help="seed of order, crops and flips (default: 0)")
     add("--epochs", type=positive_int, default=1, help="default: 1")
     add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
     add = parser.add_argument_group("output").add_argument
     add("--result_dir", "--output_dir", "--train_url", dest="output_dir", help="default: a new one")
-    add("--cache_dir", metavar="FOLDER", help="for the index (default: index/ in --result_dir)")
+    add("--cache_dir", metavar="FOLDER", help="folder for the index (default: index/ in --result_dir)")
     add("--preview", metavar="FILE.png", help="the first batch (default: preview.png in --result_dir)")
     process_group.add_arguments(parser)
     args = parser.parse_args()

@@ -10,7 +10,7 @@ import torch
 from datasets.folders import random_folder
 from datasets.loaders import backends
 from datasets.memory import cifar10
-from tests.benchmarks import blocks, generated, time_to_accuracy, train
+from tests.benchmarks import blocks, generated, loaders, time_to_accuracy, train
 from tests.conftest import environment, run
 
 TRAIN = ("-m", "tests.benchmarks.train", "--rounds=1", "--report_every=1", "--batch_size=8", "--timeout=100")
@@ -108,3 +108,20 @@ def test_exact():
     small = ("--width=2", "--batch_size=8", "--shards=4", "--rounds=1")
     printed = run("-m", "tests.benchmarks.exact", *small).stdout
     assert "| a step of 8 samples | s |" in printed and printed.count(", n=1 |") == 2
+
+
+def test_forked_processes_meet():
+    printed = run("-m", "tests.benchmarks.rendezvous", "--processes", "2", "4", "--timeout=60").stdout
+    two, four = [row.strip("| ").split(" | ") for row in re.findall(r"^\| \d.*", printed, re.M)]
+    assert (two[0], four[0]) == ("2", "4") and 20 < int(two[3]) < 100 and int(four[3]) > int(two[3])
+
+
+@pytest.mark.parametrize("ending", [".jpg", ".JPEG"])
+def test_the_loaders_of_tars_take_the_names_of_imagenet(ending, tmp_path):
+    for number in range(256):
+        image = tmp_path / "source/train" / f"n{number % 2}" / f"n_{number}{ending}"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        next(loaders.pictures((60, 50), 1, number)).save(image, "JPEG")
+    loaders.link_images(str(tmp_path / "images"), str(tmp_path / "source"), 128)
+    row = loaders.Tars(str(tmp_path), 128)
+    assert [loaders.describe_batch(images)[0] for images in row.batches()] == [64, 64]

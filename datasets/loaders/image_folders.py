@@ -41,11 +41,11 @@ def add_arguments(parser: JobParser) -> None:
         type=image_folder.val_share,
         default=listing.VAL_SHARE,
         metavar="SHARE",
-        help="share for validation, of a folder without train/ and val/ (default: 10%%)",
+        help="share of the images for validation, if there is no train/ and val/ (default: 10%%)",
     )
     help = "names of the folders of the splits, if others than train/ and val/; none: all folders are classes"
     add("--splits", role=IDENTITY, type=image_folder.splits, metavar="TRAIN,VAL", help=help)
-    add("--custom_data", role=IDENTITY, type=boolean, default=False, help="true: generated images instead")
+    add("--custom_data", role=IDENTITY, type=boolean, default=False, help="true: use generated images")
     names = ", ".join(backends.BACKENDS)
     add(
         "--data_backend",
@@ -59,7 +59,7 @@ def add_arguments(parser: JobParser) -> None:
         "--workers",
         role=OPERATION,
         type=positive_int,
-        help="threads or processes of the loader (default: the cores)",
+        help="threads or processes that read the data (default: one for each core)",
     )
     add("--ray_address", role=OPERATION, default="auto", metavar="HOST:PORT", help=ray_pool.HELP)
     add(
@@ -91,7 +91,7 @@ def add_arguments(parser: JobParser) -> None:
         "--cache_dir",
         role=OPERATION,
         metavar="FOLDER",
-        help="for the index (default: index/ in --output_dir)",
+        help="folder for the index (default: index/ in --output_dir)",
     )
     add(
         "--max_bad_images",

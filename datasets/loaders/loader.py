@@ -2,12 +2,14 @@
 
 import collections
 import contextlib
+import functools
 import itertools
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +27,7 @@ from datasets.sampling.sampler import Batch, Plan
 Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 Images = Generator[tuple[Batch, torch.Tensor], None, None]  # yielded by Engine.run()
 _KEPT = 4  # batches whose memory is reused
+_BLOCK = 2**19  # numbers that are normalised together: 2 MB of float32
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels / 255
 
 
@@ -181,16 +184,31 @@ class ToDevice(Stage):
 
     def _on_host(self, images: torch.Tensor) -> torch.Tensor:
         """Return what _normalised() returns, in reused memory. It computes whole rows of pixels, because
-        three channels are too few for the processor's vectors."""
+        three channels are too few for the processor's vectors, and blocks that fit into its cache."""
         rows = images.permute(0, 2, 3, 1)
         if not rows.is_contiguous() or not len(rows):
             return self._normalised(images)
         *_, width, channels = rows.shape
         shift, scale = self._shift.flatten().repeat(width), self._scale.flatten().repeat(width)
-        result = torch.from_numpy(self._memory(rows.shape))
-        numbers = result.view(-1, width * channels)
-        numbers.copy_(rows.view(-1, width * channels)).sub_(shift).mul_(scale)
-        return result.permute(0, 3, 1, 2)
+        memory, pixels = self._memory(rows.shape), rows.view(-1, width * channels)
+        numbers, block = memory.reshape(pixels.shape), max(1, _BLOCK // (width * channels))
+
+        def normalise(first: int, step: int) -> None:
+            for place in range(first, len(pixels), step):
+                own = torch.from_numpy(numbers[place : place + block])  # writable without inference_mode()
+                own.copy_(pixels[place : place + block]).sub_(shift).mul_(scale)
+
+        threads = min(torch.get_num_threads(), -(-len(pixels) // block))
+        if threads == 1:
+            normalise(0, block)
+        else:
+            step = threads * block
+            list(self._pool.map(normalise, range(0, step, block), itertools.repeat(step)))
+        return torch.from_numpy(memory).permute(0, 3, 1, 2)
+
+    @functools.cached_property
+    def _pool(self) -> ThreadPoolExecutor:
+        return start_pool(torch.get_num_threads(), "normalise")
 
     def _memory(self, shape: tuple[int, ...]) -> np.ndarray:
         """Return memory for a batch: that of an earlier batch if it is free. The page faults of new memory
@@ -205,6 +223,22 @@ class ToDevice(Stage):
         result = np.empty(shape, self._numpy)
         self._results = [*self._results[-_KEPT + 1 :], result]
         return result
+
+
+def start_pool(workers: int, name: str) -> ThreadPoolExecutor:
+    """Return a pool in whose threads torch starts none of its own: for few images they do not pay."""
+    threads = torch.get_num_threads()
+    begun = threading.Barrier(workers)
+
+    def begin() -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # a thread takes torch's common number at its first look: now it is 1
+        begun.wait(60)
+
+    pool = ThreadPoolExecutor(workers, name, initializer=begin)
+    wait([pool.submit(int) for _ in range(workers)])
+    torch.set_num_threads(threads)  # begin() also changed the default of later threads
+    return pool
 
 
 class Loader:
@@ -343,16 +377,18 @@ class Loader:
 
     def commit(self, step: int, folder: str) -> None:
         """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
+        sums = torch.from_numpy(self.receipt.take())
         if self.receipt.shared is None:
-            sums = ranks.total(self.receipt.take(), self.to_device.device)
+            sums = ranks.total(sums, self.to_device.device)
         else:
-            sums, self.receipt.shared = torch.cat([*self.receipt.shared, self.receipt.take()]), []
-        self.receipt.chain(step, len(self), sums, folder if ranks.is_first() else None)
+            sums, self.receipt.shared = torch.cat([*self.receipt.shared, sums]), []
+        self.receipt.chain(step, len(self), sums.cpu().numpy(), folder if ranks.is_first() else None)
 
     def share(self) -> None:
         """Send the receipt's sums of this step to all ranks: one that is lost takes nothing along."""
         if self.receipt.shared is not None:
-            self.receipt.shared.append(ranks.total(self.receipt.take(), self.to_device.device))
+            sums = torch.from_numpy(self.receipt.take())
+            self.receipt.shared.append(ranks.total(sums, self.to_device.device))
 
     def example(self, count: int, size: int | None = None) -> Any:
         """Return the inputs of `count` samples as a step gets them. Images are zeros: no data are read. Their

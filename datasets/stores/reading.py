@@ -8,10 +8,8 @@ from collections.abc import Iterator
 
 from common.ground.exits import print_line
 
-_PATIENCE, _POLL = (
-    30.0,
-    1.0,
-)  # seconds until the first line, each later one after twice the time; of the thread
+_PATIENCE = 30.0  # seconds until the first line; each later one comes after twice the time
+_POLL = 1.0  # seconds
 
 _reads: dict[int, tuple[float, str]] = {}  # thread -> start, name of the sample
 _watched = set[int]()  # processes with a thread that watches: a forked one has none

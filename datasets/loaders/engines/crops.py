@@ -44,12 +44,19 @@ class Crops:
         # Python's integers: each access to an array would cost a part of a microsecond with the lock
         return np.stack([batch.ids, heights, *batch.crops], axis=1, dtype=np.int64, casting="unsafe").tolist()
 
-    def crop(self, row: Row, content: Any, image: np.ndarray, scratch: np.ndarray | None = None) -> None:
-        """Write the crop of a sample into `image`, uint8 [size, size, 3]. content, scratch: as for
-        Store.decode()."""
-        id, planned, *box, flip = row
-        pixels = self.store.crop(id, content, planned, tuple(box), scratch)  # type: ignore[arg-type]
-        fit(pixels, flip, image, self.antialias)
+    def crop(self, row: Row, content: Any, image: np.ndarray) -> None:
+        """Write the crop of a sample into `image`, uint8 [size, size, 3]. content: as for Store.decode()."""
+        self.fit([(self.cut(row, content), row[-1], image)])
+
+    def cut(self, row: Row, content: Any, scratch: np.ndarray | None = None) -> np.ndarray:
+        """Return the pixels of the box of a sample, as Store.crop() does."""
+        id, planned, *box, _ = row
+        return self.store.crop(id, content, planned, tuple(box), scratch)  # type: ignore[arg-type]
+
+    def fit(self, cut: list[tuple[np.ndarray, int, np.ndarray]]) -> None:
+        """Resize boxes into images, and remove them from the list: (pixels of cut(), flip, image)."""
+        while cut:
+            fit(*cut.pop(), self.antialias)
 
 
 class TorchvisionCrops(Crops):
@@ -61,7 +68,7 @@ class TorchvisionCrops(Crops):
 
         super().__init__(store, antialias)
 
-    def crop(self, row: Row, content: Any, image: np.ndarray, scratch: np.ndarray | None = None) -> None:
+    def crop(self, row: Row, content: Any, image: np.ndarray) -> None:
         from torchvision.transforms.v2 import InterpolationMode, functional
 
         id, planned, top, left, height, width, flip = row

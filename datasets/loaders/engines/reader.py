@@ -18,7 +18,7 @@ class Reader:
     """
 
     def __init__(self, store: Store, pool: ThreadPoolExecutor, per_task: int):
-        self._store, self._pool, self._per_task = store, pool, per_task
+        self._store, self._pool, self.per_task = store, pool, per_task
         self._fetchers = ThreadPoolExecutor(_THREADS, "fetcher") if store.is_remote else None
 
     def start(self, ids: np.ndarray, work: Callable[[range, list[bytes | np.ndarray]], Any]) -> list[Future]:
@@ -33,8 +33,8 @@ class Reader:
             own = slice(places.start, places.stop)
             return work(places, fetched.result()[own] if fetched else self._store.read(ids[own]))
 
-        firsts = range(0, len(ids), self._per_task)
-        return [self._pool.submit(run, range(len(ids))[first : first + self._per_task]) for first in firsts]
+        firsts = range(0, len(ids), self.per_task)
+        return [self._pool.submit(run, range(len(ids))[first : first + self.per_task]) for first in firsts]
 
     def close(self) -> None:
         for pool in (self._pool, self._fetchers):

@@ -34,10 +34,9 @@ def torch_loader(loader: DataLoader, device: torch.device, *, seed: int = 0, epo
     The receipt covers the contents of the samples (loop_receipt.py). A restart does not compare the data.
     With another number of processes the batches are others.
     """
-    if isinstance(loader.dataset, IterableDataset) or loader.persistent_workers:
-        kind = (
-            "an IterableDataset" if isinstance(loader.dataset, IterableDataset) else "persistent_workers=True"
-        )
+    is_iterable = isinstance(loader.dataset, IterableDataset)
+    if is_iterable or loader.persistent_workers:
+        kind = "an IterableDataset" if is_iterable else "persistent_workers=True"
         raise BadInput(f"the DataLoader has {kind}: its batches are not the same after a restart")
     count, rank = ranks.world_size(), ranks.rank()
     steps = len(loader)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from datasets.loaders import backends, measure
-from datasets.loaders.loader import ToDevice
+from datasets.loaders.loader import ToDevice, start_pool
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -31,6 +31,40 @@ def test_the_numbers_of_the_formula(dtype, channels, contiguous):
     # on a GPU: the operation that subtracts the mean also converts the pixels
     expected = images.to(dtype).sub_(to_device._shift).mul_(to_device._scale)
     assert torch.equal(to_device._normalised(images), expected) and torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    "shape", [(1, 600, 600, 3), (7, 333, 241, 3), (13, 224, 224, 1), (2, 5, 2**19 + 1, 3)]
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_large_batches_get_the_same_bits_in_blocks_by_any_number_of_threads(shape, dtype, threads):
+    images = torch.randint(0, 256, shape, dtype=torch.uint8).permute(0, 3, 1, 2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        to_device = ToDevice(torch.device("cpu"), MEAN[: shape[3]], STD[: shape[3]], dtype)
+        expected = to_device._normalised(images)
+        with torch.inference_mode():  # of this thread: the evaluation's
+            assert torch.equal(to_device(images, torch.zeros(1))[0], expected)
+        for given in (images, images.contiguous(), images[:, :, :, ::2]):  # the last two in another order
+            result, _ = to_device(given, torch.zeros(1))
+            assert torch.equal(result, to_device._normalised(given)) and not result.is_inference()
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_torch_starts_no_threads_in_the_threads_of_a_pool():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with start_pool(2, "test") as pool:
+            pool.submit(torch.ones(2**20).add, 1).result()
+            assert {pool.submit(torch.get_num_threads).result() for _ in range(9)} == {1}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_batch_that_is_held_is_never_written_to():

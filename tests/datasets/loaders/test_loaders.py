@@ -21,6 +21,8 @@ from sklearn.datasets import load_sample_images
 from common.ground.exits import BadInput
 from datasets.folders import image_folder
 from datasets.loaders import backends, measure, pixels
+from datasets.loaders.engines import threads
+from datasets.loaders.engines.crops import Crops
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.image_folders import progressive_size
 from datasets.sampling.augment import center_crop, random_resized_crop
@@ -74,7 +76,7 @@ def epoch_of(loader, epoch=1, start_step=0, steps=None):
         batches.append((pictures.to_pixels(images), labels.clone()))
         if steps and number + 1 == steps:
             break
-    return batches, loader.receipt.take()
+    return batches, torch.from_numpy(loader.receipt.take())
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +91,24 @@ def packs(index, folder, tmp_path_factory):
     made = {form: pack.build(index, str(root / form), form) for form in forms.FORMS}
     shards = image_folder.load(tars.from_folder(folder, root, 3), "train", str(root / "cache"))
     return made | {"files": FileStore(index), "tars": FileStore(shards)}
+
+
+@pytest.mark.parametrize("room", [1, 40_000, 2**23])
+def test_threads_decode_the_images_of_a_task_before_they_resize_them(room, index, monkeypatch):
+    """They decode as many as fit into their memory, at least one. The pixels are those of one at a time."""
+    monkeypatch.setattr(threads, "_DECODED", room)
+    done = []
+    engine = threads.Threads(FileStore(index), 1)
+    crops, plan = engine._crops, plan_of(index)
+    cut, fit = crops.cut, crops.fit
+    monkeypatch.setattr(crops, "cut", lambda row, *rest: done.append("decode") or cut(row, *rest))
+    monkeypatch.setattr(crops, "fit", lambda ready: done.append(len(ready)) or fit(ready))
+    for batch, images in engine.run(plan):
+        assert torch.equal(images, Crops(engine.store)(batch, plan.size))
+    engine.close()
+    resized = [number for number in done if number != "decode"]
+    assert sum(resized) == done.count("decode") == 40
+    assert set(resized) == {8} if room == 2**23 else min(resized) == 1
 
 
 @pytest.mark.parametrize("form", ["files", "tars", *forms.FORMS])
@@ -166,7 +186,7 @@ def test_every_engine_and_store_draws_the_same_operations(backend, index, packs)
     drawn = [draw_effects(effects, batch.ids, 7, 2, 64) for batch in batches]
     for batch, parameters in zip(batches, drawn, strict=True):
         sums.add(batch.ids, batch.labels, (*batch.crops, *parameters))
-    expected = sums.take()
+    expected = torch.from_numpy(sums.take())
     for form in ("files", *forms.FORMS):
         with backends.build(backend, packs[form], plan_of(index), CPU, 2) as loader:
             plain, _ = epoch_of(loader, 2)
