@@ -495,10 +495,10 @@ def stat_files(base: str, paths: list[str]) -> np.ndarray:
 def map_files(task: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
     """Yield task(each) in order, for tasks that read files.
 
-    This thread does the tasks until one takes more than twice its CPU time and has released the processor by
-    itself, not because other processes use it. Such tasks wait for a disk or a network: _THREADS threads do
-    the next ones, in turns that become longer. For files in the page cache they would take five times as
-    long, because they wait for Python's lock at each call.
+    This thread does the tasks until one takes more than twice its CPU time and has waited for a disk or a
+    network (not for a busy processor: _count_waits()). _THREADS threads do the next ones then, in turns that
+    become longer. For files in the page cache they would take five times as long, because they wait for
+    Python's lock at each call.
     """
     waiting, turn = iter(tasks), _TURN
     with ThreadPoolExecutor(_THREADS) as pool:

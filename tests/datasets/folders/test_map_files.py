@@ -28,7 +28,7 @@ def test_a_task_that_does_not_wait_runs_in_this_thread(monkeypatch):
     assert set(map_files(lambda _: threading.get_ident(), range(200))) == {threading.get_ident()}
 
 
-def test_a_task_whose_processor_is_taken_away_runs_in_this_thread(monkeypatch):
+def test_a_task_that_waits_only_for_a_processor_runs_in_this_thread(monkeypatch):
     now = itertools.count()
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(now)))  # a second for each task
     assert set(map_files(lambda _: threading.get_ident(), range(200))) == {threading.get_ident()}
