@@ -463,7 +463,8 @@ class Work(Decoding):
         top, left = self.random.integers(rows - height + 1), self.random.integers(columns - width + 1)
         pixels = np.empty((SIDE, SIDE, 3), np.uint8)
         fit(image[top : top + height, left : left + width], self.random.integers(2), pixels)
-        self.results[place].copy_(torch.from_numpy(pixels).view(SIDE, -1)).sub_(self.mean).mul_(self.scale)
+        numbers = torch.from_numpy(pixels).view(SIDE, -1).float().sub_(self.mean)
+        torch.mul(numbers, self.scale, out=self.results[place])  # the batch may be read meanwhile
 
     def batch(self, image: np.ndarray) -> torch.Tensor:
         return self.results.view(BATCH, SIDE, SIDE, 3).permute(0, 3, 1, 2)
