@@ -306,8 +306,9 @@ class Exact:
         """Continue from the state of a member, on every rank."""
         self._state.load(living, self.total_steps or sys.maxsize)
         self._state.run = living["run"]
-        finished = self._finished = _Finished(*living["finished"])
-        self._finished = finished._replace(due=Due(*finished.due))
+        finished, at = _Finished(*living["finished"]), time.time()
+        # another change may come before the next step: it costs the time from here on
+        self._finished = finished._replace(due=Due(*finished.due), at=at)
         self.loader.receipt.shared = list(finished.shared)
         if self.running is not None and finished.running is not None:
             self.running.copy_(finished.running)
@@ -315,7 +316,7 @@ class Exact:
         since_save, since_report, self.pauses, self.began = living["times"]
         now = time.monotonic()
         self._last_save, self._last_report = now - since_save, now - since_report
-        self.pauses += time.time() - finished.at
+        self.pauses += at - finished.at
 
     def _finish_step(self, step: int, due: Due) -> None:
         """Keep what a member that comes later needs in addition to the objects. Their values do not change

@@ -17,7 +17,7 @@ _NAME, _BEAT = "indexed", 2.0  # of the barrier; seconds
 
 def load(root: str, function: Callable[[], list[ImageFolderIndex]]) -> list[ImageFolderIndex]:
     """Return function() on every rank. The first process of a node calls it, and the others open the indexes
-    that it has returned.
+    that it has returned. Call it once in a job, for all data sets.
 
     Nodes work at the same time, for up to six hours, and may share the folder of the indexes. root: of the
     images; all ranks take part in the copy of a URL. Raises BadInput on every rank if one fails.

@@ -3,6 +3,7 @@
 import argparse
 import json
 import signal
+import time
 import types
 
 import pytest
@@ -13,6 +14,7 @@ from common.distributed.members import Plan
 from common.ground.exits import BadInput
 from common.platform.topology import Topology
 from tests.conftest import free_port, run
+from tests.support import checkpointers
 from tests.support.elastic import JOB, ElasticRun, slow_job
 from tests.support.exact import facts
 
@@ -42,6 +44,21 @@ def test_processes_that_die_are_replaced_and_the_bits_are_those_of_one(tmp_path)
     line = json.loads((tmp_path / "elastic" / "metrics.jsonl").read_text().splitlines()[-2])
     assert line["generations"] >= 3 and line["lost_processes"] == 2 and 0 < line["useful_share"] < 1
     assert len((tmp_path / "elastic" / "starts.jsonl").read_text().splitlines()) == 1
+
+
+def test_the_time_between_two_changes_without_a_step_is_lost_once(tmp_path):
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    args = argparse.Namespace(output_dir=str(tmp_path), batch_size=1, seed=0, dataset="digits", data_url=None)
+    checkpoint = checkpointers.make(args, 4, total_steps=4, model=model, optimizer=optimizer)
+    checkpoint._finished = checkpoint._finished._replace(
+        at=time.time() - 100,
+        counts=checkpoint._state.counts(),
+        receipt=checkpoint.loader.receipt.state_dict(),
+    )
+    for _ in range(3):
+        checkpoint._continue(checkpoint._keep())
+    assert 100 <= checkpoint.pauses < 200
 
 
 def test_a_process_that_trains_something_else_is_refused_and_the_others_go_on(tmp_path):
