@@ -64,7 +64,6 @@ class Saver:
         self.hopeless = ""  # why no checkpoint can be saved in this folder: the job has to end
         self._marked: dict | None = None  # the line of state.jsonl of a checkpoint that is being written
         self._digested = 0  # the step of the last state whose digest was submitted
-        self._digests: collections.deque = collections.deque()  # (step, digest) for digests()
         self.infinite: set[str] = set()  # names of weights that may be infinite, such as a mask
         self._is_readable = False  # whether the types in a checkpoint of this start were checked
         self._whole: dict[str, tuple] = {}  # path -> identity of checkpoints that are known to be whole
@@ -72,8 +71,8 @@ class Saver:
     def save_checkpoint(self, step: int, run: str, capture: Callable[[], dict], is_planned: bool) -> None:
         """Write step_<step>.pt and delete old checkpoints, unless this step was submitted before.
 
-        is_planned: false if it is saved only because the run stops; digests() does not return it then,
-        because an uninterrupted run does not have it.
+        is_planned: false if it is saved only because the run stops: an uninterrupted run does not
+        have it.
         """
         if self._agree(self.step != step):
             self.step = step
@@ -120,13 +119,6 @@ class Saver:
             weights = lambda: model.state_dict() if model else objects()["model"]  # noqa: E731
             self._submit(name, lambda: {"objects": {"model": weights()}}, write)
 
-    def digests(self, wait: bool = False) -> list[tuple[int, str]]:
-        """Return (step, digest) of the states since the last call, in their order, if they are computed.
-        wait: wait for those of the writes in flight."""
-        if wait:
-            self.wait(None)
-        return [self._digests.popleft() for _ in range(len(self._digests))]
-
     def resume_at(self, step: int, from_memory: bool = False) -> None:
         """Record that the checkpoint of this step is on the disk; from_memory: that of which step is. Delete
         the digests of later steps."""
@@ -138,8 +130,6 @@ class Saver:
             self.step = self.durable = self._digested = step
         with contextlib.suppress(OSError, BadInput):  # a digest that is missing is not an error of the run
             digest.cut(self.folder, step)
-            lines = [*digest.read(self.folder).items()][-2:]  # an end before the next report has left them
-            self._digests.extend((each, line["digest"]) for each, line in lines if line.get("planned"))
 
     def collect(self, wait: bool = False) -> None:
         """Report the writes that have ended with an error. wait: wait for those in flight first."""
@@ -200,8 +190,6 @@ class Saver:
         line = digest.summarize(step, objects) | {"planned": is_planned, "saved": is_saved}
         if not ranks.is_first():
             return
-        if is_planned:
-            self._digests.append((step, line["digest"]))
         try:
             digest.write(self.folder, line)
             self._marked = line if is_saved else self._marked

@@ -50,7 +50,6 @@ class Log:
         self._run = ""
         self._rate: Callable[[], Any] = lambda: None  # the learning rate of the last step
         self._scheduler: Any = None
-        self._states: Callable[[bool], list[tuple[int, str]]] = lambda wait: []
         self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = exits.STARTED  # importing torch counts as set-up
         self._trackers: dict[str, Any] | None = None  # from the first report on
@@ -80,7 +79,6 @@ class Log:
         rate: Callable[[], Any] = lambda: None,
         scheduler: Any = None,
         run: str = "",
-        states: Callable[[bool], list[tuple[int, str]]] = lambda wait: [],
         repeats: bool = False,
         continues: bool = False,
     ) -> None:
@@ -95,8 +93,6 @@ class Log:
         rate: returns the learning rate of the last step, a number, a tensor or None.
         scheduler: that which checkpoints hold.
         run: the id of the run for --tracker; a restart keeps it.
-        states: returns (step, digest of the state) of checkpoints since its last call, if they are computed,
-            or waits for them. They are the entry `states` of the next line in metrics.jsonl.
         repeats: the report at `step` is written again.
         continues: a process has begun before and others were lost: not a start.
         """
@@ -104,7 +100,7 @@ class Log:
         self.output.begin()
         self._loader, self._step, self._total_steps = loader, step, total_steps
         self._repeats, self._continues = repeats, continues
-        self._rate, self._scheduler, self._run, self._states = rate, scheduler, run, states
+        self._rate, self._scheduler, self._run = rate, scheduler, run
         self._since, self._waited, self._evaluating = time.monotonic(), loader.waited, 0.0
         self._start: dict[str, Any] = {
             "time": round(time.time(), 3), "step": step, "steps": total_steps, "laps": {**self._laps},
@@ -247,9 +243,6 @@ class Log:
             self._print_time_cost(loader)
         if not writes_nothing(self.args):
             self.lost = loader.receipt.finish(self.output.folder)
-        with self._reported():
-            if self._trackers is not None and (states := dict(self._states(True))):
-                append_json_line(self._path, {"step": max(states), "states": states})
         self._close_trackers()
 
     def _end(self, error: BaseException | None) -> None:
@@ -317,8 +310,7 @@ class Log:
         line: dict[str, Any] = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
         with self._reported():
             if self._trackers is not None:
-                states = {"states": states} if (states := dict(self._states(False))) else {}
-                append_json_line(self._path, line | states | {"time": round(time.time(), 3)})
+                append_json_line(self._path, line | {"time": round(time.time(), 3)})
         scalars = {name: float(figures[name]) for name in figures.keys() - {"val_count", "receipt"}}
         for name, tracker in (self._trackers or {}).items():
             with self._reported(name):

@@ -7,7 +7,6 @@ from common.exact import digest, files
 from datasets.sampling import receipt
 from tests.conftest import ROOT
 
-# `states` holds the digests that were ready at the time of a report; state.jsonl holds all of them
 _OF_TIME = {
     "time",
     "images_per_s",
@@ -16,7 +15,6 @@ _OF_TIME = {
     "data_time",
     "compute_time",
     "memory_mb",
-    "states",
     "generations",
     "lost_processes",
     "lost_seconds",
@@ -32,7 +30,7 @@ def facts(output: Path) -> dict:
     figures = [{name: each for name, each in line.items() if name not in _OF_TIME} for line in lines]
     return {
         "state": {step: line["parts"] for step, line in digest.read(str(output)).items()},
-        "figures": [line for line in figures if line.keys() > {"step"}],
+        "figures": figures,
         "samples": receipt.read(str(output)).tobytes(),
         "weights": {
             path.name: digest.summarize(0, files.load(str(path)))["digest"] for path in output.glob("*.pth")

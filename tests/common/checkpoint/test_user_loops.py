@@ -17,7 +17,6 @@ from common.ground.exits import BadInput
 from common.ground.intervals import Interval
 from datasets.loaders.engines.map_style import map_style_loader
 from datasets.sampling.sampler import BatchSampler
-from tests.conftest import records
 from tests.support.checkpointers import run_of
 
 EPOCHS, BATCH, SIZE = 3, 8, 80  # 30 steps
@@ -457,12 +456,6 @@ def test_a_killed_run_ends_in_the_bits_of_an_uninterrupted_one(case, tmp_path, c
     assert digests(tmp_path / "killed") == whole
     printed = capsys.readouterr().out
     assert "warning" not in printed and printed.count("resumed from") == 3
-    states = [
-        [(line["step"], line["states"]) for line in records(tmp_path / name) if "states" in line]
-        for name in ("whole", "killed")
-    ]
-    assert states[0] == states[1]
-    assert {int(step): each for _, states in states[0] for step, each in states.items()} == whole
 
 
 def test_a_save_waits_for_the_end_of_an_accumulation(tmp_path):
