@@ -3,6 +3,7 @@
 All arithmetic on pixels uses integers, so a sample gets the same pixels on every device and in every batch.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -10,12 +11,13 @@ import torch
 
 from common.compute.losses import multi_hot
 from common.ground import accelerator
-from datasets.loaders.loader import Change
 from datasets.sampling import effects as drawing
 from datasets.sampling.effects import MIXUP, ONE, OPERATIONS, STRONGEST, Drawn, Effects, draw_effects
 from datasets.sampling.generators import seed_all
 from datasets.sampling.philox import Operation, draw
 from datasets.sampling.sampler import Batch, Plan, rows
+
+Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # of (images, labels)
 
 _GREY = (19595, 38470, 7471)  # ITU-R BT.601, in 1 / ONE
 _IMAGES_PER_CHUNK = 4  # an even number
