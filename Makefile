@@ -76,6 +76,7 @@ benchmark: setup
 	@$(RUN) -m tests.benchmarks.checkpoint
 	@$(RUN) -m tests.benchmarks.loaders
 	@$(RUN) -m tests.benchmarks.cache
+	@$(RUN) -m tests.benchmarks.rendezvous
 
 lint: setup
 	@$(RUN) -m ruff check .

@@ -14,10 +14,12 @@ _REASON = "Bootfile does not have it, and Hugging Face's package is not installe
 
 def __getattr__(name: str) -> Any:
     """Return a name of the installed package. Raises AttributeError."""
-    is_public = not name.startswith("_") or name == "__version__"
-    if is_public and _Installed.load() and name in globals():
+    # `from datasets import files` asks for the name of our module before it is imported
+    is_ours = bool(importlib.machinery.PathFinder.find_spec(f"{__name__}.{name}", __path__[:1]))
+    is_theirs = not is_ours and (not name.startswith("_") or name == "__version__")
+    if is_theirs and _Installed.load() and name in globals():
         return globals()[name]
-    reason = f": {_REASON}" * (is_public and not _Installed.folder)
+    reason = f": {_REASON}" * (is_theirs and not _Installed.folder)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{reason}")
 
 

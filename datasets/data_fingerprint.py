@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset
 
-from datasets.sampling.records import mix
+from common.ground.mixing import mix
 
 _ITEMS = 64  # items that are read, evenly spaced
 _AGAIN = 0.5  # seconds for reading items twice

@@ -29,7 +29,7 @@ class TarShards(Dataset):
     transform: a function of a sample that returns an item (default: the sample is the item).
     cache_dir: folder of the index (default: that of the files; ~/.cache/bootfile for a URL). It is made
         once, and again if the size or the time of a file changes.
-    Raises BadInput, with the byte if a tar is damaged or cut.
+    Raises BadInput, with the byte if a tar is damaged or cut. A pickle has the path of the index.
     """
 
     def __init__(
@@ -41,6 +41,21 @@ class TarShards(Dataset):
         self.paths, self.index = _open(files, tar_files.scan_tar, cache_dir)
         self.transform = transform
         tar_files.check_samples(self.paths, self.index)
+        self._number()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"index": str(self.index.filename), "_first": None, "_sizes": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        place = state["index"]
+        try:
+            index = np.load(place, mmap_mode="r")
+        except FileNotFoundError:  # a worker on another node, which does not share the folder
+            index = tar_files.load_index(state["paths"], tar_files.scan_tar, os.path.dirname(place))
+        vars(self).update(state | {"index": index})
+        self._number()
+
+    def _number(self) -> None:
         self._first = np.append(np.flatnonzero(self.index["is_first"]), len(self.index))  # its row
         self._sizes = np.array(self.index["size"])  # arrays of numbers are part of the data's fingerprint
 
@@ -94,7 +109,7 @@ class ParquetRows(Dataset):
 
 def _open(
     files: str | Iterable[str], scan: Callable[[str], list[tar_files.Row]], cache_dir: str | None
-) -> tuple[list[str], np.ndarray]:
+) -> tuple[list[str], np.memmap]:
     """Return (paths, index) of the files."""
     patterns = [files] if isinstance(files, str) else list(files)
     if cache_dir is None and any(map(is_url, patterns)):

@@ -91,8 +91,10 @@ def parse_args() -> arguments.Arguments:
         help=f"{exact_shards.HELP} (default: none)",
     )
     losses.add_arguments(add)
-    add("--seed", role=IDENTITY, type=arguments.seed, default=0, help="weights, order and crops (default: 0)")
-    add("--gradient_compression", choices=["none", "bf16"], default="none", help="default: none")
+    help = "seed of weights, order and crops (default: 0)"
+    add("--seed", role=IDENTITY, type=arguments.seed, default=0, help=help)
+    help = "bf16: gradients are sent as bfloat16, half of the bytes (default: none)"
+    add("--gradient_compression", choices=["none", "bf16"], default="none", help=help)
     names = ("acc", "loss", "class_acc", "top5", "f1")
     metric = lambda name: {"top1": "acc"}.get(name, name)  # noqa: E731 - timm's name
     add("--best_metric", type=metric, choices=names, help="metric that chooses best.pth (default: acc or f1)")
@@ -102,12 +104,12 @@ def parse_args() -> arguments.Arguments:
     help = "end each epoch after N steps, for a trial (default: no limit)"
     add("--epoch_steps", role=IDENTITY, type=positive_int, help=help)
     add = parser.add_argument_group("what to do").add_argument
-    help = "print images/s of N batches (default: 100) after 10, and stop"
+    help = "measure images/s over N batches (default: 100), after 10 that are not counted, then stop"
     add("--prof", type=positive_int, nargs="?", const=100, metavar="N", help=help)
     add("--training_only", action="store_true", help="do not evaluate")
     add = parser.add_argument_group("output", role=OPERATION).add_argument
     add("--output_dir", "--train_url", help="folder for results (default: a new one in output_dir/)")
-    help = "10s, 50 (steps) or 1epoch (default: 10s)"
+    help = "time between two reports in the log: 10s, 50 (steps) or 1epoch (default: 10s)"
     add("-p", "--report_every", "--print_freq", type=arguments.interval, default="10s", help=help)
     aliases.add_arguments(parser)
     process_group.add_arguments(parser)

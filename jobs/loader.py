@@ -29,12 +29,12 @@ import torchvision
 from common.checkpoint import resume
 from common.console import arguments
 from common.console.arguments import positive_int
-from common.distributed import barrier, process_group, ranks
+from common.distributed import process_group, ranks
 from common.ground import accelerator, exits
 from common.run.job import JobParser
 from common.run.run import Run
 from datasets.folders import paired_images, random_pairs
-from datasets.loaders import backends
+from datasets.loaders import backends, node_index
 from datasets.loaders.loader import Loader
 from datasets.sampling.sampler import WholeBatchSampler
 from datasets.stores.files import PairFiles
@@ -55,19 +55,19 @@ def main() -> None:
     parser = JobParser(__doc__)
     add = parser.add_argument_group("data").add_argument
     add("--data_source", "--data_url", dest="data_url", help="folder of pairs (default: generated ones)")
-    add("--custom_data", type=arguments.boolean, default=False, help="true: generated pairs instead")
+    add("--custom_data", type=arguments.boolean, default=False, help="true: use generated pairs")
     add("--split", choices=["train", "test"], default="train", help="default: train")
     add("--resize", type=positive_int, default=0, help="rows of a resized image, aspect kept (default: none)")
     add("--crop", type=positive_int, default=256, help="side of the squares, pixels (default: 256)")
     add = parser.add_argument_group("loading").add_argument
     add("--batch_size", type=positive_int, default=12, help="pairs over all processes (default: 12)")
-    add("--num_workers", type=positive_int, help="threads of a process (default: the cores)")
-    add("--seed", type=arguments.seed, default=0, help="order, crops and flips (default: 0)")
+    add("--num_workers", type=positive_int, help="threads of a process (default: one for each core)")
+    add("--seed", type=arguments.seed, default=0, help="seed of order, crops and flips (default: 0)")
     add("--epochs", type=positive_int, default=1, help="default: 1")
     add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
     add = parser.add_argument_group("output").add_argument
     add("--result_dir", "--output_dir", "--train_url", dest="output_dir", help="default: a new one")
-    add("--cache_dir", metavar="FOLDER", help="for the index (default: index/ in --result_dir)")
+    add("--cache_dir", metavar="FOLDER", help="folder for the index (default: index/ in --result_dir)")
     add("--preview", metavar="FILE.png", help="the first batch (default: preview.png in --result_dir)")
     process_group.add_arguments(parser)
     args = parser.parse_args()
@@ -78,8 +78,7 @@ def main() -> None:
     cache = args.cache_dir or run.output.index_folder
     generated = None if args.data_url and not args.custom_data else os.path.join(cache, "generated_pairs")
     folder = random_pairs.make(generated) if generated else args.data_url
-    pairs = paired_images.load(folder, args.split, cache, args.resize, log.info)
-    barrier.wait_for_all("prepared", "to prepare")  # one node may read its data for the first time
+    pairs = node_index.load_pairs(folder, args.split, cache, args.resize, log.info)
     ranks.assert_equal_across_ranks("pairs (fingerprint)", pairs.fingerprint)
     training = args.split == "train"
     sampler = WholeBatchSampler(len(pairs), args.batch_size, args.seed, args.epochs, shuffle=training)

@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train a ResNet-18 on every GPU of one or many machines: train.py plus the fenced blocks.
+"""Train a ResNet-18 on every GPU of one or many machines: train.py plus the marked blocks.
 
     python jobs/train_ddp.py --dataset digits --processes_per_node 2    two processes on the CPU
     torchrun --nproc-per-node=8 jobs/train_ddp.py      or python -m torch.distributed.launch
@@ -38,14 +38,14 @@ def main() -> None:
     parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
     data = parser.add_argument_group("data and model", role="identity")  # other values: another run
     data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
-    data.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
+    data.add_argument("--custom_data", type=boolean, default=False, help="true: use generated images")
     data.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
     data.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
-    data.add_argument("--seed", type=seed, default=0, help="weights, order and crops (default: 0)")
+    data.add_argument("--seed", type=seed, default=0, help="seed of weights, order and crops (default: 0)")
     output = parser.add_argument_group("places", role="operation")  # a restart may change them
     output.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
     output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
-    output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
+    output.add_argument("--report_every", type=interval, default="10s", help="report interval (default: 10s)")
     output.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")

@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train your own model on your own data, with your loss and metrics: train.py plus five fenced blocks.
+"""Train your own model on your own data, with your loss and metrics: train.py plus five marked blocks.
 
     python jobs/train_own.py --epochs 100 --batch_size 32 --lr 0.01       442 patients, seconds on a CPU
 
@@ -38,7 +38,7 @@ def main() -> None:
 
     ### 新增 (new) 1/5, your options: their values are args.NAME ###
     # - data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
-    # - data.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
+    # - data.add_argument("--custom_data", type=boolean, default=False, help="true: use generated images")
     # - data.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
     from common.console.arguments import non_negative_int
 
@@ -46,11 +46,11 @@ def main() -> None:
     data.add_argument("--workers", role="operation", type=non_negative_int, default=0, help=help)
     ### 新增 (new) 1/5, your options: their values are args.NAME ###
     data.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
-    data.add_argument("--seed", type=seed, default=0, help="weights, order and crops (default: 0)")
+    data.add_argument("--seed", type=seed, default=0, help="seed of weights, order and crops (default: 0)")
     output = parser.add_argument_group("places", role="operation")  # a restart may change them
     output.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
     output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
-    output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
+    output.add_argument("--report_every", type=interval, default="10s", help="report interval (default: 10s)")
     output.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")

@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train a ResNet-18 whose crops and flips are made by actors of Ray: train.py plus the fenced blocks.
+"""Train a ResNet-18 whose crops and flips are made by actors of Ray: train.py plus the marked blocks.
 
     python jobs/train_ray.py --dataset digits --epochs 12                            without Ray: train.py
     python jobs/train_ray.py --dataset digits --distribute_mode true
@@ -35,14 +35,14 @@ def main() -> None:
     parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
     data = parser.add_argument_group("data and model", role="identity")  # other values: another run
     data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
-    data.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
+    data.add_argument("--custom_data", type=boolean, default=False, help="true: use generated images")
     data.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
     data.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
-    data.add_argument("--seed", type=seed, default=0, help="weights, order and crops (default: 0)")
+    data.add_argument("--seed", type=seed, default=0, help="seed of weights, order and crops (default: 0)")
     output = parser.add_argument_group("places", role="operation")  # a restart may change them
     output.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
     output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
-    output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
+    output.add_argument("--report_every", type=interval, default="10s", help="report interval (default: 10s)")
     output.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")
@@ -57,7 +57,7 @@ def main() -> None:
     from datasets.loaders.ray import engine as ray_engine
     from datasets.loaders.ray import pool as ray_pool
 
-    output.add_argument("--distribute_mode", type=boolean, default=False, help="true: actors of Ray")
+    output.add_argument("--distribute_mode", type=boolean, default=False, help="true: actors of Ray read")
     output.add_argument("--ray_address", default="auto", metavar="HOST:PORT", help=ray_pool.HELP)
     output.add_argument("--workers", type=positive_int, default=backends.cores(), help="default: the cores")
     ### 新增 (new) 1/2, the loader of train.py by default, else actors of Ray, here or on a cluster ###

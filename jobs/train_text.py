@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train a language model, a small GPT, to predict the next token: train.py plus nine fenced blocks.
+"""Train a language model, a small GPT, to predict the next token: train.py plus nine marked blocks.
 
     python jobs/train_text.py                      the sources of Python on this machine: no download
     python jobs/train_text.py --data_url FOLDER --layers 12 --heads 12 --width 768 --context 1024 \\
@@ -39,7 +39,7 @@ def main() -> None:
 
     ### 新增 (new) 1/9, the texts and the network ###
     # - data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
-    # - data.add_argument("--custom_data", type=boolean, default=False, help="true: generated images instead")
+    # - data.add_argument("--custom_data", type=boolean, default=False, help="true: use generated images")
     # - data.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
     from common.console.arguments import non_negative_float
 
@@ -51,7 +51,7 @@ def main() -> None:
     data.add_argument("--dropout", role="", type=non_negative_float, default=0.0, metavar="SHARE", help=help)
     ### 新增 (new) 1/9, the texts and the network ###
     data.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
-    data.add_argument("--seed", type=seed, default=0, help="weights, order and crops (default: 0)")
+    data.add_argument("--seed", type=seed, default=0, help="seed of weights, order and crops (default: 0)")
     output = parser.add_argument_group("places", role="operation")  # a restart may change them
 
     ### 新增 (new) 2/9, the place of the texts ###
@@ -60,7 +60,7 @@ def main() -> None:
     output.add_argument("--data_url", metavar="PATH|URL", help=help)
     ### 新增 (new) 2/9, the place of the texts ###
     output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
-    output.add_argument("--report_every", type=interval, default="10s", help="10s (default), 50 (steps)")
+    output.add_argument("--report_every", type=interval, default="10s", help="report interval (default: 10s)")
     output.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")

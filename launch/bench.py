@@ -5,47 +5,16 @@
 DIR: as for jobs/imagenet.py. Backends take turns of a few seconds: warm (files in the page cache) and cold
 (files dropped from it before). synthetic reads no files: it is the upper limit, and has no cold rate. The
 wait is predicted for a model (--arch), whose speed is also measured here. On a GPU loading and computing
-overlap; on the CPU they share the cores. Compare figures of one run only. A run takes some minutes: --rounds
-times --seconds for each backend, and the starts of their workers. Exit codes: 0 done, 2 bad input.
+overlap; on the CPU they share the cores. Compare figures of one run only. A run takes minutes: --rounds times
+--seconds for each backend, the starts of their workers, and a few steps of the model. Exit codes: 0 done, 2
+bad input.
 """
 
 import argparse
-import itertools
-import math
-import os
-import platform
-import statistics
-import sys
-from typing import NamedTuple
 
-import torch
-from torch.utils import benchmark
-from tqdm import tqdm
-
-from common.compute import models
 from common.console import arguments
-from common.distributed import devices
-from common.ground import accelerator
 from common.ground.exits import BadInput
-from datasets.folders import image_folder, tar_files
-from datasets.loaders import backends, measure
-from datasets.sampling.augment import random_resized_crop
-from datasets.sampling.sampler import BatchSampler, Plan
-from datasets.stores import pack
-from datasets.stores.files import FileStore
-from datasets.stores.store import Store
-
-_CPU_STEPS, _STEPS = 4, 50  # steps of the model that are timed
-
-
-class Row(NamedTuple):
-    """The images/s of a backend: median, least and most of the rounds, and the median with cold files."""
-
-    backend: str
-    warm: float
-    least: float
-    most: float
-    cold: float | None
+from datasets.folders import image_folder
 
 
 def main(argv: list[str]) -> int:
@@ -57,32 +26,9 @@ def main(argv: list[str]) -> int:
     if name != "loaders":
         raise BadInput(f"unknown benchmark {name!r}: expected loaders")
     args = _parse_args(rest)
-    device = torch.device(accelerator.kind() if devices.count_gpus(args) else "cpu")
-    options = {"max_bad": args.max_bad_images, "splits": args.splits, "log": log}
-    index = image_folder.load(args.data_url, "train", args.cache_dir, **options)
-    plan = Plan(index, BatchSampler(len(index), args.batch_size, 0), random_resized_crop, args.image_size)
-    stores: dict[str, Store] = {"": FileStore(index)}
-    if args.pack:
-        stores[" + pack"] = pack.build(index, pack.place(args.pack, index))
-    rows = _rows(args, stores, plan, device)
-    log(f"measuring the speed of {args.arch} without data, the last part")
-    ceiling = _compute_rate(args, len(index.classes), device)
-    slowest = next(row.warm for row in rows if row.backend == "pytorch")
-    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {device.type}"
-    print(f"\n{machine}, load average {os.getloadavg()[0]:.2f}")
-    print(f"{index.root}: {len(index)} images, {int(index.bytes.mean()) / 1000:.0f} kB on average")
-    print(f"{'backend':<18}{'images/s':>10}{'range':>14}{'ratio':>8}{'cold':>10}{'wait':>8}{'(cold)':>8}")
-    for row in rows:
-        waits = [_wait(rate, ceiling, device) if rate else None for rate in (row.warm, row.cold)]
-        wait, wait_cold = ("-" if each is None else f"{each:.1%}" for each in waits)
-        cold = f"{row.cold:.0f}" if row.cold else "-"
-        print(
-            f"{row.backend:<18}{row.warm:>10.0f}{f'{row.least:.0f}-{row.most:.0f}':>14}"
-            f"{row.warm / slowest:>7.1f}x{cold:>10}{wait:>8}{wait_cold:>8}"
-        )
-    print(f"{args.arch} computes {ceiling:.1f} images/s here, without data")
-    print(f"choice: {next(row.backend for row in rows if row.backend != 'synthetic')}")
-    return 0
+    from launch import loader_rates  # imports torch, which --help does not need
+
+    return loader_rates.compare(args)
 
 
 def _parse_args(argv: list[str]) -> argparse.Namespace:
@@ -95,89 +41,9 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
     add("--image_size", type=count, default=224, help="default: 224")
     add("--batch_size", type=count, default=64, help="default: 64")
-    add("--workers", type=count, default=backends.cores(), help="default: cores")
+    add("--workers", type=count, help="default: cores")
     add("--seconds", type=arguments.positive_float, default=2.0, help="seconds for each (default: 2)")
     add("--rounds", type=count, default=5, help="default: 5")
-    add("--arch", type=models.arch, default="resnet50", help="default: resnet50")
+    add("--arch", type=arguments.arch, default="resnet50", help="default: resnet50")
     add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
     return parser.parse_args(argv)
-
-
-def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.device) -> list[Row]:
-    """Return a row for each backend and store, the fastest first."""
-    candidates = list[tuple]()
-    for backend, reason in backends.reasons(device).items():
-        if reason:
-            log(f"{backend}: {reason}")
-        elif backend == "synthetic":
-            candidates.append((backend, backend, stores[""]))
-        else:
-            candidates += [(backend + suffix, backend, store) for suffix, store in stores.items()]
-    rates = dict[str, list[tuple]]()
-    for name, backend, store in tqdm(candidates * args.rounds, f"loaders, {args.rounds} rounds"):
-        rates.setdefault(name, []).append(_measure(args, backend, store, measure.Head(plan), device))
-    rows = []
-    for name, rounds in rates.items():
-        warm, cold = (list(filter(None, each)) for each in zip(*rounds, strict=True))
-        cold_rate = statistics.median(cold) if cold else None
-        rows.append(Row(name, statistics.median(warm), min(warm), max(warm), cold_rate))
-    return sorted(rows, key=lambda row: row.warm, reverse=True)
-
-
-def _measure(
-    args: argparse.Namespace, backend: str, store: FileStore, head: measure.Head, device: torch.device
-) -> tuple[float, float | None]:
-    """Return images/s warm and cold. Without files, cold is None."""
-    reads = backend != "synthetic"
-    if reads:
-        _drop(store, head)
-    with backends.build(backend, store, head, device, args.workers) as loader:
-        cold = measure.rate(itertools.islice(loader, measure.HEAD), math.inf) if reads else None
-        return measure.rate(loader, args.seconds), cold
-
-
-def _drop(store: FileStore, head: measure.Head) -> None:
-    """Drop the files of these batches from the page cache."""
-    if isinstance(store, pack.PackStore):
-        store.close()
-        paths = [entry.path for entry in os.scandir(store.path)]
-    else:
-        images = {store.index.path(id) for batch in head.batches for id in batch.ids}
-        paths = [(tar_files.split_path(path) or (path,))[0] for path in images]
-    for path in paths:
-        handle = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(handle)
-
-
-def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) -> float:
-    """Return images/s of training steps of the model, without data."""
-    model = models.build(args.arch, classes, args.image_size)
-    model = model.to(device).to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    images = torch.randn(args.batch_size, 3, args.image_size, args.image_size, device=device)
-    images = images.contiguous(memory_format=torch.channels_last)
-    labels = torch.zeros(args.batch_size, dtype=torch.int64, device=device)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type != "cpu"):
-            loss = torch.nn.functional.cross_entropy(model(images), labels)
-        loss.backward()
-        optimizer.step()
-
-    timer = benchmark.Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
-    steps = _CPU_STEPS if device.type == "cpu" else _STEPS
-    return args.batch_size / timer.timeit(steps).mean  # after warm-up, with synchronisation
-
-
-def log(line: str) -> None:
-    """Print a line about the progress to stderr, because the result is printed to stdout."""
-    print(line, file=sys.stderr, flush=True)
-
-
-def _wait(rate: float, compute: float, device: torch.device) -> float:
-    """Return the share of the time that the model would wait for data."""
-    if device.type != "cpu":
-        return max(0.0, 1 - rate / compute)
-    return compute / (rate + compute)

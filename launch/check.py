@@ -5,9 +5,8 @@
     python -m launch check --nodes --init_method tcp://HOST:PORT --rank 1 --world_size 2
 
 Pass the job's arguments: the check lists and ignores the ones that it does not know. With --nodes, started on
-every node as the job would be, the processes also connect and measure one all_reduce of 100 MB. Its bus
-bandwidth is 2 (n - 1) / n x bytes / seconds for n processes, as in NCCL's tests, so it compares with the rate
-of a link.
+every node as the job would be, the processes also connect and measure one all_reduce of 100 MB. Compare
+bus_gb_per_s, which is computed as in NCCL's tests, with the speed of the network card.
 
 The exit code is that of the first error: 0 no error, 2 bad arguments, 4 or 5 the processes did not connect or
 lost contact, 10 accelerators, 11 shared memory, 12 disks, 13 limits, 14 network, 15 versions.
@@ -17,14 +16,11 @@ import argparse
 import os
 import time
 
-import torch
-
 from common.console.arguments import Parser, boolean
-from common.distributed import devices, launcher, process_group
-from common.ground import accelerator, exits
+from common.distributed import options
+from common.ground import exits
 from common.ground.exits import BadInput, printable
 from common.ground.files import ROOT
-from common.platform import node
 from common.platform.platforms import STARTED_BY
 from common.platform.topology import Topology, resolve
 from common.run.output import folder_of
@@ -36,13 +32,16 @@ _GRACE = 5.0  # seconds from a signal to the end of the processes
 def main(arguments: list[str]) -> int:
     """Print the findings and return the exit code. Raises BadInput."""
     parser = Parser(__doc__, "python -m launch check")
-    process_group.add_arguments(parser)
+    options.add_arguments(parser)
     add, results = parser.add_argument, os.path.join(ROOT, "output_dir")
     help = "folder for results (default: output_dir/ next to jobs/)"
     add("--output_dir", "--train_url", default=results, help=help)
     add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     add("--nodes", action="store_true", help="measure the network between the processes")
     args, ignored = parser.parse_known_args(arguments)
+    from common.ground import accelerator  # imports torch, which --help does not need
+    from common.platform import node
+
     gpus = 0 if args.enable_gpu is False else accelerator.count()
 
     start = time.monotonic()
@@ -64,6 +63,10 @@ def main(arguments: list[str]) -> int:
 def _measure(args: argparse.Namespace, topology: Topology) -> int:
     """Connect all processes of the job, print the speed of an all_reduce on rank 0, and return the exit
     code."""
+    import torch
+
+    from common.distributed import devices, launcher, process_group
+
     device = devices.select(args, topology)
     if topology.starts_processes:
         return launcher.start(topology, _GRACE)

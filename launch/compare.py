@@ -6,20 +6,19 @@ import re
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from common.exact import digest, files
+from common.exact import digest_lines
 from common.ground.exits import BadInput
 from common.ground.files import explained, read_json_lines
 from common.run import starts
-from datasets.sampling import loop_receipt, receipt
+from datasets.sampling import loop_records, receipt
 
 _MOST = 2**30  # bytes of metrics.jsonl
 # times, memory and lost processes, in which equal runs differ, and digests of the data and the state
 _NO_FIGURES = re.compile(
     r"(.*_)?(time|seconds|per_s|s|ms|mb)|generations|lost_processes|useful_share|receipt|states"
 )
-LOOP = loop_receipt.FILE.format(0)  # the receipt of `launch new --receipt`
+LOOP = loop_records.FILE.format(0)  # the receipt of `launch new --receipt`
 
 
 class Line(NamedTuple):
@@ -40,7 +39,7 @@ def compare_runs(first: str, second: str, pattern: str) -> list[Line]:
     if find_receipt(first) or find_receipt(second):
         equal, text = compare_receipts(first, second)
         lines.append(Line("data", text, equal))
-    if digest.read(first) or digest.read(second):
+    if digest_lines.read(first) or digest_lines.read(second):
         equal, text = compare_states(first, second)
         lines.append(Line("state", text, equal))
     figures = [_read_figures(run) for run in (first, second)]
@@ -67,8 +66,8 @@ def compare_receipts(first: str, second: str) -> tuple[bool, str]:
     if names[0] == receipt.FILE:
         return compare_records(receipt.read(first), receipt.read(second))
     try:
-        return loop_receipt.compare(loop_receipt.read(first), loop_receipt.read(second))
-    except loop_receipt.ReceiptError as error:
+        return loop_records.compare(loop_records.read(first), loop_records.read(second))
+    except loop_records.ReceiptError as error:
         raise BadInput(str(error)) from error
 
 
@@ -96,12 +95,18 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     first, second: output folders. States are compared at the steps whose digest both runs have. Raises
     BadInput.
     """
-    lines = digest.read(first, whole=True), digest.read(second, whole=True)
+    lines = digest_lines.read(first, whole=True), digest_lines.read(second, whole=True)
     steps = sorted(lines[0].keys() & lines[1].keys())
     if not steps:
         return True, "not compared: the runs have no digest of the same step (a checkpoint or an epoch's end)"
+    others = [step for step in steps if len({line[step].get("format") for line in lines}) > 1]
+    steps = [step for step in steps if step not in others]
+    end = f"not comparable at {_numbers(others)}: digests of version 0.25 or earlier, and of a later one"
+    if not steps:
+        return True, end
+    end = f"; {end}" if others else ""
     different = [step for step in steps if _differs(lines[0][step], lines[1][step])]
-    equal = f"equal at {_numbers([step for step in steps if step not in different])}"
+    equal = f"equal at {_numbers([step for step in steps if step not in different])}{end}"
     shards = [read_setting(run, "exact_shards") for run in (first, second)]
     is_exact = shards[0] is not None and shards[0] == shards[1]
     if not different:
@@ -109,7 +114,7 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
         return not figure, f"{equal}; {figure}" if figure else equal
     step = different[0]
     text = f"differs at {step}: {_describe(step, (first, second), (lines[0][step], lines[1][step]))}"
-    text = f"{equal}; {text}" if len(different) < len(steps) else text
+    text = f"{equal}; {text}" if len(different) < len(steps) else f"{text}{end}"
     sizes = [_world_size(run) for run in (first, second)]
     is_expected = sizes[0] != sizes[1] and not is_exact
     if is_expected:
@@ -178,23 +183,13 @@ def _describe(step: int, runs: tuple[str, str], lines: tuple[dict, dict]) -> str
     others = f", and {len(names) - 1} more" if len(names) > 1 else ""
     if not names:
         return "a part that has no digest of its own"
-    paths = [os.path.join(run, "checkpoints", files.name_of(step)) for run in runs]
-    try:
-        states = [dict(digest.leaves(files.read(path)["objects"])) for path in paths]
-    except (files.Refused, KeyError, TypeError, AttributeError):
-        return f"{names[0]}{others} (the checkpoints of both runs would give the size)"
-    sizes = {name: _difference(*(state.get(name) for state in states)) for name in names}
+    from launch import tensors  # imports torch, which records do not need
+
+    sizes = tensors.find_differences(runs, step, names)
+    if not sizes:
+        return f"{names[0]}{others} (by how much: keep the checkpoints of both runs)"
     name = max(names, key=lambda each: sizes[each])
     return f"{name}{others} (largest relative difference {sizes[name]:.1g})"
-
-
-def _difference(one: object, other: object) -> float:
-    """Return the largest difference of two values, relative to the largest number; inf if they have none."""
-    try:
-        one, other = (torch.as_tensor(each).double() for each in (one, other))
-        return float((one - other).abs().max() / torch.maximum(one.abs().max(), other.abs().max()))
-    except (TypeError, ValueError, RuntimeError):  # a part that one run lacks, text, or another shape
-        return float("inf")
 
 
 def read_setting(run: str, name: str) -> object:
@@ -210,8 +205,10 @@ def _world_size(run: str) -> object:
 def _compare_weights(first: str, second: str, ours: list[str], theirs: list[str]) -> Line:
     if ours != theirs:
         return Line("weights", f"only one run has {min(set(ours) ^ set(theirs))}", False)
+    from launch import tensors  # imports torch
+
     for name in ours:
-        one, other = (_read(os.path.join(folder, name)) for folder in (first, second))
+        one, other = (tensors.summarize(os.path.join(folder, name)) for folder in (first, second))
         parts = [part for part in sorted(one | other) if one.get(part) != other.get(part)]
         if parts:
             more = f", and {len(parts) - 1} more" if len(parts) > 1 else ""
@@ -223,11 +220,3 @@ def find_files(folder: str, pattern: str) -> list[str]:
     """Return the paths, below the folder, of the files that match the pattern."""
     paths = glob.glob(os.path.join(glob.escape(folder), pattern), recursive=True)
     return sorted(os.path.relpath(path, folder) for path in paths if os.path.isfile(path))
-
-
-def _read(path: str) -> dict[str, str]:
-    """Return a digest of each tensor and number in a file. Raises BadInput."""
-    try:
-        return digest.summarize(0, files.load(path))["parts"]
-    except files.Refused as reason:
-        raise BadInput(f"{path} cannot be compared: {reason}") from reason

@@ -20,7 +20,7 @@ import numpy as np
 
 from common.console.arguments import Parser
 from common.ground.exits import BadInput, printable
-from datasets.sampling import loop_receipt, one_run, receipt
+from datasets.sampling import loop_records, one_run, receipt
 from launch.compare import LOOP, compare_records, compare_states, find_receipt, read_setting
 from launch.data.run import Run
 
@@ -101,8 +101,8 @@ def _find_other_samples(run: Run) -> list[str]:
 
 def _report_loops(paths: list[str], usual: dict[str, bool]) -> int:
     try:
-        equal, lines = loop_receipt.report(paths, **usual)
-    except loop_receipt.ReceiptError as error:
+        equal, lines = loop_records.report(paths, **usual)
+    except loop_records.ReceiptError as error:
         raise BadInput(str(error)) from error
     print(*map(printable, lines), sep="\n")
     return 0 if equal else 1

@@ -110,6 +110,12 @@ def test_exact():
     assert "| a step of 8 samples | s |" in printed and printed.count(", n=1 |") == 2
 
 
+def test_forked_processes_meet():
+    printed = run("-m", "tests.benchmarks.rendezvous", "--processes", "2", "4", "--timeout=60").stdout
+    two, four = [row.strip("| ").split(" | ") for row in re.findall(r"^\| \d.*", printed, re.M)]
+    assert (two[0], four[0]) == ("2", "4") and 20 < int(two[3]) < 100 and int(four[3]) > int(two[3])
+
+
 @pytest.mark.parametrize("ending", [".jpg", ".JPEG"])
 def test_the_loaders_of_tars_take_the_names_of_imagenet(ending, tmp_path):
     for number in range(256):

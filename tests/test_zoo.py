@@ -57,7 +57,7 @@ def test_an_unusual_line_is_an_alarm(name):
 @pytest.mark.parametrize("name", ["torch-sequential-before", "torch-batchnorm-mean"])
 def test_a_state_that_differs_is_an_alarm(name):
     case = next(case for case in STATES if case.name == name)
-    usual, unusual, failed = "exact: 2 comparisons are equal", "differs: the same again: ...", "error: ..."
+    usual, unusual, failed = "exact: 2 runs equal the reference", "differs: the same again: ...", "error: ..."
     if case.other:
         usual, unusual, failed = "state equal at step 2", "state differs at 2: ...", "state not compared: ..."
     defect = case._replace(thread="owner/repository#1")

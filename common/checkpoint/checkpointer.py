@@ -88,7 +88,7 @@ class Checkpointer(Exact):
             self._mirror.start(step if self._wanted == "auto" else 0)
         objects, run = self._state.objects, self._state.run
         self.log.start(
-            self.loader, step, self.total_steps, self.model, objects["optimizer"], objects["scheduler"], run,
+            self.loader, step, self.total_steps, self.model, lambda: self.rate, objects["scheduler"], run,
             self._saver.digests, self._finished.due.report, bool(self._members and self._members.was_begun),
         )  # fmt: skip
         if group := self._members:

@@ -60,11 +60,8 @@ def _count_batch(args: argparse.Namespace) -> dict[str, int]:
 
 def _add_arguments(parser: JobParser) -> None:
     add = parser.add_argument_group("checkpoints", role=OPERATION).add_argument
-    add(
-        "--resume",
-        metavar="auto|never|FILE",
-        help="checkpoint to resume from (default: auto, the newest in --output_dir; never without one)",
-    )
+    help = "continue from this checkpoint (default: auto, the newest in --output_dir; without it never)"
+    add("--resume", metavar="auto|never|FILE", help=help)
     help = (
         "initial weights: best.pth, epoch_<n>.pth, step_<n>.pt, or a file of another program (default: none)"
     )
@@ -72,21 +69,22 @@ def _add_arguments(parser: JobParser) -> None:
     help = "true: use the tensors of --weights that fit, if others do not (default: false)"
     add("--partial_weights", type=boolean, default=False, help=help)
     add("--evaluate", action="store_true", help="only evaluate the weights of --weights or --resume")
-    add("--save_every", type=interval, default="1epoch", help="200 (steps), 90s or 1epoch (default: 1epoch)")
-    add("--keep", type=positive_int, default=3, help="newest checkpoints to keep (default: 3)")
+    help = "time between two checkpoints: 200 (steps), 90s or 1epoch (default: 1epoch)"
+    add("--save_every", type=interval, default="1epoch", help=help)
+    add("--keep", type=positive_int, default=3, help="number of newest checkpoints to keep (default: 3)")
     help = "also evaluate after every N steps (default: 0, only after each epoch)"
     add("--evaluate_every", type=non_negative_int, default=0, metavar="N", help=help)
     help = "false: no epoch_<n>.pth and no best.pth; the last checkpoint has the weights (default: true)"
     add("--epoch_weights", type=boolean, default=True, help=help)
-    help = "most time from SIGTERM to the exit (default: 25)"
+    help = "after SIGTERM or Ctrl-C: time to finish the step, save and exit (default: 25)"
     add("--grace", type=positive_float, default=25, metavar="SECONDS", help=help)
-    help = "most time to repeat the last upload to a URL if its store is busy or away (default: 300)"
+    help = "time in which the last upload to a URL is repeated if the store fails (default: 300)"
     add("--upload_timeout", role="", type=positive_float, default=300, metavar="SECONDS", help=help)
     help = "stop after N consecutive steps without a finite loss and gradient (default: 20)"
     add("--max_bad_steps", type=positive_int, default=20, help=help)
     help = "true: keep the loss of each sample, for `launch data RUN --around STEP` (default: false)"
     add("--sample_losses", type=boolean, default=False, help=help)
-    help = "also send settings and metrics to it (default: none)"
+    help = "package that also gets the settings and metrics (default: none)"
     add("--tracker", choices=["mlflow", "wandb", "swanlab", "trackio"], help=help)
 
 

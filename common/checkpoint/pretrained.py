@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from common.compute.models import TIMM, import_timm
+from common.console.arguments import TIMM, import_timm
 from common.ground.exits import BadInput
 from common.ground.files import sha256_file
 

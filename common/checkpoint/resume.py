@@ -11,7 +11,7 @@ from common.ground.exits import BadInput, print_line
 from common.ground.files import check_rename
 from common.ground.results import checkpoints
 from common.platform import platforms
-from common.run import starts
+from common.run import environment, starts
 from common.run.output import Output, list_results
 
 
@@ -26,7 +26,7 @@ def claim(args: argparse.Namespace, output: Output) -> None:
         settings = arguments.settings(args)
 
         def is_same_command(start: dict) -> bool:
-            return start["settings"] == settings and start["environment"].get("job") == starts.job()
+            return start["settings"] == settings and start["environment"].get("job") == environment.job()
 
         try:
             mirror = take_output(args, output, is_same_command)

@@ -1,9 +1,7 @@
 """Networks: the ResNet-18 of the small jobs, and torchvision's and timm's classifiers by name."""
 
-import argparse
 import collections
 import functools
-import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,9 +10,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from common.console import config
-from common.console.arguments import positive_int
-from common.ground.exits import BadInput, import_optional
+from common.console import arguments, config
+from common.ground.exits import BadInput
 
 # torch.optim.SGD(..., **FUSED[device.type]): on CUDA one kernel updates all weights, and the host does not
 # wait for the device to check whether a step is finite. SGD has it since torch 2.3.
@@ -22,8 +19,8 @@ FUSED = collections.defaultdict[str, dict[str, Any]](dict)
 FUSED["cuda"] = {"fused": True} if torch.__version__ >= "2.3" else {}
 WIDTH_HELP = "channels of the first stage: 8 for a quick test (default: 64)"
 NO_KWARGS = "{}"
-TIMM = "timm:"  # the name of a network of timm begins with this
-_WIDEST, _LARGEST = 1024, 8192  # channels of the first stage; pixels of a side
+arch, image_size = arguments.arch, arguments.image_size  # the types of options of jobs
+_WIDEST = 1024  # channels of the first stage
 
 
 def resnet18(channels: int = 3, classes: int = 10, width: int = 64) -> nn.Module:
@@ -40,30 +37,6 @@ def resnet18(channels: int = 3, classes: int = 10, width: int = 64) -> nn.Module
     if width > _WIDEST:
         raise BadInput(f"--width {width} is more than {_WIDEST} channels")
     return _ResNet(channels, classes, width)
-
-
-def arch(text: str) -> str:
-    """Check an argument that names a classifier of torchvision, or timm:NAME, and no model of a hub. Raises
-    ArgumentTypeError, and MissingPackage without timm."""
-    if text.startswith(TIMM):
-        timm, name = import_timm(), text.removeprefix(TIMM)
-        if re.fullmatch(r"[\w.-]+", name) and timm.is_model(name):
-            return text
-        raise argparse.ArgumentTypeError(f"{text} is not a model of timm {timm.__version__}")
-    import torchvision
-
-    if text not in torchvision.models.list_models(module=torchvision.models):
-        raise argparse.ArgumentTypeError(
-            f"{text} is not a torchvision classifier ({torchvision.__version__})"
-        )
-    return text
-
-
-def image_size(text: str) -> int:
-    """Parse an argument: the side of a square image, at most 8192 pixels."""
-    if (value := positive_int(text)) > _LARGEST:
-        raise argparse.ArgumentTypeError(f"{text} is more than {_LARGEST} pixels")
-    return value
 
 
 def check(
@@ -110,7 +83,7 @@ def build(name: str, classes: int, image_size: int, kwargs: str = NO_KWARGS) -> 
     given = f"--arch {name}" if kwargs == NO_KWARGS else f"--arch {name} --model_kwargs {kwargs}"
     cannot = f"{given} cannot take images of --image_size {image_size}"
     make = functools.partial(
-        _build_timm if name.startswith(TIMM) else _build_torchvision, name, classes, image_size
+        _build_timm if name.startswith(arguments.TIMM) else _build_torchvision, name, classes, image_size
     )
     values = config.table(kwargs)
     if "num_classes" in values:
@@ -146,16 +119,11 @@ def _build_torchvision(name: str, classes: int, image_size: int, **kwargs: Any) 
 
 
 def _build_timm(name: str, classes: int, image_size: int, **kwargs: Any) -> nn.Module:
-    create, name = import_timm().create_model, name.removeprefix(TIMM)
+    create, name = arguments.import_timm().create_model, name.removeprefix(arguments.TIMM)
     try:
         return create(name, num_classes=classes, **{"img_size": image_size} | kwargs)  # for transformers
     except TypeError:
         return create(name, num_classes=classes, **kwargs)
-
-
-def import_timm() -> Any:
-    """Return the package timm. Raises MissingPackage."""
-    return import_optional("timm", "--arch timm:NAME needs timm")
 
 
 def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:
@@ -181,7 +149,7 @@ def checkpoint_blocks(model: Any, arch: str) -> None:
     memory, more time, equal results. Raises BadInput. Source: T. Chen et al., arXiv:1604.06174.
     """
     cannot = f"--grad_checkpointing: {arch} has no blocks for it: --accumulate N also needs less memory"
-    if arch.startswith(TIMM):
+    if arch.startswith(arguments.TIMM):
         try:
             model.set_grad_checkpointing()
         except (AssertionError, AttributeError) as error:

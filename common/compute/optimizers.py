@@ -23,8 +23,8 @@ def add_arguments(add: Callable[..., Any]) -> None:
     """Add the options of build(), build_scheduler() and clip(). add: add_argument of a parser or a group."""
     add("--optimizer", choices=list(_DEFAULTS), default="sgd", help="default: sgd")
     add("--lr", type=positive_float, help="peak learning rate (default: 0.256; adamw 0.001)")
-    add("--momentum", type=non_negative_float, default=0.875, help="for sgd (default: 0.875)")
-    add("--weight_decay", type=non_negative_float, help="default: 1/32768; adamw 0.05")
+    add("--momentum", type=non_negative_float, default=0.875, help="momentum of sgd (default: 0.875)")
+    add("--weight_decay", type=non_negative_float, help="weight decay (default: 1/32768; adamw 0.05)")
     help = "further arguments of the optimizer's class, such as {betas = [0.9, 0.95]} (TOML)"
     add("--optimizer_kwargs", default="{}", metavar="TABLE", help=help)
     help = "factor of the learning rate from each layer to the one before, for example 0.75 (default: 1)"
@@ -32,14 +32,10 @@ def add_arguments(add: Callable[..., Any]) -> None:
     schedules = "decay to --min_lr, or step: x 0.1 after 1/3, 2/3 and 8/9 of the epochs (default: cosine)"
     add("--lr_schedule", choices=("cosine", "linear", "step"), default="cosine", help=schedules)
     add("--min_lr", type=non_negative_float, default=0.0, help="last learning rate (default: 0)")
-    help = "linear warm-up (default: 8)"
+    help = "epochs in which the rate rises to --lr (default: 8)"
     add("--warmup", type=non_negative_float, default=8.0, metavar="EPOCHS", help=help)
-    add(
-        "--clip_grad",
-        type=positive_float,
-        metavar="NORM",
-        help="largest norm of the gradients (default: none)",
-    )
+    help = "largest norm of the gradients (default: none)"
+    add("--clip_grad", type=positive_float, metavar="NORM", help=help)
 
 
 def check(args: argparse.Namespace) -> dict[str, float]:

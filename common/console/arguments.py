@@ -11,13 +11,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from common.ground.exits import BadInput, hide, is_secret, mask
+from common.ground.exits import BadInput, hide, import_optional, is_secret, mask
 from common.ground.files import is_url
 from common.ground.intervals import Interval
 from common.platform.platforms import parse_number
 
 BATCH_SIZE_HELP = "samples of a step over all processes; scale --lr with it (default: %(default)s)"
 
+TIMM = "timm:"  # the name of a network of timm begins with this
+_LARGEST = 8192  # pixels of a side
 _MOST = 1e9  # the largest number of an option: larger ones overflow clocks, counters or floats
 _UNKNOWN = "--?"  # replaces an unknown option while argparse parses the others
 REMOVED = {  # former options
@@ -259,12 +261,6 @@ def plain(option: str) -> str:
     return option.lstrip("-").replace("-", "_")
 
 
-def remind(ignored: Sequence[str], log: Callable[[str], object]) -> None:
-    """Log the names of the ignored options, if there are any. log: called with one line."""
-    if ignored:
-        log(f"ignored arguments: {' '.join(ignored)}")
-
-
 class secret(str):
     """A value that no log, record or report shows: parser.add_argument("--name", type=secret)."""
 
@@ -404,3 +400,32 @@ _METAVARS: dict[Any, str] = {
     non_negative_float: "NUMBER",
     interval: "N|Ns|Nepochs",
 }
+
+
+def arch(text: str) -> str:
+    """Check an argument that names a classifier of torchvision, or timm:NAME, and no model of a hub. Raises
+    ArgumentTypeError, and MissingPackage without timm."""
+    if text.startswith(TIMM):
+        timm, name = import_timm(), text.removeprefix(TIMM)
+        if re.fullmatch(r"[\w.-]+", name) and timm.is_model(name):
+            return text
+        raise argparse.ArgumentTypeError(f"{text} is not a model of timm {timm.__version__}")
+    import torchvision
+
+    if text not in torchvision.models.list_models(module=torchvision.models):
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a torchvision classifier ({torchvision.__version__})"
+        )
+    return text
+
+
+def image_size(text: str) -> int:
+    """Parse an argument: the side of a square image, at most 8192 pixels."""
+    if (value := positive_int(text)) > _LARGEST:
+        raise argparse.ArgumentTypeError(f"{text} is more than {_LARGEST} pixels")
+    return value
+
+
+def import_timm() -> Any:
+    """Return the package timm. Raises MissingPackage."""
+    return import_optional("timm", "--arch timm:NAME needs timm")

@@ -3,9 +3,16 @@
 A node may work for long before all can continue (fetch data, restore a checkpoint), and nodes need different
 times. In the store a process reports that it is alive, that it is done, or its error. After an error all
 processes end with the same line.
+
+A rank waits in one call of the store until the key of the next *tick* exists. A tick ends the wait, or is
+one in ten seconds: then a rank logs what it waits for, and its idle connection is not closed by a network.
+Rank 0, which looks for lost ranks, and the first rank that came write the ticks, and look ten times a second.
 """
 
+import contextlib
+import datetime
 import socket
+import threading
 import time
 
 import torch
@@ -15,7 +22,7 @@ from common.ground.exits import BAD_INPUT, NO_RENDEZVOUS, BadInput, NoRendezvous
 from common.ground.heartbeat import Heartbeat
 from common.platform.platforms import has_local_rank_0
 
-_POLL, _LOOK_EVERY, _LONGEST, _LINGER = 0.1, 2.0, 6 * 3600, 3.0  # seconds
+_POLL, _LOOK_EVERY, _TICK, _LONGEST, _LINGER = 0.1, 2.0, 10.0, 6 * 3600, 3.0  # seconds
 _SHOWN = 16  # missing ranks named in an error
 
 _beats: dict[str, float] = {}  # name of a barrier -> when this process sent its last heartbeat
@@ -29,8 +36,9 @@ def beat(name: str) -> None:
     store = ranks.store()
     if store and time.monotonic() - _beats.get(name, 0.0) > 1:
         _beats[name] = time.monotonic()
-        store.add(f"{name}/beats/{ranks.rank()}", 1)
-        _raise_error(store, name, ranks.rank(), ranks.world_size())
+        store = torch.distributed.PrefixStore(name, store)
+        store.add(f"beats/{ranks.rank()}", 1)
+        _raise_error(store, ranks.rank(), ranks.world_size())
 
 
 def wait_for_all(name: str, doing: str, error: BadInput | None = None) -> None:
@@ -59,64 +67,97 @@ def gather(
 ) -> None:
     """Do what wait_for_all() does, before a process group exists.
 
-    limit: seconds to wait for all.
+    limit: seconds to wait for all, at most six hours.
     silence: seconds without a heartbeat after which a rank is lost; None: forever.
     """
+    store, limit = torch.distributed.PrefixStore(name, store), min(limit, _LONGEST)
+    ticks = store.add("ticks", 0)  # read before this rank arrives: the last tick comes later
     if error:
-        _report(store, name, error.code, f"{error} (rank {rank} on {socket.gethostname()})")
+        here = _report(store, world_size, error.code, f"{error} (rank {rank} on {socket.gethostname()})")
     else:
-        store.add(f"{name}/here/{rank}", 1)
-        store.add(f"{name}/here", 1)
-    heartbeat, looked = Heartbeat(), 0.0
+        store.add(f"here/{rank}", 1)
+        here = store.add("here", 1)
+        if here >= world_size:
+            _tick(store)
+    is_waker = rank == 0 or here == 1
+    heartbeat, looked, ticked = Heartbeat(), 0.0, 0.0
     beats: dict[int, tuple[int, float]] = {}  # rank -> (number of its heartbeats, time of its last change)
-    while (absent := world_size - store.add(f"{name}/here", 0)) > 0:
-        _raise_error(store, name, rank, world_size)
+    while (absent := world_size - here) > 0:
         if has_local_rank_0():
             heartbeat.beat(f"waiting for {absent} of {world_size} processes {doing}".rstrip())
         if silence and rank == 0 and heartbeat.seconds - looked > _LOOK_EVERY:
             looked = heartbeat.seconds
-            _look_for_lost(store, name, doing, beats, world_size, silence)
+            _look_for_lost(store, doing, beats, world_size, silence)
         if heartbeat.seconds > limit:
-            missing = [each for each in range(world_size) if not store.add(f"{name}/here/{each}", 0)]
+            missing = [each for each in range(world_size) if not store.add(f"here/{each}", 0)]
             text = f"{absent} of {world_size} processes did not arrive {doing}".rstrip()
             text += f" within {limit:.0f} s: ranks {missing[:_SHOWN]}"
-            _report(store, name, NO_RENDEZVOUS, text)
-        time.sleep(_POLL)
-    _raise_error(store, name, rank, world_size)
+            _report(store, world_size, NO_RENDEZVOUS, text)
+        elif not is_waker:
+            ticks += 1
+            _wait(store, f"tick/{ticks}", limit + 1 - heartbeat.seconds)
+        elif heartbeat.seconds - ticked > _TICK:
+            ticked = heartbeat.seconds
+            _tick(store)
+        else:
+            time.sleep(_POLL)
+        here = store.add("here", 0)
+    _raise_error(store, rank, world_size)
 
 
-def _report(store: torch.distributed.Store, name: str, code: int, text: str) -> None:
-    store.compare_set(f"{name}/error", "", f"{code} {text}")
-    store.add(f"{name}/failed", 1)
+def _wait(store: torch.distributed.Store, key: str, seconds: float) -> None:
+    """Wait until the key exists, the seconds have passed, or the store has closed. A thread calls the store:
+    Ctrl-C interrupts only a wait for a thread."""
+
+    def wait() -> None:
+        with contextlib.suppress(RuntimeError):  # the next call of the store raises it again
+            store.wait([key], datetime.timedelta(seconds=seconds))
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    thread.join()
 
 
-def _raise_error(store: torch.distributed.Store, name: str, rank: int, world_size: int) -> None:
-    if not store.add(f"{name}/failed", 0):
+def _tick(store: torch.distributed.Store) -> None:
+    """Wake the ranks that wait."""
+    store.set(f"tick/{store.add('ticks', 1)}", "")
+
+
+def _report(store: torch.distributed.Store, world_size: int, code: int, text: str) -> int:
+    """End the wait with an error, unless there is one. Return the number of ranks that are here."""
+    store.compare_set("error", "", f"{code} {text}")
+    here = store.add("here", world_size)
+    _tick(store)
+    return here
+
+
+def _raise_error(store: torch.distributed.Store, rank: int, world_size: int) -> None:
+    code, _, text = store.compare_set("error", "", "").decode().partition(" ")  # get() would wait for it
+    if not code:
         return
-    code, _, text = store.get(f"{name}/error").decode().partition(" ")
-    told = store.add(f"{name}/told", 1)
+    told = store.add("told", 1)
     deadline = time.monotonic() + _LINGER
     while rank == 0 and told < world_size and time.monotonic() < deadline:
         time.sleep(_POLL)  # rank 0 leaves last: the store ends with it
-        told = store.add(f"{name}/told", 0)
+        told = store.add("told", 0)
     raise (NoRendezvous if int(code) == NO_RENDEZVOUS else BadInput)(text)
 
 
 def _look_for_lost(
     store: torch.distributed.Store,
-    name: str,
     doing: str,
     beats: dict[int, tuple[int, float]],
     world_size: int,
     silence: float,
 ) -> None:
     """Report a rank whose heartbeats have stopped: a lost node does not report itself."""
-    now = time.monotonic()
-    for rank in range(world_size):
-        is_here = store.add(f"{name}/here/{rank}", 0)
-        count = store.add(f"{name}/beats/{rank}", 0) + is_here
+    keys = [f"{kind}/{rank}" for kind in ("here", "beats") for rank in range(world_size)]
+    for key in () if beats else keys:
+        store.add(key, 0)  # a key that does not exist would be waited for
+    now, values = time.monotonic(), [int(value) for value in store.multi_get(keys)]
+    for rank, (is_here, count) in enumerate(zip(values, values[world_size:], strict=False)):
         if rank not in beats or beats[rank][0] != count:
             beats[rank] = count, now
         elif now - beats[rank][1] > silence and not is_here:
             text = f"rank {rank} sent no heartbeat for {silence:.0f} s while the others waited for it {doing}"
-            _report(store, name, BAD_INPUT, text)
+            _report(store, world_size, BAD_INPUT, text)

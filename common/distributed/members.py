@@ -30,7 +30,7 @@ from common.ground.exits import BadInput
 from common.platform.platforms import MEMBER
 
 HEARTBEAT, SILENCE = 0.25, 2.0  # seconds between heartbeats; without one a process is gone
-_POLL, _LOOK = 0.005, 0.05  # seconds between looks for others that arrive, and for the next generation
+_POLL, _LOOK = 0.005, 0.02  # seconds between looks for others that arrive, and for the next generation
 _TIMEOUT = datetime.timedelta(seconds=300)
 
 

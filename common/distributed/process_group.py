@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from common.console.arguments import OPERATION, Parser, positive_float, positive_int
 from common.distributed import devices, launcher, ranks, rendezvous
+from common.distributed.options import add_arguments  # noqa: F401  # jobs name it here
 from common.ground import accelerator, exits
 from common.platform import network, platforms
 from common.platform.topology import Topology
@@ -26,17 +26,6 @@ _COMMUNICATION = re.compile(
     r"|timed out waiting",
     re.IGNORECASE,
 )
-
-
-def add_arguments(parser: Parser) -> None:
-    """Add the options that platforms inject. --rank and --world_size count nodes."""
-    add = parser.add_argument_group("processes", role=OPERATION).add_argument
-    add("--init_method", metavar="ADDRESS", help="tcp://host:port of the first node")
-    add("--rank", type=int, help="index of this node")
-    add("--world_size", type=int, help="number of nodes")
-    add("--local-rank", "--local_rank", type=int, help="set by torch.distributed.launch")
-    add("--processes_per_node", type=positive_int, help="processes of this node (default: the GPUs, else 1)")
-    add("--timeout", type=positive_float, default=300, metavar="SECONDS", help="longest wait (default: 300)")
 
 
 def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Checkpoints on disk: write them atomically, verify them by checksum, and refuse damaged ones.
 
     FOLDER/step_400.pt         a dictionary of plain types, torch.load(..., weights_only=True)
-    FOLDER/step_400.pt.json    its sha256, size in bytes, step and run
+    FOLDER/step_400.pt.json    its sha256, size in bytes, step and run, and the sum of its bytes
+                               (digest.add_bytes), which is faster to verify
 
 A file appears under its name only when it and its checksum are on the disk (temporary file, fsync, rename,
 fsync of the folder). So a job that is killed at any moment leaves the files of other names as they were.
@@ -13,6 +14,7 @@ import contextlib
 import glob
 import hashlib
 import io
+import itertools
 import json
 import os
 import pickle
@@ -20,12 +22,13 @@ import shutil
 import sys
 import warnings
 import zipfile
+from collections.abc import Iterator
 from typing import IO, Any, cast
 
 import numpy as np
 import torch
 
-from common.exact.digest import leaves
+from common.exact.digest import add_bytes, leaves
 from common.ground.files import (
     explained,
     open_atomic,
@@ -41,6 +44,7 @@ from common.ground.results import checkpoint_names, dtensor_folder
 CONVERT = "python -c \"import torch; torch.save({}, 'new.pth')\""  # of a state_dict
 _ZIP, _TORCHSCRIPT = b"PK\3\4", "constants.pkl"
 WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names of tensors
+_PIECE = 2**20  # bytes that are read and added at a time
 _OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the first bytes of torch before 1.6
 
 
@@ -64,9 +68,10 @@ def write(path: str, state: dict, **facts: Any) -> None:
     Files of other names are not touched.
     """
     with open_atomic(path) as file:
-        digest = _save(state, file)
+        target = _Hashed(file)
+        _save(state, target)
         # The checksum is written first, so a checkpoint always has one.
-        write_facts(path, {"sha256": digest, "size": file.tell()} | facts)
+        write_facts(path, facts | target.facts())
     sync_folder(os.path.dirname(path))
 
 
@@ -78,7 +83,7 @@ def write_facts(path: str, facts: dict) -> None:
 def write_weights(path: str, weights: dict) -> None:
     """Write a plain state_dict atomically, without a checksum. Raises OSError."""
     with open_atomic(path) as file:
-        _save(weights, file)
+        _save(weights, _Checked(file))
     sync_folder(os.path.dirname(path))
 
 
@@ -99,19 +104,28 @@ def plain_names(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]
 def verify(path: str) -> dict:
     """Check every byte of a checkpoint and return its facts (facts_of). Raises Refused with the reason."""
     facts = facts_of(path)
-    folder = dtensor_folder(path)
-    files = {os.path.join(folder, name): each for name, each in facts.get("shards", {}).items()}
-    for each, (size, sha256) in ({path: (facts["size"], facts["sha256"])} | files).items():
-        it = "it" if each == path else f"its file {os.path.basename(each)}"
-        try:
-            with open(each, "rb", opener=opener) as file:
-                if (own := os.fstat(file.fileno()).st_size) != size:
-                    raise Refused(f"{it} has {own} bytes, expected {size}")
-                if sha256_file(file) != sha256:
-                    raise Refused(f"{it} changed after it was written: the sha256 differs")
-        except OSError as error:
-            raise Refused(f"{it} cannot be read: {error.strerror}") from error
+    _verify_shards(path, facts)
+    if "sum" in facts:
+        with _summed(path, facts):
+            return facts
+    _verify(path, facts["size"], facts["sha256"], "it")  # of version 0.25 or earlier
     return facts
+
+
+def _verify_shards(path: str, facts: dict) -> None:
+    for name, (size, sha256) in facts.get("shards", {}).items():
+        _verify(os.path.join(dtensor_folder(path), name), size, sha256, f"its file {name}")
+
+
+def _verify(path: str, size: int, sha256: str, it: str) -> None:
+    try:
+        with open(path, "rb", opener=opener) as file:
+            if (own := os.fstat(file.fileno()).st_size) != size:
+                raise Refused(f"{it} has {own} bytes, expected {size}")
+            if sha256_file(file) != sha256:
+                raise Refused(f"{it} changed after it was written: the sha256 differs")
+    except OSError as error:
+        raise Refused(f"{it} cannot be read: {error.strerror}") from error
 
 
 def facts_of(path: str) -> dict:
@@ -162,7 +176,7 @@ def _is_readable(value: Any) -> bool:
     return False
 
 
-def _torch_load(file: str | IO[bytes]) -> Any:
+def _torch_load(file: Any) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.1 warns of its own code
         return torch.load(file, map_location="cpu", weights_only=True)
@@ -185,23 +199,29 @@ def _sealed(facts: dict) -> str:
 
 
 def read(path: str, whole: bool = True) -> dict:
-    """Verify a checkpoint and return its state, as load() does. Raises Refused."""
-    verify(path)
-    return load(path, whole=whole)
+    """Verify a checkpoint and return its state, as load() does: each byte is read once. Raises Refused."""
+    facts = facts_of(path)
+    if "sum" not in facts:  # of version 0.25 or earlier
+        verify(path)
+        return load(path, whole=whole)
+    _verify_shards(path, facts)
+    with _summed(path, facts) as file:
+        return load(path, whole=whole, file=file)
 
 
-def load(path: str, most: int = sys.maxsize, whole: bool = True) -> dict:
+def load(path: str, most: int = sys.maxsize, whole: bool = True, file: Any = None) -> dict:
     """Return the dictionary that torch.save wrote to a file, on the CPU; nothing in it is executed.
 
     most: its tensors.
     whole: read the folder of a sharded checkpoint, too. Otherwise its sharded tensors are meta tensors, and
         "shards" is the path for dtensor_files.load().
+    file: the open file, if it is not read by its path.
     Raises Refused, also for the formats of torch before 1.6 and for TorchScript archives: torch.load of torch
     before 2.6 may execute these (CVE-2025-32434).
     """
     try:
-        with open(path, "rb", opener=opener) as file:
-            start, size = file.read(64), os.fstat(file.fileno()).st_size
+        with open(path, "rb", opener=opener) as opened:
+            start, size = opened.read(64), os.fstat(opened.fileno()).st_size
     except OSError as error:
         raise Refused(f"it cannot be read: {error.strerror}") from error
     if not start.startswith(_ZIP):  # an HTML page shows here that a download has failed
@@ -224,7 +244,7 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True) -> dict:
             unpacked = sum(record.file_size for record in archive.infolist())
         if len(records) > most or unpacked > size:  # torch.save does not compress
             raise Refused(f"it has {len(records)} records and {size} bytes, and unpacks to {unpacked} bytes")
-        state = _torch_load(path)
+        state = _torch_load(file or path)
         if isinstance(state, dict) and "shards" in state:
             state["shards"] = path
             if whole:
@@ -294,23 +314,21 @@ def discard(path: str) -> None:
     shutil.rmtree(dtensor_folder(path), ignore_errors=True)
 
 
-def _save(state: dict, file: IO[bytes]) -> str:
-    """Save into a file with torch.save, and return the sha256 of what was written."""
-    target = _Hashed(file)
+def _save(state: dict, file: "_Checked") -> None:
+    """Save into a file with torch.save. Raises OSError."""
     try:
-        torch.save(state, cast("IO[bytes]", target))  # it calls write() and flush() only
+        torch.save(state, cast("IO[bytes]", file))  # it calls write() and flush() only
     except RuntimeError as error:  # torch raises it if the disk is full, for example
-        raise target.error or error from None
-    if target.error:
-        raise target.error
-    return target.sha256.hexdigest()
+        raise file.error or error from None
+    if file.error:
+        raise file.error
 
 
-class _Hashed:
-    """A file for torch.save that computes the sha256 and keeps the error of the system."""
+class _Checked:
+    """A file for torch.save that keeps the error of the system."""
 
     def __init__(self, file: IO[bytes]):
-        self.file, self.flush, self.sha256 = file, file.flush, hashlib.sha256()
+        self.file, self.flush = file, file.flush
         self.error: OSError | None = None
 
     def write(self, chunk: bytes | memoryview) -> int:
@@ -319,8 +337,95 @@ class _Hashed:
         except OSError as error:
             self.error = error
             raise
-        self.sha256.update(chunk)
         return len(chunk)
+
+
+class _Hashed(_Checked):
+    """A file for torch.save that computes the sha256 and the sum of its bytes."""
+
+    def __init__(self, file: IO[bytes]):
+        super().__init__(file)
+        self._sha256, self._sum, self._size = hashlib.sha256(), 0, 0
+        self._small = bytearray()  # chunks whose sum is not computed yet
+
+    def write(self, chunk: bytes | memoryview) -> int:
+        size = super().write(chunk)
+        self._sha256.update(chunk)
+        if size < _PIECE // 4:
+            self._small += chunk
+        if size >= _PIECE // 4 or len(self._small) >= _PIECE // 4:
+            self._add(self._small)
+            self._small = bytearray()
+        if size >= _PIECE // 4:
+            self._add(chunk)
+        return size
+
+    def _add(self, content: Any) -> None:
+        self._sum += int(add_bytes(np.frombuffer(content, np.uint8), self._size))
+        self._size += len(content)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the checksums and the size of what was written."""
+        self._add(self._small)
+        return {"sha256": self._sha256.hexdigest(), "size": self._size, "sum": _text(self._sum)}
+
+
+class _Summed:
+    """A file for torch.load that adds its bytes as they are read."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file, self.read, self.readline = file, file.read, file.readline
+        self.seek, self.tell = file.seek, file.tell
+        self._sum, self._parts = 0, [(0, 0)]  # the places that are in the sum
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill a buffer. torch reads the content of each tensor with one call."""
+        start, size = self.tell(), len(buffer)
+        is_new = size >= _PIECE // 64 and all(
+            start + size <= low or high <= start for low, high in self._parts
+        )
+        place = 0
+        while place < size:
+            piece = buffer[place : place + _PIECE - (start + place) % _PIECE]
+            if cast("io.BufferedReader", self.file).readinto(piece) < len(piece):
+                return self.tell() - start
+            if is_new:  # while the piece is in the processor's cache
+                self._sum += int(add_bytes(np.frombuffer(piece, np.uint8), start + place))
+            place += len(piece)
+        self._parts += [(start, start + size)] * is_new
+        return size
+
+    def total(self) -> int:
+        """Return the sum of all bytes; those that torch has not read are read now. Raises OSError."""
+        end = os.fstat(self.file.fileno()).st_size
+        parts = [*sorted(self._parts), (end, end)]
+        for (_, place), (end, _) in itertools.pairwise(parts):
+            self.seek(place)
+            while content := self.read(min(end - place, _PIECE)):
+                self._sum += int(add_bytes(np.frombuffer(content, np.uint8), place))
+                place += len(content)
+        return self._sum
+
+
+@contextlib.contextmanager
+def _summed(path: str, facts: dict) -> Iterator[_Summed]:
+    """Open a checkpoint for torch.load, and verify each byte at the end of the block. Raises Refused."""
+    try:
+        with open(path, "rb", opener=opener) as file:
+            if (size := os.fstat(file.fileno()).st_size) != facts["size"]:
+                raise Refused(f"it has {size} bytes, expected {facts['size']}")
+            summed = _Summed(file)
+            try:
+                yield summed
+            finally:  # also if torch cannot read a damaged file
+                if _text(summed.total()) != facts["sum"]:
+                    raise Refused("it changed after it was written: the sum of its bytes differs")
+    except OSError as error:
+        raise Refused(f"it cannot be read: {error.strerror}") from error
+
+
+def _text(added: int) -> str:
+    return f"{added % 2**64:016x}"
 
 
 def first_line(error: Exception) -> str:

@@ -54,7 +54,8 @@ class Due(NamedTuple):
 
 class _Finished(NamedTuple):
     """What the members of a job keep after a step. due: what the step had still to do. counts: of RunState.
-    receipt: its state, and in `shared` the sums of steps that it does not cover. at: time.time()."""
+    receipt: its state, and in `shared` the sums of steps that it does not cover. rate: of Exact. at:
+    time.time()."""
 
     step: int
     due: Due
@@ -62,6 +63,7 @@ class _Finished(NamedTuple):
     receipt: dict[str, Any]
     shared: list[torch.Tensor]
     running: torch.Tensor | None
+    rate: Any
     at: float
 
 
@@ -132,7 +134,8 @@ class Exact:
         self._changed = False  # the members wait for the end of the step
         # figures since the last report, the same on all ranks: a process that comes gets them
         self.running: torch.Tensor | None = None
-        self._finished = _Finished(0, Due(False, False), {}, {}, [], None, time.time())  # the last step
+        self.rate: Any = None  # the learning rate of the last step: that of the first parameter group
+        self._finished = _Finished(0, Due(False, False), {}, {}, [], None, None, time.time())  # the last step
         # seconds that changes of members have cost, and time.time() of the first step
         self.pauses, self.began = 0.0, time.time()
 
@@ -308,6 +311,7 @@ class Exact:
         self.loader.receipt.shared = list(finished.shared)
         if self.running is not None and finished.running is not None:
             self.running.copy_(finished.running)
+        self.rate = finished.rate
         since_save, since_report, self.pauses, self.began = living["times"]
         now = time.monotonic()
         self._last_save, self._last_report = now - since_save, now - since_report
@@ -319,7 +323,14 @@ class Exact:
         running = None if self.running is None else self.running.clone()
         receipt = self.loader.receipt
         self._finished = _Finished(
-            step, due, self._state.counts(), receipt.state_dict(), [*receipt.shared], running, time.time()
+            step,
+            due,
+            self._state.counts(),
+            receipt.state_dict(),
+            [*receipt.shared],
+            running,
+            self.rate,
+            time.time(),
         )
         if self._changed and not self._stop:
             raise ranks.Changed
@@ -411,6 +422,9 @@ class Exact:
     def _vote(self, loss: torch.Tensor | None) -> bool:
         self._saver.collect()
         self._state.before_step()
+        for optimizer in self._steps.optimizers[:1]:
+            rate = optimizer.param_groups[0].get("lr")  # scheduler.step() changes it
+            self.rate = rate.clone() if isinstance(rate, torch.Tensor) else rate
         if self._replicas or hasattr(self.forward, "exact_shards"):
             device = next(self.model.parameters(), torch.empty(0)).device
             parts = [self._label_mean.stop(device)]

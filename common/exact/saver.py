@@ -1,12 +1,12 @@
 """Save checkpoints and weights in the background. A failed save is reported; the training continues."""
 
+import collections
 import concurrent.futures
 import contextlib
 import errno
 import os
-import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,7 +35,8 @@ class Saver:
     by_rank: each rank writes its part of a sharded model (dtensor_files.py); otherwise rank 0 gathers them.
     saved: called with the step of each new checkpoint, in the background.
 
-    `durable` is the step of the last checkpoint that is on the disk.
+    `durable` is the step of the last checkpoint that is on the disk. The training waits for a copy to host
+    memory, and for writes in flight only if they use the memory that a copy needs.
     """
 
     def __init__(
@@ -52,18 +53,18 @@ class Saver:
         self.checkpoints = os.path.join(folder, "checkpoints")
         check_mounted(folder)  # remembers the mount
         self.step = self.durable = 0  # of the last checkpoint that was submitted; of the last on the disk
-        self._copies = HostCopies()
+        self._states = HostCopies()
+        # the weights after an epoch do not wait for the write of a checkpoint; but rank 0 may have no room
+        # for a second copy of a sharded model
+        self._weights = self._states if is_sharded and not by_rank else HostCopies()
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "writer")
-        self._write: concurrent.futures.Future | None = None  # until collect() has seen its end
-        self._name = ""  # the file of the last write
+        self._writes: collections.deque[_Write] = collections.deque()  # until collect() has seen their ends
         self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
         self._refusals = 0  # failures in a row for a reason that does not pass
         self.hopeless = ""  # why no checkpoint can be saved in this folder: the job has to end
         self._marked: dict | None = None  # the line of state.jsonl of a checkpoint that is being written
         self._digested = 0  # the step of the last state whose digest was submitted
-        self._digests: list[tuple[int, str]] = []  # (step, digest) that digests() has not returned
-        self._digest_done = threading.Event()
-        self._digest_done.set()
+        self._digests: collections.deque = collections.deque()  # (step, digest) for digests()
         self.infinite: set[str] = set()  # names of weights that may be infinite, such as a mask
         self._is_readable = False  # whether the types in a checkpoint of this start were checked
         self._whole: dict[str, tuple] = {}  # path -> identity of checkpoints that are known to be whole
@@ -78,7 +79,7 @@ class Saver:
             self.step = step
             write = lambda state: self._write_checkpoint(state, run, is_planned)  # noqa: E731
             write_parts = lambda: self._write_parts(capture(), is_planned)  # noqa: E731
-            self._submit(files.name_of(step), write_parts if self.by_rank else capture, write)
+            self._submit(files.name_of(step), write_parts if self.by_rank else capture, write, step)
 
     def save_weights(
         self,
@@ -90,6 +91,8 @@ class Saver:
     ) -> None:
         """Write weights in the background, and the digest of the state if this step has none.
 
+        They are copied also after save_checkpoint() of the same step: a job may have changed them since.
+
         name: of the file, for reports; "" writes the digest only.
         step: the optimizer steps so far.
         model: the module whose weights are written; None: those of the state.
@@ -97,33 +100,32 @@ class Saver:
         write_files: called with the weights, in the background; writes them.
         """
 
-        def capture() -> dict:
-            # The keys are those of a checkpoint, so both use the same host memory for the copy.
-            state = {"objects": objects()}
-            if not self._agree(self._digested != step):
-                state["objects"] = {} if model else {"model": state["objects"]["model"]}
-            return state | ({"weights": model.state_dict()} if model else {})
-
         def write(state: dict) -> None:
-            tensors = state["weights"] if model else state["objects"]["model"]
-            self._prepare(self.folder, tensors, tensors)
-            if self._digested != step:
-                self._digest(step, state["objects"])
-            if not name:
-                return
-            sweep(self.folder)
+            tensors = state["objects"]["model"]
+            self._check_finite(tensors)
+            self._prepare(self.folder, tensors)
             write_files(tensors)
 
-        if self.by_rank and self._agree(self._digested != step):
-            self._digest(step, objects())
-        if name or self._agree(self._digested != step):
-            self._submit(name, capture, write)
+        def write_digest(state: dict) -> None:
+            self._check_finite(state["objects"]["model"])
+            self._digest(step, state["objects"])
 
-    def digests(self) -> list[tuple[int, str]]:
-        """Return (step, digest) of the states since the last call. Wait for a digest that is computed now."""
-        self._digest_done.wait()
-        taken, self._digests = self._digests, []
-        return taken
+        if self._agree(self._digested != step):
+            if self.by_rank:
+                self._digest(step, objects())
+                self._digested = step
+            else:
+                self._submit(digest.FILE, lambda: {"objects": objects()}, write_digest, step)
+        if name:
+            weights = lambda: model.state_dict() if model else objects()["model"]  # noqa: E731
+            self._submit(name, lambda: {"objects": {"model": weights()}}, write)
+
+    def digests(self, wait: bool = False) -> list[tuple[int, str]]:
+        """Return (step, digest) of the states since the last call, in their order, if they are computed.
+        wait: wait for those of the writes in flight."""
+        if wait:
+            self.wait(None)
+        return [self._digests.popleft() for _ in range(len(self._digests))]
 
     def resume_at(self, step: int, from_memory: bool = False) -> None:
         """Record that the checkpoint of this step is on the disk; from_memory: that of which step is. Delete
@@ -136,23 +138,21 @@ class Saver:
             self.step = self.durable = self._digested = step
         with contextlib.suppress(OSError, BadInput):  # a digest that is missing is not an error of the run
             digest.cut(self.folder, step)
-            line = digest.read(self.folder).get(step)
-            self._digests = [(step, line["digest"])] if line and line.get("planned") else []
+            lines = [*digest.read(self.folder).items()][-2:]  # an end before the next report has left them
+            self._digests.extend((each, line["digest"]) for each, line in lines if line.get("planned"))
 
     def collect(self, wait: bool = False) -> None:
-        """Report a write that has ended with an error. wait: wait for the write in flight first."""
-        if self._write is None or not (wait or self._write.done()):
-            return
-        error, self._write = self._write.exception(), None
-        if error:
-            self._report(error)
-        else:
-            self._failures.pop(os.path.splitext(self._name)[1], None)
+        """Report the writes that have ended with an error. wait: wait for those in flight first."""
+        while self._writes and (wait or self._writes[0].future.done()):
+            name, _, future = self._writes.popleft()
+            if error := future.exception():
+                self._report(name, error)
+            else:
+                self._failures.pop(os.path.splitext(name)[1], None)
 
-    def wait(self, seconds: float) -> None:
-        """Wait for the write in flight, at most `seconds`."""
-        if self._write:
-            concurrent.futures.wait([self._write], seconds)
+    def wait(self, seconds: float | None) -> None:
+        """Wait for the writes in flight, at most `seconds`."""
+        concurrent.futures.wait([each.future for each in self._writes], seconds)
 
     def stop(self) -> None:
         """End the thread that writes, after its last write."""
@@ -163,25 +163,32 @@ class Saver:
         self.collect(wait=True)
         return list(self._failures.values())
 
-    def _submit(self, name: str, capture: Callable[[], dict], write: Callable[[dict], object]) -> None:
+    def _submit(
+        self, name: str, capture: Callable[[], dict], write: Callable[[dict], object], step: int = 0
+    ) -> None:
+        """Copy what capture() returns, and write the copy in the background. step: of a whole state; 0 if it
+        is only weights. The copy waits for writes that use its memory. That of a state waits for all writes:
+        they may change values that are part of it."""
+
         def run(state: dict) -> None:
             try:
                 with watched(self.folder):
                     write(state)
             finally:
                 self._unmark()
-                self._digest_done.set()
 
-        self.collect(wait=True)  # the last write may change values that are part of this state
-        self._name = name or digest.FILE
+        copies = self._states if step else self._weights
         try:
-            copy = self._copies.make(capture())
+            if step or any(each.copies is copies for each in self._writes):
+                self.collect(wait=True)
+            copy = copies.make(capture())
+            self._digested = step or self._digested
             if ranks.is_first():
-                self._digest_done.clear()
-                self._write = self._pool.submit(run, copy)
+                self._writes.append(_Write(name, copies, self._pool.submit(run, copy)))
         except (RuntimeError, MemoryError, OSError, ValueError) as error:  # no memory or thread, for example
-            self._digest_done.set()
-            self._report(error)
+            if step:  # then no write is in flight
+                self._unmark()
+            self._report(name, error)
 
     def _agree(self, decision: bool) -> bool:
         """Return rank 0's decision: only rank 0 knows which writes have failed."""
@@ -191,14 +198,13 @@ class Saver:
         """Write the digest of the state after `step` steps, before its checkpoint is on the disk: then a run
         that is resumed from the checkpoint has it."""
         line = digest.summarize(step, objects) | {"planned": is_planned, "saved": is_saved}
-        self._digested = step
+        if not ranks.is_first():
+            return
         if is_planned:
             self._digests.append((step, line["digest"]))
-        self._digest_done.set()
         try:
-            if ranks.is_first():
-                digest.write(self.folder, line)
-                self._marked = line if is_saved else self._marked
+            digest.write(self.folder, line)
+            self._marked = line if is_saved else self._marked
         except OSError as error:
             self.log(f"warning: {digest.FILE} lacks step {step}: {describe(error, self.folder)}")
 
@@ -222,29 +228,29 @@ class Saver:
         return state | {"objects": rest, "shards": facts}
 
     def _write_checkpoint(self, state: dict[str, Any], run: str, is_planned: bool) -> None:
-        self._prepare(self.checkpoints, state, state["objects"]["model"])
+        self._check_finite(state["objects"]["model"])
+        if not self.by_rank:
+            self._digest(state["step"], state["objects"], is_planned, is_saved=True)
+        self._prepare(self.checkpoints, state)
         if not self._is_readable:  # once: a later state has the same types
             files.check_readable(state["objects"])
             self._is_readable = True
-        if not self.by_rank:
-            self._digest(state["step"], state["objects"], is_planned, is_saved=True)
         facts = {"shards": state["shards"]} if self.by_rank else {}
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         files.write(path, state, step=state["step"], run=run, **facts)
         self.durable, self._marked, self._refusals = state["step"], None, 0
         files.keep(path, self.keep, self._whole)
-        sweep(self.checkpoints)
         self.saved(state["step"])
 
-    def _prepare(self, folder: str, state: dict, tensors: dict) -> None:
-        """Make the folder for a state. Raises ValueError if these tensors, the weights, are not finite, and
-        OSError if the disk is full."""
-        self._check_finite(tensors)
+    def _prepare(self, folder: str, state: dict) -> None:
+        """Make the folder for a state, and delete what a killed write has left. Raises OSError if the disk is
+        full."""
         check_mounted(self.folder)
         if not os.path.isdir(folder):
             os.makedirs(folder, exist_ok=True)
             if self.durable:
                 self.log(f"warning: {folder} was deleted and is created again: older checkpoints are lost")
+        sweep(folder)
         space, size = os.statvfs(folder), size_of(state)
         if space.f_bavail * space.f_frsize < size:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {size / 1e6:.1f} MB are needed")
@@ -253,17 +259,24 @@ class Saver:
         if find_infinite(tensors) - self.infinite:
             raise ValueError("the weights are not finite")
 
-    def _report(self, error: BaseException) -> None:
-        self._unmark()
-        reason = f"{self._name} was not saved: {describe(error, self.folder)}"
+    def _report(self, name: str, error: BaseException) -> None:
+        reason = f"{name} was not saved: {describe(error, self.folder)}"
         if ranks.is_first():  # only it learns later whether a write succeeds
-            self._failures[os.path.splitext(self._name)[1]] = reason
+            self._failures[os.path.splitext(name)[1]] = reason
         self.step = self.durable
         self._refusals += isinstance(error, OSError) and error.errno in _FINAL
         others = "older checkpoints are unchanged" if self.durable else "there is no checkpoint yet"
         if not self.durable and self._refusals == _MOST_FAILURES:
             self.hopeless = f"{reason}, {_MOST_FAILURES} times, and no checkpoint was saved before"
         self.log(f"warning: {reason}; the training continues, {others}")
+
+
+class _Write(NamedTuple):
+    """A write in flight. copies: with the memory that it reads."""
+
+    name: str
+    copies: "HostCopies"
+    future: concurrent.futures.Future
 
 
 class HostCopies:
@@ -331,7 +344,7 @@ def find_infinite(tensors: dict[str, Any]) -> set[str]:
         name
         for name, each in tensors.items()
         if isinstance(each, torch.Tensor) and each.is_floating_point() and not each.is_meta
-        if not torch.isfinite(each).all()
+        if not torch.isfinite(each.sum()) and not torch.isfinite(each).all()  # a sum may overflow
     }
 
 

@@ -33,6 +33,26 @@ def full(tensor: Any) -> torch.Tensor:
     return tensor.full_tensor() if is_dtensor(tensor) else tensor
 
 
+def own_part(tensor: Any) -> tuple[torch.Tensor, int]:
+    """Return the elements that this rank has to count, and the place of the first one in the whole tensor.
+    The parts of all ranks make the whole. Call it on every rank.
+
+    If the first dimension is sharded once, these are the rank's own elements, or none if it has a replica of
+    them. Otherwise rank 0 gets the whole tensor.
+    """
+    if not is_dtensor(tensor):
+        return (tensor if ranks.is_first() else tensor.reshape(-1)[:0]), 0
+    mesh, rows = tensor.device_mesh, tensor.shape[0] if tensor.ndim else 0
+    sharded = [place for place, each in enumerate(tensor.placements) if not each.is_replicate()]
+    if len(sharded) != 1 or not tensor.placements[sharded[0]].is_shard(0):
+        return own_part(full(tensor))
+    has_replica = any(mesh.get_local_rank(place) for place in range(mesh.ndim) if place not in sharded)
+    shard = -(-rows // mesh.size(sharded[0]))  # rows of a part; the last ones may be shorter, or empty
+    first = min(mesh.get_local_rank(sharded[0]) * shard, rows)
+    part = local(tensor)
+    return (part[:0] if has_replica else part), first * (tensor.numel() // max(rows, 1))
+
+
 def broadcast(state: Any, like: Any) -> Any:
     """Return rank 0's state on every rank, as distribute() does. Other ranks have no whole tensor in it."""
     received = ranks.broadcast_object(outline(state, like))

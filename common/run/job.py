@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from common.console import config
-from common.console.arguments import FLAG, Arguments, Parser, plain, remind, settings
+from common.console.arguments import FLAG, Arguments, Parser, plain, settings
 from common.ground.exits import BadInput, import_optional, print_line
 from common.ground.files import HOME
 from common.platform import platforms
@@ -39,7 +39,8 @@ class JobParser(Parser):
             parsed, unknown = self.parse_known_args(words, Arguments())
         ignored = self._let_pass(unknown, parsed.__dict__.pop("ignore_unknown"))
         if platforms.is_first_on_node():
-            remind(ignored, print_line)
+            if ignored:
+                print_line(f"ignored arguments: {' '.join(ignored)}")
             print_line(f"settings {self._changed(parsed)}")
         for check in self.checks:
             vars(parsed).update(check(parsed))

@@ -26,7 +26,7 @@ from common.ground.exits import MissingPackage, printable
 from common.ground.files import append_json_line, check_mounted, opener, write_atomic
 from common.ground.heartbeat import watched
 from common.ground.results import CLASSES
-from common.run import starts
+from common.run import environment, starts
 from common.run.metrics import Metrics
 from common.run.output import Output, writes_nothing
 from common.run.tensorboard import TensorBoard
@@ -48,9 +48,9 @@ class Log:
         self._path = os.path.join(output.folder, "metrics.jsonl")
         self.metrics, self._autocast = Metrics(), contextlib.nullcontext()
         self._run = ""
-        self._optimizer: Any = None
+        self._rate: Callable[[], Any] = lambda: None  # the learning rate of the last step
         self._scheduler: Any = None
-        self._states: Callable[[], list[tuple[int, str]]] = list
+        self._states: Callable[[bool], list[tuple[int, str]]] = lambda wait: []
         self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = exits.STARTED  # importing torch counts as set-up
         self._trackers: dict[str, Any] | None = None  # from the first report on
@@ -77,10 +77,10 @@ class Log:
         step: int,
         total_steps: int | None,
         model: torch.nn.Module | None = None,
-        optimizer: Any = None,
+        rate: Callable[[], Any] = lambda: None,
         scheduler: Any = None,
         run: str = "",
-        states: Callable[[], list[tuple[int, str]]] = list,
+        states: Callable[[bool], list[tuple[int, str]]] = lambda wait: [],
         repeats: bool = False,
         continues: bool = False,
     ) -> None:
@@ -92,10 +92,11 @@ class Log:
         step: the step to continue from, or 0.
         total_steps: the optimizer steps of the whole run, if they are known.
         model: describe this model in the log, and show a progress bar on a terminal.
-        optimizer, scheduler: those that checkpoints hold.
+        rate: returns the learning rate of the last step, a number, a tensor or None.
+        scheduler: that which checkpoints hold.
         run: the id of the run for --tracker; a restart keeps it.
-        states: returns (step, digest of the state) of checkpoints since its last call. They are the entry
-            `states` of the next line in metrics.jsonl.
+        states: returns (step, digest of the state) of checkpoints since its last call, if they are computed,
+            or waits for them. They are the entry `states` of the next line in metrics.jsonl.
         repeats: the report at `step` is written again.
         continues: a process has begun before and others were lost: not a start.
         """
@@ -103,7 +104,7 @@ class Log:
         self.output.begin()
         self._loader, self._step, self._total_steps = loader, step, total_steps
         self._repeats, self._continues = repeats, continues
-        self._optimizer, self._scheduler, self._run, self._states = optimizer, scheduler, run, states
+        self._rate, self._scheduler, self._run, self._states = rate, scheduler, run, states
         self._since, self._waited, self._evaluating = time.monotonic(), loader.waited, 0.0
         self._start: dict[str, Any] = {
             "time": round(time.time(), 3), "step": step, "steps": total_steps, "laps": {**self._laps},
@@ -114,7 +115,7 @@ class Log:
         if model is None or continues or not ranks.is_first():
             return
         folder = str(self.output), self.output.folder
-        for line in starts.describe(self.args, model, self._autocast, total_steps, len(loader), folder):
+        for line in environment.describe(self.args, model, self._autocast, total_steps, len(loader), folder):
             self.info(line)
         if sys.stderr.isatty() and not writes_nothing(self.args):
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
@@ -177,7 +178,7 @@ class Log:
             step,
             loss=loss,
             **_accuracy("acc", correct, count),
-            lr=_rate_of(self._optimizer.param_groups[0]),
+            lr=math.nan if (rate := self._rate()) is None else float(rate),
             **{f"{unit}_per_s": count * per_sample / elapsed},
             data_time=data_time,
             compute_time=elapsed - data_time,
@@ -246,9 +247,8 @@ class Log:
             self._print_time_cost(loader)
         if not writes_nothing(self.args):
             self.lost = loader.receipt.finish(self.output.folder)
-        arguments.remind(getattr(self.args, "ignored", ()), self.info)
         with self._reported():
-            if self._trackers is not None and (states := dict(self._states())):  # no evaluation at the end
+            if self._trackers is not None and (states := dict(self._states(True))):
                 append_json_line(self._path, {"step": max(states), "states": states})
         self._close_trackers()
 
@@ -317,7 +317,7 @@ class Log:
         line: dict[str, Any] = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
         with self._reported():
             if self._trackers is not None:
-                states = {"states": states} if (states := dict(self._states())) else {}
+                states = {"states": states} if (states := dict(self._states(False))) else {}
                 append_json_line(self._path, line | states | {"time": round(time.time(), 3)})
         scalars = {name: float(figures[name]) for name in figures.keys() - {"val_count", "receipt"}}
         for name, tracker in (self._trackers or {}).items():
@@ -347,7 +347,8 @@ class Log:
                 return
             lost = _keep_lines(self._path, self._step, self._repeats)
             if not self._continues or not starts.read(folder):
-                starts.write(folder, self.args, **self._start, **({"lost": lost} if lost else {}))
+                known = self._start | ({"lost": lost} if lost else {})
+                starts.write(folder, self.args, environment.facts(), **known)
             begun = [each.get("step") for each in starts.read(folder)]
             self._loader.receipt.begins_at(min(step for step in begun if type(step) is int))
             if self._class_names:
@@ -401,11 +402,6 @@ def _keep_lines(path: str, step: int, repeats: bool = False) -> dict[str, float]
                 continue
     write_atomic(path, "".join(kept))
     return last
-
-
-def _rate_of(group: dict) -> float:
-    """Return the learning rate of a parameter group, a number or a tensor; NaN without one."""
-    return math.nan if group.get("lr") is None else float(group["lr"])
 
 
 def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:

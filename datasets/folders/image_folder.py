@@ -2,13 +2,21 @@
 
 datasets/folders/listing.py defines the folders. This module reads and inspects each file once, and stores the
 results in memory-mapped arrays. A file is read again if its size or modification time changes.
+
+The first scan reads every byte, not only headers: damaged files are known before the first step, and the
+CRC-32 of each file is part of the fingerprint, which names the data in checkpoints, packs and receipts. A
+start with an index lists the folders again. It compares the size and time of 16,384 files, evenly spaced:
+those of a million files would take twice as long as the list, and minutes over a network. So a start finds
+all files that were added, removed or renamed, and most changes of many files; a read finds each file that was
+rewritten (datasets/stores/files.py). The times of folders would save the list as well, but not all file
+systems change them.
 """
 
 import argparse
 import bisect
+import contextlib
 import decimal
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -23,6 +31,8 @@ from common.ground.files import explained, locked, make_folder_atomic, own_place
 from datasets.folders import images, listing, tar_files
 from datasets.folders.listing import FILES_PER_TASK, VAL_SHARE, Listing, Log, map_files, progress, shown
 
+_COMPARED = 2**14  # files whose size and time a start compares; of a small data set all
+_CHANGED = "changed"  # file in the folder of an index: a read has found a file that was changed
 _FORMAT = 3  # increase it if the columns or the results of images.inspect() change
 _COLUMNS = {  # name -> type: a memory-mapped file each, with one row per image
     "labels": "<i8", "widths": "<i4", "heights": "<i4", "plain": "|b1", "bytes": "<i8", "crc32": "<u4",
@@ -103,8 +113,8 @@ class ImageFolderIndex:
         self.folder, self.root, self.split = folder, meta["root"], meta["split"]
         self.base = self.source = meta["base"]
         self.classes = self.class_names = tuple(meta["classes"])
-        self.fingerprint, self.stamp, self.checksums = meta["fingerprint"], meta["stamp"], meta["checksums"]
-        self.bad = meta["bad"]
+        self.fingerprint, self.checksums, self.bad = meta["fingerprint"], meta["checksums"], meta["bad"]
+        self.is_complete = bool(meta["stamp"])
         self.excluded = [(os.path.join(self.base, path), reason) for path, _, _, reason in self.bad]
 
     def __len__(self) -> int:
@@ -131,6 +141,11 @@ class ImageFolderIndex:
         ends = [tar_files.split_path(self.path(id)) for id in (0, len(self) - 1)]
         place = " to ".join(dict.fromkeys(end[0] for end in ends if end)) or self.base
         return f"{len(self)} images of {len(self.classes)} classes ({shown(self.classes)}) in {place}"
+
+    def report_change(self) -> None:
+        """Make the next start compare all files, if this process may write to the index."""
+        with contextlib.suppress(OSError):
+            open(os.path.join(self.folder, _CHANGED), "w").close()
 
     def __reduce__(self):
         return open_index, (self.folder, self.fingerprint)
@@ -211,19 +226,19 @@ def one_line(log: Log) -> Log:
 def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
     """Return the index of the listed files without the bad images, from `cache` as in load(). Raises BadInput
     if files cannot be read or the index cannot be written."""
-    root, stamp = listing.root, listing.stamp()
+    root = listing.root
     chosen = [str(each) for each in (listing.val_share, listing.splits) if each]
     place = os.fsencode("\0".join([root, *chosen]))
     name = f"{listing.split}-{hashlib.blake2b(place, digest_size=6).hexdigest()}"
     folder = own_place(os.path.join(os.path.abspath(cache), name), log)
-    index = _intact(folder, listing, stamp)
-    if index is None or index.stamp != stamp:
+    index = _intact(folder)
+    if index is None or not _is_current(index, listing):
         with explained(f"cannot write the index of {root} to {cache}"):
             os.makedirs(cache, exist_ok=True)
             with locked(f"{folder}.lock"):
-                index = _intact(folder, listing, stamp, log)
-                if index is None or index.stamp != stamp:
-                    index = _scan(folder, listing, stamp, index, log)
+                index = _intact(folder, log)
+                if index is None or not _is_current(index, listing):
+                    index = _scan(folder, listing, index, log)
     try:
         if changes := images.judge(np.asarray(index.traits)):
             log(f"{listing.split}: of {len(index)} images {changes}")
@@ -232,11 +247,8 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
     return index
 
 
-def _intact(
-    folder: str, listing: Listing, stamp: str, log: Log = lambda line: None
-) -> ImageFolderIndex | None:
-    """Return the index if it exists, its columns have its checksums and its fingerprint, and, if it has the
-    stamp of the listing, its names and labels are those of the listing."""
+def _intact(folder: str, log: Log = lambda line: None) -> ImageFolderIndex | None:
+    """Return the index if it exists, and its columns have its checksums and its fingerprint."""
     if not os.path.isdir(folder):
         return None
     try:
@@ -244,24 +256,34 @@ def _intact(
         for name in _COLUMNS:
             if zlib.crc32(getattr(index, name)) != index.checksums[name]:
                 raise BadInput(f"the index {folder} is damaged: the CRC-32 of {name}.npy differs")
-        names, ends = index.names.tobytes(), index.offsets.tolist()
-        paths = [names[first:end] for first, end in itertools.pairwise(ends)]
-        if _fingerprint(index.classes, paths, vars(index)) != index.fingerprint:
+        if _fingerprint(index.classes, vars(index)) != index.fingerprint:
             raise BadInput(f"the index {folder} is damaged: its columns do not have its fingerprint")
-        if index.stamp == stamp:
-            bad = {os.fsencode(path) for path, *_ in index.bad}
-            listed = os.fsencode("\0".join(listing.paths)).split(b"\0")
-            good = np.array([path not in bad for path in listed]) if bad else slice(None)
-            listed = [path for path in listed if path not in bad] if bad else listed
-            is_equal = (index.base, index.classes, paths) == (listing.base, listing.classes, listed)
-            if not is_equal or not np.array_equal(index.labels, listing.labels[good]):
-                raise BadInput(
-                    f"the index {folder} is damaged: its names or labels are not those of the files"
-                )
         return index
-    except (BadInput, ValueError, TypeError, KeyError) as error:
+    except (BadInput, ValueError, TypeError, LookupError) as error:
         log(f"{error}: scanning again")
         return None
+
+
+def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
+    """Return whether an index has the names and labels of the listed files, and the sizes and times of
+    _COMPARED of them. False if a read has found a file that was rewritten: all are compared then."""
+    if not index.is_complete or os.path.exists(os.path.join(index.folder, _CHANGED)):
+        return False
+    bad = {path for path, *_ in index.bad}
+    good = np.array([path not in bad for path in listing.paths]) if bad else np.ones(len(listing.paths), bool)
+    paths = [path for path in listing.paths if path not in bad] if bad else listing.paths
+    described = index.base, index.classes, len(index), len(bad)
+    if described != (listing.base, listing.classes, len(paths), len(listing.paths) - len(paths)):
+        return False
+    names = np.insert(index.names, index.offsets[1:-1], 0).tobytes()
+    if names != os.fsencode("\0".join(paths)) or not np.array_equal(index.labels, listing.labels[good]):
+        return False
+    states = np.empty((len(good), 2), np.int64)
+    states[good] = np.stack([index.bytes, index.mtimes], axis=1)
+    states[~good] = [state for _, *state, _ in index.bad] or 0
+    few = len(good) > _COMPARED and listing.states is None
+    rows = np.linspace(0, len(good) - 1, _COMPARED).astype(np.int64) if few else np.arange(len(good))
+    return np.array_equal(listing.get_states(rows), states[rows])
 
 
 def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
@@ -280,8 +302,8 @@ def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
     log(f"skipped {len(bad)} bad of {total} images of {index.base}: {reasons}")
 
 
-def _inspect(path: str, size: int) -> tuple[int, images.Header]:
-    """Return (CRC-32, header) of one file.
+def _inspect(path: str, size: int) -> tuple:
+    """Return (CRC-32, *images.Header) of one file.
 
     size: bytes when the file was listed. Raises BadImage; OSError or BadInput if the file cannot be read or
     has another size.
@@ -294,45 +316,44 @@ def _inspect(path: str, size: int) -> tuple[int, images.Header]:
     if len(content) != size:
         now = len(content) if len(content) < size else "more"
         raise BadInput(f"{size} bytes when it was listed, {now} when read")
-    return zlib.crc32(content), images.inspect(content)
+    return zlib.crc32(content), *images.inspect(content)
 
 
-def _scan(
-    folder: str, listing: Listing, stamp: str, old: ImageFolderIndex | None, log: Log
-) -> ImageFolderIndex:
+def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log) -> ImageFolderIndex:
     """Read the files that are not in the old index, and write a new index."""
-    count, paths = len(listing.paths), listing.paths
-    read_columns = ("widths", "heights", "plain", "traits")  # as images.Header
-    columns = {name: np.zeros(count, _COLUMNS[name]) for name in (*read_columns, "crc32")}
+    count, paths, states = len(listing.paths), listing.paths, listing.get_states()
+    read_columns = ("crc32", "widths", "heights", "plain", "traits")  # CRC-32, images.Header
+    columns = {name: np.zeros(count, _COLUMNS[name]) for name in read_columns}
+    columns |= {"bytes": states[:, 0], "mtimes": states[:, 1]}
     bad, unread = {}, {}  # row -> reason
     rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
 
     def read(first: int) -> int:
-        part = rows[first : first + FILES_PER_TASK].tolist()
-        for row in part:
-            path = os.path.join(listing.base, paths[row])
+        part, values = rows[first : first + FILES_PER_TASK], []
+        for row, size in zip(part.tolist(), states[part, 0].tolist(), strict=True):
             try:
-                columns["crc32"][row], header = _inspect(path, int(listing.sizes[row]))
+                values.append((row, *_inspect(prefix + paths[row], size)))
             except images.BadImage as error:
                 bad[row] = str(error)
             except (OSError, BadInput) as error:
                 unread[row] = getattr(error, "strerror", None) or str(error)
-            else:
-                for name, value in zip(read_columns, header, strict=True):
-                    columns[name][row] = value
+        if values:
+            places, *results = map(list, zip(*values, strict=True))
+            for name, result in zip(read_columns, results, strict=True):
+                columns[name][places] = result
         return len(part)
 
+    prefix = os.path.join(listing.base, "")
     with progress(len(rows), f"scanning {listing.base}") as bar:
         for done in map_files(read, range(0, len(rows), FILES_PER_TASK)):
             bar.update(done)
     good = np.ones(count, dtype=bool)
     good[[*bad, *unread]] = False
-    columns |= {"labels": listing.labels, "bytes": listing.sizes, "mtimes": listing.mtimes}
+    columns["labels"] = listing.labels
     columns = {name: column[good] for name, column in columns.items()}
     meta = {name: getattr(listing, name) for name in ("root", "base", "split", "classes")}
-    meta["stamp"] = "" if unread else stamp
-    sizes, mtimes = listing.sizes.tolist(), listing.mtimes.tolist()
-    meta["bad"] = [(paths[row], sizes[row], mtimes[row], bad[row]) for row in sorted(bad)]
+    meta["stamp"] = "" if unread else "complete"  # version 0.25 has a digest here
+    meta["bad"] = [(paths[row], *states[row].tolist(), bad[row]) for row in sorted(bad)]
     index = write_index(folder, [paths[row] for row in np.flatnonzero(good)], columns, **meta)
     if unread:  # raised after write_index(): the next scan reuses the files that were read
         reasons = shown([f"{paths[row]}: {unread[row]}" for row in sorted(unread)])
@@ -346,7 +367,7 @@ def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, lo
     known = {old.name(row): [*state, row] for row, state in enumerate(states)}
     known |= {path: state for path, *state in old.bad}  # size, mtime, reason
     rows, sources, left = [], [], []
-    states = zip(listing.sizes.tolist(), listing.mtimes.tolist(), strict=True)
+    states = zip(columns["bytes"].tolist(), columns["mtimes"].tolist(), strict=True)
     for row, (path, state) in enumerate(zip(listing.paths, states, strict=True)):
         *before, source = known.get(path, [None])
         if before != [*state]:
@@ -368,14 +389,14 @@ def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], *
     paths: relative, ascending. columns: the others of ImageFolderIndex. meta: root, base, split, classes,
     stamp, bad (path, size, mtime, reason). Raises OSError.
     """
-    names = [os.fsencode(path) for path in paths]
+    names = os.fsencode("\0".join(paths)).split(b"\0") if paths else []
     columns = columns | {
         "offsets": np.cumsum([0, *map(len, names)]),
         "names": np.frombuffer(b"".join(names), np.uint8),
     }
     types = _COLUMNS | ({"labels": "|b1"} if columns["labels"].ndim == 2 else {})
     columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in types.items()}
-    meta |= {"format": _FORMAT, "fingerprint": _fingerprint(meta["classes"], names, columns)}
+    meta |= {"format": _FORMAT, "fingerprint": _fingerprint(meta["classes"], columns)}
     meta["checksums"] = {name: zlib.crc32(column.data) for name, column in columns.items()}
     with make_folder_atomic(folder) as new:
         for name, content in columns.items():
@@ -388,16 +409,23 @@ def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], *
     return open_index(folder)
 
 
-def _fingerprint(classes: Sequence[str], names: list[bytes], columns: dict[str, np.ndarray]) -> str:
-    digest = hashlib.blake2b(json.dumps([classes, len(names)]).encode(), digest_size=16)
-    # a .JPEG and a .png may be the same data; splitext() takes half of the time of a comparison
-    ends = [(name.rfind(b"."), name) for name in names]
-    stems = [
-        name[:end] if end > name.rfind(b"/") + 1 and name[end - 1] != 46 else os.path.splitext(name)[0]
-        for end, name in ends
-    ]
-    digest.update(np.array([*map(len, stems)], np.int64).data)
-    digest.update(b"".join(stems))
+def _fingerprint(classes: Sequence[str], columns: dict[str, np.ndarray]) -> str:
+    names, starts, ends = columns["names"], columns["offsets"][:-1], columns["offsets"][1:]
+    if (np.diff(columns["offsets"]) < 0).any() or [*columns["offsets"][[0, -1]]] != [0, len(names)]:
+        raise ValueError("its offsets are not those of names")
+    digest = hashlib.blake2b(json.dumps([classes, len(ends)]).encode(), digest_size=16)
+    # a .JPEG and a .png may be the same data: the names count without their endings, as of splitext()
+    dots, slashes = (np.append(-1, np.flatnonzero(names == ord(mark))) for mark in "./")
+    dot, slash = (places[np.searchsorted(places, ends) - 1] for places in (dots, slashes))  # the last ones
+    first = np.maximum(slash + 1, starts)
+    stems = np.where(dot >= first, dot, ends)
+    # a dot begins the name, or follows another one: splitext() decides
+    for row in np.flatnonzero((dot == first) | ((dot > first) & (names[np.maximum(dot, 1) - 1] == ord(".")))):
+        stems[row] = starts[row] + len(os.path.splitext(names[starts[row] : ends[row]].tobytes())[0])
+    lengths = stems - starts
+    digest.update(lengths.data)
+    parts = np.stack([lengths, ends - stems], axis=1).ravel()
+    digest.update(names[np.repeat(np.arange(len(parts)) % 2 == 0, parts)].data)
     for name in ("labels", "bytes", "crc32"):
         digest.update(columns[name].data)
     return digest.hexdigest()

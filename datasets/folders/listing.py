@@ -1,4 +1,4 @@
-"""List folders of images: paths, labels, sizes and modification times, without reading an image.
+"""List folders of images: paths and labels, and sizes and times of files on demand, without reading an image.
 
 A split of a root folder is the first of these that exists. Its name is one of SPLITS, with any capitals:
 
@@ -18,9 +18,9 @@ import functools
 import hashlib
 import io
 import itertools
-import json
 import os
 import re
+import resource
 import stat
 import time
 import unicodedata
@@ -69,20 +69,18 @@ class Listing(NamedTuple):
     base: str  # paths are relative to it
     classes: tuple[str, ...]
     paths: list[str]
-    labels: np.ndarray  # int64, as are sizes and mtimes; bool [n, classes] if images have several labels
-    sizes: np.ndarray
-    mtimes: np.ndarray
+    labels: np.ndarray  # int64; bool [n, classes] if images have several labels
     val_share: float = 0.0  # if the path of an image decides its split, otherwise 0
     splits: str | None = None  # --splits
+    states: np.ndarray | None = None  # of images in tar files: int64 [n, 2], as get_states() returns
 
-    def stamp(self) -> str:
-        """Return a digest of all that is known without reading the files."""
-        known = json.dumps([self.base, self.classes, len(self.paths)])
-        digest = hashlib.blake2b(known.encode(), digest_size=16)
-        digest.update(os.fsencode("\0".join(self.paths)))
-        for column in (self.labels, self.sizes, self.mtimes):
-            digest.update(np.ascontiguousarray(column).data)
-        return digest.hexdigest()
+    def get_states(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Return int64 [n, 2], the sizes and modification times (ns) of these rows, or of all rows. Raises
+        BadInput if files are missing."""
+        rows = np.arange(len(self.paths)) if rows is None else rows
+        if self.states is not None:
+            return self.states[rows]
+        return stat_files(self.base, [self.paths[row] for row in rows.tolist()])
 
 
 def look(
@@ -122,8 +120,7 @@ def look(
     if val_share:
         rows = divide(root, split, paths, labels, val_share, log)
         paths, labels = [paths[row] for row in rows.tolist()], labels[rows]
-    sizes, mtimes = stat_files(base, paths)
-    return Listing(root, split, base, ordered, paths, labels, sizes, mtimes, val_share, splits)
+    return Listing(root, split, base, ordered, paths, labels, val_share, splits)
 
 
 def find_split(root: str, split: str, splits: str | None = None, log: Log = lambda line: None) -> str:
@@ -267,11 +264,13 @@ def walk(base: str) -> tuple[list[str], str, set[str]]:
     }  # folder -> its real path and those of its parents
     with progress(None, f"listing {base}") as bar:
         for folder, folders, names in os.walk(base, onerror=fail, followlinks=True):
-            found = [name for name in names if name[0] != "." and is_image(name)]
+            # without a call for each of a million names: is_image() takes half of the time
+            found = [name for name in names if name[0] != "." and name.lower().endswith(images.EXTENSIONS)]
             if len(found) < len(names):
                 others.update(map(ending, {*names}.difference(found)))
             others["hidden"] += sum(map(is_hidden, folders))
-            paths += [os.path.join(folder[len(base) :].lstrip("/"), name) for name in found]
+            prefix = os.path.join(folder[len(base) :].lstrip("/"), "")
+            paths += [prefix + name for name in sorted(found)]
             parents = above.pop(folder)
             below = {name: os.path.realpath(os.path.join(folder, name)) for name in folders}
             # without links to a parent folder, which are endless loops
@@ -463,50 +462,59 @@ def number_sets(
     return ordered, labels
 
 
-def stat_files(base: str, paths: list[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Return (sizes, mtimes in nanoseconds) of files. Raises BadInput if some are missing."""
+def stat_files(base: str, paths: list[str]) -> np.ndarray:
+    """Return int64 [n, 2], the sizes and mtimes (ns) of files. Raises BadInput if some are missing."""
 
     def states(first: int) -> np.ndarray:
-        part = np.full((min(FILES_PER_TASK, len(paths) - first), 2), -1, dtype=np.int64)
-        for row, path in enumerate(paths[first : first + FILES_PER_TASK]):
+        part = []
+        for path in paths[first : first + FILES_PER_TASK]:
+            state = -1, -1
             try:
                 status = os.stat(prefix + path)
             except OSError:
-                continue
-            if stat.S_ISREG(status.st_mode):
-                part[row] = status.st_size, status.st_mtime_ns
-        return part
+                pass
+            else:
+                if stat.S_ISREG(status.st_mode):
+                    state = status.st_size, status.st_mtime_ns
+            part.append(state)
+        return np.array(part, np.int64)
 
     parts, prefix = [], os.path.join(base, "")
     with progress(len(paths), f"looking through {base}") as bar:
         for part in map_files(states, range(0, len(paths), FILES_PER_TASK)):
             parts.append(part)
             bar.update(len(part))
-    sizes, mtimes = np.concatenate(parts).T
-    missing = np.flatnonzero(sizes < 0)
+    known = np.concatenate(parts)
+    missing = np.flatnonzero(known[:, 0] < 0)
     if len(missing):
         which = shown([paths[row] for row in missing])
         raise BadInput(f"{len(missing)} of {len(paths)} files are missing in {base}: {which}")
-    return sizes, mtimes
+    return known
 
 
 def map_files(task: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
     """Yield task(each) in order, for tasks that read files.
 
-    This thread does the tasks while they take less than twice their CPU time. Several threads would take five
-    times as long for files in the page cache, because they wait for Python's lock at each call. If tasks
-    wait, as for a disk or a network, _THREADS threads do the next ones, in turns that become longer.
+    This thread does the tasks until one takes more than twice its CPU time and has waited for a disk or a
+    network (not for a busy processor: _count_waits()). _THREADS threads do the next ones then, in turns that
+    become longer. For files in the page cache they would take five times as long, because they wait for
+    Python's lock at each call.
     """
     waiting, turn = iter(tasks), _TURN
     with ThreadPoolExecutor(_THREADS) as pool:
         for each in waiting:
-            begin, used = time.perf_counter(), time.thread_time()
+            begin, used, gave_up = time.perf_counter(), time.thread_time(), _count_waits()
             result = task(each)
-            waits = time.perf_counter() - begin > 2 * (time.thread_time() - used)
+            waits = time.perf_counter() - begin > 2 * (time.thread_time() - used) and _count_waits() > gave_up
             yield result
             if waits:
                 yield from pool.map(task, itertools.islice(waiting, turn))
             turn = 2 * turn if waits else _TURN
+
+
+def _count_waits() -> int:
+    """Return how often this thread has waited for something other than a processor."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def progress(total: int | None, text: str, done: int = 0, unit: str = "image") -> tqdm:

@@ -16,7 +16,7 @@ from common.ground.exits import BadInput
 from datasets import files
 from datasets.folders import images
 from datasets.folders.image_folder import ImageFolderIndex, one_line, scan_listing
-from datasets.folders.listing import Listing, Log, find_split, shown, stat_files, walk
+from datasets.folders.listing import Listing, Log, find_split, shown, walk
 from datasets.sampling.augment import center_square, square_crop
 from datasets.sampling.sampler import Plan
 
@@ -32,8 +32,9 @@ class PairIndex:
     """
 
     def __init__(self, index: ImageFolderIndex, rows: int = 0):
-        self.rows, self._stored = rows, index
+        self.rows, self.stored = rows, index
         self.labels, self.bytes, self.plain, self.path = index.labels, index.bytes, index.plain, index.path
+        self.crc32, self.mtimes, self.report_change = index.crc32, index.mtimes, index.report_change
         self.source, self.fingerprint = index.source, index.fingerprint
         self.widths, self.heights = index.widths.astype(np.int64), index.heights.astype(np.int64)
         if rows:
@@ -45,7 +46,7 @@ class PairIndex:
 
     def shape(self, id: int) -> str:
         """Return the size of an image as text."""
-        stored = f"{self._stored.widths[id]}x{self._stored.heights[id]} pixels"
+        stored = f"{self.stored.widths[id]}x{self.stored.heights[id]} pixels"
         return f"{self.widths[id]}x{self.heights[id]} pixels, resized from {stored}" if self.rows else stored
 
 
@@ -103,7 +104,7 @@ def _look(root: str, split: str, log: Log) -> Listing:
     names = sorted(blurry)
     paths = [side[name] for side in (blurry, sharp) for name in names]
     labels = np.arange(2).repeat(len(names))
-    return Listing(root, f"pairs-{split}", base, tuple(here), paths, labels, *stat_files(base, paths))
+    return Listing(root, f"pairs-{split}", base, tuple(here), paths, labels)
 
 
 def _by_name(base: str, side: str, log: Log) -> dict[str, str]:

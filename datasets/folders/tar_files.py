@@ -67,7 +67,7 @@ def split_pattern(pattern: str) -> tuple[str, str]:
 
 def load_index(
     paths: list[str], scan: Callable[[str], list[Row]], cache: str | None, log: Log = print
-) -> np.ndarray:
+) -> np.memmap:
     """Return the index of the files: a memory-mapped array of the rows that scan(path) returns, with the
     fields of Row and `file`, a place in `paths`.
 
@@ -240,9 +240,9 @@ def look(
     kept = np.arange(len(names))
     if val_share:
         kept = listing.divide(pattern, split, members, labels, val_share, log)
-    columns = labels[kept], np.array(sizes)[kept], np.array(mtimes)[kept]
-    names = [names[place] for place in kept]
-    return Listing(os.path.abspath(pattern), split, base, ordered, names, *columns, val_share, splits)
+    states = np.stack([sizes, mtimes], axis=1)[kept]
+    names, root = [names[place] for place in kept], os.path.abspath(pattern)
+    return Listing(root, split, base, ordered, names, labels[kept], val_share, splits, states)
 
 
 def _find_splits(source: str, texts: Iterable[str], splits: str | None, matches: Callable) -> dict[str, str]:

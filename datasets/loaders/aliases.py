@@ -6,8 +6,7 @@ import sys
 from typing import Any
 
 from common.checkpoint import pretrained
-from common.compute import models
-from common.console.arguments import FLAG, OPERATION, Parser
+from common.console.arguments import FLAG, OPERATION, TIMM, Parser, arch
 from common.ground import accelerator
 from common.ground.exits import BadInput
 from datasets.loaders.backends import SPELLINGS
@@ -63,24 +62,17 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument_group("other spellings").add_argument
     flag: dict[str, Any] = FLAG | {"default": None}
     add("data", role=OPERATION, nargs="?", metavar="DIR", help="the same as --data_url DIR")
-    timm: Any = lambda name: models.arch(f"{models.TIMM}{name}")  # noqa: E731
+    timm: Any = lambda name: arch(f"{TIMM}{name}")  # noqa: E731
     help = "the same as --arch timm:NAME"
     add("--model", dest="arch", type=timm, default=argparse.SUPPRESS, metavar="NAME", help=help)
     published: dict[str, Any] = {"dest": "weights", "action": "store_const", "const": pretrained.DEFAULT}
     help = "the same as --weights DEFAULT"
     add("--pretrained", **published, default=argparse.SUPPRESS, help=help)
     add("--fp16", role=OPERATION, **flag, help="the same as --amp")
-    add("--use_dali", role=OPERATION, **flag, help="the same as --data_backend dali-gpu, on a CPU dali")
+    add("--use_dali", role=OPERATION, **flag, help="--data_backend dali-gpu, without a GPU dali")
     add("--dali_cpu", role=OPERATION, **flag, help="the same as --data_backend dali")
-    add(
-        "--gather_checkpoints",
-        role=OPERATION,
-        type=int,
-        nargs="?",
-        const=-1,
-        metavar="N",
-        help="the same as --keep N (all)",
-    )
+    help = "the same as --keep N; without N all checkpoints are kept"
+    add("--gather_checkpoints", role=OPERATION, type=int, nargs="?", const=-1, metavar="N", help=help)
 
 
 def merge(args: argparse.Namespace) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from common.run.job import JobParser
 from common.run.log import Log
 from common.run.output import Output, check_writable
 from datasets.folders import image_folder, listing, random_folder
-from datasets.loaders import backends, measure, preprocessing
+from datasets.loaders import backends, measure, node_index, preprocessing
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.loader import Loader
 from datasets.loaders.ray import pool as ray_pool
@@ -41,11 +41,11 @@ def add_arguments(parser: JobParser) -> None:
         type=image_folder.val_share,
         default=listing.VAL_SHARE,
         metavar="SHARE",
-        help="share for validation, of a folder without train/ and val/ (default: 10%%)",
+        help="share of the images for validation, if there is no train/ and val/ (default: 10%%)",
     )
     help = "names of the folders of the splits, if others than train/ and val/; none: all folders are classes"
     add("--splits", role=IDENTITY, type=image_folder.splits, metavar="TRAIN,VAL", help=help)
-    add("--custom_data", role=IDENTITY, type=boolean, default=False, help="true: generated images instead")
+    add("--custom_data", role=IDENTITY, type=boolean, default=False, help="true: use generated images")
     names = ", ".join(backends.BACKENDS)
     add(
         "--data_backend",
@@ -59,7 +59,7 @@ def add_arguments(parser: JobParser) -> None:
         "--workers",
         role=OPERATION,
         type=positive_int,
-        help="threads or processes of the loader (default: the cores)",
+        help="threads or processes that read the data (default: one for each core)",
     )
     add("--ray_address", role=OPERATION, default="auto", metavar="HOST:PORT", help=ray_pool.HELP)
     add(
@@ -91,7 +91,7 @@ def add_arguments(parser: JobParser) -> None:
         "--cache_dir",
         role=OPERATION,
         metavar="FOLDER",
-        help="for the index (default: index/ in --output_dir)",
+        help="folder for the index (default: index/ in --output_dir)",
     )
     add(
         "--max_bad_images",
@@ -160,8 +160,9 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
 def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tuple[Any, Any]:
     """Return (training index, evaluation index); one index twice if the job needs only one.
 
-    The images are scanned, unless an earlier run has left its index in --cache_dir. args: those of
-    add_arguments(), output, batch_size, max_steps, evaluate, training_only, weights, resume. Raises BadInput.
+    The first process of each node scans the images, unless an earlier run has left its index in --cache_dir.
+    args: those of add_arguments(), output, batch_size, max_steps, evaluate, training_only, weights, resume.
+    Raises BadInput.
     """
     cache, folder = args.cache_dir or log.output.index_folder, args.data_url
     if args.custom_data:
@@ -173,26 +174,32 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
         train, val = (SyntheticIndex(count, split) for split, count in counts.items())
         return train, val
 
+    def load_all() -> list[image_folder.ImageFolderIndex]:
+        if args.evaluate:
+            index = load("val", classes=_class_names(args, folder, log.output))
+            log.info(f"val: {index.describe()}")
+            return [index]
+        train = load("train", least=args.batch_size)
+        log.info(f"train: {train.describe()}")
+        if args.training_only:
+            return [train]
+        val = load("val", classes=train.classes)
+        log.info(f"val: {val.describe()}")
+        if train.labels.ndim != val.labels.ndim:
+            one = "train" if train.labels.ndim == 1 else "val"
+            raise BadInput(
+                f"{folder}: images of one split have several labels, those of {one} have one: write "
+                "`path label,`"
+            )
+        return [train, val]
+
     options = {
         "cache": cache, "max_bad": args.max_bad_images, "log": log.info, "val_share": args.val_share,
         "splits": args.splits,
     }  # fmt: skip
     load: Any = functools.partial(image_folder.load, folder, **options)
-    if args.evaluate:
-        index = load("val", classes=_class_names(args, folder, log.output))
-        log.info(f"val: {index.describe()}")
-        return index, index
-    train_index = load("train", least=args.batch_size)
-    log.info(f"train: {train_index.describe()}")
-    val_index = train_index if args.training_only else load("val", classes=train_index.classes)
-    if not args.training_only:
-        log.info(f"val: {val_index.describe()}")
-    if train_index.labels.ndim != val_index.labels.ndim:
-        one = "train" if train_index.labels.ndim == 1 else "val"
-        raise BadInput(
-            f"{folder}: images of one split have several labels, those of {one} have one: write `path label,`"
-        )
-    return train_index, val_index
+    indexes = node_index.load(folder, load_all)
+    return indexes[0], indexes[-1]
 
 
 def open_loaders(

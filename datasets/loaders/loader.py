@@ -377,16 +377,18 @@ class Loader:
 
     def commit(self, step: int, folder: str) -> None:
         """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
+        sums = torch.from_numpy(self.receipt.take())
         if self.receipt.shared is None:
-            sums = ranks.total(self.receipt.take(), self.to_device.device)
+            sums = ranks.total(sums, self.to_device.device)
         else:
-            sums, self.receipt.shared = torch.cat([*self.receipt.shared, self.receipt.take()]), []
-        self.receipt.chain(step, len(self), sums, folder if ranks.is_first() else None)
+            sums, self.receipt.shared = torch.cat([*self.receipt.shared, sums]), []
+        self.receipt.chain(step, len(self), sums.cpu().numpy(), folder if ranks.is_first() else None)
 
     def share(self) -> None:
         """Send the receipt's sums of this step to all ranks: one that is lost takes nothing along."""
         if self.receipt.shared is not None:
-            self.receipt.shared.append(ranks.total(self.receipt.take(), self.to_device.device))
+            sums = torch.from_numpy(self.receipt.take())
+            self.receipt.shared.append(ranks.total(sums, self.to_device.device))
 
     def example(self, count: int, size: int | None = None) -> Any:
         """Return the inputs of `count` samples as a step gets them. Images are zeros: no data are read. Their

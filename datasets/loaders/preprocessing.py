@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from common.checkpoint import pretrained, weights
-from common.compute.models import TIMM, import_timm
-from common.console.arguments import IDENTITY, non_negative_float, positive_float
+from common.console.arguments import IDENTITY, TIMM, import_timm, non_negative_float, positive_float
 from common.ground.exits import BadInput
 from common.run import starts
 from datasets.folders import image_folder
@@ -55,7 +54,7 @@ def add_arguments(add: Callable[..., Any]) -> None:
     rest = "(default: the model's own)"
     add("--mean", role=IDENTITY, type=mean, metavar="R,G,B", help=f"mean of pixels / 255 {rest}")
     add("--std", role=IDENTITY, type=std, metavar="R,G,B", help=f"standard deviation of pixels / 255 {rest}")
-    add("--crop_share", type=share, metavar="SHARE", help=f"centre crop / short side {rest}")
+    add("--crop_share", type=share, metavar="SHARE", help=f"evaluations: centre crop / short side {rest}")
     add(
         "--interpolation", role=IDENTITY, choices=["bilinear", BICUBIC], help=f"how images are resized {rest}"
     )

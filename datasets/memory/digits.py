@@ -5,10 +5,14 @@ Repository, 1998.
 """
 
 import functools
+import importlib.util
+import os
 
+import numpy as np
 import torch
 
-from common.ground.exits import import_optional
+from common.ground.exits import MissingPackage
+from common.ground.files import explained
 from datasets.files import local_folder
 from datasets.memory.image_set import ImageSet, generate_sets
 
@@ -29,12 +33,22 @@ def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
     if custom_data:
         return generate_sets(_image_set, channels=1, side=8)
     local_folder(data_url)  # the folder is not used, but a wrong path is an error
-    sklearn = import_optional("sklearn.datasets", "--dataset digits needs scikit-learn", "scikit-learn")
-    digits = sklearn.load_digits()
-    images = torch.from_numpy(digits.images * (255 / 16)).round().to(torch.uint8).unsqueeze(1)
-    labels = torch.from_numpy(digits.target).long()
+    table = torch.from_numpy(read())
+    images = (table[:, :-1].view(-1, 1, SIDE, SIDE) * (255 / 16)).round().to(torch.uint8)
+    labels = table[:, -1].long()
     in_test = torch.zeros(len(images), dtype=torch.bool)
     in_test[labels.argsort(stable=True)[4::5]] = True
     source = "scikit-learn (1,797 real digits)"
     train, test = (_image_set(images[rows], labels[rows], source=source) for rows in (~in_test, in_test))
     return train, test
+
+
+def read() -> np.ndarray:
+    """Return scikit-learn's table, float64 [1797, 65]: the pixels of a digit, 0 to 16, and its label. It is
+    read without an import of scikit-learn, which takes a second. Raises BadInput."""
+    package = importlib.util.find_spec("sklearn")
+    if not (package and package.origin):
+        raise MissingPackage("--dataset digits needs scikit-learn: pip install scikit-learn")
+    path = os.path.join(os.path.dirname(package.origin), "datasets", "data", "digits.csv.gz")
+    with explained(f"{path} cannot be read"):
+        return np.loadtxt(path, delimiter=",")

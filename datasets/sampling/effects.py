@@ -98,8 +98,8 @@ def add_arguments(add: Callable[..., Any]) -> None:
     add("--trivial_augment", **FLAG, help="one random operation for each image")
     help = f"N random operations of strength M, at most {STRONGEST}, for example 2,9 (default: none)"
     add("--rand_augment", type=rand_augment, metavar="N,M", help=help)
-    add("--color_jitter", **number, metavar="X", help="factors 1-X..1+X of brightness etc. (default: 0)")
-    add("--random_erasing", **number, metavar="P", help="probability of an erased box (default: 0)")
+    add("--color_jitter", **number, metavar="X", help="brightness and colours change by up to X (default: 0)")
+    add("--random_erasing", **number, metavar="P", help="probability that a box is erased (default: 0)")
     add("--mixup", **number, metavar="ALPHA", help="mix pairs of images (default: 0, none)")
     add("--cutmix", **number, metavar="ALPHA", help="exchange boxes between pairs (default: 0, none)")
 

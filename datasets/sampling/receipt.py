@@ -11,14 +11,14 @@ ranks do not matter, and one all_reduce combines the ranks. The steps are chaine
 import hashlib
 import os
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from common.ground.exits import BadInput
 from common.ground.files import check_mounted, explained, opener, read_file, write_atomic
-from datasets.sampling.records import RECORD, find_difference, mix, parse_records
+from common.ground.mixing import mix
+from datasets.sampling.records import RECORD, find_difference, parse_records
 
 FILE = "receipt.bin"  # in a run's output folder
 PARTS = ("ids", "labels", "augmentation")
@@ -46,7 +46,7 @@ class Receipt:
         self._begun = 0, bytes(8)  # the step and the digest before the first record of this start
         self._first: int | None = None  # the step before the first record of FILE, if it is known
         self._warned: set[str] = set()
-        self.shared: list[torch.Tensor] | None = None  # sums of all ranks, of steps that were not chained
+        self.shared: list[Any] | None = None  # tensors: sums of all ranks, of steps that were not chained
 
     def add(self, ids: np.ndarray, labels: np.ndarray, crops: Sequence[np.ndarray] = ()) -> None:
         """Add one batch. ids, labels: int64 [n]; crops: arrays [n] of integers, booleans or float32. Several
@@ -58,12 +58,12 @@ class Receipt:
         if sum(len(ids) for ids, *_ in self._batches) >= _CHUNK:
             self._sum()
 
-    def take(self) -> torch.Tensor:
+    def take(self) -> np.ndarray:
         """Return and clear this rank's steps since the last take(): int64 [steps, 3], sums modulo 2^64."""
         self._sum()
         taken, self._sums = self._sums, []
         sums = np.concatenate([np.zeros((0, len(PARTS)), np.int64), *taken])
-        return torch.from_numpy(sums.reshape(-1, self.batches, len(PARTS)).sum(1))
+        return sums.reshape(-1, self.batches, len(PARTS)).sum(1)
 
     def _sum(self) -> None:
         if self._batches:
@@ -73,7 +73,7 @@ class Receipt:
             self._sums.append(batch_sums(np.concatenate(ids), np.concatenate(labels), columns, ends))
             self._batches.clear()
 
-    def chain(self, step: int, steps_per_epoch: int, sums: torch.Tensor, folder: str | None) -> None:
+    def chain(self, step: int, steps_per_epoch: int, sums: np.ndarray, folder: str | None) -> None:
         """Extend the digest by the last steps up to `step`, and append them to FILE in the folder, if any.
 
         sums: int64 [steps, 3], take() summed over all ranks. If a record cannot be written, a warning is
@@ -82,7 +82,7 @@ class Receipt:
         records = np.zeros(len(sums), dtype=RECORD)
         records["step"] = np.arange(step - len(sums) + 1, step + 1)
         records["epoch"] = (records["step"] - 1) // steps_per_epoch + 1
-        records["sums"] = sums.cpu().numpy().view(np.uint64)
+        records["sums"] = sums.view(np.uint64)
         for record in records:
             self.digest = _extend(self.digest, record)
         self.step = step

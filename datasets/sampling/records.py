@@ -19,11 +19,3 @@ def find_difference(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, 
     sums, epochs = pairs["sums"], pairs["epoch"]
     different = (sums[:, 0] != sums[:, 1]).any(axis=1) | (epochs[:, 0] != epochs[:, 1])
     return pairs, int(different.argmax()) if different.any() else len(pairs)
-
-
-def mix(values: np.ndarray) -> np.ndarray:
-    """Return the hash of each word. values: uint64 of any shape."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))

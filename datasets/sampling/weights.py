@@ -10,8 +10,8 @@ from common.ground.files import read_file
 
 BALANCED = "balanced"
 HELP = (
-    "draw the images of an epoch with replacement. balanced: all classes equally often; FILE: lines NAME "
-    "WEIGHT, for all classes, or for all images by their path below train/ (default: each image once)"
+    "how often an image is drawn (not a weight in the loss). balanced: every class equally often; FILE: "
+    "lines 'NAME WEIGHT', one for each class or each image (default: each image once)"
 )
 _MOST = 2**30  # bytes of a file
 

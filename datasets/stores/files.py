@@ -1,5 +1,6 @@
 """The image files themselves."""
 
+import os
 import zlib
 from typing import Any
 
@@ -13,8 +14,9 @@ from datasets.stores.store import Store
 
 
 class FileStore(Store):
-    """The files of a folder, or of its tar files. verified: refuse a file whose content differs from the
-    scan. This is needed for copies that are stored under the fingerprint of the index."""
+    """The files of a folder, or of its tar files. A start compares only a part of a large data set with its
+    index, so each read compares size and time, and if only the time differs, the CRC-32. verified: compare
+    the CRC-32 in any case. This is needed for copies that are stored under the index's fingerprint."""
 
     def __init__(self, index: Any, verified: bool = False):
         self.index, self.verified = index, verified
@@ -27,16 +29,19 @@ class FileStore(Store):
         path = self.index.path(id)
         with reading(path), explained(f"cannot read {path}"):
             if member := tar_files.split_path(path):
-                content = tar_files.read_member(*member, int(self.index.bytes[id]))
+                content, is_same = tar_files.read_member(*member, int(self.index.bytes[id])), True
             else:
                 with open(path, "rb", buffering=0) as file:
                     content = file.read()
-        if len(content) != self.index.bytes[id]:
-            raise BadInput(
-                f"{path} has {len(content)} bytes, but had {self.index.bytes[id]} when it was scanned"
-            )
-        if self.verified and not is_scanned(self.index, id, content):
-            raise BadInput(f"{path} was changed since it was scanned")
+                    is_same = os.fstat(file.fileno()).st_mtime_ns == self.index.mtimes[id]
+        reason = ""
+        if len(content) != (size := self.index.bytes[id]):
+            reason = f"has {len(content)} bytes, but had {size} when it was scanned"
+        elif not (is_same and not self.verified) and not is_scanned(self.index, id, content):
+            reason = "was changed since it was scanned"
+        if reason:
+            self.index.report_change()
+            raise BadInput(f"{path} {reason}")
         return content
 
 

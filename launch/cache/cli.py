@@ -104,16 +104,16 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
     if verb in ("preload", "check"):
         add("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
         add("--split", choices=("train", "val"), help="default: both")
-        add("--cache_dir", default="output_dir/index", help="for the index (default: %(default)s)")
+        add("--cache_dir", default="output_dir/index", help="folder for the index (default: %(default)s)")
         add("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
-        add("--val_share", type=image_folder.val_share, default=listing.VAL_SHARE, help="that of the job")
-        add("--splits", type=image_folder.splits, metavar="TRAIN,VAL", help="those of the job")
-        add("--form", choices=forms.FORMS, help="default: that of the URL, else decoded")
+        add("--val_share", type=image_folder.val_share, default=listing.VAL_SHARE, help="as the job has it")
+        add("--splits", type=image_folder.splits, metavar="TRAIN,VAL", help="as the job has them")
+        add("--form", choices=forms.FORMS, help="of the samples (default: of the URL, or decoded)")
         add("--workers", type=number, default=2 * available_cores(), help="threads (default: two per core)")
     if verb == "rm":
         add("dataset", nargs="?", metavar="DATASET", help="name as ls shows it, or its beginning")
         add("--all", action="store_true", help="all data sets")
-        add("--force", action="store_true", help="even if a job uses them")
+        add("--force", action="store_true", help="delete them even if a job uses them")
     args, unknown = parser.parse_known_args(argv)
     if unknown:  # values are not shown: one may be a password
         text = " ".join(unknown)

@@ -12,18 +12,8 @@ are read from the files, on the CPU, without a `transform` of your own. Every an
 receipt. Exit codes: 0; 2 bad input, or other data: another fingerprint, or another digest than the receipt's.
 """
 
-import argparse
-import contextlib
-import os
-
-import numpy as np
-
 from common.console.arguments import Parser, positive_int
 from common.ground.exits import BadInput, print_line
-from launch import confirm
-from launch.data import losses, samples, sheet
-from launch.data.run import Run
-from launch.explain import align
 
 
 def main(arguments: list[str]) -> int:
@@ -33,7 +23,7 @@ def main(arguments: list[str]) -> int:
     add("run", metavar="RUN", help="output folder of a run")
     add("--step", type=positive_int, metavar="N", help="print the samples of step N, counted from 1")
     add("--count", type=positive_int, default=1, metavar="N", help="steps up to --step (default: 1)")
-    help = f"print the {losses.SHOWN} largest losses in the {losses.STEPS} steps up to N (--sample_losses)"
+    help = "print the largest losses in the steps up to N (--sample_losses)"
     add("--around", type=positive_int, metavar="N", help=help)
     add("--ids", action="store_true", help="print rank and id only: this reads no data")
     add("--to", metavar="FILE.png", help="also draw the images of the steps")
@@ -45,52 +35,8 @@ def main(arguments: list[str]) -> int:
         raise BadInput("expected one of --step N, --around N and --sample FILE_OR_ID")
     if args.to and (not args.step or args.ids or not args.to.endswith(".png")):
         raise BadInput(f"--to {args.to}: expected a name that ends in .png, with --step and without --ids")
-    if args.to:
-        confirm.check_replaceable(args.to, sheet.MARK, args.force)
-    for line in (_list_losses if args.around else _list_steps if args.step else _find_sample)(
-        Run(args.run), args
-    ):
+    from launch.data import answers  # imports torch, which --help does not need
+
+    for line in answers.find(args):
         print_line(line)
     return 0
-
-
-def _list_steps(run: Run, args: argparse.Namespace) -> list[str]:
-    numbers = range(max(1, args.step - args.count + 1), args.step + 1)
-    run.check(args.step, np.zeros(0, np.int64))  # whether it exists, before the data are read
-    with contextlib.nullcontext() if args.ids else samples.open_data(run, args.data_url) as data:
-        steps = [samples.read_step(run, number, data, bool(args.to)) for number in numbers]
-    lines = []
-    for step in steps:
-        rows = zip(*([name, *map(str, values)] for name, values in step.columns.items()), strict=True)
-        lines += ["", step.title, *align(rows)]
-    return lines + ([sheet.save(steps, args.to)] if args.to else [])
-
-
-def _list_losses(run: Run, args: argparse.Namespace) -> list[str]:
-    run.check(args.around, np.zeros(0, np.int64))
-    with contextlib.nullcontext() if args.ids else samples.open_data(run, args.data_url) as data:
-        steps, columns = losses.largest(run, args.around, data)
-    rows = zip(*([name, *values] for name, values in columns.items()), strict=True)
-    return [*steps, "", *align(rows)]
-
-
-def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
-    sampler, name, id = run.sampler(run.last), "", args.sample
-    if not id.isdecimal():
-        with samples.open_data(run, args.data_url) as data:
-            paths = (id, os.path.abspath(id)) if hasattr(data, "find") else ()
-            ids = [own for path in paths if (own := data.find(path)) is not None]
-            if not ids:
-                raise BadInput(f"--sample {id} is neither an id in 0..{sampler.size - 1} nor an image")
-            id, name = ids[0], f" ({data.path(ids[0])})"
-    epochs = np.arange(1, -(-run.last // len(sampler)) + 1)
-    rows, count = [["epoch", "step", "rank"]], 0
-    for epoch, step in zip(epochs.tolist(), (sampler.find(int(id), epochs) + 1).tolist(), strict=True):
-        if not step:
-            rows.append([str(epoch), "-", "skipped: it is in the rest that is smaller than a batch"])
-        elif step <= run.last:
-            batch, count = run.ids(sampler, step), count + 1
-            rows.append([str(epoch), str(step), str(run.ranks(step, len(batch))[batch == int(id)][0])])
-    run.ids(sampler, run.last)  # also if no step had the sample
-    times = f"{count} time{'s' * (count != 1)} in the steps 1-{run.last}, equal to the receipt"
-    return [f"sample {id}{name}: {times}", *align(rows)]

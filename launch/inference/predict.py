@@ -17,43 +17,14 @@ has the reason, and the classes are empty. The file is written atomically. An ea
 other file only with --force.
 """
 
-import collections
-import copy
-import csv
-import io
-import itertools
-import os
-import re
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
-
-import numpy as np
-import torch
-
-from common.compute import precision
 from common.console.arguments import FLAG, Parser, boolean, positive_int
-from common.distributed import devices
-from common.ground import accelerator
-from common.ground.exits import BadInput, printable
-from common.ground.files import opener
-from datasets.files import local_folder
-from datasets.folders import images, listing
-from datasets.folders.resize import fit
-from datasets.loaders.backends import cores
-from datasets.loaders.loader import ToDevice
-from datasets.sampling import augment
-from launch import confirm
-from launch.inference import trained
-from launch.inference.trained import Trained
-
-TOP = 5  # classes of an image
+from launch.inference import arguments as of_network
 
 
 def main(arguments: list[str]) -> int:
     """Write the predictions and return 0. Raises BadInput."""
     parser = Parser(__doc__, "python -m launch predict")
-    trained.add_arguments(parser)
+    of_network.add(parser)
     parser.add_argument("folder", metavar="FOLDER", help="images at any depth, or one image")
     add = parser.add_argument
     add("--to", metavar="FILE", help="default: predictions.csv, or none for one image")
@@ -61,135 +32,6 @@ def main(arguments: list[str]) -> int:
     add("--batch_size", type=positive_int, default=64, help="images at a time on each GPU (default: 64)")
     add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     args = parser.parse_args(arguments)
-    is_image = os.path.isfile(args.folder) and not args.to
-    args.to = args.to or "predictions.csv"
-    if not is_image:
-        confirm.check_replaceable(args.to, re.compile("^path,error,class_1,"), args.force)
-    places = [torch.device(accelerator.kind(), gpu) for gpu in range(devices.count_gpus(args))]
-    for place in places:
-        devices.open_gpu(place)
-    network = trained.load(args.weights, args.arch, args.image_size, args.model)
-    root, paths = find_images(args.folder)
-    top = min(TOP, len(network.classes))
-    predictions = predict(network, root, paths, places or [torch.device("cpu")], args.batch_size)
-    if is_image:
-        [(path, reason, probabilities)] = predictions
-        if reason:
-            raise BadInput(f"{args.folder}: {reason}")
-        for value, label in zip(*(each.tolist() for each in probabilities.topk(top)), strict=True):
-            print(f"{value:.6f} {printable(network.classes[label])}")
-        return 0
-    header = [f"{each}_{rank + 1}" for rank in range(top) for each in ("class", "probability")]
-    unreadable = 0
-    with confirm.open_result(args.to) as file, listing.progress(len(paths), "predicting") as bar:
-        text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
-        rows = csv.writer(text)
-        rows.writerow(["path", "error", *header])
-        for path, reason, probabilities in predictions:
-            cells = [""] * len(header)
-            if not reason:
-                values, labels = (each.tolist() for each in probabilities.topk(top))
-                cells[::2] = [network.classes[label] for label in labels]
-                cells[1::2] = [f"{value:.6f}" for value in values]
-            rows.writerow([path, printable(reason), *cells])
-            unreadable += bool(reason)
-            bar.update()
-        text.detach()
-    bad = f", {unreadable} of them unreadable" * bool(unreadable)
-    print(f"{args.to}: {len(paths)} images{bad}; {network.name}, {len(network.classes)} classes")
-    return 0
+    from launch.inference import predictions  # imports torch, which --help does not need
 
-
-def find_images(folder: str) -> tuple[str, list[str]]:
-    """Return (root, the relative paths of the images below it, in order). folder: also one image, or a URL.
-    Raises BadInput."""
-    if os.path.isfile(folder):
-        root, name = os.path.split(folder)
-        return root, [name]
-    root = local_folder(folder)
-    paths, others, _ = listing.walk(root)
-    if others:
-        print(f"{folder}: ignored {others}")
-    if not paths:
-        raise BadInput(f"{folder} contains no images ({' '.join(images.EXTENSIONS)})")
-    return root, sorted(paths)
-
-
-@torch.no_grad()
-def predict(
-    network: Trained,
-    root: str,
-    paths: Sequence[str],
-    places: Sequence[torch.device],
-    batch_size: int = 64,
-) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Yield (path, reason why it cannot be read or "", probabilities float [classes]) for each of the paths.
-
-    places: the devices, which compute batches in turns, each with a copy of the network. A GPU computes while
-    the images of the next batches are decoded.
-    """
-    form = torch.channels_last
-    copies = [copy.deepcopy(network.model).to(each).to(memory_format=form) for each in places]
-    stages = [ToDevice(each, network.mean, network.std) for each in places]
-    antialias, is_binary = network.settings.get("antialias", True), network.settings.get("loss") == "bce"
-    autocast, _ = precision.choose(places[0], network.settings.get("amp"))
-    begun: collections.deque = collections.deque()
-    traits: list[int] = []
-    turns = itertools.cycle(zip(copies, stages, strict=True))
-    with ThreadPoolExecutor(cores()) as pool:
-        for first, (model, deliver) in zip(range(0, len(paths), batch_size), turns, strict=False):
-            part = paths[first : first + batch_size]
-            memory = np.zeros((len(part), network.size, network.size, 3), np.uint8)
-            fill = lambda path, out: _fill(  # noqa: E731
-                os.path.join(root, path), out, network.share, antialias, traits
-            )
-            reasons = list(pool.map(fill, part, memory))
-            pixels = torch.from_numpy(memory).permute(0, 3, 1, 2)
-            if network.channels == 1:
-                pixels = _grey(pixels)
-            batch, _ = deliver(pixels, torch.zeros(len(part), dtype=torch.int64))
-            with autocast:
-                logits = model(batch)
-            logits = logits.float()
-            begun.append((part, reasons, logits.sigmoid() if is_binary else logits.softmax(1)))
-            if len(begun) > len(places):
-                yield from _wait_for(*begun.popleft())
-        for each in begun:
-            yield from _wait_for(*each)
-    try:  # as the training data were judged
-        images.judge(np.array(traits, np.int64))
-    except images.BadImage as error:
-        raise BadInput(f"{root}: {error}") from error
-
-
-def _wait_for(paths: Sequence[str], reasons: list[str], probabilities: torch.Tensor) -> Iterator:
-    return zip(paths, reasons, probabilities.cpu(), strict=True)
-
-
-def _fill(path: str, out: np.ndarray, share: float, antialias: bool | str, traits: list[int]) -> str:
-    """Put the centred square of an image into `out`, uint8 [size, size, 3], and add its traits. Return the
-    error, or ""."""
-    try:
-        with open(path, "rb", opener=opener) as file:
-            images.check_bytes(os.fstat(file.fileno()).st_size)
-            content = file.read()
-        header = images.inspect(content)
-        pixels = images.decode(content, header.plain)
-        traits.append(header.traits)
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    except images.BadImage as error:
-        return str(error)
-    height, width = pixels.shape[:2]
-    sizes = SimpleNamespace(widths=np.array([width]), heights=np.array([height]))
-    top, left, high, wide, flip = (
-        int(each[0]) for each in augment.center_crop(sizes, np.zeros(1, int), 0, 1, share)
-    )
-    fit(pixels[top : top + high, left : left + wide], flip, out, antialias)
-    return ""
-
-
-def _grey(pixels: torch.Tensor) -> torch.Tensor:
-    """Convert uint8 [n, 3, H, W] to uint8 [n, 1, H, W], by the weights of ITU-R BT.601."""
-    weights = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
-    return (pixels * weights).sum(1, keepdim=True).round().to(torch.uint8)
+    return predictions.write(args)

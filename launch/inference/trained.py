@@ -12,7 +12,7 @@ from torch import nn
 
 from common.checkpoint import weights
 from common.compute import models
-from common.console.arguments import Parser, boolean, positive_int
+from common.console.arguments import boolean, positive_int
 from common.ground.exits import BadInput
 from common.run import starts
 from datasets.loaders import preprocessing
@@ -48,16 +48,6 @@ _OPTIONS: dict[str, Callable[[str], Any]] = {  # of the run: the type of the opt
     "dataset": str, "width": positive_int,
     "amp": boolean, "antialias": boolean, "model_kwargs": str, "loss": str, **preprocessing.KINDS,
 }  # fmt: skip
-
-
-def add_arguments(parser: Parser) -> None:
-    """Add the options of load()."""
-    add = parser.add_argument
-    add("weights", metavar="WEIGHTS", help="best.pth, epoch_<n>.pth, a checkpoint, or a run's folder")
-    add("--arch", type=models.arch, help="network (default: that of starts.jsonl next to WEIGHTS)")
-    add("--image_size", type=models.image_size, metavar="N", help="pixels (default: that of starts.jsonl)")
-    help = "function of your own without arguments; it runs, and returns the network"
-    add("--model", metavar="FILE.py:FUNCTION", help=help)
 
 
 def load(

@@ -91,11 +91,12 @@ def main(arguments: list[str]) -> int:
 
 def _write_receipt(folder: Path) -> None:
     def module(match: re.Match) -> str:
-        return _read(f"datasets/sampling/{match[1]}.py").partition("import numpy as np\n\n")[2] + "\n"
+        body = _read(f"{match[1].replace('.', '/')}.py").partition('"""\n\n')[2]
+        return imported.sub("", body) + "\n"
 
     # one file, for any program
-    imported = r"^from datasets\.sampling\.(\w+) import (?:\([^)]*\)|.*)\n"
-    text = re.sub(imported, module, _read("datasets/sampling/loop_receipt.py"), flags=re.MULTILINE)
+    imported = re.compile(r"^from ((?:common|datasets)\.\w+\.\w+) import (?:\([^)]*\)|.*)\n", re.MULTILINE)
+    text = imported.sub(module, _read("datasets/sampling/loop_receipt.py"))
     files = {folder / "receipt.py": text, folder / _PLUGIN: _read(f"launch/new/template/{_PLUGIN}")}
     for path, content in files.items():
         if path.exists() and path.read_text(encoding="utf-8") != content:

@@ -33,25 +33,10 @@ prove nothing, for example because the damage was not noticed; 2 bad input.
 With --check: 0 the proof still holds; 20 something has changed, or the verdict was not exact; 2 bad input.
 """
 
-import contextlib
 import os
-import re
-import shlex
-import signal
-import sys
-import tempfile
-import time
 
-from common.console.arguments import Parser, mask_words, positive_int
-from common.distributed import preemption
-from common.ground.exits import BadInput, print_line
-from launch import confirm
-from launch.explain import DIFFERS
-from launch.prove import coverage, page, proof, trial, verdict
-from launch.prove.jobs import REFERENCE, Job, OtherJob, OwnJob
-from launch.prove.verdict import Row
-
-_UNWIND = 60.0  # seconds after Ctrl-C to end the job's processes, and delete its runs
+from common.console.arguments import Parser, positive_int
+from common.ground.exits import BadInput
 
 
 def main(arguments: list[str]) -> int:
@@ -72,82 +57,16 @@ def main(arguments: list[str]) -> int:
         place = own.index("--resume_with")
         own[place : place + 2] = [f"--resume_with={own[place + 1]}"]
     args = parser.parse_args(own)
+    from launch.prove import runs  # imports torch, which --help does not need
+
     if args.check:
         if args.to or args.keep or args.compare or args.resume_with or arguments[split:]:
             raise BadInput("--check runs nothing: expected no other option")
-        return _check(args.check, args.job)
+        return runs.check(args.check, args.job)
     if not args.job:
         parser.error("expected JOB")
     if not os.path.isfile(args.job):
         raise BadInput(f"{args.job}: no such file")
     if (args.compare is None) != (args.resume_with is None):
         raise BadInput("expected --compare FILES together with --resume_with OPTIONS")
-    limits = list[str]()
-    if args.to:
-        record = f"{os.path.splitext(args.to)[0]}.json"
-        if record == args.to:
-            raise BadInput(f"--to {args.to}: expected the name of the page, such as proof.html")
-        confirm.check_replaceable(args.to, re.compile(page.MARK), args.force)
-        confirm.check_replaceable(record, re.compile(proof.MARK, re.MULTILINE), args.force)
-        code, limits = proof.describe_code(args.job)  # before the runs: a later change counts
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) == signal.SIG_DFL:  # under nohup it stays ignored
-            signal.signal(number, lambda number, frame: sys.exit(128 + number))  # and end the job's processes
-    preemption.unwind_within(_UNWIND)
-    with contextlib.ExitStack() as stack:
-        folder = args.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="bootfile-prove-"))
-        confirm.make_empty(folder)
-        words = (args.job, arguments[split + 1 :], os.path.abspath(folder), args.kills)
-        job: Job
-        if args.compare:
-            job = OtherJob(*words, compare=args.compare, resume_with=args.resume_with)
-        else:
-            job = OwnJob(*words)
-        stack.callback(job.close)
-        rows = _run_all(job)
-        text, exit_code = verdict.conclude(job, rows)
-        covered, uncovered = coverage.describe(job, rows)
-        notes = [f"covered: {covered}"] * bool(covered)
-        notes += [f"note: {line}" for line in verdict.find_notes(rows)]
-        notes += [f"not checked: {line}" for line in (*job.unchecked, *uncovered)]
-        notes += [f"note: {line}" for line in limits]
-        print(text, *notes, sep="\n")
-        if args.to:
-            page.write(args.to, job, rows, text, notes)
-            proof.write(record, job, code, rows, (text, exit_code), notes)
-            print(f"page: {args.to}", f"proof: {record}", sep="\n")
-    return exit_code
-
-
-def _check(path: str, job: str | None) -> int:
-    """Print what has changed since a proof. job: the one of the proof, if it is not where it was. Return the
-    exit code. Raises BadInput."""
-    known = proof.read(path)
-    job = job or known.job
-    if not os.path.isfile(job):
-        raise BadInput(f"{job}: no such file: use --check in the folder of the proof, or name JOB")
-    changes = proof.find_changes(known, job)
-    for line in changes or [f"still holds: {known.verdict}", *known.notes]:
-        print_line(line)
-    return DIFFERS if changes else 0
-
-
-def _run_all(job: Job) -> list[Row]:
-    cases, began = job.plan(), time.monotonic()
-    print(f"{len(cases) + 1} runs of {shlex.join(mask_words(job.command()[1:])[0])}", flush=True)
-    print(f"[1/{len(cases) + 1}] {REFERENCE}", flush=True)
-    try:
-        job.run_reference()
-    except trial.Failed as error:
-        raise BadInput(str(error)) from error
-    seconds = time.monotonic() - began
-    rows = list[Row]()
-    for number, case in enumerate(cases, 2):
-        left = seconds * sum(2 if each.kills else 1 for each in cases[number - 2 :])
-        print(f"[{number}/{len(cases) + 1}] {case.name} (at most {left:.0f} s left)", flush=True)
-        rows.append(verdict.run(job, case))
-        lines = [f"{line.part} {line.text}".strip() for line in rows[-1].lines]
-        for text in filter(None, (rows[-1].done, *lines, rows[-1].result)):
-            print(f"      {text}", flush=True)
-        cases[number - 1 : number - 1] = verdict.needs_more(rows[-1])  # the loop has them next
-    return rows
+    return runs.run(args, arguments[split + 1 :])

@@ -17,7 +17,7 @@ import sys
 from typing import Any, TextIO
 
 # torch._dynamo is imported by the first step of an optimizer
-_PACKAGES = ("torch", "torch._dynamo", "torch.utils.tensorboard", "torchvision", "sklearn.datasets")
+_PACKAGES = ("torch", "torch._dynamo", "torch.utils.tensorboard", "torchvision")
 _PR_SET_PDEATHSIG = 1
 
 

@@ -388,7 +388,6 @@ class OwnJob(Job):
             if _step_of(path) >= self.steps:  # a restart would have nothing to train
                 files.discard(path)
             elif name := damage.change(state["objects"], case.damages == "largest"):
-                del facts["sha256"], facts["size"]
                 files.write(path, state, **facts)
                 self._damaged = _step_of(path)
                 what = name if case.damages == "largest" else "each tensor"
@@ -475,7 +474,7 @@ class OtherJob(Job):
                 "no restart had to train on from a file: let it train longer, and save more often"
             )
         times = ", ".join(f"{kill:.0f}" for kill in killed)
-        return f"SIGKILL after write {times} of about {self._writes}" if killed else "no SIGKILL"
+        return f"SIGKILL after file {times} of about {self._writes}" if killed else "no SIGKILL"
 
     def refused(self, case: Case) -> bool:
         return case.damages == "all" and self._is_read  # one tensor may have no effect

@@ -1,37 +1,27 @@
-"""The table of a proof as a page: one file that loads nothing and runs no script."""
+"""A proof as a page: one file that loads nothing and runs no script."""
 
-import shlex
-import time
+from typing import Any
 
-from common.console.arguments import mask_words
-from common.run import starts
 from launch import confirm, page
 from launch.compare import PARTS
-from launch.prove.jobs import REFERENCE, Job
-from launch.prove.verdict import Row
 
 MARK = "a page of launch prove"
 
 
-def write(path: str, job: Job, rows: list[Row], verdict: str, notes: list[str]) -> None:
-    """Write the page, before the folders of the runs are deleted. Raises BadInput."""
-    started = starts.read(job.folder(REFERENCE))
-    facts = started[-1]["environment"] if started else starts.environment() | {"job": job.script}
-    command = shlex.join(mask_words(job.command()[1:])[0])
+def write(path: str, facts: dict[str, Any]) -> None:
+    """Write the page. facts: those of proof.describe(). Raises BadInput."""
+    command = facts["runs"][0]["commands"][0]
+    texts = {
+        part: {line["run"]: line["text"] for line in facts["comparisons"] if line["part"] == part}
+        for part in PARTS
+    }
     text = page.render(
         "prove/page.html",
         mark=MARK,
-        title=f"{verdict.partition(':')[0]}: {command}",
-        verdict=verdict,
-        rows=[
-            [row.case.name, row.result, row.done, *(row.text(part) or "none" for part in PARTS)]
-            for row in rows
-        ],
-        parts=list(PARTS),
-        notes=notes,
+        title=f"{facts['verdict'].partition(':')[0]}: {command}",
         command=command,
-        made=time.strftime("%Y-%m-%d %H:%M:%S %Z"),
-        facts=[[name, str(value)] for name, value in facts.items()],
+        texts=texts,
+        facts=facts,
     )
     with confirm.open_result(path) as file:
         file.write(text.encode("utf-8", "replace"))

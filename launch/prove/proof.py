@@ -2,14 +2,15 @@
 
     {"proof": 1, "made": ..., "job": "jobs/train.py", "verdict": "exact: ...", "exit_code": 0, "notes": [...],
      "tree": {"commit": ..., "clean": true}, "versions": {...}, "hardware": {...}, "files": {path: sha256},
-     "runs": [{"run": "reference", "result": "", "commands": [...], "seed": 0, "files": {path: sha256}}, ...],
+     "runs": [{"run": "reference", "result": "", "done": "", "commands": [...], "seed": 0,
+               "files": {path: sha256}}, ...],
      "comparisons": [{"run": ..., "part": "data", "text": ..., "equal": true}, ...]}
 
 proof: the version of this schema.
 job: the path of the job as the user gave it.
 tree: the git commit of the job's folder, and whether no tracked file differs from it; null without git.
 files: the job and the modules that `launch pack` would upload with it, below the code folder.
-runs: the commands, and what was compared: receipts, digests of the state, and weights.
+runs: what was done to them, the commands, and what was compared: receipts, digests of the state, and weights.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from common.ground import accelerator
 from common.ground.exits import BadInput, import_optional
 from common.ground.files import explained, read_file, sha256_file
-from common.run import starts
+from common.run import environment, starts
 from datasets.sampling import receipt
 from launch import confirm
 from launch.bundle.code_folder import CodeFolder
@@ -80,27 +81,26 @@ def describe_code(job: str) -> tuple[dict[str, Any], list[str]]:
 
 def describe_node() -> dict[str, Any]:
     """Return versions and hardware. It touches the accelerators: call it after the job's runs."""
-    facts, count = starts.environment(), accelerator.count()
+    facts, count = environment.facts(), accelerator.count()
     name, module = accelerator.kind(), accelerator.of(accelerator.kind())
     with contextlib.suppress(RuntimeError, AttributeError):  # it is busy, or has no names
         name = module.get_device_name() if count else name
-    hardware = {"processor": starts.processor(), "cores": facts["cores"]}
+    hardware = {"processor": environment.processor(), "cores": facts["cores"]}
     hardware["accelerators"] = f"{count} x {name}" if count else "none"
     return {"versions": {each: str(facts[each]) for each in _VERSIONS}, "hardware": hardware}
 
 
-def write(
-    path: str,
+def describe(
     job: Job,
     code: dict[str, Any],
     rows: list[Row],
     verdict: tuple[str, int],
     notes: list[str],
-) -> None:
-    """Write the proof, before the folders of the runs are deleted. code: of describe_code(), before the
-    runs. Raises BadInput."""
-    runs = {REFERENCE: ""} | {row.case.name: row.result for row in rows}
-    facts = {
+) -> dict[str, Any]:
+    """Return the content of the file, before the folders of the runs are deleted. code: of describe_code(),
+    before the runs. Raises BadInput."""
+    runs = {REFERENCE: ("", "")} | {row.case.name: (row.result, row.done) for row in rows}
+    return {
         "proof": 1,
         "made": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
         "job": job.script,
@@ -109,21 +109,25 @@ def write(
         "notes": notes,
         **code,
         **describe_node(),
-        "runs": [_describe_run(job, name, result) for name, result in runs.items()],
+        "runs": [_describe_run(job, name, *outcome) for name, outcome in runs.items()],
         "comparisons": [{"run": row.case.name, **line._asdict()} for row in rows for line in row.lines],
     }
+
+
+def write(path: str, facts: dict[str, Any]) -> None:
+    """Write what describe() has returned. Raises BadInput."""
     with confirm.open_result(path) as file:
         file.write(json.dumps(facts, indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
 
-def _describe_run(job: Job, name: str, result: str) -> dict[str, Any]:
+def _describe_run(job: Job, name: str, result: str, done: str) -> dict[str, Any]:
     folder = job.folder(name)
     files = [each for pattern in (*_RECORDS, job.weights) for each in find_files(folder, pattern)]
     with explained(f"the run {folder} cannot be read"):
         digests = {each: sha256_file(os.path.join(folder, each)) for each in files}
     seed = next((start["settings"].get("seed") for start in starts.read(folder)), None)
-    commands = job.commands.get(name, [])
-    return {"run": name, "result": result, "commands": commands, "seed": seed, "files": digests}
+    facts = {"commands": job.commands.get(name, []), "seed": seed, "files": digests}
+    return {"run": name, "result": result, "done": done} | facts
 
 
 def read(path: str) -> _Proof:

@@ -28,7 +28,7 @@ def find_unchanged() -> list[str]:
 @contextlib.contextmanager
 def working_folder(changes: tuple[str, ...], parent: str) -> Iterator[str | None]:
     """Make the working folder of a run, and delete it afterwards; None: that of this process. It has links to
-    all that the folder of this process has, and beside it are links to the neighbours of that one. parent: a
+    all that the folder of this process has; links to the neighbours of that one are next to it. parent: a
     new folder for both."""
     if FOLDER not in changes:
         yield None

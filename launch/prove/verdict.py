@@ -90,13 +90,13 @@ def conclude(job: Job, rows: list[Row]) -> tuple[str, int]:
     if doubts:
         return f"unverified: {'; '.join(doubts)}", UNVERIFIED
     equal = [row for row in rows if row.result == "equal"]
-    end = ", and each damage was noticed"
+    end = ", and each run made wrong on purpose was noticed"
     if any(row.result == REFUSED for row in rows):
         end = "; the damaged checkpoint was refused: that wrong weights are seen was not shown"
     numbers = [int(row.case.value) for row in equal if row.case.option == PROCESSES and not row.case.kills]
     *others, last = sorted({*job.same_bits} & {job.processes, *numbers}) or [1]
     bits = f"; same bits on {', '.join(map(str, others))} and {last} processes" if others else ""
-    return f"exact: {len(equal)} comparisons are equal{end}{bits}", 0
+    return f"exact: {len(equal)} runs equal the reference{end}{bits}", 0
 
 
 def find_notes(rows: list[Row]) -> list[str]:

@@ -14,10 +14,10 @@ import time
 
 from common.console.arguments import Parser
 from common.ground.exits import BadInput
-from launch import confirm, page
+from launch import confirm
 from launch.explain import format_time
-from launch.report import charts, tables
 from launch.report import runs as report_runs
+from launch.report import tables
 from launch.report.runs import Run
 
 _MARK = "a page of launch report"
@@ -55,6 +55,9 @@ def _names(paths: list[str]) -> list[str]:
 
 def render_page(runs: list[Run], title: str | None = None) -> str:
     """Return the HTML of runs. Their names must differ."""
+    from launch import page
+    from launch.report import charts  # imports matplotlib, which --help does not need
+
     settings = [run.starts[-1].settings if run.starts else {} for run in runs]
     return page.render(
         "report/page.html",

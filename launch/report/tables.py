@@ -10,7 +10,7 @@ from common.ground.exits import BadInput
 from datasets.sampling import receipt
 from launch.compare import compare_records
 from launch.explain import format_time
-from launch.report.runs import SPLIT, UNITS, Run
+from launch.report.runs import SPLIT, UNITS, Run, Start
 
 NONE = "–"
 _MOST_ROWS = 200  # of a table of epochs
@@ -40,7 +40,6 @@ def _final(run: Run) -> dict[str, str]:
     best = max(accuracies, key=lambda step: accuracies[step], default=0)
     metrics = [name for name in run.figures if name.startswith("val_") and name not in _USUAL]
     rates = {unit: run.figures[name][1] for unit in UNITS if (name := f"{unit}_per_s") in run.figures}
-    again = sum(start.lost_step - start.step for start in run.starts if math.isfinite(start.lost_step))
     begun, reports = [start.begun for start in run.starts[:1]], [*run.times[1]]
     first = min(begun + reports[:1], default=math.nan)
     last = max(reports[-1:] + [start.time for start in run.starts], default=math.nan)
@@ -60,7 +59,7 @@ def _final(run: Run) -> dict[str, str]:
         },
         "set-up, all starts": format_duration(sum(start.time - start.begun for start in run.starts) or -1),
         "restarts": str(len(run.starts) - 1) if run.starts else NONE,
-        "repeated steps": f"{again:,.0f}" if len(run.starts) > 1 else NONE,
+        "repeated steps": _repeated(run.starts[1:]) if len(run.starts) > 1 else NONE,
         "generations": format_number(run.last("generations")),
         "lost processes": format_number(run.last("lost_processes")),
         "seconds without a step": format_number(run.last("lost_seconds")),
@@ -69,6 +68,12 @@ def _final(run: Run) -> dict[str, str]:
         "from start to end": format_duration(last - first),
         "receipt": run.receipt or NONE,
     }
+
+
+def _repeated(starts: list[Start]) -> str:
+    """Return how many steps these starts did again."""
+    least = "at least " if any(start.may_repeat_more for start in starts) else ""
+    return f"{least}{sum(start.repeated for start in starts):,.0f}"
 
 
 def make_start_rows(runs: list[Run]) -> list[list[str]]:
@@ -82,10 +87,9 @@ def make_start_rows(runs: list[Run]) -> list[list[str]]:
             if before:
                 reports = run.times[1][(run.times[1] >= before.time) & (run.times[1] < start.time)]
                 stopped = np.nanmax([before.time, *reports[-1:], start.lost_time])
-                repeated = start.lost_step - start.step if math.isfinite(start.lost_step) else 0
                 changed = find_differences([each.settings | each.environment for each in (before, start)])
                 changes = "; ".join(f"{each.name}: {' → '.join(each.cells)}" for each in changed)
-                row += [format_duration(start.begun - stopped), f"{max(0, repeated):,.0f}"]
+                row += [format_duration(start.begun - stopped), _repeated([start])]
                 row.append(changes or "nothing")
             rows.append(row + [NONE] * (8 - len(row)))
     return rows

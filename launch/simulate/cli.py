@@ -89,12 +89,12 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     parser = _Parser(__doc__, "python -m launch simulate")
     add = parser.add_argument
     add("job", help="the script; its arguments follow --")
-    add("--nodes", type=positive_int, default=1, help="default: 1")
+    add("--nodes", type=positive_int, default=1, help="simulated nodes (default: 1)")
     add("--processes", type=positive_int, default=1, help="processes of every node (default: 1)")
-    add("--platform", choices=PROFILES, default="modelarts", help="default: modelarts")
-    add("--fault", action="append", default=[], help="a fault, see above")
+    add("--platform", choices=PROFILES, default="modelarts", help="platform to simulate (default: modelarts)")
+    add("--fault", action="append", default=[], metavar="KIND:rank=R,step=S", help="may be repeated")
     add("--code_dir", metavar="FOLDER", help="the uploaded folder of a script (default: the script's own)")
-    add("--keep", help="keep the nodes' folders in this empty or new folder (default: temporary)")
+    add("--keep", metavar="FOLDER", help="keep the nodes' folders in this new folder (default: temporary)")
     add("--limit", type=positive_float, help="end the simulation after this many seconds (default: never)")
     args, given = parser.parse_args(argv[:split]), [*map(expand_home, argv[split + 1 :])]
     if not os.path.isfile(args.job):

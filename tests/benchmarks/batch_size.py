@@ -27,7 +27,7 @@ from common.ground.exits import BadInput
 from datasets.compat.dali_dataset import Dataset
 from datasets.folders import image_folder
 from datasets.loaders import backends
-from launch.bench import log
+from launch.loader_rates import log
 from tests.benchmarks import generated
 from tests.benchmarks.rounds import describe, make_parser, tail
 

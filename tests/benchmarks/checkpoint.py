@@ -1,19 +1,24 @@
 """Measure the time that a save and a receipt take from training, as ratios in one run.
 
-python -m tests.benchmarks.checkpoint [--device cuda] [--rounds 7]
+python -m tests.benchmarks.checkpoint [--device cuda] [--rounds 7] [--parameters 100000000]
 
 - Seconds for which a save of ResNet-18 with momentum blocks training: torch.save and fsync, compared with the
   copy of common/exact/saver.py, whose thread then writes the same state with its checksum.
 - Seconds of a receipt, compared with a training step of 128 CIFAR-sized images on this device.
+- With --parameters: CPU seconds of one thread for a state with momentum: the copy that blocks, the digest of
+  the state compared with the write, and the verified read of a resume compared with torch.load.
 """
 
 import os
 import statistics
 import tempfile
+import time
+from collections.abc import Callable
 
 import torch
 
 from common.compute import models
+from common.exact import digest
 from common.exact import files as checkpoint
 from common.exact.saver import HostCopies, size_of
 from datasets.loaders.engines.memory import make_loader
@@ -27,9 +32,57 @@ from tests.benchmarks.rounds import conditions, divide, make_parser, spread, tak
 def main():
     parser = make_parser(__doc__, 7)
     parser.add_argument("--device", default="cpu", help="default: cpu")
+    parser.add_argument(
+        "--parameters", type=int, default=0, help="measure only a state of so many parameters"
+    )
     options = parser.parse_args()
     with conditions():
-        measure(torch.device(options.device), options.rounds)
+        if options.parameters:
+            measure_state(options.parameters, options.rounds)
+        else:
+            measure(torch.device(options.device), options.rounds)
+
+
+def measure_state(parameters: int, rounds: int) -> None:
+    """Print the costs of a state whose parameters are in tensors of 10^7 at most."""
+    torch.set_num_threads(1)
+    sizes = [min(10**7, parameters - first) for first in range(0, parameters, 10**7)]
+    weights = {f"layer{place}.weight": torch.randn(size) for place, size in enumerate(sizes)}
+    momentum = {place: {"momentum_buffer": torch.randn(size)} for place, size in enumerate(sizes)}
+    state = {"step": 1, "objects": {"model": weights, "optimizer": {"state": momentum, "param_groups": []}}}
+    copies = HostCopies()
+    copy = copies.make(state)
+    with tempfile.TemporaryDirectory() as folder:
+        path, plain = os.path.join(folder, checkpoint.name_of(1)), os.path.join(folder, "plain.pt")
+
+        def save() -> None:
+            with open(plain, "wb") as file:
+                torch.save(copy, file)
+                file.flush()
+                os.fsync(file.fileno())
+
+        times = take_turns(
+            {
+                "copy": lambda: _cpu_seconds(lambda: copies.make(state)),
+                "digest": lambda: _cpu_seconds(lambda: digest.summarize(1, copy["objects"])),
+                "torch.save": lambda: _cpu_seconds(save),
+                "write": lambda: _cpu_seconds(lambda: checkpoint.write(path, copy, step=1)),
+                "torch.load": lambda: _cpu_seconds(lambda: torch.load(plain, weights_only=True)),
+                "read": lambda: _cpu_seconds(lambda: checkpoint.read(path)),
+            },
+            rounds,
+        )
+    print(f"{size_of(state) / 1e6:.0f} MB, CPU seconds of one thread, n={rounds}")
+    for name, own in times.items():
+        print(f"{name}: {spread(own, '.3f', 's')}")
+    for name, other in (("digest", "write"), ("write", "torch.save"), ("read", "torch.load")):
+        print(f"{name} / {other}: {spread(divide(times[name], times[other]), '.3f', 'x')}")
+
+
+def _cpu_seconds(function: Callable[[], object]) -> float:
+    begin = time.process_time()
+    function()
+    return time.process_time() - begin
 
 
 def measure(device: torch.device, rounds: int) -> None:

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from common.compute import models
 from common.console import arguments
-from common.run import log, starts
+from common.run import environment, log, starts
 from datasets.memory import image_set
 
 _BATCH_PER_GPU = 128
@@ -46,7 +46,8 @@ def main():
     os.makedirs(args.output_dir, exist_ok=True)
     with open(os.path.join(args.output_dir, "metrics.jsonl"), "w", buffering=1) as file:
         report = _Report(file, args.report_every)
-        starts.write(args.output_dir, args, time=round(report.begin, 3), step=0, laps={})
+        facts = environment.facts()
+        starts.write(args.output_dir, args, facts, time=round(report.begin, 3), step=0, laps={})
         for epoch in range(1, args.epochs + 1):
             model.train()
             for images, labels in report.timed(train_loader):

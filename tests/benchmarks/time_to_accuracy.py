@@ -29,7 +29,7 @@ from common.distributed.entry import entry
 from common.ground.exits import BadInput
 from common.ground.files import write_atomic
 from common.run import starts
-from launch.bench import log
+from launch.loader_rates import log
 from tests.benchmarks import jobs, rounds
 from tests.benchmarks.train import BASELINE
 

@@ -29,7 +29,7 @@ from common.distributed.entry import entry
 from common.ground.exits import BadInput
 from common.ground.files import ROOT
 from datasets.loaders import backends
-from launch.bench import log
+from launch.loader_rates import log
 from tests.benchmarks import generated, jobs
 from tests.benchmarks.rounds import describe, divide, make_parser, spread
 

@@ -213,3 +213,10 @@ def test_a_package_that_is_not_installed_is_one_line():
         "except ImportError:\n    print(hasattr(datasets, 'Dataset'), hasattr(datasets, '__version__'))"
     )
     assert run("-S", "-c", code).stdout == "False False\n", "other packages ask so whether it is installed"
+
+
+@installed
+def test_a_module_of_ours_does_not_load_it():
+    """Python asks the package for the name first: `from datasets import files` is an import of a module."""
+    code = "import sys; from datasets import files; print('datasets.arrow_dataset' in sys.modules)"
+    assert run("-c", code, env=ENVIRONMENT, fresh=True).stdout == "False\n"

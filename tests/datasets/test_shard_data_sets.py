@@ -1,6 +1,7 @@
 """TarShards and ParquetRows deliver samples by number, exactly, with any workers and after a restart."""
 
 import itertools
+import os
 import pickle
 import re
 
@@ -62,7 +63,12 @@ def test_samples_by_number(folder):
         assert rows[id].keys() == {"x", "label"} and rows[id]["label"] == id % 3
         assert np.frombuffer(tar[id]["bin"], np.float32).tolist() == rows[id]["x"]
     for data in (tar, rows):
-        assert pickle.loads(pickle.dumps(data))[7] == data[7]
+        pickled = pickle.dumps(data)
+        assert pickle.loads(pickled)[7] == data[7]
+        if data is tar:  # as on another node
+            os.unlink(data.index.filename)
+            assert pickle.loads(pickled)[7] == data[7]
+        assert len(pickled) < 1500 + 30 * len(data.paths), "a pickle for a worker has no index of each sample"
         assert data[-1] == data[COUNT - 1] and data[np.int64(-COUNT)] == data[0]
         for id in (COUNT, -COUNT - 1):
             with pytest.raises(IndexError):

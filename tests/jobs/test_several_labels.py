@@ -17,7 +17,7 @@ from datasets.sampling import augment, receipt
 from datasets.sampling.sampler import BatchSampler, Plan
 from launch.data import samples
 from launch.data.run import Run
-from launch.inference import predict
+from launch.inference import predict, predictions, trained
 from tests.conftest import interrupt, records, refused, run
 
 NAMES = ("bright", "dark", "round")
@@ -162,8 +162,10 @@ def test_a_run_restarts_exactly_and_predicts(data, tmp_path, capsys):
     predict.main([str(whole), str(data / "val"), "--to", str(tmp_path / "found.csv")])
     with open(tmp_path / "found.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    network = predict.trained.load(str(whole))
-    _, _, first = next(predict.predict(network, str(data / "val"), [rows[0]["path"]], [torch.device("cpu")]))
+    network = trained.load(str(whole))
+    _, _, first = next(
+        predictions.predict(network, str(data / "val"), [rows[0]["path"]], [torch.device("cpu")])
+    )
     assert [float(rows[0][f"probability_{rank}"]) for rank in (1, 2, 3)] == pytest.approx(
         sorted(first.tolist(), reverse=True), abs=1e-4
     )

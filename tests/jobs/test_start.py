@@ -58,7 +58,7 @@ def test_two_nodes_as_modelarts_starts_them(alone, tmp_path):
     _same_run_in_two_processes(outputs[0], tmp_path / "0", alone)
     assert not (tmp_path / "1").exists() and "epoch=" not in outputs[1], "only rank 0 writes and reports"
     for rank, output in enumerate(outputs):
-        assert output.count("ignored arguments: --some_platform_extra\n") == (2 if rank == 0 else 1)
+        assert output.count("ignored arguments: --some_platform_extra\n") == 1
         assert (
             f"source=modelarts-arguments level=node nodes=2 processes_per_node=1 node_rank={rank}" in output
         )
@@ -101,13 +101,12 @@ def test_a_link_to_a_job_and_a_folder_of_links(tmp_path):
         assert "--data_url" in run(job, "--help", cwd=tmp_path, fresh=True).stdout
 
 
-def test_what_is_ignored_is_printed_first_and_last_and_recorded(tmp_path):
+def test_what_is_ignored_is_printed_first_and_recorded(tmp_path):
     extras = ["--some_token", "hunter2", "--num_gpus=8", "--lr_policy=hunter2"]
     result = run("jobs/train.py", *SMALL, *extras, "--max-steps=1", "--output_dir", tmp_path)
     line = "ignored arguments: --some_token --num_gpus --lr_policy"
     printed = result.stdout.splitlines()
-    assert printed[0] == line and printed.count(line) == 2
-    assert printed.index(line, 1) > next(place for place, text in enumerate(printed) if "TIME COST" in text)
+    assert printed[0] == line and printed.count(line) == 1
     written = (tmp_path / "starts.jsonl").read_text()
     assert json.loads(written)["ignored"] == ["--some_token", "--num_gpus", "--lr_policy"]
     assert "hunter2" not in result.stdout + result.stderr + written

@@ -1,14 +1,22 @@
 """`python -m launch` lists its verbs, and names the replacement of what was removed."""
 
+import argparse
+import os
 import re
 import sys
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from common.exact import digest_lines
 from common.ground.exits import BadInput
+from common.run import starts
+from datasets.sampling import receipt
 from launch.__main__ import REMOVED, VERBS, main, refuse_removed
-from tests.conftest import environment, run
+from tests.conftest import ROOT, environment, run
+
+PATH = os.environ | {"PYTHONPATH": str(ROOT)}
 
 
 @pytest.mark.parametrize(
@@ -35,22 +43,44 @@ def test_what_was_removed_is_one_line():
 
 WITHOUT = """
 import runpy, sys
-for name in ("torch", "numpy", "boto3", "torchvision"):
+for name in {names!r}:
     sys.modules[name] = None  # its import raises ModuleNotFoundError
 runpy.run_module("launch", run_name="__main__", alter_sys=True)
 """
+BARE = WITHOUT.format(names=("torch", "numpy", "boto3", "torchvision"))
+NO_TORCH = WITHOUT.format(names=("torch", "pandas", "pyarrow", "datasets.run_installed"))
 
 
 def test_a_python_without_torch(tmp_path):
     """Verbs that need it end in one line, with the file that imports it; the others work."""
-    for verb in ("check", "receipt", "report", "prove"):
-        (line,) = run("-c", WITHOUT, verb, "x", "y", code=2, fresh=True).stderr.splitlines()
+    for words in (["check"], ["receipt", "x", "y"], ["report", "x"], ["prove", "x"]):
+        (line,) = run("-c", BARE, *words, code=2, fresh=True).stderr.splitlines()
         assert re.match(
             r"error: .*\b(torch|numpy)\b.* which .*\.py:\d+ imports: pip install -r requirements", line
         )
-    run("-c", WITHOUT, "pack", "jobs/train_ddp.py", "--to", tmp_path, fresh=True)
+    run("-c", BARE, "pack", "jobs/train_ddp.py", "--to", tmp_path, fresh=True)
     request = ("jobs/train_ddp.py", "--config", "launch/job.example.toml", "--platform", "slurm", "--dry_run")
-    assert "srun" in run("-c", WITHOUT, "submit", *request, fresh=True).stdout
+    assert "srun" in run("-c", BARE, "submit", *request, fresh=True).stdout
+
+
+def test_help_and_the_records_of_runs_need_neither_torch_nor_hugging_face(tmp_path):
+    """The import of torch takes two seconds, that of Hugging Face's package one."""
+    for name in ("a", "b"):
+        chain = receipt.Receipt()
+        chain.add(np.arange(4), np.zeros(4))
+        chain.chain(1, 2, chain.take(), str(tmp_path / name))
+        starts.write(str(tmp_path / name), argparse.Namespace(seed=0), {"world size": 1}, time=1.0, step=0)
+        digest_lines.write(str(tmp_path / name), {"step": 1, "digest": "0", "parts": {"model.bias": "1"}})
+    compared = run("-c", NO_TORCH, "receipt", "a", "b", cwd=tmp_path, env=PATH, fresh=True).stdout
+    assert "data equal for 1 steps" in compared and "state equal at step 1" in compared
+    run("-c", NO_TORCH, "report", "a", "b", cwd=tmp_path, env=PATH, fresh=True)
+    assert "equal for 1 steps" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    helps = "import contextlib, importlib, sys; from launch.__main__ import VERBS\n"
+    helps += "for verb, (module, _) in VERBS.items():\n"
+    helps += "    with contextlib.suppress(SystemExit): "
+    helps += "importlib.import_module(f'launch.{module}').main(['--help'])\n"
+    helps += "print('imported:', {'torch', 'pandas', 'matplotlib'} & sys.modules.keys())"
+    assert run("-c", helps, fresh=True).stdout.endswith("imported: set()\n")
 
 
 @pytest.mark.parametrize(

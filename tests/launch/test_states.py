@@ -82,6 +82,27 @@ def test_lines_of_another_form_are_left_out(tmp_path, line):
     assert _receipt(whole, other, code=0)[1] == "state equal at steps 22, 33"
 
 
+def test_a_digest_of_version_0_25_is_read_and_not_compared_with_a_later_one(tmp_path):
+    """A run that continues keeps its old lines."""
+    whole, old, continued = (str(_make(tmp_path / name)) for name in ("whole", "old", "continued"))
+    for folder, count in ((old, 3), (continued, 2)):
+        lines = list(digest.read(folder).values())
+        assert {line["format"] for line in lines} == {digest.FORMAT}
+        for line in lines[:count]:
+            del line["format"]
+        (tmp_path / folder / digest.FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    digest.cut(continued, 33)
+    assert ["format" in line for line in digest.read(continued).values()] == [False, False, True]
+    end = "digests of version 0.25 or earlier, and of a later one"
+    assert compare.compare_states(whole, old) == (True, f"not comparable at steps 11, 22, 33: {end}")
+    text = f"equal at step 33; not comparable at steps 11, 22: {end}"
+    assert compare.compare_states(continued, whole) == (True, text)
+    assert compare.compare_states(old, old) == (True, "equal at steps 11, 22, 33")
+    assert compare.compare_states(old, continued)[1].startswith(
+        "equal at steps 11, 22; not comparable at step 33"
+    )
+
+
 @pytest.mark.parametrize("name", [digest.FILE, "starts.jsonl", "receipt.bin"])
 @pytest.mark.parametrize("end", [b"[", b"[1]", b"[" * 100_000, b"\0\xff"])
 def test_a_damaged_file_is_one_error(tmp_path, name, end):

@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 
-from datasets.sampling import loop_receipt
+from datasets.sampling import loop_records
 from datasets.sampling.loop_receipt import Receipt
 from tests.conftest import ROOT, run
 
@@ -90,5 +90,5 @@ def test_a_loader_of_accelerate(tmp_path):
         receipt = Receipt(str(tmp_path / name))
         for _ in range(epochs):
             assert len(list(receipt.watch(loader))) == 6
-    equal, lines = loop_receipt.report([str(tmp_path / "plain"), str(tmp_path / "run")])
+    equal, lines = loop_records.report([str(tmp_path / "plain"), str(tmp_path / "run")])
     assert not equal and "equal in the 6 steps of both" in lines[-1]  # then accelerate seeds each epoch

@@ -67,7 +67,7 @@ def log_of(folder, report_every: str = "1step", **options) -> Log:
 def begin(log: Log, loader: StubLoader, step: int, total_steps: int, run: str = "") -> None:
     """Start a log as a Checkpointer does."""
     loader.step = step
-    log.start(loader, step, total_steps, None, torch.optim.SGD([torch.zeros(1)], lr=0.1), None, run)
+    log.start(loader, step, total_steps, None, lambda: 0.1, None, run)
 
 
 def make(

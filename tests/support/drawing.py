@@ -1,8 +1,11 @@
-"""Draw the way of a batch from a file to the model, for the guides.
+"""Draw the pictures of the guides.
 
-python -m tests.support.drawing      writes guides/batch.png
+python -m tests.support.drawing                  writes guides/batch.png: the way of a batch to the model
+python -m tests.support.drawing WHOLE KILLED 60  writes guides/report.png: two runs, one killed at step 60
 """
 
+import json
+import sys
 from pathlib import Path
 
 import matplotlib
@@ -62,5 +65,33 @@ def _box(axes: Axes, left: float, top: float, title: str, module: str, colour: s
     axes.text(left + 0.9, top - 0.40, module, fontsize=7, family="monospace", ha="center", va="center")
 
 
+def draw_runs(whole: Path, killed: Path, killed_at: int, path: Path) -> None:
+    """Write the losses and accuracies of two runs: a thick line, and a thin one on it with its kill."""
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, both = pyplot.subplots(1, 2, figsize=(10, 3.4), facecolor="white")
+    for axes, name in zip(both, ("loss", "acc"), strict=True):
+        first = read_points(killed, name)
+        axes.plot(*read_points(whole, name), color="#9ecae1", linewidth=7, label="whole run, 2 processes")
+        axes.plot(*first, color="#a63603", linewidth=1.5, label="killed run, 2 processes, then 1")
+        axes.axvline(killed_at, color=_LINE, linestyle=":")
+        axes.text(killed_at + 2, axes.get_ylim()[0], " SIGKILL", color=_LINE, va="bottom")
+        axes.set(xlabel="step", title={"loss": "training loss", "acc": "training accuracy"}[name])
+    both[0].legend()
+    figure.savefig(path, dpi=100, bbox_inches="tight", metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def read_points(run: Path, name: str) -> tuple[list[int], list[float]]:
+    """Return the steps and the values of a figure of the training."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    points = [(line["step"], line[name]) for line in lines if name in line]
+    return [step for step, _ in points], [value for _, value in points]
+
+
 if __name__ == "__main__":
-    draw(PICTURE)
+    if sys.argv[1:]:
+        draw_runs(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), PICTURE.with_name("report.png"))
+    else:
+        draw(PICTURE)

@@ -5,6 +5,7 @@ import torch
 
 from common.compute import models
 from common.compute.models import build, check, resnet18
+from common.console import arguments
 from common.ground.exits import BadInput
 
 
@@ -95,7 +96,7 @@ def _train(arch: str, size: int, kwargs: str, checkpoints: bool) -> tuple[dict, 
     ],
 )
 def test_computing_blocks_again_changes_no_bit(arch, size, kwargs):
-    if arch.startswith(models.TIMM):
+    if arch.startswith(arguments.TIMM):
         pytest.importorskip("timm")
     one, less = _train(arch, size, kwargs, checkpoints=True)
     other, all_kept = _train(arch, size, kwargs, checkpoints=False)

@@ -65,7 +65,7 @@ def test_every_single_bit_flip_is_found(tmp_path):
     ("damage", "reason"),
     [
         (lambda content: content[:-100], r"it has \d+ bytes, expected \d+"),
-        (lambda content: content[:-5000] + bytes(5000), "the sha256 differs"),
+        (lambda content: content[:-5000] + bytes(5000), "it changed after it was written"),
     ],
 )
 def test_damage_is_found(tmp_path, damage, reason):
@@ -74,6 +74,35 @@ def test_damage_is_found(tmp_path, damage, reason):
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(Refused, match=reason):
         checkpoint.verify(str(path))
+
+
+def test_a_checkpoint_of_version_0_25_is_verified_by_its_sha256(tmp_path):
+    path = _write(tmp_path)
+    facts = checkpoint.facts_of(path)
+    del facts["sum"]
+    checkpoint.write_facts(path, facts)
+    assert checkpoint.read(path)["step"] == 1 and checkpoint.verify(path) == facts
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    for function in (checkpoint.read, checkpoint.verify):
+        with pytest.raises(Refused, match="it changed after it was written: the sha256 differs"):
+            function(path)
+
+
+def test_a_resume_reads_each_byte_once(tmp_path):
+    def count():
+        with open("/proc/self/io") as file:
+            return int(file.readline().split()[1])
+
+    path, weights = (
+        str(tmp_path / "step_1.pt"),
+        {str(place): torch.randn(2**20 + place) for place in range(4)},
+    )
+    checkpoint.write(path, {"objects": {"model": weights}}, step=1)
+    before = count()
+    checkpoint.read(path)
+    assert count() - before < 1.05 * os.path.getsize(path)
 
 
 def test_a_checkpoint_without_its_checksum_is_refused(tmp_path):

@@ -10,7 +10,6 @@ from common.ground.exits import BadInput
 from common.object_store.store import ObjectStore
 from datasets.loaders.engines.dali import Dali
 from datasets.loaders.ray import pool
-from datasets.memory import digits
 from datasets.stores import pack
 from datasets.stores.shared import connection
 from launch.platforms import service as modelarts
@@ -44,7 +43,6 @@ def broken(monkeypatch):
 USES = {
     "pyarrow": (lambda: pack._mapped("x"), "pyarrow"),
     "redis": (connection.load_redis, r"'redis\[hiredis\]'"),
-    "sklearn": (lambda: digits.load(".", False), "scikit-learn"),
     "boto3": (lambda: ObjectStore("s3://bucket"), "boto3"),
     "nvidia.dali": (lambda: Dali(None, 1), "nvidia-dali-cuda120"),
     "ray": (lambda: pool.connect("auto", 1), r'"ray>=2\.52"'),

@@ -4,7 +4,7 @@ import json
 import sys
 
 from common.console import arguments
-from common.run import starts
+from common.run import environment, starts
 from common.run.job import JobParser
 
 
@@ -19,8 +19,8 @@ def test_a_start_is_one_line_without_credentials(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["/folder/job.py", *given])
     args = parser.parse_args()
     for step in (0, 8):
-        # values that the job has chosen are also written
-        starts.write(str(tmp_path), args.replaced({"backend": "threads"}), step=step)
+        chosen = args.replaced({"backend": "threads"})  # values that the job has chosen are also written
+        starts.write(str(tmp_path), chosen, environment.facts(), step=step)
     content = (tmp_path / starts.FILE).read_text()
     first, second = map(json.loads, content.splitlines())
     assert "testing" not in content and (first["step"], second["step"]) == (0, 8)
@@ -28,6 +28,6 @@ def test_a_start_is_one_line_without_credentials(tmp_path, monkeypatch):
         "data_url": "redis://host/0", "output_dir": str(tmp_path), "save_every": "1epoch",
         "backend": "threads",
     }  # fmt: skip
-    environment = first["environment"]
-    assert environment["job"] == "job.py" and environment["world size"] == environment["nodes"] == 1
-    assert {"python", "torch", "numpy", "system", "device", "cores", "backend"} <= environment.keys()
+    facts = first["environment"]
+    assert facts["job"] == "job.py" and facts["world size"] == facts["nodes"] == 1
+    assert {"python", "torch", "numpy", "system", "device", "cores", "backend"} <= facts.keys()

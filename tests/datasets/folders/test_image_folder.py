@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import hashlib
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from sklearn.datasets import load_sample_images
 from common.ground.exits import BadInput
 from datasets.folders import image_folder, listing
 from datasets.folders.image_folder import fraction, load, open_index
+from datasets.stores.files import FileStore
 from tests import conftest
 
 PHOTO = Image.fromarray(load_sample_images().images[0])
@@ -700,7 +702,7 @@ def write_column(index, **columns):
 
 @pytest.mark.parametrize("name", ["labels", "names", "crc32", "offsets"])
 def test_an_index_with_other_columns_is_made_anew(data, start, lines, name):
-    """Its checksums are right, and its stamp and the fingerprint that it names are those of the listing."""
+    """Its checksums are right, and the fingerprint that it names is that of the listing."""
     first = start(data)
     changed = {
         "labels": 1 - first.labels,
@@ -714,15 +716,39 @@ def test_an_index_with_other_columns_is_made_anew(data, start, lines, name):
     assert len(start.read) == 5 and "its columns do not have its fingerprint: scanning again" in lines[0]
 
 
-def test_an_index_of_other_files_with_the_stamp_of_these_is_made_anew(data, tmp_path, start, lines):
+def test_an_index_of_other_files_in_the_place_of_these_is_made_anew(data, tmp_path, start, lines):
     first = start(data)
     other = load(str(write(tmp_path / "other", a=3, b=2)), "train", str(tmp_path / "cache 2"), val_share=0)
-    meta = json.loads(Path(other.folder, "index.json").read_text()) | {"stamp": first.stamp}
-    Path(other.folder, "index.json").write_text(json.dumps(meta))
     shutil.rmtree(first.folder)
     shutil.copytree(other.folder, first.folder)
     assert start(data).fingerprint == first.fingerprint and len(start.read) == 5
-    assert "its names or labels are not those of the files: scanning again" in lines[0]
+    assert lines == [f"{data}/train: 5 of 5 files are new or changed"]
+
+
+def test_an_index_of_version_0_25_is_current(data, start):
+    """It has a digest of names, labels, sizes and times as its stamp, or "" if files could not be read."""
+    path = Path(start(data).folder, "index.json")
+    meta = json.loads(path.read_text())
+    path.write_text(json.dumps(meta | {"stamp": "e3b0c44298fc1c149afbf4c8996fb924"}))
+    start(data)
+    assert json.loads(path.read_text())["stamp"] != "complete" and start.read == []
+    path.write_text(json.dumps(meta | {"stamp": ""}))
+    start(data)
+    assert json.loads(path.read_text())["stamp"] == "complete" and start.read == []
+
+
+def test_fingerprints_leave_the_endings_of_all_names_out():
+    draw = np.random.default_rng(0)
+    for count in (0, 1, 1, 1, 300, 300):
+        names = ["".join(draw.choice([*"a./"], draw.integers(1, 8))).encode() for _ in range(count)]
+        columns = {name: np.arange(count) for name in ("labels", "bytes", "crc32")}
+        stems = [os.path.splitext(name)[0] for name in names]
+        digest = hashlib.blake2b(json.dumps([("a",), count]).encode(), digest_size=16)
+        digest.update(np.array([*map(len, stems)], np.int64).tobytes() + b"".join(stems))
+        digest.update(3 * np.arange(count).tobytes())
+        columns["offsets"] = np.cumsum([0, *map(len, names)])
+        columns["names"] = np.frombuffer(b"".join(names), np.uint8)
+        assert image_folder._fingerprint(("a",), columns) == digest.hexdigest()
 
 
 def test_an_index_of_another_user_is_not_used(data, start, lines, monkeypatch):
@@ -848,3 +874,52 @@ def test_shares(parse, ends):
     for text in wrong + [end for end in ("0", "0%", "1", "100%") if not ends]:
         with pytest.raises(argparse.ArgumentTypeError, match="is not a share like"):
             parse(text)
+
+
+@pytest.fixture
+def large(data, start, monkeypatch):
+    """Return the index of a data set of which a start compares the first and the last file only."""
+    monkeypatch.setattr(image_folder, "_COMPARED", 2)
+    return start(data)
+
+
+def rewrite(path):
+    """Change a byte of a file in place: its size and the time of its folder do not change."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_start_compares_a_part_of_the_times_and_all_names_of_a_large_data_set(data, start, large, lines):
+    rewrite(data / "train" / "cat" / "1.jpg")
+    assert start(data).fingerprint == large.fingerprint and start.read == lines == []
+    (data / "train" / "cat" / "1.jpg").rename(data / "train" / "cat" / "9.jpg")
+    assert start(data).fingerprint != large.fingerprint and start.read == ["train/cat/9.jpg"]
+    rewrite(data / "train" / "cat" / "0.jpg")
+    rewrite(data / "train" / "cat" / "2.jpg")
+    start(data)
+    assert sorted(start.read) == ["train/cat/0.jpg", "train/cat/2.jpg"], "one difference: all are compared"
+
+
+def test_a_read_finds_a_rewritten_file_and_the_next_start_compares_all(data, start, large, lines):
+    path = data / "train" / "cat" / "1.jpg"
+    os.utime(path, ns=(0, 0))
+    assert FileStore(large).content(1) == path.read_bytes(), "only the time differs"
+    assert start(data).folder == large.folder and start.read == []
+    rewrite(path)
+    assert start(data).fingerprint == large.fingerprint and start.read == []
+    with pytest.raises(BadInput, match=rf"^{path} was changed since it was scanned$"):
+        FileStore(pickle.loads(pickle.dumps(large))).content(1)
+    second = start(data)
+    assert start.read == ["train/cat/1.jpg"] and lines == [f"{data}/train: 1 of 5 files are new or changed"]
+    assert second.fingerprint != large.fingerprint and FileStore(second).content(1) == path.read_bytes()
+    assert start(data).folder == second.folder and start.read == lines == [], "it trusts the new index"
+
+
+def test_a_large_data_set_with_bad_images_is_current_until_one_is_repaired(data, start, lines, monkeypatch):
+    monkeypatch.setattr(image_folder, "_COMPARED", 3)
+    (data / "train" / "cat" / "2.jpg").write_bytes(b"")
+    first = start(data, max_bad=0.2)
+    assert start(data, max_bad=0.2).fingerprint == first.fingerprint and start.read == []
+    (data / "train" / "cat" / "2.jpg").write_bytes(photo(2))
+    assert len(start(data)) == 5 and start.read == ["train/cat/2.jpg"]

@@ -1,5 +1,6 @@
 """Tasks that wait for a disk are given to threads, and results keep their order."""
 
+import itertools
 import threading
 import time
 
@@ -24,6 +25,12 @@ def test_a_task_that_does_not_wait_runs_in_this_thread(monkeypatch):
     now = iter(range(1000))
     monkeypatch.setattr(time, "perf_counter", lambda: next(now))
     monkeypatch.setattr(time, "thread_time", time.perf_counter)  # all the time is CPU time
+    assert set(map_files(lambda _: threading.get_ident(), range(200))) == {threading.get_ident()}
+
+
+def test_a_task_that_waits_only_for_a_processor_runs_in_this_thread(monkeypatch):
+    now = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(now)))  # a second for each task
     assert set(map_files(lambda _: threading.get_ident(), range(200))) == {threading.get_ident()}
 
 

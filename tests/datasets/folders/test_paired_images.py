@@ -96,7 +96,7 @@ def epoch_of(loader, epoch=1, steps=None):
         batches.append((levels(blurry), levels(sharp)))
         if len(batches) == steps:
             break
-    return batches, loader.receipt.take()
+    return batches, torch.from_numpy(loader.receipt.take())
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -285,7 +285,7 @@ def test_on_a_gpu_the_same_pairs_and_nearly_the_same_pixels(rows, tmp_path):
                 loader.seek((epoch - 1) * len(loader))
                 batches = [(blurry.cpu(), sharp.cpu()) for blurry, sharp in pairs_of(loader)]
             assert all(blurry.is_cuda and sharp.is_cuda for blurry, sharp in pairs_of(loader))
-            found[name] = batches, loader.receipt.take()
+            found[name] = batches, torch.from_numpy(loader.receipt.take())
     for name in ("cpu", "gpu"):
         assert torch.equal(found[name][1], found["threads"][1])
         for ours, theirs in zip(found["threads"][0], found[name][0], strict=True):

@@ -76,7 +76,7 @@ def epoch_of(loader, epoch=1, start_step=0, steps=None):
         batches.append((pictures.to_pixels(images), labels.clone()))
         if steps and number + 1 == steps:
             break
-    return batches, loader.receipt.take()
+    return batches, torch.from_numpy(loader.receipt.take())
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def test_every_engine_and_store_draws_the_same_operations(backend, index, packs)
     drawn = [draw_effects(effects, batch.ids, 7, 2, 64) for batch in batches]
     for batch, parameters in zip(batches, drawn, strict=True):
         sums.add(batch.ids, batch.labels, (*batch.crops, *parameters))
-    expected = sums.take()
+    expected = torch.from_numpy(sums.take())
     for form in ("files", *forms.FORMS):
         with backends.build(backend, packs[form], plan_of(index), CPU, 2) as loader:
             plain, _ = epoch_of(loader, 2)

@@ -31,7 +31,7 @@ def _epoch(index, backend):
     with backends.build(backend, FileStore(index), plan, device, 4) as loader:
         loader.seek(0)
         batches = [(images.cpu(), labels.cpu()) for images, labels in loader]
-        return batches, loader.receipt.take()
+        return batches, torch.from_numpy(loader.receipt.take())
 
 
 def test_effects_give_the_same_pixels_as_on_the_cpu():

@@ -78,7 +78,7 @@ def batches(dataset, start=0, ranks=1, **options):
                 steps[place].append((inputs, targets))
                 place += 1
         assert place == len(steps)
-        sums = sums + loader.receipt.take()
+        sums = sums + torch.from_numpy(loader.receipt.take())
         loader.close()
     return steps, sums
 
@@ -356,11 +356,11 @@ def test_shards_have_random_numbers_of_their_own_and_the_receipt_is_that_of_whol
             step, shard = divmod(place, 4 // world_size)
             drawn[step, rank * 4 // world_size + shard] = (inputs.tolist(), torch.rand(1).item())
         assert loader.step == len(loader) == 4
-        sums.append(loader.receipt.take())
+        sums.append(torch.from_numpy(loader.receipt.take()))
     whole = map_style_loader(data, BatchSampler(SIZE, BATCH, 7, 1), CPU)
     for step, (inputs, _) in enumerate(whole):
         assert [each for shard in range(4) for each in drawn[step, shard][0]] == inputs.tolist()
         for shard in range(4):
             generators.seed_all(generators.derive_seed(7, shard, step))
             assert drawn[step, shard][1] == torch.rand(1).item()
-    assert torch.equal(sum(sums), whole.receipt.take())
+    assert torch.equal(sum(sums), torch.from_numpy(whole.receipt.take()))

@@ -223,7 +223,7 @@ def test_the_engine_delivers_what_threads_deliver_and_names_an_unreadable_image(
             loader.effects = Effects(rand_augment="2,9")
             loader.seek(len(loader) + 1)
             made.append([(images.clone(), labels.clone()) for images, labels in loader])
-            made.append(loader.receipt.take())
+            made.append(torch.from_numpy(loader.receipt.take()))
             content = path.read_bytes()
             path.write_bytes(content[:100])
             loader.seek(0)
@@ -239,7 +239,7 @@ def test_any_dataset_draws_the_same_on_workers_of_ray(folder):
         sampler = BatchSampler(24, 6, seed=1, max_steps=5)
         with make_loader(Noisy(), sampler, torch.device("cpu"), augment=True, workers=workers) as loader:
             made = [batch for _ in loader.epochs_from(0) for batch in loader]
-            return made, loader.receipt.take(), loader.example(2)
+            return made, torch.from_numpy(loader.receipt.take()), loader.example(2)
 
     expected, sums, example = batches(None)
     made, ray_sums, ray_example = batches(RayWorkers(2))

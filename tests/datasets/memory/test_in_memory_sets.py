@@ -3,11 +3,13 @@
 import dataclasses
 import gzip
 import hashlib
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from common.ground.exits import BadInput
 from datasets.memory import cifar10, digits, fashion_mnist
@@ -72,6 +74,16 @@ def test_digits():
     assert torch.bincount(test.labels, minlength=10).min() >= 25
     pixels = train.images.float() / 255
     assert abs(pixels.mean() - train.mean[0]) < 1e-4 and abs(pixels.std() - train.std[0]) < 1e-4
+
+
+def test_digits_are_those_of_scikit_learn(monkeypatch):
+    table, theirs = digits.read(), load_digits()
+    assert table.dtype == theirs.images.dtype == np.float64
+    assert table[:, :-1].tobytes() == theirs.images.tobytes()
+    assert np.array_equal(table[:, -1], theirs.target)
+    monkeypatch.setitem(sys.modules, "sklearn", None)  # as if it is not installed
+    with pytest.raises(BadInput, match="--dataset digits needs scikit-learn: pip install scikit-learn"):
+        digits.load(None, custom_data=False)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from datasets.sampling import loop_receipt
-from datasets.sampling.loop_receipt import Receipt, ReceiptError, hash_batch
+from datasets.sampling import loop_records
+from datasets.sampling.loop_receipt import Receipt, hash_batch
+from datasets.sampling.loop_records import ReceiptError
 from tests.conftest import run
 
 DATA = torch.rand(48, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -37,7 +38,7 @@ def record(folder, epochs, first_step=None, stop=None, **options):
 
 
 def compare(tmp_path, *names):
-    return loop_receipt.compare(*(loop_receipt.read(str(tmp_path / name)) for name in names))
+    return loop_records.compare(*(loop_records.read(str(tmp_path / name)) for name in names))
 
 
 @pytest.mark.parametrize("ids", [None, "id", lambda batch: [f"file {each}" for each in batch["id"]]])
@@ -86,7 +87,7 @@ def test_what_a_restart_did_is_named(tmp_path, name, knows_its_step):
         assert equal == (name == "exact") and (expected in text or not knows_its_step)
     else:  # what the restart says is all that is known
         assert "start 2 continues at step " in "".join(
-            loop_receipt.follow(loop_receipt.read(str(tmp_path / "run")))[1]
+            loop_records.follow(loop_records.read(str(tmp_path / "run")))[1]
         )
 
 
@@ -151,7 +152,7 @@ def test_what_cannot_be_hashed_needs_ids(tmp_path):
     with pytest.raises(ReceiptError, match="object"):
         Receipt(str(tmp_path / "a")).add(batch)
     Receipt(str(tmp_path / "a"), ids="id").add(batch)
-    assert loop_receipt.read(str(tmp_path / "a"))[0].steps[0].sums[1] == 2
+    assert loop_records.read(str(tmp_path / "a"))[0].steps[0].sums[1] == 2
 
 
 def test_a_start_without_a_record_of_another_rank_is_left_out(tmp_path):
@@ -159,7 +160,7 @@ def test_a_start_without_a_record_of_another_rank_is_left_out(tmp_path):
     record(tmp_path / "run", batches([1, 2], 2, 0), 0, 5, rank=0, world_size=2)  # rank 1 has read nothing
     for rank in range(2):
         record(tmp_path / "run", batches([1, 2], 2, rank), 0, rank=rank, world_size=2)
-    equal, lines = loop_receipt.report([str(tmp_path / "whole"), str(tmp_path / "run")])
+    equal, lines = loop_records.report([str(tmp_path / "whole"), str(tmp_path / "run")])
     assert equal and len(lines) == 3 and lines[-1] == "data equal for 24 steps"
 
 
@@ -169,7 +170,7 @@ def test_files_that_end_in_a_record_are_continued(tmp_path):
     for name in ("receipt-0.bin", "samples-0.bin"):
         os.truncate(tmp_path / "run" / name, os.path.getsize(tmp_path / "run" / name) - 5)
     record(tmp_path / "run", [_rest(1, 5), *batches([2])])
-    equal, lines = loop_receipt.report([str(tmp_path / "whole"), str(tmp_path / "run")])
+    equal, lines = loop_records.report([str(tmp_path / "whole"), str(tmp_path / "run")])
     assert equal and "start 2 continues at step 6: steps 6-8 were read twice, with the same samples" in lines
 
 
@@ -197,7 +198,7 @@ def test_damaged_receipts_are_one_error(tmp_path, damage, message):
         record(tmp_path / "run", batches([1], 2, rank), rank=rank, world_size=2)
     damage(tmp_path / "run")
     with pytest.raises(ReceiptError, match=message):
-        loop_receipt.read(str(tmp_path / "run"))
+        loop_records.read(str(tmp_path / "run"))
 
 
 def test_other_data_and_other_seeds_are_refused(tmp_path):

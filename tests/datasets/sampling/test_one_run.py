@@ -4,7 +4,7 @@ samples. A correct run gives no line."""
 import pytest
 import torch
 
-from datasets.sampling import loop_receipt
+from datasets.sampling import loop_records
 from datasets.sampling.loop_receipt import Receipt
 from tests.conftest import run
 
@@ -52,7 +52,7 @@ def read(folder, orders, ids="id", data=DATA, world_size=1, is_divided=True, noi
 
 def judge(folder, **usual):
     """Return the unusual lines about a run."""
-    is_right, lines = loop_receipt.report([str(folder)], **usual)
+    is_right, lines = loop_records.report([str(folder)], **usual)
     found = [line.removeprefix("unusual: ") for line in lines if line.startswith("unusual: ")]
     assert is_right == (not found)
     return found

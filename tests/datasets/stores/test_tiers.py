@@ -51,7 +51,7 @@ def epoch_of(loader, epoch=1, at_step=lambda step: None):
     for step, (images, labels) in enumerate(loader):
         batches.append((images.clone(), labels.clone()))
         at_step(step)
-    return batches, loader.receipt.take()
+    return batches, torch.from_numpy(loader.receipt.take())
 
 
 def equal(some, others) -> bool:

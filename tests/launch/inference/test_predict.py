@@ -14,7 +14,7 @@ from PIL import Image
 from common.ground.exits import BadInput
 from common.run import starts
 from datasets.memory import digits as digit_set
-from launch.inference import predict
+from launch.inference import predict, predictions
 from launch.inference.trained import load
 from tests.conftest import records, run
 
@@ -99,9 +99,9 @@ def test_one_image_is_printed(trained, tmp_path, capsys, monkeypatch):
 def test_several_devices_give_the_same_predictions_in_the_same_order(trained):
     output, data = trained
     network = load(str(output))
-    root, paths = predict.find_images(str(data / "val"))
+    root, paths = predictions.find_images(str(data / "val"))
     one, three = (
-        list(predict.predict(network, root, paths, [torch.device("cpu")] * count, 33)) for count in (1, 3)
+        list(predictions.predict(network, root, paths, [torch.device("cpu")] * count, 33)) for count in (1, 3)
     )
     assert [path for path, _, _ in three] == [path for path, _, _ in one] == paths
     assert all(torch.equal(mine[2], other[2]) for mine, other in zip(one, three, strict=True))

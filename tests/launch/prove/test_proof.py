@@ -1,5 +1,6 @@
 """`launch prove --to` writes a proof, and --check shows what has changed since."""
 
+import html
 import json
 import subprocess
 
@@ -83,7 +84,7 @@ def edit(folder, *names, **values):
 def test_a_proof_has_what_was_run_and_compared(proven):
     content = json.loads((proven / "proof.json").read_text())
     assert content["proof"] == 1 and content["job"] == "own.py" and content["exit_code"] == 0
-    assert content["verdict"].startswith("exact: 2 comparisons")
+    assert content["verdict"].startswith("exact: 2 runs")
     assert len(content["tree"]["commit"]) == 40 and content["tree"]["clean"] is True
     assert content["versions"].keys() == {"bootfile", "python", "torch", "numpy"}
     assert content["hardware"]["cores"] >= 1 and content["hardware"]["processor"].startswith("CPU, ")
@@ -96,6 +97,19 @@ def test_a_proof_has_what_was_run_and_compared(proven):
     assert reference["files"] == {"last.pt": sha256_file(str(weights))}
     assert [each["equal"] for each in content["comparisons"]] == [True, True, False]
     assert {each["part"] for each in content["comparisons"]} == {"weights"}
+
+
+def test_the_page_has_a_block_for_each_run_with_all_that_the_file_has(proven):
+    content, page = json.loads((proven / "proof.json").read_text()), (proven / "proof.html").read_text()
+    assert (
+        f"Commit <code>{content['tree']['commit']}</code></p>" in page
+        and "<table" not in page.split("Versions")[0]
+    )
+    blocks = [html.unescape(each) for each in page.split("<article>")[1:]]
+    for facts, block in zip(content["runs"], blocks, strict=True):
+        assert f"<h3><bdi>{facts['run']}</bdi>" in block and facts["done"] in block
+        texts = [each["text"] for each in content["comparisons"] if each["run"] == facts["run"]]
+        assert all(each in block for each in (*texts, *facts["commands"], *facts["files"].values()))
 
 
 def test_a_proof_holds_until_something_changes(folder):

@@ -41,7 +41,7 @@ def test_a_job_of_bootfile_is_exact(tmp_path):
     page = tmp_path / "proof.html"
     shown = proofs.prove("jobs/train_ddp.py", "--kills=1", "--to", page, "--", *JOB, "--max_steps=12")
     assert re.search(
-        "^exact: 4 comparisons are equal, and each damage was noticed$",
+        "^exact: 4 runs equal the reference, and each run made wrong on purpose was noticed$",
         shown,
         re.MULTILINE,
     )
@@ -180,7 +180,7 @@ def test_most_runs_are_forks_and_a_fork_alone_makes_no_difference(fault, starts,
     (tmp_path / "own.py").write_text(UNHURRIED.replace("FAULT = 0", f"FAULT = {fault}"))
     words = ("--compare=OUT/*.pt", "--resume_with", "--resume", "--kills=1", "--keep=runs")
     shown = prove("own.py", *words, cwd=tmp_path).stdout
-    assert "\nexact: 2 comparisons are equal, and each damage was noticed\n" in shown
+    assert "\nexact: 2 runs equal the reference, and each run made wrong on purpose was noticed\n" in shown
     logs = {path.stem: path.read_text().splitlines() for path in (tmp_path / "runs").glob("*.log")}
     new, first, then = (f"{how} True True" for how in ("new process", "fork", starts))
     assert logs["the-same-again,-in-other-surroundings"][-2:] == [new, "end"]
@@ -287,11 +287,17 @@ for step in range(state["step"] + 1, 41):
         torch.save(state, "OUT/new")
         os.replace("OUT/new", f"OUT/{{step:02}}.pt")
 """
-UNSEEN = "exact: 2 comparisons are equal; the damaged checkpoint was refused: that wrong weights are seen was"
+UNSEEN = (
+    "exact: 2 runs equal the reference; the damaged checkpoint was refused: that wrong weights are seen was"
+)
 WORDS = {  # how a script treats a damaged checkpoint: exit code, verdict, words about the damaged run
     "careful": (0, UNSEEN, "\n      refused\n"),
     "strict": (0, UNSEEN, "a checkpoint is damaged\n      refused\n"),
-    "trusts": (0, "exact: 2 comparisons are equal, and each damage was noticed", "is saved, but a change"),
+    "trusts": (
+        0,
+        "exact: 2 runs equal the reference, and each run made wrong on purpose was noticed",
+        "is saved, but a change",
+    ),
     "ignores": (21, "unverified: .*no difference was noticed", "not noticed"),
 }
 
@@ -318,7 +324,7 @@ def test_an_exact_job_has_the_same_bits_on_other_numbers_of_processes(tmp_path):
     options = ("--width=8", "--batch_size=240", "--dataset=digits", "--max_steps=6")
     shown = proofs.prove("jobs/train_exact.py", "--kills=1", "--", *options)
     count = 5 if agent.why_not() else 6
-    assert re.search(rf"^exact: {count} comparisons .*; same bits on 1, 2 and 4 processes$", shown, re.M)
+    assert re.search(rf"^exact: {count} runs equal .*; same bits on 1, 2 and 4 processes$", shown, re.M)
     assert "--processes_per_node=4" in shown and jobs.REPLACED in shown
 
 
@@ -493,7 +499,7 @@ def test_a_folder_of_images_is_read_by_another_engine(tmp_path):
     options = ("--arch=resnet18", "--image_size=32", "--batch_size=64", "--max_steps=8", "--training_only")
     options += ("--data_backend=threads", f"--cache_dir={tmp_path / 'index'}")
     shown = proofs.prove("jobs/imagenet.py", "--kills=1", "--", f"--data_url={data}", *options)
-    assert re.search(r"^exact: 6 comparisons are equal", shown, re.MULTILINE)
+    assert re.search(r"^exact: 6 runs equal the reference", shown, re.MULTILINE)
     assert (
         "another engine" in shown
         and "--data_backend=pytorch" in shown

@@ -173,6 +173,10 @@ def test_what_a_restart_did_again_and_how_long_nothing_ran(tmp_path):
     page = made(tmp_path, write_run(tmp_path / "run", lines, starts))
     assert page.tables["Starts and restarts"][2][3:] == ["16", "2.50 s", "95.5 s", "4", "lr: 0.1 → 0.2"]
     assert page.row("Final figures", "repeated steps") == ["4"]
+    starts[1]["settings"]["output_dir"] = "s3://bucket/run"  # reports after the last upload are lost
+    page = made(tmp_path, write_run(tmp_path / "at a URL", lines, starts))
+    assert page.row("Final figures", "repeated steps") == ["at least 4"]
+    assert page.tables["Starts and restarts"][2][6] == "at least 4"
 
 
 def test_resume_never_begins_anew(tmp_path):

@@ -1,0 +1,67 @@
+"""Index a data set once on each node: its first process scans the files, the others open its index."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+from common.distributed import barrier, ranks
+from common.ground.exits import BadInput
+from common.ground.files import is_url
+from datasets import files
+from datasets.folders import image_folder, paired_images, tar_files
+from datasets.folders.image_folder import ImageFolderIndex
+
+_NAME, _BEAT = "indexed", 2.0  # of the barrier; seconds
+
+
+def load(root: str, function: Callable[[], list[ImageFolderIndex]]) -> list[ImageFolderIndex]:
+    """Return function() on every rank. The first process of a node calls it, and the others open the indexes
+    that it has returned.
+
+    Nodes work at the same time, for up to six hours, and may share the folder of the indexes. root: of the
+    images; all ranks take part in the copy of a URL. Raises BadInput on every rank if one fails.
+    """
+    if is_url(root):
+        files.local_folder(tar_files.split_pattern(root)[0] if root.endswith(".tar") else root)
+    host, indexes, error = socket.gethostname(), [], None
+    first = ranks.gather_objects(host).index(host)
+    if first == ranks.rank():
+        try:
+            with _beating():
+                indexes = function()
+        except BadInput as refusal:
+            error = refusal
+    barrier.wait_for_all(_NAME, "to index the images", error)
+    places = ranks.gather_objects([(index.folder, index.fingerprint) for index in indexes])[first]
+    try:
+        return indexes or [image_folder.open_index(*place) for place in places]
+    except BadInput:  # containers of one node have one host name, but perhaps different disks
+        return function()
+
+
+def load_pairs(
+    root: str, split: str, cache: str, rows: int, log: image_folder.Log
+) -> paired_images.PairIndex:
+    """Return the pairs of a split on every rank, as load() does. Arguments: those of paired_images.load()."""
+    [index] = load(root, lambda: [paired_images.load(root, split, cache, rows, log).stored])
+    return paired_images.PairIndex(index, rows)
+
+
+@contextlib.contextmanager
+def _beating() -> Iterator[None]:
+    """Send heartbeats to the ranks that wait at the barrier during the block, which may take hours."""
+    ended = threading.Event()
+
+    def send() -> None:
+        with contextlib.suppress(BadInput):  # of another process: wait_for_all() raises it, too
+            while not ended.wait(_BEAT):
+                barrier.beat(_NAME)
+
+    thread = threading.Thread(target=send, name="heartbeats", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

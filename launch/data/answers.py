@@ -1,0 +1,63 @@
+"""Answer the questions of `launch data` from the records of a run and its data."""
+
+import argparse
+import contextlib
+import os
+
+import numpy as np
+
+from common.ground.exits import BadInput
+from launch import confirm
+from launch.data import losses, samples, sheet
+from launch.data.run import Run
+from launch.explain import align
+
+
+def find(args: argparse.Namespace) -> list[str]:
+    """Return the lines of the answer. args: those of the verb. Raises BadInput."""
+    if args.to:
+        confirm.check_replaceable(args.to, sheet.MARK, args.force)
+    answer = _list_losses if args.around else _list_steps if args.step else _find_sample
+    return answer(Run(args.run), args)
+
+
+def _list_steps(run: Run, args: argparse.Namespace) -> list[str]:
+    numbers = range(max(1, args.step - args.count + 1), args.step + 1)
+    run.check(args.step, np.zeros(0, np.int64))  # whether it exists, before the data are read
+    with contextlib.nullcontext() if args.ids else samples.open_data(run, args.data_url) as data:
+        steps = [samples.read_step(run, number, data, bool(args.to)) for number in numbers]
+    lines = []
+    for step in steps:
+        rows = zip(*([name, *map(str, values)] for name, values in step.columns.items()), strict=True)
+        lines += ["", step.title, *align(rows)]
+    return lines + ([sheet.save(steps, args.to)] if args.to else [])
+
+
+def _list_losses(run: Run, args: argparse.Namespace) -> list[str]:
+    run.check(args.around, np.zeros(0, np.int64))
+    with contextlib.nullcontext() if args.ids else samples.open_data(run, args.data_url) as data:
+        steps, columns = losses.largest(run, args.around, data)
+    rows = zip(*([name, *values] for name, values in columns.items()), strict=True)
+    return [*steps, "", *align(rows)]
+
+
+def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
+    sampler, name, id = run.sampler(run.last), "", args.sample
+    if not id.isdecimal():
+        with samples.open_data(run, args.data_url) as data:
+            paths = (id, os.path.abspath(id)) if hasattr(data, "find") else ()
+            ids = [own for path in paths if (own := data.find(path)) is not None]
+            if not ids:
+                raise BadInput(f"--sample {id} is neither an id in 0..{sampler.size - 1} nor an image")
+            id, name = ids[0], f" ({data.path(ids[0])})"
+    epochs = np.arange(1, -(-run.last // len(sampler)) + 1)
+    rows, count = [["epoch", "step", "rank"]], 0
+    for epoch, step in zip(epochs.tolist(), (sampler.find(int(id), epochs) + 1).tolist(), strict=True):
+        if not step:
+            rows.append([str(epoch), "-", "skipped: it is in the rest that is smaller than a batch"])
+        elif step <= run.last:
+            batch, count = run.ids(sampler, step), count + 1
+            rows.append([str(epoch), str(step), str(run.ranks(step, len(batch))[batch == int(id)][0])])
+    run.ids(sampler, run.last)  # also if no step had the sample
+    times = f"{count} time{'s' * (count != 1)} in the steps 1-{run.last}, equal to the receipt"
+    return [f"sample {id}{name}: {times}", *align(rows)]

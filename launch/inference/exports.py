@@ -1,0 +1,94 @@
+"""Export a trained network, and compare the exported one with it."""
+
+import argparse
+import io
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from common.ground.exits import BadInput, import_optional
+from launch import confirm
+from launch.inference import trained
+from launch.inference.trained import Trained
+
+NOTE = "bootfile.json"  # the name of the JSON inside the file
+BATCH, OTHERS, TOLERANCE = 2, (1, 5), 1e-4
+
+Run = Callable[[torch.Tensor], torch.Tensor]
+
+
+def write(args: argparse.Namespace) -> int:
+    """Export and return 0. args: those of the verb. Raises BadInput."""
+    ending = os.path.splitext(args.to)[1].lower()
+    network = trained.load(args.weights, args.arch, args.image_size, args.model)
+    try:
+        with torch.no_grad():  # as in evaluation; with gradients convolutions use other algorithms on a CPU
+            content, run = FORMS[ending](network)
+    except BadInput:
+        raise
+    except Exception as error:  # an exporter's error for an unsupported network
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise BadInput(f"torch {torch.__version__} cannot export {network.name}: {reason}") from error
+    difference = compare(network, run)
+    if not difference <= TOLERANCE:
+        share = f"{difference:.2g} of the largest, expected at most {TOLERANCE:g}"
+        raise BadInput(f"{args.to} is not written: its logits differ from the network's by {share}")
+    with confirm.open_result(args.to) as file:
+        file.write(content)
+    shape = f"float32 [N, {network.channels}, {network.size}, {network.size}] -> [N, {len(network.classes)}]"
+    print(f"{args.to}: {network.name}, {len(content) / 1e6:.1f} MB, {shape}, logits within {difference:.1g}")
+    return 0
+
+
+@torch.no_grad()
+def compare(network: Trained, run: Run) -> float:
+    """Return the largest difference between the logits of `run` and of the network, as a share of the largest
+    logit (at least 1). It is measured on batches of BATCH and OTHERS images of noise."""
+    generator, shares = torch.Generator().manual_seed(0), []
+    for count in (BATCH, *OTHERS):
+        batch = torch.randn(count, network.channels, network.size, network.size, generator=generator)
+        expected, given = network.model(batch), run(batch)
+        if given.shape != expected.shape:
+            return float("inf")
+        shares.append((given - expected).abs().max() / expected.abs().max().clamp(min=1))
+    return float(torch.stack(shares).max())  # NaN if one of them is
+
+
+def facts(network: Trained) -> str:
+    """Return name, channels, size, mean, std and classes of the network as JSON."""
+    names = ("name", "channels", "size", "mean", "std", "classes")
+    return json.dumps({name: getattr(network, name) for name in names})
+
+
+def _onnx(network: Trained) -> tuple[bytes, Run]:
+    onnx = import_optional("onnx", "--to .onnx needs onnx")
+    import_optional("onnxscript", "--to .onnx needs onnxscript")
+    runtime = import_optional("onnxruntime", "--to .onnx is checked with onnxruntime")
+    program: Any = torch.onnx.export(
+        network.model, _example(network), dynamo=True, verbose=False, input_names=["images"],
+        output_names=["logits"], dynamic_shapes=({0: torch.export.Dim("batch")},),
+    )  # fmt: skip
+    model = program.model_proto
+    onnx.helper.set_model_props(model, {NOTE: facts(network)})
+    content = model.SerializeToString()
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return content, lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
+
+
+def _torch_export(network: Trained) -> tuple[bytes, Run]:
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(network.model, _example(network), dynamic_shapes=({0: batch},))
+    target = io.BytesIO()
+    torch.export.save(program, target, extra_files={NOTE: facts(network)})
+    loaded = torch.export.load(io.BytesIO(target.getvalue())).module()
+    return target.getvalue(), loaded
+
+
+def _example(network: Trained) -> tuple[torch.Tensor]:
+    return (torch.zeros(BATCH, network.channels, network.size, network.size),)
+
+
+FORMS: dict[str, Callable[[Trained], tuple[bytes, Any]]] = {".onnx": _onnx, ".pt2": _torch_export}

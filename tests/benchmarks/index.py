@@ -1,0 +1,98 @@
+"""Measure what a start costs with many images, in CPU seconds, as ratios to torchvision's ImageFolder.
+
+python -m tests.benchmarks.index [--files 1281000] [--classes 1000] [--rounds 3] [--in FOLDER]
+
+The files are hard links of small JPEGs, made once in a temporary folder below FOLDER and deleted at the end.
+Each figure is the CPU time of one call in a new process, with its threads and without the imports:
+
+- ImageFolder: torchvision.datasets.ImageFolder
+- warm, first process: image_folder.load() with the index of an earlier start
+- warm, other process: image_folder.open_index(), as the other processes of a node do
+- all compared: load() after a read has found a changed file; it writes the index again
+- cold: load() without an index; once
+- reading alone: of each file what cold reads and checks (CRC-32, completeness), once
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+
+from PIL import Image
+from torchvision.datasets import ImageFolder
+
+from datasets.folders import image_folder
+from tests.benchmarks import rounds
+
+LINKS = 60_000  # of one file: ext4 allows 65,000
+
+
+def main() -> None:
+    parser = rounds.make_parser(__doc__, 3)
+    parser.add_argument("--files", type=int, default=1_281_000, help="default: %(default)s")
+    parser.add_argument("--classes", type=int, default=1000, help="default: %(default)s")
+    parser.add_argument("--in", dest="parent", metavar="FOLDER", help="default: the temporary folder")
+    options = parser.parse_args()
+    with rounds.conditions(), tempfile.TemporaryDirectory(dir=options.parent) as folder:
+        root, cache = os.path.join(folder, "data"), os.path.join(folder, "index")
+        make(root, options.files, options.classes)
+        measure(root, cache, options.rounds)
+
+
+def make(root: str, files: int, classes: int) -> None:
+    """Make root/train/<class>/<name>.JPEG with names as long as those of ImageNet."""
+    os.makedirs(root)
+    for number in range(files):
+        if number % LINKS == 0:
+            source = os.path.join(root, f".{number}.jpg")
+            Image.effect_noise((48, 48), 50 + number / files).convert("RGB").save(source, quality=75)
+        name = f"n{number % classes:08}"
+        folder = os.path.join(root, "train", name)
+        if number < classes:
+            os.makedirs(folder)
+        os.link(source, f"{folder}/{name}_{number // classes}.JPEG")
+
+
+def measure(root: str, cache: str, count: int) -> None:
+    def load() -> image_folder.ImageFolderIndex:
+        return image_folder.load(root, "train", cache, log=lambda line: None)
+
+    first = cpu_seconds(load)
+    index = load()
+    paths = [index.path(id) for id in range(len(index))]
+    sizes = index.bytes.tolist()
+
+    def compare_all() -> None:
+        index.report_change()
+        load()
+
+    contestants = {
+        "ImageFolder": lambda: cpu_seconds(lambda: ImageFolder(os.path.join(root, "train"))),
+        "warm, first process": lambda: cpu_seconds(load),
+        "warm, other process": lambda: cpu_seconds(
+            lambda: image_folder.open_index(index.folder, index.fingerprint)
+        ),
+        "all compared": lambda: cpu_seconds(compare_all),
+    }
+    rounds.print_ratios(f"{len(index)} files", rounds.take_turns(contestants, count), ".2f", "CPU s")
+    reading = cpu_seconds(lambda: [*map(image_folder._inspect, paths, sizes)])
+    print(f"cold {first:.2f} CPU s, of which reading alone {reading:.2f}")
+
+
+def cpu_seconds(function: Callable[[], object]) -> float:
+    """Return the CPU seconds of a call in a forked process."""
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        begin = time.process_time()
+        function()
+        os.write(write, repr(time.process_time() - begin).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return float(text)
+
+
+if __name__ == "__main__":
+    main()
