@@ -30,7 +30,7 @@ from common.exact import replicas  # noqa: F401 - it must know the real Distribu
 from common.exact.loop import Due
 from common.ground import accelerator, exits
 from common.parallel import batchnorm
-from common.run import log, output, starts
+from common.run import environment, log, output
 from common.run.run import Run
 from datasets.loaders import image_folders
 from datasets.loaders.engines import memory
@@ -395,7 +395,7 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
     spec.loader.exec_module(module)
     common = ["--resume=never", "--output_dir", str(tmp_path), "--report_every=1000000"]
     monkeypatch.setattr(sys, "argv", [path, *arguments, *common])
-    for place in (output, log, starts):
+    for place in (output, log, environment):
         monkeypatch.setattr(place, "writes_nothing", lambda _: True)
     monkeypatch.setattr(exits, "_at_end", {place: [] for place in exits.PLACES})
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # jobs set it
