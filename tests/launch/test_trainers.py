@@ -56,6 +56,7 @@ def test_a_trainer(package, name, files, code, project):
     assert data.startswith("data different from step " if code else "data equal for 24 steps")
 
 
+@pytest.mark.faults
 def test_the_fixture_of_pytest(project):
     """As the page shows it, in a project that does not have Bootfile."""
     script = project / "ddp.py"  # it waits after each file: the fixture looks for one twenty times a second

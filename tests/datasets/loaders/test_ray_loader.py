@@ -164,6 +164,7 @@ def test_a_slow_batch_is_waited_for_unless_there_is_a_limit(folder):
             list(loader)
 
 
+@pytest.mark.faults
 def test_killed_workers_change_nothing(folder):
     options = {"batch_size": 7, "shuffle": True, "drop_last": True}
     expected, batches = plain(Squares(180), **options), []

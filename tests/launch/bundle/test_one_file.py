@@ -90,6 +90,7 @@ def test_new_processes_find_the_job(tmp_path):
     assert run(tmp_path / "one.py", cwd=tmp_path, fresh=True).stdout == "Own helper\n"
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("variant", ["exact", "fsdp", "text"])
 def test_a_project_of_ones_own_is_one_file(variant, tmp_path):
     if variant == "fsdp":

@@ -125,7 +125,13 @@ while step < 20:
 """
 
 
-@pytest.mark.parametrize("change", surroundings.ALL)
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(each, marks=[pytest.mark.faults] * (each != surroundings.LISTING))
+        for each in surroundings.ALL
+    ],
+)
 def test_results_that_depend_on_the_surroundings_differ(change, tmp_path):
     folder = tmp_path / "own"
     (folder / "data").mkdir(parents=True)
@@ -175,7 +181,9 @@ def test_a_job_that_does_not_run_elsewhere_is_not_called_different(tmp_path):
 
 
 @pytest.mark.skipif(not forks.are_possible(), reason="no forks with this torch, or on a GPU")
-@pytest.mark.parametrize(("fault", "starts"), [("0", "fork"), ("is_fork", "new process")])
+@pytest.mark.parametrize(
+    ("fault", "starts"), [("0", "fork"), pytest.param("is_fork", "new process", marks=pytest.mark.faults)]
+)
 def test_most_runs_are_forks_and_a_fork_alone_makes_no_difference(fault, starts, tmp_path):
     (tmp_path / "own.py").write_text(UNHURRIED.replace("FAULT = 0", f"FAULT = {fault}"))
     words = ("--compare=OUT/*.pt", "--resume_with", "--resume", "--kills=1", "--keep=runs")
