@@ -13,14 +13,16 @@ from common.distributed import agent, members, roll
 from common.distributed.members import Plan
 from common.ground.exits import BadInput
 from common.platform.topology import Topology
-from tests.conftest import free_port, run
+from tests.conftest import CAN_FORK, free_port, run
 from tests.support import checkpointers
 from tests.support.elastic import JOB, ElasticRun, slow_job
 from tests.support.exact import facts
 
 EXACT = ("jobs/train_exact.py", *JOB)
+new_torch = pytest.mark.skipif(not CAN_FORK, reason="--elastic needs torch 2.6")
 
 
+@new_torch
 def test_processes_that_die_are_replaced_and_the_bits_are_those_of_one(tmp_path):
     options = [*JOB, "--epochs=6", f"--output_dir={tmp_path / 'elastic'}"]
     job = ElasticRun(
@@ -61,6 +63,7 @@ def test_the_time_between_two_changes_without_a_step_is_lost_once(tmp_path):
     assert 100 <= checkpoint.pauses < 200
 
 
+@new_torch
 def test_a_process_that_trains_something_else_is_refused_and_the_others_go_on(tmp_path):
     address = (f"--init_method=tcp://127.0.0.1:{free_port()}", "--world_size=2", "--elastic=true")
     options = ("--epochs=2", "--timeout=30", f"--output_dir={tmp_path / 'nodes'}")
@@ -149,6 +152,7 @@ def _reasons(plan: Plan) -> list[str]:
     return [reason for _, reason in plan.said]
 
 
+@new_torch
 def test_the_first_plan_waits_for_all_nodes_or_for_the_time(monkeypatch):
     job = _Processes(monkeypatch, 2, 1)
     job.die("1.2", "exit code 2")
@@ -157,6 +161,7 @@ def test_the_first_plan_waits_for_all_nodes_or_for_the_time(monkeypatch):
     assert job.look().ids == ["0.1"]
 
 
+@new_torch
 def test_a_spare_takes_the_place_of_a_lost_process(monkeypatch):
     job = _Processes(monkeypatch, 1, 2)
     assert job.look().ids == ["0.1", "0.2"]
@@ -169,6 +174,7 @@ def test_a_spare_takes_the_place_of_a_lost_process(monkeypatch):
     assert _reasons(plan) == ["rank 0 on node 0 is gone: SIGKILL", "1 process joined on node 0"]
 
 
+@new_torch
 def test_a_reason_is_said_again_until_a_generation_has_begun(monkeypatch):
     job = _Processes(monkeypatch, 1, 3)
     job.look()
@@ -184,6 +190,7 @@ def test_a_reason_is_said_again_until_a_generation_has_begun(monkeypatch):
     assert _reasons(job.look()) == ["1 process joined on node 0"]
 
 
+@new_torch
 def test_a_process_without_a_heartbeat_is_gone(monkeypatch):
     job = _Processes(monkeypatch, 2, 1)
     job.look()
@@ -197,6 +204,7 @@ def test_a_process_without_a_heartbeat_is_gone(monkeypatch):
     assert job.store.get("gone/1.2") == b"no heartbeat for 2 s"  # its agent kills it
 
 
+@new_torch
 def test_no_process_is_late_after_a_pause_of_node_0(monkeypatch):
     job = _Processes(monkeypatch, 2, 1)
     job.look()
@@ -205,6 +213,7 @@ def test_no_process_is_late_after_a_pause_of_node_0(monkeypatch):
     assert job.look().generation == 0
 
 
+@new_torch
 def test_rank_0_is_on_node_0_and_the_others_wait_for_it(monkeypatch):
     job = _Processes(monkeypatch, 2, 1)
     job.look()
@@ -215,6 +224,7 @@ def test_rank_0_is_on_node_0_and_the_others_wait_for_it(monkeypatch):
     assert plan.ids == ["0.3", "1.2"] and [*map(members.node_of, plan.ids)] == [0, 1]
 
 
+@new_torch
 def test_a_signal_to_one_node_takes_it_away_and_one_to_all_stops_the_job(monkeypatch):
     job = _Processes(monkeypatch, 3, 1)
     job.look()
@@ -231,6 +241,7 @@ def test_a_signal_to_one_node_takes_it_away_and_one_to_all_stops_the_job(monkeyp
     assert job.store.get("stop") == b"15" and job.look().ids == ["0.1", "1.2"]
 
 
+@new_torch
 def test_a_broken_group_of_the_same_processes_begins_again(monkeypatch):
     job = _Processes(monkeypatch, 1, 2)
     job.look()
@@ -239,6 +250,7 @@ def test_a_broken_group_of_the_same_processes_begins_again(monkeypatch):
     assert job.look(0.5).generation == 1
 
 
+@new_torch
 def test_a_job_whose_processes_die_in_the_same_step_again_and_again_ends(monkeypatch, capsys):
     job = _Processes(monkeypatch, 1, 1)
     name = "0.1"
@@ -252,6 +264,7 @@ def test_a_job_whose_processes_die_in_the_same_step_again_and_again_ends(monkeyp
     assert "20 times in a row processes were lost in step 13: the job ends" in capsys.readouterr().out
 
 
+@new_torch
 def test_node_0_decides_what_is_trained(monkeypatch):
     job = _Processes(monkeypatch, 2, 1)
     job.store.set("ready/1.2", json.dumps({"--lr": 1}))
@@ -261,6 +274,7 @@ def test_node_0_decides_what_is_trained(monkeypatch):
     assert not job.store.check(["refused/0.1"])
 
 
+@new_torch
 def test_who_trains_something_else_is_refused(monkeypatch):
     job = _Processes(monkeypatch, 1, 1)
     job.look()
