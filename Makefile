@@ -20,7 +20,7 @@ COMPAT_PYTHON ?= $(foreach python,python3.10 python3.11,$(shell $(python) -c 'pr
 COMPAT_TESTS := tests/datasets tests/common tests/jobs/test_start.py tests/jobs/test_bad_input.py tests/jobs/test_imagenet.py tests/jobs/test_resume.py tests/test_marks.py
 
 train: $(VENV)/installed
-	@$(RUN) jobs/train.py --dataset digits --epochs 12
+	@$(RUN) jobs/train.py --dataset digits --batch_size 32 --epochs 5
 
 demo: setup
 	@$(RUN) -m tests.demo

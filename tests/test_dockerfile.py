@@ -65,7 +65,7 @@ def test_what_is_copied_trains(image, tmp_path):
         text=True,
         check=True,
     ).stdout
-    command = ".venv/bin/python jobs/train.py --dataset digits --epochs 12\n"
+    command = ".venv/bin/python jobs/train.py --dataset digits --batch_size 32 --epochs 5\n"
     assert planned == command, "nothing is installed again"
     result = run(*command.split()[1:], "--width=8", "--max_steps=1", cwd=tmp_path)
     assert "test_accuracy=" in result.stdout and (tmp_path / "output_dir" / "latest").exists()
