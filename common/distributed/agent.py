@@ -88,7 +88,7 @@ class _Agent:
         self._asked = 0  # the signal that this agent got
         self._deaths = 0
         # in seconds of time.monotonic()
-        self._spare_at = 0.0  # from then on a spare may use the cores; 0: there are no members yet
+        self._spare_at = 0.0  # when the next spare may be forked; 0 until there are members
         self._ends_at = math.inf  # then what still runs gets SIGKILL
         self._code = 0  # the exit code of the job
         self._is_over = False

@@ -24,7 +24,7 @@ from common.parallel import dtensors
 __all__ = ["FILE", "FORMAT", "KERNELS", "add_bytes", "cut", "leaves", "read", "summarize", "write"]
 
 FORMAT = 2  # digests of other formats cannot be compared
-_WORDS = 2**13  # of 8 bytes, in a block
+_WORDS = 2**13  # words of 8 bytes in a block
 _BLOCK = 8 * _WORDS
 KERNELS = {"params", "fused", "foreach", "capturable", "differentiable"}  # not hyperparameters
 _WITHOUT = {"receipt"}  # objects of a checkpoint that are not state of the model

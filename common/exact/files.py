@@ -108,7 +108,7 @@ def verify(path: str) -> dict:
     if "sum" in facts:
         with _summed(path, facts):
             return facts
-    _verify(path, facts["size"], facts["sha256"], "it")  # of version 0.25 or earlier
+    _verify(path, facts["size"], facts["sha256"], "it")  # a checkpoint of version 0.25 or earlier
     return facts
 
 
@@ -201,7 +201,7 @@ def _sealed(facts: dict) -> str:
 def read(path: str, whole: bool = True) -> dict:
     """Verify a checkpoint and return its state, as load() does: each byte is read once. Raises Refused."""
     facts = facts_of(path)
-    if "sum" not in facts:  # of version 0.25 or earlier
+    if "sum" not in facts:  # a checkpoint of version 0.25 or earlier
         verify(path)
         return load(path, whole=whole)
     _verify_shards(path, facts)

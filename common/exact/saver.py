@@ -140,7 +140,7 @@ class Saver:
             else:
                 self._failures.pop(os.path.splitext(name)[1], None)
 
-    def wait(self, seconds: float | None) -> None:
+    def wait(self, seconds: float) -> None:
         """Wait for the writes in flight, at most `seconds`."""
         concurrent.futures.wait([each.future for each in self._writes], seconds)
 

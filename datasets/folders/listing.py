@@ -72,7 +72,7 @@ class Listing(NamedTuple):
     labels: np.ndarray  # int64; bool [n, classes] if images have several labels
     val_share: float = 0.0  # if the path of an image decides its split, otherwise 0
     splits: str | None = None  # --splits
-    states: np.ndarray | None = None  # of images in tar files: int64 [n, 2], as get_states() returns
+    states: np.ndarray | None = None  # as get_states() returns; None if the images are not in tar files
 
     def get_states(self, rows: np.ndarray | None = None) -> np.ndarray:
         """Return int64 [n, 2], the sizes and modification times (ns) of these rows, or of all rows. Raises

@@ -41,7 +41,7 @@ def add_arguments(parser: JobParser) -> None:
         type=image_folder.val_share,
         default=listing.VAL_SHARE,
         metavar="SHARE",
-        help="share of the images for validation, if there is no train/ and val/ (default: 10%%)",
+        help="share of the images that validate a folder without train/ and val/ (default: 10%%)",
     )
     help = "names of the folders of the splits, if others than train/ and val/; none: all folders are classes"
     add("--splits", role=IDENTITY, type=image_folder.splits, metavar="TRAIN,VAL", help=help)

@@ -12,7 +12,7 @@ from datasets import files
 from datasets.folders import image_folder, paired_images, tar_files
 from datasets.folders.image_folder import ImageFolderIndex
 
-_NAME, _BEAT = "indexed", 2.0  # of the barrier; seconds
+_NAME, _BEAT = "indexed", 2.0  # name of the barrier; seconds between heartbeats
 
 
 def load(root: str, function: Callable[[], list[ImageFolderIndex]]) -> list[ImageFolderIndex]:
@@ -54,7 +54,7 @@ def _beating() -> Iterator[None]:
     ended = threading.Event()
 
     def send() -> None:
-        with contextlib.suppress(BadInput):  # of another process: wait_for_all() raises it, too
+        with contextlib.suppress(BadInput):  # wait_for_all() raises the error of the other process, too
             while not ended.wait(_BEAT):
                 barrier.beat(_NAME)
 

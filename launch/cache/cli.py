@@ -108,7 +108,7 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
         add("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
         add("--val_share", type=image_folder.val_share, default=listing.VAL_SHARE, help="as the job has it")
         add("--splits", type=image_folder.splits, metavar="TRAIN,VAL", help="as the job has them")
-        add("--form", choices=forms.FORMS, help="of the samples (default: of the URL, or decoded)")
+        add("--form", choices=forms.FORMS, help="form of the samples (default: that of the URL, or decoded)")
         add("--workers", type=number, default=2 * available_cores(), help="threads (default: two per core)")
     if verb == "rm":
         add("dataset", nargs="?", metavar="DATASET", help="name as ls shows it, or its beginning")

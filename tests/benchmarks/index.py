@@ -24,7 +24,7 @@ from torchvision.datasets import ImageFolder
 from datasets.folders import image_folder
 from tests.benchmarks import rounds
 
-LINKS = 60_000  # of one file: ext4 allows 65,000
+LINKS = 60_000  # links to one file: ext4 allows 65,000
 
 
 def main() -> None:

@@ -112,7 +112,9 @@ def main() -> None:
     parser = make_parser(__doc__)
     sizes = [2, 8, 32, 128, 256, 512]
     parser.add_argument("--processes", type=int, nargs="+", default=sizes, help="default: 2 to 512")
-    parser.add_argument("--late", type=float, default=0.0, metavar="SECONDS", help="of the last one")
+    parser.add_argument(
+        "--late", type=float, default=0.0, metavar="SECONDS", help="delay of the last process"
+    )
     parser.add_argument("--timeout", type=float, default=180.0, metavar="SECONDS", help="default: 180")
     args = parser.parse_args()
     gc.freeze()  # a collection would copy the pages of all objects into each process

@@ -45,7 +45,7 @@ def test_large_batches_get_the_same_bits_in_blocks_by_any_number_of_threads(shap
     try:
         to_device = ToDevice(torch.device("cpu"), MEAN[: shape[3]], STD[: shape[3]], dtype)
         expected = to_device._normalised(images)
-        with torch.inference_mode():  # of this thread: the evaluation's
+        with torch.inference_mode():  # for this thread, as in an evaluation
             assert torch.equal(to_device(images, torch.zeros(1))[0], expected)
         for given in (images, images.contiguous(), images[:, :, :, ::2]):  # the last two in another order
             result, _ = to_device(given, torch.zeros(1))
