@@ -1,21 +1,18 @@
 """Find the packages that a job imports when it starts, from the text of its modules."""
 
 import ast
-import importlib.metadata
-import re
 from collections.abc import Iterator
 
 from common.ground.exits import BadInput
 from common.ground.files import explained
 
 
-def find_distributions(files: dict[str, str], job: str) -> set[str]:
-    """Return the normalised names of the installed distributions that a job imports before its main().
+def find_packages(files: dict[str, str], job: str) -> set[str]:
+    """Return the packages outside `files` that a job imports before its main(), by their names in Python.
 
     files: path of a file, with / -> the file. job: the path of the job. Imports inside functions, which come
     later or never, do not count. Raises BadInput.
     """
-    known = importlib.metadata.packages_distributions()
     folder = f"{job.rpartition('/')[0]}/"  # its modules can be imported by their names
     seen, todo, found = set[str](), [job], set[str]()
     while todo:
@@ -32,13 +29,8 @@ def find_distributions(files: dict[str, str], job: str) -> set[str]:
             ]
             todo += ours
             if not ours:
-                found.update(map(normalise, known.get(parts[0], ())))
+                found.add(parts[0])
     return found
-
-
-def normalise(name: str) -> str:
-    """Return the name of a distribution as indexes compare it."""
-    return re.sub(r"[-_.]+", "-", name.lower())
 
 
 def _imports(path: str) -> Iterator[str]:

@@ -1,10 +1,10 @@
 """Make the dependency list that a platform installs before the boot file starts."""
 
+import importlib.metadata
 import os
 import re
 
 from common.ground.exits import BadInput
-from launch.bundle.imports import normalise
 
 # The platform's image has these, for its driver and GPUs. torchaudio needs one version of torch.
 _OF_THE_IMAGE = re.compile(r"torch|torch-npu|torchvision|torchaudio|triton|nvidia-.+")
@@ -17,8 +17,8 @@ _OF_THIS_MACHINE = re.compile(
 def adapt(path: str, imported: set[str]) -> tuple[str, list[str]]:
     """Return (text, omitted names) of the list to install, from the one at `path`.
 
-    imported: the distributions that the job imports when it starts, normalised. A line of another one that
-    ends in a comment `# for: OPTION` becomes a comment.
+    imported: the packages that the job imports when it starts, by their names in Python. A line of another
+    one that ends in a comment `# for: OPTION` becomes a comment.
 
     torch, torch_npu, torchvision, torchaudio, triton and nvidia-* would replace those of the image, and are
     omitted. Lines about files of this machine are also omitted. Environment markers stay. Raises BadInput.
@@ -26,13 +26,25 @@ def adapt(path: str, imported: set[str]) -> tuple[str, list[str]]:
     kept, left_out = [], []
     for line in _read_lines(path):
         named = _NAME.match(line)
-        package = normalise(named[0]) if named else ""
+        package = re.sub(r"[-_.]+", "-", named[0].lower()) if named else ""  # as indexes compare names
         line, _, reason = map(str.strip, line.partition("# for:"))
         if _OF_THE_IMAGE.fullmatch(package) or _OF_THIS_MACHINE.match(line):
             left_out.append(package or line.split()[0])
         else:
-            kept.append(f"# {line}  (for: {reason})" if reason and package not in imported else line)
+            is_needed = not reason or bool(imported & _list_packages(package))
+            kept.append(line if is_needed else f"# {line}  (for: {reason})")
     return "".join(f"{line}\n" for line in kept), left_out
+
+
+def _list_packages(distribution: str) -> set[str]:
+    """Return the names in Python of what an installed distribution holds; none if it is not installed."""
+    try:
+        installed = importlib.metadata.distribution(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return set()
+    if listed := installed.read_text("top_level.txt"):
+        return {*listed.split()}
+    return {file.parts[0].partition(".")[0] for file in installed.files or ()}
 
 
 def names(text: str) -> list[str]:
