@@ -35,9 +35,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     job = slow_job(folder / "job.py", args.pause)
     options = [*JOB, f"--batch_size={args.batch_size}", f"--epochs={args.epochs}", f"--width={args.width}"]
     several = [*options, f"--processes_per_node={args.processes}", "--elastic=true"]
-    quiet = [job, *several, f"--output_dir={folder / 'quiet'}", "--resume=never"]
-
-    before = _time_step(quiet, args.steps)
+    before = _time_step([job, *several, f"--output_dir={folder / 'before'}"], args.steps)
     killed = ElasticRun(job, *several, f"--output_dir={folder / 'killed'}")
     killed.wait_until(lambda each: each.step >= 1)
     begun = killed.steps[0][0]
@@ -46,7 +44,8 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     end = next(number for at, number in reversed(killed.steps) if at <= ended)
     os.kill(killed.process.pid, signal.SIGTERM)  # it saves, and ends
     code = killed.finish()
-    step = (before + _time_step(quiet, args.steps)) / 2
+    after = _time_step([job, *several, f"--output_dir={folder / 'after'}"], args.steps)
+    step = (before + after) / 2
     pairs = itertools.pairwise(at for at, _ in killed.steps if at <= ended)
     stalls = sorted(later - earlier - step for earlier, later in pairs)
 
@@ -65,7 +64,8 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
         "lost processes": deaths,
         "seconds": ended - begun,
         "steps": end,
-        "a step": step,
+        "a step before": before,
+        "a step after": after,
         "last step": killed.step,
     }
     for name, figure in figures.items():
