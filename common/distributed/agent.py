@@ -9,6 +9,7 @@ If node 0 is lost the job ends, and its restart continues from a checkpoint.
 
 import argparse
 import contextlib
+import json
 import math
 import multiprocessing
 import multiprocessing.connection
@@ -24,8 +25,8 @@ import torch
 
 from common.console.arguments import boolean
 from common.distributed import entry, launcher, preemption, process_group, rendezvous
-from common.distributed.members import Plan, read
-from common.distributed.roll import Roll
+from common.distributed.members import Plan, announce, read
+from common.distributed.roll import HEARTBEAT, SILENCE, Roll
 from common.ground import accelerator, exits
 from common.ground.exits import BadInput, print_line
 from common.platform.platforms import HELD, MEMBER, STARTED_BY, available_cores
@@ -85,9 +86,12 @@ class _Agent:
     def __init__(self, topology: Topology, timeout: float, grace: float):
         self._topology, self._timeout, self._grace = topology, timeout, grace
         self._children: dict[str, Any] = {}  # name -> multiprocessing.Process
+        self._stopped: dict[str, float] = {}  # name -> time.monotonic() since when SIGSTOP holds it
         self._asked = 0  # the signal that this agent got
         self._deaths = 0
+        self._ticks = -1
         # in seconds of time.monotonic()
+        self._beat_at = 0.0  # when the next heartbeat is due
         self._spare_at = 0.0  # when the next spare may be forked; 0 until there are members
         self._ends_at = math.inf  # then what still runs gets SIGKILL
         self._code = 0  # the exit code of the job
@@ -108,6 +112,7 @@ class _Agent:
         for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
             os.environ.setdefault(name, str(max(1, available_cores() // topology.processes_per_node)))
         self._store = torch.distributed.PrefixStore("members", server)
+        self._number = self._store.add("agents", 1)
         roll = None
         if topology.node_rank == 0:
             roll = Roll(self._store, topology.nodes, topology.processes_per_node, self._timeout)
@@ -123,6 +128,7 @@ class _Agent:
                 self._fork()
                 multiprocessing.connection.wait([each.sentinel for each in self._children.values()], _POLL)
                 self._reap()
+                self._beat()
                 self._hear()
                 if roll:
                     roll.look(bool(self._asked))
@@ -149,8 +155,8 @@ class _Agent:
             child = self._context.Process(target=_run, args=(given, entry.main_of_job), name=name)
             child.start()
             self._children[name] = child
-            self._store.set(f"pid/{name}", str(child.pid))
-            self._store.set(f"ticket/{self._store.add('tickets', 1)}", name)
+            ticket = f"ticket/{self._store.add('tickets', 1)}"
+            self._store.set(ticket, json.dumps([name, child.pid, self._number]))
             self._store.add("news", 1)
 
     def _reap(self) -> None:
@@ -167,7 +173,7 @@ class _Agent:
         self._deaths = 0 if was_member else self._deaths + 1
         self._spare_at = time.monotonic() + _CALM if self._spare_at else 0.0
         reason = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        self._store.set(f"gone/{name}", reason)
+        self._store.compare_set(f"gone/{name}", "", reason)  # it may have a reason: it was stopped
         self._store.add("news", 1)
         code = 128 - code if code < 0 else code
         if self._is_over:
@@ -175,26 +181,45 @@ class _Agent:
             counts = code in _ENDS or name == read(self._store, "first")
             self._code = self._code or (code if counts else 0)
         elif code == 0 and self._topology.node_rank == 0:
-            self._store.set("done", "")  # a node without members does not see it otherwise
+            announce(self._store, "done", "")  # a node without members does not see it otherwise
             self._end(0)
         elif code == 0 or self._asked or self._store.check(["stop"]):
             self._end(code)
         elif code in _ENDS or self._deaths >= _MOST_DEATHS:
             if was_member or self._deaths >= _MOST_DEATHS:
-                self._store.set("failed", str(code))
+                announce(self._store, "failed", str(code))
             self._end(code)
+
+    def _beat(self) -> None:
+        """Send the heartbeat of this node. A process that SIGSTOP holds for too long is gone."""
+        now = time.monotonic()
+        if now < self._beat_at:
+            return
+        self._beat_at = now + HEARTBEAT
+        self._store.add(f"beat/{self._number}", 1)
+        stopped = [name for name, child in self._children.items() if is_stopped(child.pid)]
+        self._stopped = {name: self._stopped.get(name, now) for name in stopped}
+        for name, since in self._stopped.items():
+            if now - since > SILENCE:
+                self._store.set(f"gone/{name}", f"stopped for {SILENCE:g} s")
+                self._store.add("news", 1)
+                self._children[name].kill()  # it must not write
 
     def _hear(self) -> None:
         """Notice what other agents have written."""
+        if time.monotonic() > self._ends_at:
+            self._kill()
+        ticks = self._store.add("ticks", 0)
+        if ticks == self._ticks:
+            return
+        self._ticks = ticks
         if not self._is_over and (failed := read(self._store, "failed")):
             self._end(int(failed))
         elif not self._is_over and self._store.check(["done"]):
             self._end(0)
-        for name, child in self._children.items():  # it was silent, and may be stopped: it must not write
+        for name, child in self._children.items():  # this node was silent: they must not write
             if self._store.check([f"gone/{name}"]):
                 child.kill()
-        if time.monotonic() > self._ends_at:
-            self._kill()
 
     def _end(self, code: int) -> None:
         """Let the members end by themselves, after code 0 without a limit: rank 0 may still write. After an
@@ -223,6 +248,15 @@ class _Agent:
         for child in self._children.values():
             with contextlib.suppress(ProcessLookupError, TypeError):
                 os.kill(child.pid, number)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal, or a debugger, has stopped a process."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "tT"
+    except FileNotFoundError:
+        return False
 
 
 def _run(variables: dict[str, str], main: str) -> None:

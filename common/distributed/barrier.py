@@ -78,7 +78,7 @@ def gather(
         store.add(f"here/{rank}", 1)
         here = store.add("here", 1)
         if here >= world_size:
-            _tick(store)
+            tick(store)
     is_waker = rank == 0 or here == 1
     heartbeat, looked, ticked = Heartbeat(), 0.0, 0.0
     beats: dict[int, tuple[int, float]] = {}  # rank -> (number of its heartbeats, time of its last change)
@@ -95,17 +95,17 @@ def gather(
             _report(store, world_size, NO_RENDEZVOUS, text)
         elif not is_waker:
             ticks += 1
-            _wait(store, f"tick/{ticks}", limit + 1 - heartbeat.seconds)
+            wait_for(store, f"tick/{ticks}", limit + 1 - heartbeat.seconds)
         elif heartbeat.seconds - ticked > _TICK:
             ticked = heartbeat.seconds
-            _tick(store)
+            tick(store)
         else:
             time.sleep(_POLL)
         here = store.add("here", 0)
     _raise_error(store, rank, world_size)
 
 
-def _wait(store: torch.distributed.Store, key: str, seconds: float) -> None:
+def wait_for(store: torch.distributed.Store, key: str, seconds: float) -> None:
     """Wait until the key exists, the seconds have passed, or the store has closed. A thread calls the store:
     Ctrl-C interrupts only a wait for a thread."""
 
@@ -118,7 +118,7 @@ def _wait(store: torch.distributed.Store, key: str, seconds: float) -> None:
     thread.join()
 
 
-def _tick(store: torch.distributed.Store) -> None:
+def tick(store: torch.distributed.Store) -> None:
     """Wake the ranks that wait."""
     store.set(f"tick/{store.add('ticks', 1)}", "")
 
@@ -127,7 +127,7 @@ def _report(store: torch.distributed.Store, world_size: int, code: int, text: st
     """End the wait with an error, unless there is one. Return the number of ranks that are here."""
     store.compare_set("error", "", f"{code} {text}")
     here = store.add("here", world_size)
-    _tick(store)
+    tick(store)
     return here
 
 

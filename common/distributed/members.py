@@ -23,14 +23,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common.distributed import preemption, ranks
+from common.distributed import barrier, preemption, ranks
 from common.distributed.ranks import Changed
 from common.ground import exits
 from common.ground.exits import BadInput
 from common.platform.platforms import MEMBER
 
-HEARTBEAT, SILENCE = 0.25, 2.0  # seconds between heartbeats; without one a process is gone
-_POLL, _LOOK = 0.005, 0.02  # seconds between looks for others that arrive, and for the next generation
 _TIMEOUT = datetime.timedelta(seconds=300)
 
 
@@ -71,6 +69,12 @@ def read(store: torch.distributed.Store, key: str) -> str:
     return store.get(key).decode() if store.check([key]) else ""
 
 
+def announce(store: torch.distributed.Store, key: str, value: str) -> None:
+    """Write what processes and agents wait for, and wake them."""
+    store.set(key, value)
+    barrier.tick(store)
+
+
 def run(main: Callable[[], object]) -> None:
     """Run the main() of a job, and run it again when the members change."""
     ranks.members = current = Members(os.environ[MEMBER])
@@ -108,13 +112,14 @@ class Members:
         self.keep: Callable[[], dict[str, Any]] | None = None
         self.kept: dict[str, Any] | None = None
         self._store = connect()
+        self._ticks = self._store.add("ticks", 0)
         self._has_lost = threading.Event()  # a member of this generation
         self._lock = threading.Lock()  # plan, due and _has_lost are of one generation
         self._stop, self._number = False, 0
         self._told = 0  # number of the last reason that this process has told
         self._voice = contextlib.ExitStack()
         preemption.defer(self._note_signal)
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        threading.Thread(target=self._listen, name="members", daemon=True).start()
 
     def arrive(self, facts: dict[str, Any]) -> None:
         """Say in resume() what this process would train. If it runs alone, main() ends here, and the process
@@ -200,7 +205,7 @@ class Members:
         generation = self.plan.generation + 1
         while True:
             if not self._has(Plan.key(generation)):
-                self._rest()
+                self._wait()
                 if reason := read(self._store, f"refused/{self.name}"):
                     raise BadInput(reason)
                 continue
@@ -230,17 +235,19 @@ class Members:
 
     def _meet(self, plan: Plan) -> bool:
         """Return whether all members have arrived; False if there is another plan before."""
-        self._store.set(f"here/{plan.generation}/{self.name}", "")
-        keys = [f"here/{plan.generation}/{each}" for each in plan.ids]
-        while not self._store.check(keys):
+        key = f"here/{plan.generation}"
+        if self._store.add(key, 1) == len(plan.ids):
+            barrier.tick(self._store)
+        while self._store.add(key, 0) < len(plan.ids):
             if self._has(Plan.key(plan.generation + 1)):
                 return False
-            self._rest()
+            self._wait()
         return True
 
-    def _rest(self) -> None:
-        """Sleep between two looks for others. If the job is done they do not come, and the process ends."""
-        time.sleep(_POLL)
+    def _wait(self) -> None:
+        """Wait for the next tick. If the job is done the others do not come, and the process ends."""
+        self._ticks += 1
+        barrier.wait_for(self._store, f"tick/{self._ticks}", _TIMEOUT.total_seconds())
         if self._has("done"):
             exits.leave(0)
 
@@ -256,25 +263,24 @@ class Members:
 
     def _note_signal(self, number: int) -> None:
         self._number = number
+        threading.Thread(target=self._ask, args=[number], daemon=True).start()
 
-    def _beat(self) -> None:
+    def _ask(self, number: int) -> None:
+        store = connect()  # the main thread may hold the other one, in a wait
+        store.set(f"asked/{self.name}", str(number))
+        store.add("news", 1)
+
+    def _listen(self) -> None:
         try:
-            self._beat_until_end(connect())
+            self._listen_until_end(connect())
         except RuntimeError as error:
             reason = next(iter(str(error).splitlines()), "")
             exits.say_error(f"process {self.name} lost contact with node 0, which has the members: {reason}")
             exits.leave(exits.LOST_CONTACT)
 
-    def _beat_until_end(self, store: torch.distributed.Store) -> None:
-        has_told, beat_at = False, 0.0
+    def _listen_until_end(self, store: torch.distributed.Store) -> None:
+        ticks = store.add("ticks", 0)
         while True:
-            if time.monotonic() > beat_at:
-                beat_at = time.monotonic() + HEARTBEAT
-                store.add(f"beat/{self.name}", 1)
-            if self._number and not has_told:
-                has_told = True
-                store.set(f"asked/{self.name}", str(self._number))
-                store.add("news", 1)
             if not self._stop and store.check(["stop"]):
                 self._stop = True
                 preemption.hear(0, int(store.get("stop")))
@@ -287,4 +293,5 @@ class Members:
                         if not {*now.ids} <= {*plan.ids}:
                             self._has_lost.set()
                         self.due = True
-            time.sleep(_LOOK)
+            ticks += 1
+            store.wait([f"tick/{ticks}"], _TIMEOUT)

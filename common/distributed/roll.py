@@ -9,24 +9,25 @@ from typing import Any
 import torch
 
 from common.distributed import launcher
-from common.distributed.members import HEARTBEAT, SILENCE, Plan, node_of, read
+from common.distributed.barrier import tick
+from common.distributed.members import Plan, announce, node_of, read
 from common.ground.exits import print_line
 
+HEARTBEAT, SILENCE = 0.25, 2.0  # seconds between heartbeats of a node; without one its processes are gone
 _POLL = 0.05  # seconds
+_TICK = 10.0  # seconds between ticks of nothing new: networks close connections that are idle
 _PATIENCE = 1.0  # seconds from a signal to one node until it counts as one for this node only
 _DELAY = 0.3  # seconds from a broken group to a new one of the same processes: mostly one of them is dead
-_SILENCE_OF_SPARES = 10.0  # seconds: they may wait for the cores
 _MOST_VAIN = 20  # generations in a row in which members were lost in the same step
 
 
 @dataclass
 class _Process:
-    """What the roll knows of a process that runs. heard: time.monotonic() of its last heartbeat. beats: their
-    number. is_ready: it can be a member. was_asked: it got a signal to stop."""
+    """What the roll knows of a process that runs. agent: the number of its agent. is_ready: it can be a
+    member. was_asked: it got a signal to stop."""
 
     pid: int
-    heard: float
-    beats: int = 0
+    agent: int
     is_ready: bool = False
     was_asked: bool = False
 
@@ -39,9 +40,10 @@ class Roll:
         self._store, self._nodes, self._per_node = store, nodes, per_node
         self._plan = Plan(-1, [], [], [], 0)
         self._known: dict[str, _Process] = {}  # name -> process
+        self._beats: dict[int, tuple[int, float]] = {}  # agent -> number of its heartbeats, time of the last
         self._facts: dict[str, Any] | None = None  # what the members train
         self._tickets = self._news = 0
-        self._looked = self._beats_at = self._asked_at = self._broken_at = 0.0
+        self._looked = self._beats_at = self._ticked_at = self._asked_at = self._broken_at = 0.0
         self._deadline = time.monotonic() + timeout
         self._began = self._plan  # the last one with which the members have begun
         self._said: list[tuple[int, str]] = []  # numbered reasons of changes that the user was not told
@@ -54,10 +56,12 @@ class Roll:
         """Read what is new, and publish another plan if the members change. asked: whether node 0 has to
         stop, which ends the job."""
         now = time.monotonic()
-        if now - self._looked > SILENCE / 2:  # this process was stopped itself: no process is late
-            for each in self._known.values():
-                each.heard = now
+        if now - self._looked > SILENCE / 2:  # this process was stopped itself: no heartbeat is late
+            self._beats.clear()
         self._looked = now
+        if now - self._ticked_at > _TICK:
+            self._ticked_at = now
+            tick(self._store)
         news = self._store.add("news", 0)
         is_due = news != self._news
         self._news = news
@@ -66,7 +70,7 @@ class Roll:
             self._listen(now)
             is_due = True
         if is_due:
-            self._read_news(now)
+            self._read_news()
             self._publish(now, asked)
 
     def wait_for_ends(self) -> None:
@@ -77,20 +81,20 @@ class Roll:
             time.sleep(_POLL)
 
     def _listen(self, now: float) -> None:
-        for name, each in list(self._known.items()):
-            beats = self._store.add(f"beat/{name}", 0)
-            if beats != each.beats:
-                each.beats, each.heard = beats, now
-                continue
-            limit = SILENCE if name in self._plan.ids else _SILENCE_OF_SPARES
-            if each.is_ready and now - each.heard > limit:
-                self._store.set(f"gone/{name}", f"no heartbeat for {limit:g} s")
+        for agent in {each.agent for each in self._known.values()}:
+            beats = self._store.add(f"beat/{agent}", 0)
+            before, heard = self._beats.get(agent, (-1, now))
+            if beats != before:
+                self._beats[agent] = beats, now
+            elif now - heard > SILENCE:
+                for name in [name for name, each in self._known.items() if each.agent == agent]:
+                    announce(self._store, f"gone/{name}", f"no heartbeat for {SILENCE:g} s")
 
-    def _read_news(self, now: float) -> None:
+    def _read_news(self) -> None:
         while self._tickets < self._store.add("tickets", 0):
             self._tickets += 1
-            name = self._store.get(f"ticket/{self._tickets}").decode()
-            self._known[name] = _Process(int(self._store.get(f"pid/{name}")), now)
+            name, pid, agent = json.loads(self._store.get(f"ticket/{self._tickets}"))
+            self._known[name] = _Process(pid, agent)
         if self._plan is not self._began and self._store.check([f"begun/{self._plan.generation}"]):
             self._note_begin(int(self._store.get(f"begun/{self._plan.generation}")))
         for name, each in list(self._known.items()):
@@ -115,7 +119,7 @@ class Roll:
         self._said = [each for each in self._said if each[0] not in told]
         if self._vain >= _MOST_VAIN:
             print_line(f"{self._vain} times in a row processes were lost in step {step + 1}: the job ends")
-            self._store.set("failed", f"{128 + signal.SIGKILL}")
+            announce(self._store, "failed", f"{128 + signal.SIGKILL}")
 
     def _say(self, reason: str) -> None:
         self._count += 1
@@ -131,7 +135,9 @@ class Roll:
         for key in sorted(facts.keys() | self._facts.keys()):
             here, there = facts.get(key), self._facts.get(key)
             if here != there:
-                self._store.set(f"refused/{name}", f"its {key} is {here}, that of the members is {there}")
+                announce(
+                    self._store, f"refused/{name}", f"its {key} is {here}, that of the members is {there}"
+                )
                 print_line(f"process {name} is refused: its {key} is {here}, that of the members is {there}")
                 return False
         return True
@@ -144,7 +150,7 @@ class Roll:
         if (asked or on_first or (asks and len(asks) == len(self._plan.ids))) and not self._stops:
             self._stops = True
             numbers = [read(self._store, f"asked/{name}") for name in asks]
-            self._store.set("stop", next(iter(numbers), f"{signal.SIGTERM:d}"))
+            announce(self._store, "stop", next(iter(numbers), f"{signal.SIGTERM:d}"))
         leaves = {*asks} if not self._stops and now - self._asked_at > _PATIENCE else set()
         ready = [name for name, each in self._known.items() if each.is_ready and name not in leaves]
         old = [name for name in self._plan.ids if name in ready]
@@ -161,7 +167,7 @@ class Roll:
             return
         if any(read(self._store, f"gone/{name}") == "exit code 0" for name in self._plan.ids):
             if read(self._store, f"gone/{self._plan.ids[0]}") not in ("", "exit code 0"):
-                self._store.set("failed", str(128 + signal.SIGKILL))  # rank 0, in its last writes
+                announce(self._store, "failed", str(128 + signal.SIGKILL))  # rank 0, in its last writes
             return  # the job is done
         for name in [name for name in self._plan.ids if name in leaves]:
             self._say(f"process {name} leaves, as asked")
@@ -175,4 +181,4 @@ class Roll:
         self._store.set("first", ids[0])
         for name in came:
             self._store.set(f"member/{name}", "")
-        self._store.set(Plan.key(self._plan.generation), json.dumps(self._plan))
+        announce(self._store, Plan.key(self._plan.generation), json.dumps(self._plan))

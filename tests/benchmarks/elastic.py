@@ -6,8 +6,8 @@
 Every third time two processes die at once, every fourth time it is rank 0, and every fifth time the same rank
 dies again as soon as the others continue. The figures:
 
-    useful share     steps x the time of a step of an undisturbed run of the same processes / wall time; the
-                     time has its part of evaluations and saves
+    useful share     steps x the time of a step of undisturbed runs of the same processes, one before and one
+                     after, / wall time; the time has its part of evaluations and saves
     longest stall    the longest time between two steps, less that of a step
     generations      how often the members changed, and once more
     bits             whether states, samples, figures and weights are those of one process without a kill
@@ -35,23 +35,19 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     job = slow_job(folder / "job.py", args.pause)
     options = [*JOB, f"--batch_size={args.batch_size}", f"--epochs={args.epochs}", f"--width={args.width}"]
     several = [*options, f"--processes_per_node={args.processes}", "--elastic=true"]
-
-    quiet = ElasticRun(job, *several, f"--output_dir={folder / 'quiet'}")
-    quiet.wait_until(lambda each: each.step >= args.steps)
-    quiet.kill()
-    (first_at, first), (last_at, last) = quiet.steps[0], quiet.steps[-1]
-    step = (last_at - first_at) / (last - first)
-
+    before = _time_step([job, *several, f"--output_dir={folder / 'before'}"], args.steps)
     killed = ElasticRun(job, *several, f"--output_dir={folder / 'killed'}")
     killed.wait_until(lambda each: each.step >= 1)
     begun = killed.steps[0][0]
     deaths = _kill_for(killed, args, begun)
     ended = time.monotonic()
     end = next(number for at, number in reversed(killed.steps) if at <= ended)
-    pairs = itertools.pairwise(at for at, _ in killed.steps if at <= ended)
-    stalls = sorted(later - earlier - step for earlier, later in pairs)
     os.kill(killed.process.pid, signal.SIGTERM)  # it saves, and ends
     code = killed.finish()
+    after = _time_step([job, *several, f"--output_dir={folder / 'after'}"], args.steps)
+    step = (before + after) / 2
+    pairs = itertools.pairwise(at for at, _ in killed.steps if at <= ended)
+    stalls = sorted(later - earlier - step for earlier, later in pairs)
 
     last = killed.step
     # the bits of two processes are those of one
@@ -68,7 +64,8 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
         "lost processes": deaths,
         "seconds": ended - begun,
         "steps": end,
-        "a step": step,
+        "a step before": before,
+        "a step after": after,
         "last step": killed.step,
     }
     for name, figure in figures.items():
@@ -76,6 +73,15 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     assert code == 143, killed.lines
     print("bits                  ", _compare(folder / "killed", folder / "whole", last))
     return figures
+
+
+def _time_step(command: list, steps: int) -> float:
+    """Return the seconds of a step of an undisturbed run."""
+    job = ElasticRun(*command)
+    job.wait_until(lambda each: each.step >= steps)
+    job.kill()
+    (first_at, first), (last_at, last) = job.steps[0], job.steps[-1]
+    return (last_at - first_at) / (last - first)
 
 
 def _kill_for(job: ElasticRun, args: argparse.Namespace, begun: float) -> int:
@@ -117,7 +123,7 @@ def main() -> None:
     numbers = {"processes": 4, "batch_size": 256, "width": 16, "epochs": 4000, "seed": 0}
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
-    parser.add_argument("--steps", type=int, default=60, help="steps of the undisturbed run (default: 60)")
+    parser.add_argument("--steps", type=int, default=60, help="steps of an undisturbed run (default: 60)")
     for name, value in (("seconds", 600.0), ("every", 10.0), ("pause", 0.0)):
         parser.add_argument(f"--{name}", type=float, default=value, help="default: %(default)s")
     args = parser.parse_args()

@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import os
 import signal
+import subprocess
 import time
 import types
 
@@ -119,14 +121,14 @@ class _Processes:
         monkeypatch.setattr(roll, "time", types.SimpleNamespace(monotonic=lambda: self.now))
         self.roll = roll.Roll(self.store, nodes, per_node, timeout=1000)
         self.living: set[str] = set()
+        self.silent: set[int] = set()  # agents without heartbeats; the agent of a node has its number
         for node in range(nodes):
             for _ in range(per_node):
                 self.come(node)
 
     def come(self, node: int, **facts) -> str:
         name = f"{node}.{self.store.add('names', 1)}"
-        self.store.set(f"pid/{name}", "1")
-        self.store.set(f"ticket/{self.store.add('tickets', 1)}", name)
+        self.store.set(f"ticket/{self.store.add('tickets', 1)}", json.dumps([name, 1, node]))
         self.store.set(f"ready/{name}", json.dumps(facts))
         self.living.add(name)
         return name
@@ -138,8 +140,8 @@ class _Processes:
     def look(self, seconds: float = 0.3, asked: bool = False) -> Plan:
         """Let time pass, and return the newest plan."""
         self.now += seconds
-        for name in self.living:
-            self.store.add(f"beat/{name}", 1)
+        for node in {*map(members.node_of, self.living)} - self.silent:
+            self.store.add(f"beat/{node}", 1)
         self.roll.look(asked)
         self.roll.look(asked)
         generation = -1
@@ -191,17 +193,30 @@ def test_a_reason_is_said_again_until_a_generation_has_begun(monkeypatch):
 
 
 @new_torch
-def test_a_process_without_a_heartbeat_is_gone(monkeypatch):
-    job = _Processes(monkeypatch, 2, 1)
+def test_the_processes_of_a_node_without_a_heartbeat_are_gone(monkeypatch):
+    job = _Processes(monkeypatch, 2, 2)
     job.look()
     job.store.set("begun/0", "0")
-    job.living.remove("1.2")
+    job.silent.add(1)
     for _ in range(5):
         assert job.look().generation == 0
     job.look(1.0)
     plan = job.look()
-    assert plan.ids == ["0.1"] and _reasons(plan) == ["rank 1 on node 1 is gone: no heartbeat for 2 s"]
-    assert job.store.get("gone/1.2") == b"no heartbeat for 2 s"  # its agent kills it
+    reasons = [f"rank {rank} on node 1 is gone: no heartbeat for 2 s" for rank in (2, 3)]
+    assert plan.ids == ["0.1", "0.2"] and _reasons(plan) == reasons
+    assert job.store.get("gone/1.3") == b"no heartbeat for 2 s"  # its agent kills it
+
+
+def test_a_stopped_process_is_not_a_slow_one():
+    with subprocess.Popen(["sleep", "100"]) as process:
+        try:
+            assert not agent.is_stopped(process.pid)
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+            assert agent.is_stopped(process.pid)
+        finally:
+            process.kill()
+    assert not agent.is_stopped(process.pid)
 
 
 @new_torch
@@ -230,7 +245,7 @@ def test_a_signal_to_one_node_takes_it_away_and_one_to_all_stops_the_job(monkeyp
     job.look()
     job.store.set("asked/2.3", str(int(signal.SIGTERM)))
     assert job.look().generation == 0
-    job.look(members.SILENCE / 2)
+    job.look(roll.SILENCE / 2)
     plan = job.look()
     assert (
         plan.ids == ["0.1", "1.2"] and _reasons(plan) == ["process 2.3 leaves, as asked"] and plan.lost == 0
