@@ -2,6 +2,9 @@
 
 python -m tests.support.drawing                  writes guides/batch.png: the way of a batch to the model
 python -m tests.support.drawing WHOLE KILLED 60  writes guides/report.png: two runs, one killed at step 60
+
+Both runs are `jobs/train_ddp.py --dataset digits --width 32 --epochs 12 --report_every 4`: WHOLE on two
+processes, KILLED with `--save_every 11`, killed after step 60 and resumed with `--processes_per_node 1`.
 """
 
 import json
