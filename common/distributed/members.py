@@ -112,7 +112,7 @@ class Members:
         self.keep: Callable[[], dict[str, Any]] | None = None
         self.kept: dict[str, Any] | None = None
         self._store = connect()
-        self._ticks = self._store.add("ticks", 0)
+        self._ticks = 0  # those that the main thread has waited for
         self._has_lost = threading.Event()  # a member of this generation
         self._lock = threading.Lock()  # plan, due and _has_lost are of one generation
         self._stop, self._number = False, 0
@@ -203,6 +203,7 @@ class Members:
         """Wait until this process is a member, and all others have arrived. Raises BadInput if it is refused;
         ends the process if it was asked to leave."""
         generation = self.plan.generation + 1
+        self._ticks = self._store.add("ticks", 0)
         while True:
             if not self._has(Plan.key(generation)):
                 self._wait()
@@ -222,6 +223,7 @@ class Members:
         with self._lock:
             self.plan, self.due = plan, False
             self._has_lost.clear()
+        self._look(self._store)  # _listen() may have seen a later plan before this one was known
         os.environ.update(plan.place(self.name))
         preemption.identify(plan.ids.index(self.name), "")
         exits.STARTED = time.monotonic()
@@ -284,14 +286,18 @@ class Members:
             if not self._stop and store.check(["stop"]):
                 self._stop = True
                 preemption.hear(0, int(store.get("stop")))
-            now = self.plan
-            following = Plan.key(now.generation + 1)
-            if not self.due and now.ids and store.check([following]):
-                plan = Plan(*json.loads(store.get(following)))
-                with self._lock:
-                    if self.plan is now:  # else join() has this plan already, or a later one
-                        if not {*now.ids} <= {*plan.ids}:
-                            self._has_lost.set()
-                        self.due = True
+            self._look(store)
             ticks += 1
             store.wait([f"tick/{ticks}"], _TIMEOUT)
+
+    def _look(self, store: torch.distributed.Store) -> None:
+        """Notice the plan after that of this generation."""
+        now = self.plan
+        following = Plan.key(now.generation + 1)
+        if not self.due and now.ids and store.check([following]):
+            plan = Plan(*json.loads(store.get(following)))
+            with self._lock:
+                if self.plan is now:  # else join() has this plan already, or a later one
+                    if not {*now.ids} <= {*plan.ids}:
+                        self._has_lost.set()
+                    self.due = True

@@ -11,7 +11,7 @@ import types
 import pytest
 import torch
 
-from common.distributed import agent, members, roll
+from common.distributed import agent, launcher, members, ranks, roll
 from common.distributed.members import Plan
 from common.ground.exits import BadInput
 from common.platform.topology import Topology
@@ -297,6 +297,41 @@ def test_who_trains_something_else_is_refused(monkeypatch):
     name = job.come(0, torch="2.6")
     assert job.look().generation == 0
     assert job.store.get(f"refused/{name}") == b"its torch is 2.6, that of the members is None"
+
+
+class _Deaf(members.Members):
+    """A process whose thread has seen each plan before join() knew the one before it."""
+
+    def _listen(self) -> None:
+        pass
+
+
+@new_torch
+def test_a_plan_that_comes_while_the_members_of_the_last_one_meet_is_noticed(monkeypatch):
+    server, host, port = launcher.hold_store()
+    monkeypatch.setenv("MASTER_ADDR", host)
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setattr(members.preemption, "defer", lambda function: None)
+    monkeypatch.setattr(members.preemption, "identify", lambda *given: None)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "0")
+    store = torch.distributed.PrefixStore("members", server)
+    own = _Deaf("0.1")
+
+    def announce(number: int, *ids: str) -> None:
+        plan = Plan(number, [*ids], [1] * len(ids), [], 0)
+        members.announce(store, Plan.key(number), json.dumps(plan))
+
+    def meet(plan: Plan) -> bool:
+        announce(1, "0.1")
+        return True
+
+    announce(0, "0.1", "0.2")
+    monkeypatch.setattr(own, "_meet", meet)
+    own.join()
+    assert own.due and own.plan.generation == 0
+    with pytest.raises(ranks.Changed):
+        own.check()
 
 
 @pytest.mark.parametrize(("nodes", "own"), [([0, 0, 1, 1], ("3", "1", "2")), ([0, 0, 1], ("2", "0", "1"))])
