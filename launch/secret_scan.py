@@ -55,8 +55,8 @@ def scan(path: str, source: str | bytes) -> list[str]:
     text = source.decode("utf-8", errors="replace")
     formats = {kind: pattern for kind, pattern in _FORMATS.items() if re.search(pattern, text)}
     is_program = not _CONFIGURATION.fullmatch(os.path.basename(path).lower())
-    lines = enumerate(text.split("\n"), 1)
-    return [f"{path}:{number} ({kind})" for number, line in lines if (kind := _find(line, formats, is_program))]
+    kinds = (_find(line, formats, is_program) for line in text.split("\n"))
+    return [f"{path}:{number} ({kind})" for number, kind in enumerate(kinds, 1) if kind]
 
 
 def _find(line: str, formats: dict[str, str], is_program: bool) -> str | None:
