@@ -4,8 +4,6 @@ import datetime
 import signal
 from collections.abc import Iterable, Sequence
 
-from tqdm import tqdm
-
 from common.ground.exits import BAD_INPUT, DIVERGED, LOST_CONTACT, NO_RENDEZVOUS, NOT_SAVED
 
 NEVER_FIRED = 3  # exit code of the simulation: every node ended with 0, but a fault never fired
@@ -76,6 +74,8 @@ def format_time(seconds: float) -> str:
 
 def human_size(size: float) -> str:
     """Return a number of bytes in powers of 1000: "1.23MB"."""
+    from tqdm import tqdm  # which not every verb needs
+
     return tqdm.format_sizeof(size, "B")
 
 

@@ -20,6 +20,7 @@ import hashlib
 import json
 import math
 import os
+import stat
 import zlib
 from collections.abc import Sequence
 from typing import IO
@@ -302,37 +303,56 @@ def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
     log(f"skipped {len(bad)} bad of {total} images of {index.base}: {reasons}")
 
 
-def _inspect(path: str, size: int) -> tuple:
-    """Return (CRC-32, *images.Header) of one file.
+def _inspect(path: str, state: Sequence[int] | None) -> tuple:
+    """Return (bytes, mtime in nanoseconds, CRC-32, *images.Header) of one file.
 
-    size: bytes when the file was listed. Raises BadImage; OSError or BadInput if the file cannot be read or
-    has another size.
+    state: bytes and mtime of a member of a tar file. None: those of the file when it was opened, because a
+    call with its path would cost as much as reading it. Raises BadImage; OSError or BadInput if the file
+    cannot be read or becomes longer.
     """
-    images.check_bytes(size)
-    if member := tar_files.split_path(path):
-        content = tar_files.read_member(*member, size)
-    else:
-        content = tar_files.read_bytes(path, 0, size + 1)
+    size, mtime, content = _read(path) if state is None else (*state, _read_member(path, state[0]))
+    return size, mtime, zlib.crc32(content), *images.inspect(content)
+
+
+def _read(path: str) -> tuple[int, int, bytes]:
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise BadInput("it is not a file")
+        size = status.st_size
+        images.check_bytes(size)
+        content = tar_files.read_descriptor(file, 0, size + 1)
+    finally:
+        os.close(file)
     if len(content) != size:
         now = len(content) if len(content) < size else "more"
-        raise BadInput(f"{size} bytes when it was listed, {now} when read")
-    return zlib.crc32(content), *images.inspect(content)
+        raise BadInput(f"{size} bytes when it was opened, {now} when read")
+    return size, status.st_mtime_ns, content
+
+
+def _read_member(path: str, size: int) -> bytes:
+    images.check_bytes(size)
+    tar, offset = tar_files.split_path(path) or (path, 0)
+    return tar_files.read_member(tar, offset, size)
 
 
 def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log) -> ImageFolderIndex:
     """Read the files that are not in the old index, and write a new index."""
-    count, paths, states = len(listing.paths), listing.paths, listing.get_states()
-    read_columns = ("crc32", "widths", "heights", "plain", "traits")  # CRC-32, images.Header
+    count, paths, members = len(listing.paths), listing.paths, listing.states
+    read_columns = ("bytes", "mtimes", "crc32", "widths", "heights", "plain", "traits")  # as of _inspect()
     columns = {name: np.zeros(count, _COLUMNS[name]) for name in read_columns}
-    columns |= {"bytes": states[:, 0], "mtimes": states[:, 1]}
     bad, unread = {}, {}  # row -> reason
+    if old is not None or listing.is_list:  # a list may name files that do not exist
+        columns["bytes"], columns["mtimes"] = listing.get_states().T.copy()
     rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
 
     def read(first: int) -> int:
-        part, values = rows[first : first + FILES_PER_TASK], []
-        for row, size in zip(part.tolist(), states[part, 0].tolist(), strict=True):
+        part, values = rows[first : first + FILES_PER_TASK].tolist(), []
+        for row in part:
             try:
-                values.append((row, *_inspect(prefix + paths[row], size)))
+                state = None if members is None else members[row].tolist()
+                values.append((row, *_inspect(prefix + paths[row], state)))
             except images.BadImage as error:
                 bad[row] = str(error)
             except (OSError, BadInput) as error:
@@ -353,7 +373,8 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     columns = {name: column[good] for name, column in columns.items()}
     meta = {name: getattr(listing, name) for name in ("root", "base", "split", "classes")}
     meta["stamp"] = "" if unread else "complete"  # version 0.25 has a digest here
-    meta["bad"] = [(paths[row], *states[row].tolist(), bad[row]) for row in sorted(bad)]
+    states = listing.get_states(np.array(sorted(bad), np.int64)).tolist() if bad else []
+    meta["bad"] = [(paths[row], *state, bad[row]) for row, state in zip(sorted(bad), states, strict=True)]
     index = write_index(folder, [paths[row] for row in np.flatnonzero(good)], columns, **meta)
     if unread:  # raised after write_index(): the next scan reuses the files that were read
         reasons = shown([f"{paths[row]}: {unread[row]}" for row in sorted(unread)])

@@ -73,6 +73,7 @@ class Listing(NamedTuple):
     val_share: float = 0.0  # if the path of an image decides its split, otherwise 0
     splits: str | None = None  # --splits
     states: np.ndarray | None = None  # as get_states() returns; None if the images are not in tar files
+    is_list: bool = False  # whether a list names the paths
 
     def get_states(self, rows: np.ndarray | None = None) -> np.ndarray:
         """Return int64 [n, 2], the sizes and modification times (ns) of these rows, or of all rows. Raises
@@ -120,7 +121,7 @@ def look(
     if val_share:
         rows = divide(root, split, paths, labels, val_share, log)
         paths, labels = [paths[row] for row in rows.tolist()], labels[rows]
-    return Listing(root, split, base, ordered, paths, labels, val_share, splits)
+    return Listing(root, split, base, ordered, paths, labels, val_share, splits, is_list=listed)
 
 
 def find_split(root: str, split: str, splits: str | None = None, log: Log = lambda line: None) -> str:

@@ -157,14 +157,20 @@ def read_member(path: str, offset: int, size: int) -> bytes:
 def read_bytes(path: str, offset: int, size: int) -> bytes:
     """Return up to `size` bytes of a file from `offset`. Raises OSError."""
     # Python's open() and read() take nearly twice the CPU time for a small file
-    file, content = os.open(path, os.O_RDONLY), b""
+    file = os.open(path, os.O_RDONLY)
     try:
-        # a network file system may return less at a time
-        while len(content) < size and (more := os.pread(file, size - len(content), offset + len(content))):
-            content += more
-        return content
+        return read_descriptor(file, offset, size)
     finally:
         os.close(file)
+
+
+def read_descriptor(file: int, offset: int, size: int) -> bytes:
+    """Return up to `size` bytes of an open file from `offset`. Raises OSError."""
+    content = b""
+    # a network file system may return less at a time
+    while len(content) < size and (more := os.pread(file, size - len(content), offset + len(content))):
+        content += more
+    return content
 
 
 def split_path(path: str) -> tuple[str, int] | None:

@@ -20,6 +20,7 @@ ticker = import_optional("matplotlib.ticker", "the charts need matplotlib", "mat
 DASHES = ((), (7, 3), (2.5, 2.5), (10, 3, 2.5, 3), (14, 4), (5, 2, 1.5, 2, 1.5, 2))  # dashes, in units
 _COLOURS = ("text", "soft", "axis", "grid", "panel", *(f"c{n}" for n in range(len(DASHES))))
 _WIDTH, _HEIGHT = 380, 240  # units; the page scales them
+_PLACE = (0.17, 0.2, 0.8, 0.76)  # left, bottom, width, height of the plot: room for labels of seven characters
 _LOG_FROM = 300  # an axis of losses is logarithmic from this ratio of greatest to least value
 _MOST_POINTS = 400  # points of a curve; more become intervals
 _INTERVALS = 120
@@ -96,8 +97,8 @@ def draw(runs: list[Run]) -> list[dict]:
 
 
 def _make_axes() -> Any:
-    figure = figure_module.Figure((_WIDTH / 72, _HEIGHT / 72), layout="constrained", facecolor="none")
-    axes = figure.add_subplot(facecolor="none", xlabel="step")
+    figure = figure_module.Figure((_WIDTH / 72, _HEIGHT / 72), facecolor="none")
+    axes = figure.add_axes(_PLACE, facecolor="none", xlabel="step")
     axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")

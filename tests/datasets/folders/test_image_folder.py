@@ -66,9 +66,9 @@ def start(tmp_path, lines):
         read = call.read = []
         inspect = image_folder._inspect
 
-        def counted(path, size):
+        def counted(path, state):
             read.append(os.path.relpath(path, root))
-            return inspect(path, size)
+            return inspect(path, state)
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(image_folder, "_inspect", counted)
@@ -675,19 +675,28 @@ def test_a_file_that_cannot_be_read_is_not_a_bad_image(data, start, monkeypatch)
 
 def test_a_file_that_grows_is_not_believed(data, start, monkeypatch):
     path = data / "train" / "cat" / "1.jpg"
-    stat_files = listing.stat_files
+    fstat = os.fstat
 
-    def grow(base, paths):
-        listed = stat_files(base, paths)
-        path.write_bytes(photo(1) + b"more")
-        return listed
+    def grow(file):
+        status = fstat(file)
+        if os.path.samestat(status, os.stat(path)):
+            path.write_bytes(photo(1) + b"more")
+        return status
 
-    monkeypatch.setattr(listing, "stat_files", grow)
+    monkeypatch.setattr(os, "fstat", grow)
     size = len(photo(1))
-    with pytest.raises(BadInput, match=rf"1\.jpg: {size} bytes when it was listed, more when read$"):
+    with pytest.raises(BadInput, match=rf"1\.jpg: {size} bytes when it was opened, more when read$"):
         start(data)
     monkeypatch.undo()
     assert start(data).bytes[1] == len(photo(1)) + 4
+
+
+def test_a_first_scan_refuses_what_is_not_a_file(data, start):
+    (data / "train" / "cat" / "broken.jpg").symlink_to("nowhere")
+    os.mkfifo(data / "train" / "dog" / "pipe.jpg")
+    message = r"2 of 7 files in .* cannot be read: cat/broken\.jpg: No such file.*; dog/pipe\.jpg: it is not a"
+    with pytest.raises(BadInput, match=message):
+        start(data, max_bad=1.0)
 
 
 def write_column(index, **columns):
@@ -816,10 +825,10 @@ SCAN = """
 import sys, time
 from datasets.folders import image_folder
 inspect = image_folder._inspect
-def slow(path, size):
+def slow(path, state):
     print(f"read {path}", flush=True)
     time.sleep(float(sys.argv[3]))
-    return inspect(path, size)
+    return inspect(path, state)
 image_folder._inspect = slow
 index = image_folder.load(sys.argv[1], "train", sys.argv[2])
 print("fingerprint", index.fingerprint, len(index), flush=True)
