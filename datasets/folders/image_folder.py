@@ -303,38 +303,33 @@ def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
     log(f"skipped {len(bad)} bad of {total} images of {index.base}: {reasons}")
 
 
-def _inspect(path: str, state: Sequence[int] | None) -> tuple:
-    """Return (bytes, mtime in nanoseconds, CRC-32, *images.Header) of one file.
+def _inspect(path: str, member: Sequence[int] | None) -> tuple:
+    """Return (bytes, mtime in nanoseconds, CRC-32, *images.Header) of a file; of a bad image (bytes, mtime,
+    reason).
 
-    state: bytes and mtime of a member of a tar file. None: those of the file when it was opened, because a
-    call with its path would cost as much as reading it. Raises BadImage; OSError or BadInput if the file
-    cannot be read or becomes longer.
+    member: bytes and mtime of a member of a tar file. None: the open file has them, because a call of stat
+    with its path would cost as much as reading it. Raises OSError or BadInput if the file cannot be read.
     """
-    size, mtime, content = _read(path) if state is None else (*state, _read_member(path, state[0]))
-    return size, mtime, zlib.crc32(content), *images.inspect(content)
-
-
-def _read(path: str) -> tuple[int, int, bytes]:
-    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
+    place, offset = (member and tar_files.split_path(path)) or (path, 0)
+    file = os.open(place, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     try:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            raise BadInput("it is not a file")
-        size = status.st_size
+        size, mtime = member or _state(os.fstat(file))
         images.check_bytes(size)
-        content = tar_files.read_descriptor(file, 0, size + 1)
+        content = tar_files.read_descriptor(file, offset, size + (member is None))
+        if len(content) != size:
+            now = len(content) if len(content) < size else "more"
+            raise BadInput(f"{size} bytes when it was listed, {now} when read")
+        return size, mtime, zlib.crc32(content), *images.inspect(content)
+    except images.BadImage as error:
+        return size, mtime, str(error)
     finally:
         os.close(file)
-    if len(content) != size:
-        now = len(content) if len(content) < size else "more"
-        raise BadInput(f"{size} bytes when it was opened, {now} when read")
-    return size, status.st_mtime_ns, content
 
 
-def _read_member(path: str, size: int) -> bytes:
-    images.check_bytes(size)
-    tar, offset = tar_files.split_path(path) or (path, 0)
-    return tar_files.read_member(tar, offset, size)
+def _state(status: os.stat_result) -> tuple[int, int]:
+    if not stat.S_ISREG(status.st_mode):
+        raise BadInput("it is not a file")
+    return status.st_size, status.st_mtime_ns
 
 
 def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log) -> ImageFolderIndex:
@@ -342,7 +337,8 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     count, paths, members = len(listing.paths), listing.paths, listing.states
     read_columns = ("bytes", "mtimes", "crc32", "widths", "heights", "plain", "traits")  # as of _inspect()
     columns = {name: np.zeros(count, _COLUMNS[name]) for name in read_columns}
-    bad, unread = {}, {}  # row -> reason
+    bad: dict[int, tuple] = {}  # row -> bytes, mtime, reason
+    unread: dict[int, str] = {}  # row -> reason
     if old is not None or listing.is_list:  # a list may name files that do not exist
         columns["bytes"], columns["mtimes"] = listing.get_states().T.copy()
     rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
@@ -351,10 +347,12 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
         part, values = rows[first : first + FILES_PER_TASK].tolist(), []
         for row in part:
             try:
-                state = None if members is None else members[row].tolist()
-                values.append((row, *_inspect(prefix + paths[row], state)))
-            except images.BadImage as error:
-                bad[row] = str(error)
+                member = None if members is None else members[row].tolist()
+                found = _inspect(prefix + paths[row], member)
+                if len(found) > 3:
+                    values.append((row, *found))
+                else:
+                    bad[row] = found
             except (OSError, BadInput) as error:
                 unread[row] = getattr(error, "strerror", None) or str(error)
         if values:
@@ -373,8 +371,7 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     columns = {name: column[good] for name, column in columns.items()}
     meta = {name: getattr(listing, name) for name in ("root", "base", "split", "classes")}
     meta["stamp"] = "" if unread else "complete"  # version 0.25 has a digest here
-    states = listing.get_states(np.array(sorted(bad), np.int64)).tolist() if bad else []
-    meta["bad"] = [(paths[row], *state, bad[row]) for row, state in zip(sorted(bad), states, strict=True)]
+    meta["bad"] = [(paths[row], *bad[row]) for row in sorted(bad)]
     index = write_index(folder, [paths[row] for row in np.flatnonzero(good)], columns, **meta)
     if unread:  # raised after write_index(): the next scan reuses the files that were read
         reasons = shown([f"{paths[row]}: {unread[row]}" for row in sorted(unread)])
@@ -394,7 +391,7 @@ def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, lo
         if before != [*state]:
             left.append(row)
         elif isinstance(source, str):
-            bad[row] = source
+            bad[row] = *state, source
         else:
             rows.append(row)
             sources.append(source)

@@ -20,7 +20,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from common.ground.exits import BadInput
-from datasets.folders import image_folder, listing
+from datasets.folders import image_folder
 from datasets.folders.image_folder import fraction, load, open_index
 from datasets.stores.files import FileStore
 from tests import conftest
@@ -685,7 +685,7 @@ def test_a_file_that_grows_is_not_believed(data, start, monkeypatch):
 
     monkeypatch.setattr(os, "fstat", grow)
     size = len(photo(1))
-    with pytest.raises(BadInput, match=rf"1\.jpg: {size} bytes when it was opened, more when read$"):
+    with pytest.raises(BadInput, match=rf"1\.jpg: {size} bytes when it was listed, more when read$"):
         start(data)
     monkeypatch.undo()
     assert start(data).bytes[1] == len(photo(1)) + 4
@@ -694,7 +694,9 @@ def test_a_file_that_grows_is_not_believed(data, start, monkeypatch):
 def test_a_first_scan_refuses_what_is_not_a_file(data, start):
     (data / "train" / "cat" / "broken.jpg").symlink_to("nowhere")
     os.mkfifo(data / "train" / "dog" / "pipe.jpg")
-    message = r"2 of 7 files in .* cannot be read: cat/broken\.jpg: No such file.*; dog/pipe\.jpg: it is not a"
+    message = (
+        r"2 of 7 files in .* cannot be read: cat/broken\.jpg: No such file.*; dog/pipe\.jpg: it is not a"
+    )
     with pytest.raises(BadInput, match=message):
         start(data, max_bad=1.0)
 
