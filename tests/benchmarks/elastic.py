@@ -86,7 +86,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
 def _time_step(command: list, steps: int) -> float:
     """Return the seconds of a step of an undisturbed run."""
     job = ElasticRun(*command)
-    job.wait_until(lambda each: each.step >= steps)
+    job.wait_until(lambda each: each.step >= steps, timeout=3600)
     job.kill()
     (first_at, first), (last_at, last) = job.steps[0], job.steps[-1]
     return (last_at - first_at) / (last - first)
