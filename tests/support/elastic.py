@@ -40,10 +40,13 @@ class ElasticRun:
         return self.steps[-1][1] if self.steps else 0
 
     def wait_until(self, condition, timeout: float = 120) -> None:
-        """Wait until condition(self) is true after a line. Raises AssertionError with the output."""
+        """Wait until condition(self) is true after a line. Otherwise end the job, and raise AssertionError
+        with its output."""
         with self._news:
             is_true = self._news.wait_for(lambda: condition(self) or self.process.poll() is not None, timeout)
-        assert is_true and condition(self), "\n".join(self.lines)
+        if not (is_true and condition(self)):
+            self.kill()
+            raise AssertionError("\n".join(self.lines))
 
     def signal(self, number: int, *ranks: int) -> list[int]:
         """Send a signal to processes of the present generation, and return their ids."""
