@@ -18,9 +18,9 @@ stop at the same step.
 
 import sys
 import time
-from importlib.metadata import version
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from common import __version__
@@ -298,7 +298,7 @@ class Exact:
 
     def _receive(self, group: Any) -> dict | None:
         """Return the state after the last step that a member has finished; None if there was none."""
-        versions = {name: version(name) for name in ("torch", "numpy")} | {"bootfile": __version__}
+        versions = {"torch": torch.__version__, "numpy": np.__version__, "bootfile": __version__}
         group.arrive(self._options | self._state.identity | self._state.sampling | versions)
         return group.share()
 
