@@ -12,7 +12,7 @@ from common.distributed import ranks
 from common.ground.exits import BadInput
 
 NAMES = ("cifar10", "digits", "fashion_mnist")  # modules of this folder, each with a function load()
-GENERATED_CLASSES, GENERATED_TRAIN, GENERATED_TEST = 10, 5000, 250
+GENERATED_CLASSES, GENERATED_TRAIN, GENERATED_TEST = 10, 5000, 100  # a smoke test evaluates all
 
 
 def check_normalisation(mean: Sequence[float], std: Sequence[float]) -> None:
@@ -101,7 +101,7 @@ def generate_sets(make: Callable[..., ImageSet], channels: int, side: int) -> tu
     """Return a training and a test set of ten learnable classes for smoke tests, always the same.
 
     make: returns the set of (images uint8 [N, channels, side, side], labels int64 [N], source=text), N = 5000
-    and 250. A class is a smooth random pattern under noise of the same contrast.
+    and 100. A class is a smooth random pattern under noise of the same contrast.
     """
     generator = torch.Generator().manual_seed(2024)
     coarse = torch.randn(GENERATED_CLASSES, channels, 4, 4, generator=generator)

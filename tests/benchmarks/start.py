@@ -58,7 +58,7 @@ if sys.argv[1] == "digits":
     images, labels = (table[:, :-1].view(-1, 1, 8, 8) * (255 / 16)).to(torch.uint8), table[:, -1].long()
     train, test = (images[359:], labels[359:]), (images[:359], labels[:359])
 else:
-    train, test = generated(5000), generated(250)
+    train, test = generated(5000), generated(100)
 sizes = [64, 64, 128, 256, 512]
 stages = [nn.Conv2d(train[0].shape[1], 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
 for place, (inputs, outputs) in enumerate(zip(sizes, sizes[1:])):

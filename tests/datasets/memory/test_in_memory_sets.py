@@ -92,10 +92,10 @@ def test_digits_are_those_of_scikit_learn(monkeypatch):
 def test_generated_images(module, shape):
     train, test = module.load("/does/not/exist", custom_data=True)
     again, _ = module.load(None, custom_data=True)
-    assert train.images.shape == (5000, *shape) and test.images.shape == (250, *shape)
+    assert train.images.shape == (5000, *shape) and test.images.shape == (100, *shape)
     assert (
         torch.bincount(train.labels).tolist() == [500] * 10
-        and torch.bincount(test.labels).tolist() == [25] * 10
+        and torch.bincount(test.labels).tolist() == [10] * 10
     )
     assert torch.equal(train.images, again.images) and torch.equal(train.labels, again.labels)
     # Learnable: the nearest class mean of the training images is right far more often than 1 in 10.
