@@ -317,9 +317,10 @@ class Log:
         self.info(_line(line))
 
     def _write_confusion(self, step: int, val_sums: torch.Tensor) -> None:
-        counts, matrix = self.metrics.of_classes(val_sums), self.metrics.confusion(val_sums)
+        counts = self.metrics.of_classes(val_sums)
         if counts is None:
             return
+        matrix = counts.pop("matrix")
         content: dict[str, Any] = {"step": step, "classes": self._class_names, **counts}
         if matrix is None:
             self.warn_once(f"{len(counts['count'])} classes: {CONFUSION} has counts per class, and no matrix")
