@@ -46,9 +46,6 @@ class Log:
         self.args, self.output = args, output
         self._path = os.path.join(output.folder, "metrics.jsonl")
         self.metrics, self._autocast = Metrics(), contextlib.nullcontext()
-        self._run = ""
-        self._rate: Callable[[], Any] = lambda: None  # the learning rate of the last step
-        self._scheduler: Any = None
         self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = exits.STARTED  # importing torch counts as set-up
         self._trackers: dict[str, Any] | None = None  # from the first report on
@@ -149,9 +146,8 @@ class Log:
                 "Checkpointer: a restart will not be exact. Build it before resume(), for all epochs"
             )
         if getattr(self.args, "prof", None):
-            accelerator.of(
-                running.device
-            ).synchronize()  # for the clock only: the steps between wait for nothing
+            # for the clock only: the steps between wait for nothing
+            accelerator.of(running.device).synchronize()
             self._profiled.append(time.monotonic())
             return
         self._trains = True
