@@ -164,7 +164,7 @@ PLAIN_FILES = {
     "common.platform": {"platforms", "topology"},
     "common.run": {
         "environment", "evaluation", "folder_lease", "job", "lease", "log", "metrics", "output", "run",
-        "starts", "tensorboard",
+        "starts",
     },
     "datasets": {"files"},
     "datasets.loaders": {"loader", "engines.memory"},

@@ -4,10 +4,8 @@ import ipaddress
 import socket
 
 from common.ground.exits import import_optional
-from common.platform.topology import Topology
 
 OUTSIDE = "192.0.2.1"  # an address for documentation (RFC 5737): its route leads to other machines
-_Facts = tuple[str, list[str], list[str]]  # facts, errors, warnings
 
 
 def interface_to(host: str, port: int) -> tuple[str | None, str]:
@@ -47,25 +45,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def check(topology: Topology) -> tuple[_Facts, _Facts]:
-    """Return the findings `master` and `interface`: the address of the master, and this node's interface to
-    it. topology: the place of this process in the job."""
-    host, port = topology.master_host, topology.master_port
-    if not host or (topology.nodes == 1 and topology.level == "node"):  # it uses loopback
-        return ("none needed: one node", [], []), ("loopback: one node", [], [])
-    try:
-        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        unknown = f"{host}:{port}", [f"the master's host name does not resolve ({reason})"], []
-        return unknown, ("not known without the address of the master", [], [])
-    master = f"{host}:{port} is {address[0]}", [], []
-    try:
-        name, local = interface_to(str(address[0]), port or 1)
-    except OSError as error:
-        return master, ("none", [f"no route to {address[0]}: {error.strerror}"], [])
-    is_alone = topology.nodes > 1 and is_loopback(local)
-    warnings = [f"{topology.nodes} nodes, but {address[0]} is an address within one machine"] * is_alone
-    return master, (f"{name} with {local}", [], warnings)

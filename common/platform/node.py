@@ -22,9 +22,9 @@ import platform
 import re
 import resource
 import shutil
+import socket
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -44,28 +44,21 @@ _CODES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
 class Finding:
-    """The result for one subject. verdict: "ok", "warning" or "error"."""
+    """The result for one subject, `name`.
 
-    name: str
-    verdict: str
-    text: str
+    facts: the beginning of `text`.
+    errors, warnings: sentences, the rest of it. `verdict` is "error" if there are errors, else "warning" if
+        any, else "ok".
+    """
+
+    def __init__(self, name: str, facts: str, errors: Sequence[str] = (), warnings: Sequence[str] = ()):
+        self.name, self.verdict = name, "error" if errors else "warning" if warnings else "ok"
+        text = "; ".join([*([facts] if facts else []), *errors, *warnings])
+        self.text = " ".join(text.split())
 
     def __str__(self) -> str:
         return f"check name={self.name} verdict={self.verdict} {self.text}"
-
-
-def judge(name: str, facts: str, errors: list[str], warnings: list[str]) -> Finding:
-    """Return the finding for a subject.
-
-    name: the subject.
-    facts: the text of the finding.
-    errors, warnings: sentences. The verdict is "error" if there are errors, else "warning" if any, else "ok".
-    """
-    verdict = "error" if errors else "warning" if warnings else "ok"
-    text = "; ".join([*([facts] if facts else []), *errors, *warnings])
-    return Finding(name, verdict, " ".join(text.split()))
 
 
 def inspect(
@@ -76,10 +69,10 @@ def inspect(
     args: output_dir (a path) and enable_gpu (None: a GPU is used if there is one). CUDA is not initialised,
     and nothing is left on the disk. probe: returns the folder of output_dir, or raises BadInput.
     """
-    findings = [_accelerators(args, env, topology), _shm(), _outputs(args.output_dir, probe)]
-    way, interface = network.check(topology)
-    findings += [_limits(), judge("master", *way), judge("interface", *interface)]
-    return [*findings, _versions(_driver()), infiniband(topology), _presets(env)]
+    return [
+        _accelerators(args, env, topology), _shm(), _outputs(args.output_dir, probe), _limits(),
+        *_network(topology), _versions(), infiniband(topology), _presets(env),
+    ]  # fmt: skip
 
 
 def print_findings(args: argparse.Namespace, topology: Topology, folder: str) -> None:
@@ -89,7 +82,7 @@ def print_findings(args: argparse.Namespace, topology: Topology, folder: str) ->
     ends the job where it shows: devices.select() refuses missing GPUs.
     """
     accelerators = _accelerators(args, os.environ, topology)
-    versions, presets = _versions(_driver()), _presets(os.environ)
+    versions, presets = _versions(), _presets(os.environ)
     folders = [_shm(), _outputs(folder, str)]
     findings = [accelerators, *folders, _limits(), versions, presets]
     troubles = [finding for finding in findings if finding.verdict != "ok"]
@@ -181,27 +174,27 @@ def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: To
         )
     elif gpus > processes and is_distributed(args):  # otherwise one process may use all: train_dp.py
         warnings.append(f"{gpus - processes} of {gpus} GPUs stay idle: one process uses one GPU")
-    return judge("accelerators", facts, errors, warnings)
+    return Finding("accelerators", facts, errors, warnings)
 
 
 def _shm() -> Finding:
     path = "/dev/shm"
     if sys.platform != "linux":
-        return judge("shm", f"no {path} on {sys.platform}", [], [])
+        return Finding("shm", f"no {path} on {sys.platform}")
     if not os.access(path, os.W_OK | os.X_OK):
-        return judge("shm", "", [f"{path} is not a writable folder"], [])
+        return Finding("shm", "", [f"{path} is not a writable folder"])
     size, _, free = shutil.disk_usage(path)
     errors = [f"{path} is full"] if free < 1e6 else []
     small = f"below {_SHM / 1e9:.0f} GB, workers of --data_backend pytorch may not fit: docker run --shm-size"
     warnings = [small] if free < _SHM else []
-    return judge("shm", f"{_gb(free)} of {_gb(size)} free at {path}", errors, warnings)
+    return Finding("shm", f"{_gb(free)} of {_gb(size)} free at {path}", errors, warnings)
 
 
 def _outputs(path: str, probe: Callable[[str], str]) -> Finding:
     try:
         folder = path = probe(path)
     except BadInput as error:
-        return judge("outputs", "", [str(error)], [])
+        return Finding("outputs", "", [str(error)])
     while not os.path.exists(folder):
         folder = os.path.dirname(os.path.abspath(folder))
     space = os.statvfs(folder)
@@ -210,7 +203,7 @@ def _outputs(path: str, probe: Callable[[str], str]) -> Finding:
     if space.f_files and files < 100:  # f_files is 0 on file systems that do not count files
         errors.append(f"room for only {files} new files")
     little = [f"below {_gb(_LITTLE_ROOM)}"] if free < _LITTLE_ROOM and not errors else []
-    return judge("outputs", f"{_gb(free)} free at {path}", errors, little)
+    return Finding("outputs", f"{_gb(free)} free at {path}", errors, little)
 
 
 def _limits() -> Finding:
@@ -225,18 +218,40 @@ def _limits() -> Finding:
         if soft[name] != unlimited and soft[name] < 1024:
             few = f"low limit of {name.replace('_', ' ')}: set ulimit {option} 1024 or more"
             (errors if soft[name] < 128 else warnings).append(few)
-    return judge("limits", " ".join(shown), errors, warnings)
+    return Finding("limits", " ".join(shown), errors, warnings)
 
 
-def _versions(driver: str | None) -> Finding:
-    cuda, nccl = torch.version.cuda, None
+def _network(topology: Topology) -> tuple[Finding, Finding]:
+    """Return the findings `master` and `interface`: the address of the master, and this node's interface to
+    it."""
+    host, port = topology.master_host, topology.master_port
+    if not host or (topology.nodes == 1 and topology.level == "node"):  # it uses loopback
+        return Finding("master", "none needed: one node"), Finding("interface", "loopback: one node")
+    try:
+        address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        master = Finding("master", f"{host}:{port}", [f"the master's host name does not resolve ({reason})"])
+        return master, Finding("interface", "not known without the address of the master")
+    master = Finding("master", f"{host}:{port} is {address[0]}")
+    try:
+        name, local = network.interface_to(str(address[0]), port or 1)
+    except OSError as error:
+        return master, Finding("interface", "none", [f"no route to {address[0]}: {error.strerror}"])
+    is_alone = topology.nodes > 1 and network.is_loopback(local)
+    warnings = [f"{topology.nodes} nodes, but {address[0]} is an address within one machine"] * is_alone
+    return master, Finding("interface", f"{name} with {local}", warnings=warnings)
+
+
+def _versions() -> Finding:
+    cuda, nccl, driver = torch.version.cuda, None, _driver()
     if cuda and torch.distributed.is_nccl_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    known = {"python": platform.python_version(), "torch": torch.__version__, "CUDA": cuda, "NCCL": nccl}
-    facts = ", ".join(
-        f"{name} {version}" for name, version in (known | {"driver": driver}).items() if version
-    )
-    facts += _ascend()
+    known = {
+        "python": platform.python_version(), "torch": torch.__version__, "CUDA": cuda, "NCCL": nccl,
+        "driver": driver,
+    }  # fmt: skip
+    facts = ", ".join(f"{name} {version}" for name, version in known.items() if version) + _ascend()
     errors, warnings = [], []
     if torch.__version__ < "2.1":
         errors.append("torch 2.1 or later is needed")
@@ -246,7 +261,7 @@ def _versions(driver: str | None) -> Finding:
         errors.append(f"torch cannot use NumPy ({error}): install another, torch before 2.3 needs numpy<2")
     if driver and not cuda:
         warnings.append("this torch was built without CUDA: it will not use the GPUs")
-    return judge("versions", facts, errors, warnings)
+    return Finding("versions", facts, errors, warnings)
 
 
 def infiniband(topology: Topology, root: str = "/") -> Finding:
@@ -268,14 +283,14 @@ def infiniband(topology: Topology, root: str = "/") -> Finding:
     peer = "nvidia_peermem" if re.search(r"^nvidia_peermem ", modules, re.MULTILINE) else "none"
     idle = topology.nodes > 1 and ports and not any(" ACTIVE" in each for each in ports)
     warnings = ["no port is active: NCCL uses TCP"] * bool(idle)
-    return judge("infiniband", f"{', '.join(ports) or 'no ports'}; peer memory {peer}", [], warnings)
+    return Finding("infiniband", f"{', '.join(ports) or 'no ports'}; peer memory {peer}", warnings=warnings)
 
 
 def _presets(env: Mapping[str, str]) -> Finding:
     named = sorted(name for name in env if name.startswith(("NCCL_", "GLOO_")))
     interfaces = [name for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if env.get(name)]
     missing = [*filter(None, (network.missing_interface(name, env[name]) for name in interfaces))]
-    return judge("presets", " ".join(f"{name}={env[name]}" for name in named) or "none", [], missing)
+    return Finding("presets", " ".join(f"{name}={env[name]}" for name in named) or "none", warnings=missing)
 
 
 def _driver() -> str | None:

@@ -453,10 +453,7 @@ def _first(env: Mapping[str, str], *names: str) -> str | None:
     return next((name for name in names if name in env), None)
 
 
-_CGROUPS = "/sys/fs/cgroup"
-
-
-def available_cores(cgroups: str = _CGROUPS) -> int:
+def available_cores(cgroups: str = "/sys/fs/cgroup") -> int:
     """Return the number of cores of the CPU affinity, or of the control group's quota if that is less; at
     least 1. A quota is rounded up.
 

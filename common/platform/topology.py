@@ -106,17 +106,13 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
         given = False  # mpirun ... --rank $OMPI_COMM_WORLD_RANK repeats the claim
     if not given:
         platforms.refuse_unknown(env, claim)
-    if claim is None and not given:
-        host, port = address or (None, None)
-        source = "modelarts-arguments" if address else "plain"
-        return Topology(0, 1, _processes(args, None), None, host, port, "node", source)
+        claim = claim or Claim("modelarts-arguments" if address else "plain", 0, 1, "", None, None)
     host, port = address or ((claim.host, claim.port) if claim else platforms.find_master(env, []))
-    if given:
+    if claim and not given:
+        rank, size, said, source = claim.node_rank, claim.nodes, claim.said, claim.source
+    else:
         rank, size = _complete(rank, size, claim)
         said, source = f"--rank {rank} --world_size {size}", "modelarts-arguments"
-    else:
-        assert claim  # there is one of the two
-        rank, size, said, source = claim.node_rank, claim.nodes, claim.said, claim.source
     if size > 1 and not host:
         raise BadInput(
             f"{said}, but no variable names the first node: set MASTER_ADDR and MASTER_PORT on all nodes "

@@ -24,7 +24,6 @@ def describe(
     total_steps: int | None,
     steps_per_epoch: int,
     folder: tuple[str, str] | None = None,
-    device: torch.device | None = None,
 ) -> list[str]:
     """Return the lines that a training prints before its first step: model, device, batch and output folder.
 
@@ -34,12 +33,11 @@ def describe(
     total_steps: the optimizer steps of the whole run, if they are known.
     steps_per_epoch: the optimizer steps of an epoch.
     folder: that of the results, as the user knows it, and its path on this node.
-    device: default: the device of the model.
     """
     weights = list(model.parameters())
-    device = device or weights[0].device
+    device = weights[0].device
     with autocast:
-        sample = torch.ones(1, 1, dtype=weights[0].dtype, device=weights[0].device)
+        sample = torch.ones(1, 1, dtype=weights[0].dtype, device=device)
         precision = str((sample @ sample).dtype).removeprefix("torch.")
     precision = getattr(args, "precision", precision)  # a sharded model has an option for it
     name = getattr(args, "arch", type(model).__name__.strip("_"))

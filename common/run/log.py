@@ -11,7 +11,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,14 +22,13 @@ from common.distributed import ranks
 from common.distributed.ranks import Changed
 from common.ground import accelerator, exits
 from common.ground.data_sets import check_map_style, class_names_of
-from common.ground.exits import MissingPackage, printable
+from common.ground.exits import MissingPackage, import_optional, printable
 from common.ground.files import append_json_line, check_mounted, opener, write_atomic
 from common.ground.heartbeat import watched
 from common.ground.results import CLASSES
 from common.run import environment, starts
 from common.run.metrics import Metrics
 from common.run.output import Output, writes_nothing
-from common.run.tensorboard import TensorBoard
 
 CONFUSION = "confusion.json"  # in the same folder: the last evaluation per class, and the confusion matrix
 _MOST_CLASSES = 100  # with more classes the matrix is not written
@@ -47,9 +46,6 @@ class Log:
         self.args, self.output = args, output
         self._path = os.path.join(output.folder, "metrics.jsonl")
         self.metrics, self._autocast = Metrics(), contextlib.nullcontext()
-        self._run = ""
-        self._rate: Callable[[], Any] = lambda: None  # the learning rate of the last step
-        self._scheduler: Any = None
         self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = exits.STARTED  # importing torch counts as set-up
         self._trackers: dict[str, Any] | None = None  # from the first report on
@@ -150,9 +146,8 @@ class Log:
                 "Checkpointer: a restart will not be exact. Build it before resume(), for all epochs"
             )
         if getattr(self.args, "prof", None):
-            accelerator.of(
-                running.device
-            ).synchronize()  # for the clock only: the steps between wait for nothing
+            # for the clock only: the steps between wait for nothing
+            accelerator.of(running.device).synchronize()
             self._profiled.append(time.monotonic())
             return
         self._trains = True
@@ -318,9 +313,10 @@ class Log:
         self.info(_line(line))
 
     def _write_confusion(self, step: int, val_sums: torch.Tensor) -> None:
-        counts, matrix = self.metrics.of_classes(val_sums), self.metrics.confusion(val_sums)
+        counts = self.metrics.of_classes(val_sums)
         if counts is None:
             return
+        matrix = counts.pop("matrix")
         content: dict[str, Any] = {"step": step, "classes": self._class_names, **counts}
         if matrix is None:
             self.warn_once(f"{len(counts['count'])} classes: {CONFUSION} has counts per class, and no matrix")
@@ -347,7 +343,7 @@ class Log:
                 write_atomic(os.path.join(folder, CLASSES), json.dumps(self._class_names) + "\n")
             self._trackers = {}
             with self._reported("TensorBoard"):
-                self._trackers["TensorBoard"] = TensorBoard(folder, self._step - self._repeats)
+                self._trackers["TensorBoard"] = _TensorBoard(folder, self._step - self._repeats)
             name = getattr(self.args, "tracker", None)
             takes_status = "KUBEFLOW_TRAINER_SERVER_URL" in os.environ  # the controller sets it
             if not name and not takes_status:
@@ -373,6 +369,22 @@ class Log:
         except Exception as error:  # OSError if the disk is full; packages of trackers raise other types
             what = f"figures of {tracker}" if tracker else f"reports in {self.output.folder}"
             self.warn_once(f"warning: {what} are incomplete: {' '.join(str(error).split())}", tracker)
+
+
+class _TensorBoard:
+    """TensorBoard's events in the folder of a run. Those of an earlier start after `step` are deleted."""
+
+    def __init__(self, folder: str, step: int):
+        events = import_optional("torch.utils.tensorboard", "no TensorBoard events", "tensorboard")
+        self._events = events.SummaryWriter(folder, purge_step=step + 1 if step else 0)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self._events.add_scalar(name, value, step)
+        self._events.flush()  # the job may be killed at any time
+
+    def finish(self) -> None:
+        self._events.close()
 
 
 def _keep_lines(path: str, step: int, repeats: bool = False) -> dict[str, float] | None:

@@ -1,7 +1,7 @@
 """Metrics of an evaluation as sums: Metrics, top(), absolute_error(), R2, Perplexity, ConfusionMatrix, F1."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -77,25 +77,18 @@ class Metrics:
         best = self.best or ("loss" if math.isnan(correct) else "acc")
         return -figures[best] if self.lowest or (self.best is None and best == "loss") else figures[best]
 
-    def confusion(self, sums: torch.Tensor) -> torch.Tensor | None:
-        """Return the matrix of the ConfusionMatrix among the metrics, int64 [classes, classes]; None if there
-        is none. sums: as for values()."""
-        for metric, part in self._counted(sums):
-            return part.view(metric.classes, metric.classes).long() if metric.has_matrix else None
-        return None
+    def of_classes(self, sums: torch.Tensor) -> dict[str, Any] | None:
+        """Return what the ConfusionMatrix among the metrics has counted; None if there is none.
 
-    def of_classes(self, sums: torch.Tensor) -> dict[str, list[int]] | None:
-        """Return `count` and `correct`, the labels and the right predictions of each class of the
-        ConfusionMatrix; None if there is none. sums: as for values()."""
-        for metric, part in self._counted(sums):
-            count, correct = (each.long().tolist() for each in metric.of_classes(part))
-            return {"count": count, "correct": correct}
-        return None
-
-    def _counted(self, sums: torch.Tensor) -> Iterator[tuple["ConfusionMatrix", torch.Tensor]]:
+        `count`, `correct`: the labels and the right predictions of each class, lists. `matrix`: int64
+        [classes, classes], None if it has only counts. sums: as for values().
+        """
         for metric, part in zip(self.metrics.values(), self._split(sums), strict=True):
             if isinstance(metric, ConfusionMatrix):
-                yield metric, part
+                count, correct = (each.long().tolist() for each in metric.of_classes(part))
+                matrix = part.view(metric.classes, metric.classes).long() if metric.has_matrix else None
+                return {"count": count, "correct": correct, "matrix": matrix}
+        return None
 
     def _split(self, sums: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if len(sums) - 3 not in (self.size - 1, self.size):

@@ -243,14 +243,15 @@ def test_metrics_are_those_of_the_whole_set(ranks, monkeypatch):
     assert values["top3"] == reference.top_k_accuracy_score(labels, logits, k=3, labels=range(7))
     assert values["per_class"] == reference.balanced_accuracy_score(labels, logits.argmax(1))
     matrix = reference.confusion_matrix(labels, logits.argmax(1), labels=range(7))
-    assert metrics.confusion(sums).tolist() == matrix.tolist()
+    classes = metrics.of_classes(sums)
+    assert classes["matrix"].tolist() == matrix.tolist()
     assert metrics.score(sums) == reference.accuracy_score(labels, logits.argmax(1))
 
     monkeypatch.setattr("common.run.metrics._MOST_IN_A_MATRIX", 6)  # now counts per class, and no matrix
     counted = Metrics(per_class=ConfusionMatrix(7))
     few = _over_ranks(counted, logits, labels, nn.CrossEntropyLoss(), ranks)
     assert counted.values(few)["per_class"] == values["per_class"] and len(few) == 3 + 2 * 7 + 1
-    assert counted.confusion(few) is None and counted.of_classes(few) == metrics.of_classes(sums)
+    assert counted.of_classes(few) == classes | {"matrix": None}
 
     targets = torch.randn(53, 2, generator=generator) + 1000
     outputs = targets + torch.randn(53, 2, generator=generator)
@@ -268,7 +269,7 @@ def test_metrics_of_masks_and_of_nested_data():
     masks[0, 0] = -100  # of no class
     metrics = Metrics(classes=ConfusionMatrix(4), top4=top(4))
     sums = evaluate(nn.Identity(), [(logits, masks)], nn.CrossEntropyLoss(), metrics)
-    assert metrics.confusion(sums).sum() == 6 * 9 - 3 and sums[2] == 6
+    assert metrics.of_classes(sums)["matrix"].sum() == 6 * 9 - 3 and sums[2] == 6
     assert metrics.values(sums)["top4"] == pytest.approx((6 * 9 - 3) / (6 * 9))
 
     class Scores(nn.Module):

@@ -57,5 +57,5 @@ def test_the_first_lines_name_what_is_trained(tmp_path, monkeypatch):
         assert f"batch 16 = {processes} x 4 (--batch_size_per_gpu 16: 16 each); 10 steps" in of_several
     monkeypatch.undo()
     assert lines[2].startswith("results in s3://a; ") and f"launch report {tmp_path}, or" in lines[2]
-    lines = environment.describe(args, model, contextlib.nullcontext(), 40, 10, device=torch.device("cuda"))
-    assert "device cuda, precision float32" in lines[0]
+    lines = environment.describe(args, model, contextlib.nullcontext(), 40, 10)
+    assert "device cpu, precision float32" in lines[0]
