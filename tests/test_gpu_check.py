@@ -70,6 +70,7 @@ def test_a_check_that_has_no_time_left_fails(tmp_path):
     assert printed.count("| failed | skipped: no time is left | | **no** |") == 2
 
 
+@pytest.mark.faults
 def test_a_rehearsal_on_the_cpu(tmp_path):
     arguments = ("--device=cpu", "--stages=resident,checkpoint", f"--output_dir={tmp_path}")
     printed = run("-m", "tests.gpu", *arguments, timeout=300).stdout

@@ -37,7 +37,7 @@ def test_bits_are_equal(engine, cache, tmp_path):
     """With augmentation, mixup, a clipped norm, micro-batches and an average of the weights."""
     backend = (f"--pack={tmp_path / 'pack'}",) if engine == "pack" else (f"--data_backend={engine}",)
     options = (*ENGINES[engine], *backend, cache)
-    processes = 8 if engine == "threads" else 2
+    processes = 4 if engine == "threads" else 2
     one, other = (trained(tmp_path, number, *options) for number in (1, processes))
     assert other == one and any(name.startswith("ema.") for name in one["state"][3])
     assert any("val_top5" in line for line in one["figures"])

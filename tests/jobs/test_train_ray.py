@@ -47,6 +47,7 @@ def test_a_killed_job_takes_its_ray_along(tmp_path, alone):
         finish(job, code=-signal.SIGKILL)
 
 
+@pytest.mark.faults
 def test_a_lost_head_ends_the_job_which_resumes_exactly(tmp_path, alone, cluster):
     """A worker is killed first, which changes nothing. It resumes with Ray on this machine, and has the data
     and the losses of train.py."""

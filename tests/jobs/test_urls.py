@@ -210,6 +210,7 @@ def run_with_kills(server, url: str, folder: Path, gates: list[tuple[str, int]])
     return results_of(brought(server, url, folder / "brought"))
 
 
+@pytest.mark.faults
 def test_new_nodes_after_kills_during_uploads(server, undisturbed, tmp_path):
     """A node is killed while it uploads a file of each kind, and another node continues."""
     gates = [

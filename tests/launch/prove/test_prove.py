@@ -125,13 +125,8 @@ while step < 20:
 """
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param(each, marks=[pytest.mark.faults] * (each != surroundings.LISTING))
-        for each in surroundings.ALL
-    ],
-)
+@pytest.mark.faults
+@pytest.mark.parametrize("change", surroundings.ALL)
 def test_results_that_depend_on_the_surroundings_differ(change, tmp_path):
     folder = tmp_path / "own"
     (folder / "data").mkdir(parents=True)
@@ -386,6 +381,7 @@ def test_a_job_that_cannot_replace_processes_here_is_not_checked(tmp_path, monke
 needs_elastic = pytest.mark.skipif(bool(agent.why_not()), reason="no elastic training here")
 
 
+@pytest.mark.faults
 @needs_elastic
 def test_a_kill_that_comes_too_late_proves_nothing(tmp_path, monkeypatch):
     seeds = []
