@@ -19,10 +19,6 @@ class Row(NamedTuple):
     lines: list[Line]
     result: str
 
-    def text(self, part: str) -> str:
-        """Return the comparison of a part, "" if there is none."""
-        return "".join(line.text for line in self.lines if line.part == part)
-
     @property
     def different(self) -> list[Line]:
         """Return the comparisons that differ, without those that need not be equal."""
