@@ -372,7 +372,7 @@ class OwnJob(Job):
 
     def _find_newest(self, folder: str) -> int:
         """Return the step of the newest checkpoint in a run's folder, 0 without one."""
-        return max(map(_step_of, files.list_newest_first(os.path.join(folder, "checkpoints"))), default=0)
+        return next(map(files.step_of, files.list_newest_first(os.path.join(folder, "checkpoints"))), 0)
 
     def _damage(self, folder: str, case: Case) -> str:
         """Prepare a folder whose newest checkpoint is damaged. Return what was done. Raises NotRun."""
@@ -385,19 +385,15 @@ class OwnJob(Job):
             except files.Refused:  # its write was interrupted
                 continue
             facts = files.facts_of(path)
-            if _step_of(path) >= self.steps:  # a restart would have nothing to train
+            if files.step_of(path) >= self.steps:  # a restart would have nothing to train
                 files.discard(path)
             elif name := damage.change(state["objects"], case.damages == "largest"):
                 files.write(path, state, **facts)
-                self._damaged = _step_of(path)
+                self._damaged = files.step_of(path)
                 what = name if case.damages == "largest" else "each tensor"
                 return f"{what} of {os.path.basename(path)} is changed by 1.6 %"
         shutil.rmtree(folder, ignore_errors=True)
         raise self._not_run("no checkpoint could be damaged")
-
-
-def _step_of(checkpoint: str) -> int:
-    return int(re.sub(r"\D", "", os.path.basename(checkpoint)))
 
 
 class OtherJob(Job):
