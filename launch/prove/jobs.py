@@ -193,15 +193,15 @@ class OwnJob(Job):
         self._known = set(_OPTION.findall(shown))
         if not {"--output_dir", "--save_every", "--report_every", "--max_steps"} <= self._known:
             raise BadInput(f"{self.script} does not have Bootfile's options: {_HINT}")
-        self.steps = self._add("--max_steps", _STEPS)
-        self._chosen = dict[str, int]()  # options that depend on the length of an epoch -> value
+        self._chosen = dict[str, int]()  # options that are not the user's -> value
+        self.steps = self._choose_value("--max_steps", _STEPS)
         if {"--epochs", "--epoch_steps"} <= self._known:
             epochs = get_option(self.options, "--epochs") or ""
             length = self.steps // int(epochs) if epochs.isdecimal() else -(-self.steps // _EPOCHS)
             length = self._choose_value("--epoch_steps", max(1, length))
             self.steps = min(self.steps, length * self._choose_value("--epochs", -(-self.steps // length)))
         self._every = self._choose_value("--save_every", max(1, self.steps // 6))
-        self._add("--report_every", 1)
+        self._choose_value("--report_every", 1)
         default = re.search(r"--exact_shards V\s[^(]*\(default:\s+(\d+)\)", shown)
         shards = get_option(self.options, "--exact_shards") or (default[1] if default else "")
         if shards.isdecimal():
@@ -223,12 +223,17 @@ class OwnJob(Job):
             return file.read()
 
     def _choose_value(self, name: str, value: int) -> int:
-        """Add an option, or change its value if it was added here. Return its value. Raises BadInput."""
+        """Return an option that counts. Add it if the user did not give it; if it was added here, change it.
+        Raises BadInput."""
         if name in self._chosen:
             self.options.remove(f"{name}={self._chosen[name]}")
-        if get_option(self.options, name) is None:
+        given = get_option(self.options, name)
+        if given is None:
             self._chosen[name] = value
-        return self._add(name, value)
+            self.options.append(f"{name}={value}")
+        elif not given.isdecimal():
+            raise BadInput(f"{name} {given}: `prove` needs a number of steps")
+        return value if given is None else int(given)
 
     def _fit(self, steps: int) -> bool:
         """Choose the options again after a reference of `steps` steps: a small data set has fewer in an epoch
@@ -242,22 +247,13 @@ class OwnJob(Job):
             self._every = self._choose_value("--save_every", max(1, self.steps // 6))
         return self._chosen != before
 
-    def _add(self, name: str, steps: int) -> int:
-        """Return an option that counts steps; add it if the user did not give it. Raises BadInput."""
-        given = get_option(self.options, name)
-        if given is None:
-            self.options.append(f"{name}={steps}")
-        elif not given.isdecimal():
-            raise BadInput(f"{name} {given}: `prove` needs a number of steps")
-        return steps if given is None else int(given)
-
     def plan(self) -> list[Case]:
         cases = [AGAIN, Case(KILLED, kills=self.kills)]
         for case in _CHANGES:
             is_engine = case.option == "--data_backend"
             generated = is_engine and get_option(self.options, "--custom_data") == "true"
             if self.same_bits and case.option == PROCESSES:
-                own = self.processes = self._add(case.option, 1)
+                own = self.processes = self._choose_value(case.option, 1)
                 others = [str(number) for number in self.same_bits if number != own]
                 cases += [Case(f"{each} processes", True, False, case.option, each, each) for each in others]
             elif case.option in self._known and not generated:
