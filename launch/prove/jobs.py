@@ -15,14 +15,14 @@ import torch
 
 from common.console.arguments import mask_words
 from common.distributed import agent
-from common.exact import files
+from common.exact import digest, files
 from common.ground.exits import BadInput
 from common.run import starts
 from datasets.sampling import receipt
 from datasets.sampling.records import RECORD
 from launch import processes
 from launch.compare import find_files, find_receipt
-from launch.prove import damage, forks, surroundings, trial
+from launch.prove import forks, surroundings, trial
 from launch.prove.losses import Losses
 from launch.simulate.commands import get_option
 
@@ -383,11 +383,10 @@ class OwnJob(Job):
             facts = files.facts_of(path)
             if files.step_of(path) >= self.steps:  # a restart would have nothing to train
                 files.discard(path)
-            elif name := damage.change(state["objects"], case.damages == "largest"):
+            elif name := _change(state["objects"], case):
                 files.write(path, state, **facts)
                 self._damaged = files.step_of(path)
-                what = name if case.damages == "largest" else "each tensor"
-                return f"{what} of {os.path.basename(path)} is changed by 1.6 %"
+                return _describe(case, name, [path])
         shutil.rmtree(folder, ignore_errors=True)
         raise self._not_run("no checkpoint could be damaged")
 
@@ -439,7 +438,7 @@ class OtherJob(Job):
         try:
             done, damaged = "", self._damage(case) if case.damages else []
             if damaged:
-                command, done = self._restart(), _describe(damaged, case.damages)
+                command, done = self._restart(), _describe(case, "the largest tensor", damaged)
             self._record(case, command, *[self._restart()] * bool(case.kills))
             before = self._versions()
             with _Reads(damaged) as reads:  # watch() reads the files, too
@@ -495,12 +494,11 @@ class OtherJob(Job):
 
     def _damage(self, case: Case) -> list[str]:
         """Prepare an output folder whose files are damaged. Return the damaged ones. Raises NotRun."""
-        if not os.path.isdir(self._snapshot):
-            raise self._not_run("no file with weights could be damaged")
-        shutil.copytree(self._snapshot, self._output)
+        if os.path.isdir(self._snapshot):
+            shutil.copytree(self._snapshot, self._output)
         paths = []
         for path in self._files():
-            if damage.change(state := self._load(path), case.damages == "largest"):
+            if _change(state := self._load(path), case):
                 torch.save(state, path)
                 paths.append(path)
         if not paths:
@@ -530,8 +528,25 @@ class _Reads:
             os.close(file)
 
 
-def _describe(paths: list[str], damages: str) -> str:
-    what = "the largest tensor" if damages == "largest" else "each tensor"
+def _change(state: dict, case: Case) -> str:
+    """Change the tensors of floating-point numbers in a state by 1.6 %, as a restart must notice: those that
+    the case damages. Return the name of the largest, or ""."""
+    numbers = [
+        (each.numel(), name, each)
+        for name, each in digest.leaves(state)
+        if hasattr(each, "is_floating_point") and each.is_floating_point() and each.numel()
+    ]
+    if not numbers:
+        return ""
+    *others, (_, name, largest) = sorted(numbers, key=lambda each: each[:2])
+    for each in [largest, *(each for *_, each in others if case.damages == "all")]:
+        each.mul_(1 + 2**-6)
+    return name
+
+
+def _describe(case: Case, largest: str, paths: list[str]) -> str:
+    """Return what was done to checkpoints, in words. largest: the name of their largest tensor."""
+    what = largest if case.damages == "largest" else "each tensor"
     return f"{what} of {', '.join(map(os.path.basename, paths))} is changed by 1.6 %"
 
 
