@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
 import torch
@@ -441,11 +441,11 @@ class OtherJob(Job):
                 command, done = self._restart(), _describe(case, "the largest tensor", damaged)
             self._record(case, command, *[self._restart()] * bool(case.kills))
             before = self._versions()
-            with _Reads(damaged) as reads:  # watch() reads the files, too
+            with _watch_reads(damaged) as read:  # watch() reads the files, too
                 progress = (lambda: 0.0) if damaged else watch
                 start = self._start(case, place)
                 killed = trial.run(command, self._log(case.name), progress, kills, after_kill, start)
-            self._is_read = reads.happened
+            self._is_read = bool(read)
             left.append(self._versions())
             for path in {path for path, *_ in before & left[-1]} & {*damaged}:  # no result of this run
                 shutil.copy2(os.path.join(self._snapshot, os.path.relpath(path, self._output)), path)
@@ -506,26 +506,20 @@ class OtherJob(Job):
         return paths
 
 
-class _Reads:
-    """The context of a run: `happened` says whether another process has read one of the files.
+@contextlib.contextmanager
+def _watch_reads(paths: list[str]) -> Iterator[list[str]]:
+    """Yield a list that holds, after the block, those of the files that another process has read.
 
     The access times of the files are set to 0 first: Linux then updates them at the next read, also with
     `relatime`. The files stay open, so that a file is known after it was replaced.
     """
-
-    def __init__(self, paths: list[str]):
-        self._paths, self.happened = paths, False
-
-    def __enter__(self) -> "_Reads":
-        self._files = [os.open(path, os.O_RDONLY) for path in self._paths]
-        for file in self._files:
-            os.utime(file, ns=(0, os.fstat(file).st_mtime_ns))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files:
-            self.happened |= os.fstat(file).st_atime_ns != 0
-            os.close(file)
+    read = list[str]()
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(open(path, "rb")) for path in paths]
+        for file in opened:
+            os.utime(file.fileno(), ns=(0, os.fstat(file.fileno()).st_mtime_ns))
+        yield read
+        read += [file.name for file in opened if os.fstat(file.fileno()).st_atime_ns]
 
 
 def _change(state: dict, case: Case) -> str:
