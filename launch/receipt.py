@@ -62,14 +62,13 @@ def _print_size(path: str, records: np.ndarray) -> None:
 def _report_run(path: str, repeats: bool, same_order: bool, augmented: bool) -> int:
     """Judge one run of Bootfile, whose receipt has only the sums of each step."""
     run = Run(path)
-    records, sums = run.records, run.records["sums"]
+    records = run.records
     _print_size(path, records)
-    places = [np.flatnonzero(records["epoch"] == number) for number in np.unique(records["epoch"])]
-    numbers = [(int(records[own[0]]["epoch"]), int(records[own[0]]["step"])) for own in places]
-    found = (
-        one_run.Epoch(*number, sums[own, 0], sums[own, 2], [])
-        for number, own in zip(numbers, places, strict=True)
-    )
+    found = []
+    for number in np.unique(records["epoch"]):
+        own = records[records["epoch"] == number]
+        sums, first = own["sums"], int(own["step"][0])
+        found.append(one_run.Epoch(int(number), first, sums[:, 0], sums[:, 2], []))
     epochs = one_run.mark_whole(found, len(run.starts) - 1)
     is_shuffled = (run.starts[-1].get("sampling") or {}).get("shuffle", True)
     lines = [] if same_order or not is_shuffled else one_run.find_same_orders(epochs)
