@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from launch import processes
+from launch import manifests, processes
 from launch.bundle.code_folder import CodeFolder
 from launch.explain import normalize
 from launch.profiles import Folders
@@ -62,7 +62,7 @@ class Node:
         self.folders = Folders(own_code, names["inputs"], names["outputs"], names["cache"], names["logs"])
         for name in names.values():
             os.makedirs(name)
-        self._code.copy(own_code)
+        manifests.write_files(own_code, self._code.files)
         if self._data is None:
             os.mkdir(os.path.join(self.folders.inputs, INPUT))
         else:
