@@ -183,13 +183,34 @@ def _describe(step: int, runs: tuple[str, str], lines: tuple[dict, dict]) -> str
     others = f", and {len(names) - 1} more" if len(names) > 1 else ""
     if not names:
         return "a part that has no digest of its own"
-    from launch import tensors  # imports torch, which records do not need
-
-    sizes = tensors.find_differences(runs, step, names)
+    sizes = _find_differences(runs, step, names)
     if not sizes:
         return f"{names[0]}{others} (by how much: keep the checkpoints of both runs)"
     name = max(names, key=lambda each: sizes[each])
     return f"{name}{others} (largest relative difference {sizes[name]:.1g})"
+
+
+def _find_differences(runs: tuple[str, str], step: int, names: list[str]) -> dict[str, float]:
+    """Return how much these parts of the checkpoints of a step differ; {} if a checkpoint cannot be read."""
+    from common.exact import digest, files  # import torch, which records do not need
+
+    paths = [os.path.join(run, "checkpoints", files.name_of(step)) for run in runs]
+    try:
+        states = [dict(digest.leaves(files.read(path)["objects"])) for path in paths]
+    except (files.Refused, KeyError, TypeError, AttributeError):
+        return {}
+    return {name: _difference(*(state.get(name) for state in states)) for name in names}
+
+
+def _difference(one: object, other: object) -> float:
+    """Return the largest difference of two values, relative to the largest number; inf if they have none."""
+    import torch
+
+    try:
+        one, other = (torch.as_tensor(each).double() for each in (one, other))
+        return float((one - other).abs().max() / torch.maximum(one.abs().max(), other.abs().max()))
+    except (TypeError, ValueError, RuntimeError):  # a part that one run lacks, text, or another shape
+        return float("inf")
 
 
 def read_setting(run: str, name: str) -> object:
@@ -205,15 +226,23 @@ def _world_size(run: str) -> object:
 def _compare_weights(first: str, second: str, ours: list[str], theirs: list[str]) -> Line:
     if ours != theirs:
         return Line("weights", f"only one run has {min(set(ours) ^ set(theirs))}", False)
-    from launch import tensors  # imports torch
-
     for name in ours:
-        one, other = (tensors.summarize(os.path.join(folder, name)) for folder in (first, second))
+        one, other = (_summarize(os.path.join(folder, name)) for folder in (first, second))
         parts = [part for part in sorted(one | other) if one.get(part) != other.get(part)]
         if parts:
             more = f", and {len(parts) - 1} more" if len(parts) > 1 else ""
             return Line("weights", f"{name} differs: {parts[0]}{more}", False)
     return Line("weights", f"equal in {len(ours)} file{'s' * (len(ours) > 1)}", True)
+
+
+def _summarize(path: str) -> dict[str, str]:
+    """Return a digest of each tensor and number in a file of weights. Raises BadInput."""
+    from common.exact import digest, files
+
+    try:
+        return digest.summarize(0, files.load(path))["parts"]
+    except files.Refused as reason:
+        raise BadInput(f"{path} cannot be compared: {reason}") from reason
 
 
 def find_files(folder: str, pattern: str) -> list[str]:
