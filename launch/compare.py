@@ -22,11 +22,11 @@ LOOP = loop_records.FILE.format(0)  # the receipt of `launch new --receipt`
 
 
 class Line(NamedTuple):
-    """One comparison. part: PARTS. text: its result in words."""
+    """One comparison. part: one of PARTS. text: its result in words."""
 
     part: str
-    text: str
     equal: bool
+    text: str
 
 
 PARTS = ("data", "state", "figures", "weights")
@@ -37,15 +37,13 @@ def compare_runs(first: str, second: str, pattern: str) -> list[Line]:
     Raises BadInput."""
     lines = []
     if find_receipt(first) or find_receipt(second):
-        equal, text = compare_receipts(first, second)
-        lines.append(Line("data", text, equal))
+        lines.append(Line("data", *compare_receipts(first, second)))
     if digest_lines.read(first) or digest_lines.read(second):
-        equal, text = compare_states(first, second)
-        lines.append(Line("state", text, equal))
+        lines.append(Line("state", *compare_states(first, second)))
     figures = [_read_figures(run) for run in (first, second)]
     if starts.read(first):
         other = _find_other_figure(*figures) or _find_missing_figure(*figures)
-        lines.append(Line("figures", other or f"equal: {len(figures[0])}", not other))
+        lines.append(Line("figures", not other, other or f"equal: {len(figures[0])}"))
     names = [find_files(folder, pattern) for folder in (first, second)]
     if any(names):
         lines.append(_compare_weights(first, second, *names))
@@ -225,14 +223,14 @@ def _world_size(run: str) -> object:
 
 def _compare_weights(first: str, second: str, ours: list[str], theirs: list[str]) -> Line:
     if ours != theirs:
-        return Line("weights", f"only one run has {min(set(ours) ^ set(theirs))}", False)
+        return Line("weights", False, f"only one run has {min(set(ours) ^ set(theirs))}")
     for name in ours:
         one, other = (_summarize(os.path.join(folder, name)) for folder in (first, second))
         parts = [part for part in sorted(one | other) if one.get(part) != other.get(part)]
         if parts:
             more = f", and {len(parts) - 1} more" if len(parts) > 1 else ""
-            return Line("weights", f"{name} differs: {parts[0]}{more}", False)
-    return Line("weights", f"equal in {len(ours)} file{'s' * (len(ours) > 1)}", True)
+            return Line("weights", False, f"{name} differs: {parts[0]}{more}")
+    return Line("weights", True, f"equal in {len(ours)} file{'s' * (len(ours) > 1)}")
 
 
 def _summarize(path: str) -> dict[str, str]:

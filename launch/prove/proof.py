@@ -5,7 +5,7 @@ hardware and files.
      "tree": {"commit": ..., "clean": true}, "versions": {...}, "hardware": {...}, "files": {path: sha256},
      "runs": [{"run": "reference", "result": "", "done": "", "commands": [...], "seed": 0,
                "files": {path: sha256}}, ...],
-     "comparisons": [{"run": ..., "part": "data", "text": ..., "equal": true}, ...]}
+     "comparisons": [{"run": ..., "part": "data", "equal": true, "text": ...}, ...]}
 
 proof: the version of this schema.
 job: the path of the job as the user gave it.

@@ -48,7 +48,7 @@ def _run(job: Job, case: Case) -> Row:
             if len(case.changes) == 1:  # else each one follows
                 job.unchecked.append(f"{case.changes[0]}: {error}")
             return Row(case, str(error), [], NOT_RUN)
-        return Row(case, "", [Line("", str(error), False)], "failed" if case.must_differ else "differs")
+        return Row(case, "", [Line("", False, str(error))], "failed" if case.must_differ else "differs")
     lines = compare.compare_runs(job.folder(case.against), job.folder(case.name), job.weights)
     row = Row(case, done, lines, "nothing to compare")
     if not lines:
