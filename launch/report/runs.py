@@ -40,16 +40,6 @@ class Start:
     lost_step: float
     lost_time: float
 
-    @property
-    def repeated(self) -> float:
-        """Return how many steps it does again that were reported before."""
-        return max(0.0, self.lost_step - self.step) if math.isfinite(self.lost_step) else 0.0
-
-    @property
-    def may_repeat_more(self) -> bool:
-        """Return whether reports may be lost: those after the last upload to a URL."""
-        return "://" in str(self.settings.get("output_dir"))
-
 
 @dataclass
 class Run:

@@ -71,9 +71,11 @@ def _final(run: Run) -> dict[str, str]:
 
 
 def _repeated(starts: list[Start]) -> str:
-    """Return how many steps these starts did again."""
-    least = "at least " if any(start.may_repeat_more for start in starts) else ""
-    return f"{least}{sum(start.repeated for start in starts):,.0f}"
+    """Return how many steps these starts did again that were reported before. At a URL the reports after the
+    last upload may be lost."""
+    least = "at least " if any("://" in str(start.settings.get("output_dir")) for start in starts) else ""
+    steps = sum(max(0.0, start.lost_step - start.step) for start in starts if math.isfinite(start.lost_step))
+    return f"{least}{steps:,.0f}"
 
 
 def make_start_rows(runs: list[Run]) -> list[list[str]]:
