@@ -37,10 +37,15 @@ def main(arguments: list[str]) -> int:
     if args.run_b is not None and any(usual.values()):
         raise BadInput("--repeats, --same_order and --augmented are about one run")
     if all(find_receipt(path) == LOOP for path in paths):
-        return _report_loops(paths, usual)
+        try:
+            equal, lines = loop_records.report(paths, **usual)
+        except loop_records.ReceiptError as error:
+            raise BadInput(str(error)) from error
+        print(*map(printable, lines), sep="\n")
+        return 0 if equal else 1
     if args.run_b is None:
         return _report_run(args.run_a, **usual)
-    runs = {path: receipt.read(path) for path in (args.run_a, args.run_b)}
+    runs = {path: receipt.read(path) for path in paths}
     seeds = [read_setting(path, "seed") for path in paths]
     if None not in seeds and seeds[0] != seeds[1]:
         raise BadInput(f"the runs have the seeds {seeds[0]} and {seeds[1]}: their samples differ by design")
@@ -96,12 +101,3 @@ def _find_other_samples(run: Run) -> list[str]:
                     return [f"step {step} had other samples than those of its seed, epoch and number"]
                 step += 1
     return []
-
-
-def _report_loops(paths: list[str], usual: dict[str, bool]) -> int:
-    try:
-        equal, lines = loop_records.report(paths, **usual)
-    except loop_records.ReceiptError as error:
-        raise BadInput(str(error)) from error
-    print(*map(printable, lines), sep="\n")
-    return 0 if equal else 1
