@@ -93,10 +93,8 @@ def _kill_after_write(process: subprocess.Popen, folder: Path, files: str, limit
 def _state(folder: Path, files: str) -> set[tuple[Path, int]]:
     found = set()
     for path in folder.rglob(files):
-        try:
+        with contextlib.suppress(FileNotFoundError):  # it was renamed
             found.add((path, path.stat().st_mtime_ns))
-        except FileNotFoundError:  # it was renamed
-            continue
     return found
 
 
