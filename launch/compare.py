@@ -108,7 +108,8 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     shards = [read_setting(run, "exact_shards") for run in (first, second)]
     is_exact = shards[0] is not None and shards[0] == shards[1]
     if not different:
-        figure = _find_other_evaluation(first, second) if is_exact else ""
+        figures = (_read_figures(run, "val_") for run in (first, second))
+        figure = _find_other_figure(*figures) if is_exact else ""
         return not figure, f"{equal}; {figure}" if figure else equal
     step = different[0]
     text = f"differs at {step}: {_describe(step, (first, second), (lines[0][step], lines[1][step]))}"
@@ -134,21 +135,18 @@ def _differs(first: dict, second: dict) -> bool:
     )
 
 
-def _find_other_evaluation(*runs: str) -> str:
-    """Return the first figure of an evaluation that differs, in words; "" without one."""
-    figures = (_read_figures(run) for run in runs)
-    return _find_other_figure(
-        *({key: each for key, each in named.items() if key[1].startswith("val_")} for named in figures)
-    )
-
-
-def _read_figures(run: str) -> dict[tuple, str]:
-    """Return the figures of a job of Bootfile, without times and memory: (step, name) -> value."""
+def _read_figures(run: str, start: str = "") -> dict[tuple, str]:
+    """Return the figures of a job of Bootfile, without times and memory: (step, name) -> value. start: of
+    their names, "val_" for an evaluation."""
     path = os.path.join(run, "metrics.jsonl")
     with explained(f"{path} cannot be read"):
         lines = read_json_lines(path, _MOST)
-    named = ((line.get("step"), name, each) for line in lines for name, each in line.items())
-    return {(step, name): str(each) for step, name, each in named if not _NO_FIGURES.fullmatch(name)}
+    return {
+        (line.get("step"), name): str(each)
+        for line in lines
+        for name, each in line.items()
+        if name.startswith(start) and not _NO_FIGURES.fullmatch(name)
+    }
 
 
 def _find_other_figure(first: dict[tuple, str], second: dict[tuple, str]) -> str:
