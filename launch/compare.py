@@ -22,11 +22,11 @@ LOOP = loop_records.FILE.format(0)  # the receipt of `launch new --receipt`
 
 
 class Line(NamedTuple):
-    """One comparison. part: PARTS. text: its result in words."""
+    """One comparison. part: one of PARTS. text: its result in words."""
 
     part: str
-    text: str
     equal: bool
+    text: str
 
 
 PARTS = ("data", "state", "figures", "weights")
@@ -37,15 +37,13 @@ def compare_runs(first: str, second: str, pattern: str) -> list[Line]:
     Raises BadInput."""
     lines = []
     if find_receipt(first) or find_receipt(second):
-        equal, text = compare_receipts(first, second)
-        lines.append(Line("data", text, equal))
+        lines.append(Line("data", *compare_receipts(first, second)))
     if digest_lines.read(first) or digest_lines.read(second):
-        equal, text = compare_states(first, second)
-        lines.append(Line("state", text, equal))
+        lines.append(Line("state", *compare_states(first, second)))
     figures = [_read_figures(run) for run in (first, second)]
     if starts.read(first):
         other = _find_other_figure(*figures) or _find_missing_figure(*figures)
-        lines.append(Line("figures", other or f"equal: {len(figures[0])}", not other))
+        lines.append(Line("figures", not other, other or f"equal: {len(figures[0])}"))
     names = [find_files(folder, pattern) for folder in (first, second)]
     if any(names):
         lines.append(_compare_weights(first, second, *names))
@@ -110,7 +108,8 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     shards = [read_setting(run, "exact_shards") for run in (first, second)]
     is_exact = shards[0] is not None and shards[0] == shards[1]
     if not different:
-        figure = _find_other_evaluation(first, second) if is_exact else ""
+        figures = (_read_figures(run, "val_") for run in (first, second))
+        figure = _find_other_figure(*figures) if is_exact else ""
         return not figure, f"{equal}; {figure}" if figure else equal
     step = different[0]
     text = f"differs at {step}: {_describe(step, (first, second), (lines[0][step], lines[1][step]))}"
@@ -136,21 +135,18 @@ def _differs(first: dict, second: dict) -> bool:
     )
 
 
-def _find_other_evaluation(*runs: str) -> str:
-    """Return the first figure of an evaluation that differs, in words; "" without one."""
-    figures = (_read_figures(run) for run in runs)
-    return _find_other_figure(
-        *({key: each for key, each in named.items() if key[1].startswith("val_")} for named in figures)
-    )
-
-
-def _read_figures(run: str) -> dict[tuple, str]:
-    """Return the figures of a job of Bootfile, without times and memory: (step, name) -> value."""
+def _read_figures(run: str, start: str = "") -> dict[tuple, str]:
+    """Return the figures of a job of Bootfile, without times and memory: (step, name) -> value. start: of
+    their names, "val_" for an evaluation."""
     path = os.path.join(run, "metrics.jsonl")
     with explained(f"{path} cannot be read"):
         lines = read_json_lines(path, _MOST)
-    named = ((line.get("step"), name, each) for line in lines for name, each in line.items())
-    return {(step, name): str(each) for step, name, each in named if not _NO_FIGURES.fullmatch(name)}
+    return {
+        (line.get("step"), name): str(each)
+        for line in lines
+        for name, each in line.items()
+        if name.startswith(start) and not _NO_FIGURES.fullmatch(name)
+    }
 
 
 def _find_other_figure(first: dict[tuple, str], second: dict[tuple, str]) -> str:
@@ -183,13 +179,34 @@ def _describe(step: int, runs: tuple[str, str], lines: tuple[dict, dict]) -> str
     others = f", and {len(names) - 1} more" if len(names) > 1 else ""
     if not names:
         return "a part that has no digest of its own"
-    from launch import tensors  # imports torch, which records do not need
-
-    sizes = tensors.find_differences(runs, step, names)
+    sizes = _find_differences(runs, step, names)
     if not sizes:
         return f"{names[0]}{others} (by how much: keep the checkpoints of both runs)"
     name = max(names, key=lambda each: sizes[each])
     return f"{name}{others} (largest relative difference {sizes[name]:.1g})"
+
+
+def _find_differences(runs: tuple[str, str], step: int, names: list[str]) -> dict[str, float]:
+    """Return how much these parts of the checkpoints of a step differ; {} if a checkpoint cannot be read."""
+    from common.exact import digest, files  # import torch, which records do not need
+
+    paths = [os.path.join(run, "checkpoints", files.name_of(step)) for run in runs]
+    try:
+        states = [dict(digest.leaves(files.read(path)["objects"])) for path in paths]
+    except (files.Refused, KeyError, TypeError, AttributeError):
+        return {}
+    return {name: _difference(*(state.get(name) for state in states)) for name in names}
+
+
+def _difference(one: object, other: object) -> float:
+    """Return the largest difference of two values, relative to the largest number; inf if they have none."""
+    import torch
+
+    try:
+        one, other = (torch.as_tensor(each).double() for each in (one, other))
+        return float((one - other).abs().max() / torch.maximum(one.abs().max(), other.abs().max()))
+    except (TypeError, ValueError, RuntimeError):  # a part that one run lacks, text, or another shape
+        return float("inf")
 
 
 def read_setting(run: str, name: str) -> object:
@@ -204,16 +221,24 @@ def _world_size(run: str) -> object:
 
 def _compare_weights(first: str, second: str, ours: list[str], theirs: list[str]) -> Line:
     if ours != theirs:
-        return Line("weights", f"only one run has {min(set(ours) ^ set(theirs))}", False)
-    from launch import tensors  # imports torch
-
+        return Line("weights", False, f"only one run has {min(set(ours) ^ set(theirs))}")
     for name in ours:
-        one, other = (tensors.summarize(os.path.join(folder, name)) for folder in (first, second))
+        one, other = (_summarize(os.path.join(folder, name)) for folder in (first, second))
         parts = [part for part in sorted(one | other) if one.get(part) != other.get(part)]
         if parts:
             more = f", and {len(parts) - 1} more" if len(parts) > 1 else ""
-            return Line("weights", f"{name} differs: {parts[0]}{more}", False)
-    return Line("weights", f"equal in {len(ours)} file{'s' * (len(ours) > 1)}", True)
+            return Line("weights", False, f"{name} differs: {parts[0]}{more}")
+    return Line("weights", True, f"equal in {len(ours)} file{'s' * (len(ours) > 1)}")
+
+
+def _summarize(path: str) -> dict[str, str]:
+    """Return a digest of each tensor and number in a file of weights. Raises BadInput."""
+    from common.exact import digest, files
+
+    try:
+        return digest.summarize(0, files.load(path))["parts"]
+    except files.Refused as reason:
+        raise BadInput(f"{path} cannot be compared: {reason}") from reason
 
 
 def find_files(folder: str, pattern: str) -> list[str]:

@@ -37,10 +37,15 @@ def main(arguments: list[str]) -> int:
     if args.run_b is not None and any(usual.values()):
         raise BadInput("--repeats, --same_order and --augmented are about one run")
     if all(find_receipt(path) == LOOP for path in paths):
-        return _report_loops(paths, usual)
+        try:
+            equal, lines = loop_records.report(paths, **usual)
+        except loop_records.ReceiptError as error:
+            raise BadInput(str(error)) from error
+        print(*map(printable, lines), sep="\n")
+        return 0 if equal else 1
     if args.run_b is None:
         return _report_run(args.run_a, **usual)
-    runs = {path: receipt.read(path) for path in (args.run_a, args.run_b)}
+    runs = {path: receipt.read(path) for path in paths}
     seeds = [read_setting(path, "seed") for path in paths]
     if None not in seeds and seeds[0] != seeds[1]:
         raise BadInput(f"the runs have the seeds {seeds[0]} and {seeds[1]}: their samples differ by design")
@@ -62,14 +67,13 @@ def _print_size(path: str, records: np.ndarray) -> None:
 def _report_run(path: str, repeats: bool, same_order: bool, augmented: bool) -> int:
     """Judge one run of Bootfile, whose receipt has only the sums of each step."""
     run = Run(path)
-    records, sums = run.records, run.records["sums"]
+    records = run.records
     _print_size(path, records)
-    places = [np.flatnonzero(records["epoch"] == number) for number in np.unique(records["epoch"])]
-    numbers = [(int(records[own[0]]["epoch"]), int(records[own[0]]["step"])) for own in places]
-    found = (
-        one_run.Epoch(*number, sums[own, 0], sums[own, 2], [])
-        for number, own in zip(numbers, places, strict=True)
-    )
+    found = []
+    for number in np.unique(records["epoch"]):
+        own = records[records["epoch"] == number]
+        sums, first = own["sums"], int(own["step"][0])
+        found.append(one_run.Epoch(int(number), first, sums[:, 0], sums[:, 2], []))
     epochs = one_run.mark_whole(found, len(run.starts) - 1)
     is_shuffled = (run.starts[-1].get("sampling") or {}).get("shuffle", True)
     lines = [] if same_order or not is_shuffled else one_run.find_same_orders(epochs)
@@ -97,12 +101,3 @@ def _find_other_samples(run: Run) -> list[str]:
                     return [f"step {step} had other samples than those of its seed, epoch and number"]
                 step += 1
     return []
-
-
-def _report_loops(paths: list[str], usual: dict[str, bool]) -> int:
-    try:
-        equal, lines = loop_records.report(paths, **usual)
-    except loop_records.ReceiptError as error:
-        raise BadInput(str(error)) from error
-    print(*map(printable, lines), sep="\n")
-    return 0 if equal else 1

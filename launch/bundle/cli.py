@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from common.console.arguments import Parser
 from common.ground.exits import BadInput
 from launch import manifests, secret_scan
-from launch.bundle import imports, one_file, requirements, snapshot
+from launch.bundle import one_file, requirements, snapshot
 from launch.bundle.code_folder import REQUIREMENTS, CodeFolder
 from launch.explain import human_size
 
@@ -71,7 +71,7 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
             print(f"not used: {path}; the list of packages is that of {code.root}")
     text, left_out = "", list[str]()
     if listed := next((each for each in REQUIREMENTS if os.path.isfile(os.path.join(code.root, each))), None):
-        imported = imports.find_packages(code.files, code.job_path)
+        imported = requirements.find_packages(code.files, code.job_path)
         text, left_out = requirements.adapt(os.path.join(code.root, listed), imported)
         contents |= {REQUIREMENTS[0]: text.encode()} if text else {}
     _refuse_secrets(contents, allow_secret)

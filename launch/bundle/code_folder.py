@@ -77,11 +77,6 @@ class CodeFolder:
         check_keys(self.files, self.root)
         self._check_limits()
 
-    def copy(self, destination: str) -> None:
-        """Copy the files to a new folder."""
-        os.makedirs(destination)
-        manifests.write_files(destination, self.files)
-
     def _check_limits(self) -> None:
         paths = [PurePosixPath(path) for path in self.files]
         entries = {str(entry) for path in paths for entry in (path, *path.parents)} - {"."}

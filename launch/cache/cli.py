@@ -16,6 +16,7 @@ lost its data; check: a sample is missing or differs), 2 bad input, or the serve
 """
 
 import argparse
+import contextlib
 import functools
 import os
 import re
@@ -46,13 +47,11 @@ def main(argv: list[str]) -> int:
     if verb not in VERBS:
         raise BadInput(f"unknown verb {verb!r}, expected one of {', '.join(VERBS)}")
     args = _parse_args(verb, rest)
-    place = _open(args.to, verb)
     try:
-        return VERBS[verb](place, args)
+        with contextlib.closing(_open(args.to, verb)) as place:
+            return VERBS[verb](place, args)
     except Unavailable as error:
         raise BadInput(f"cannot reach the cache: {error}") from error
-    finally:
-        place.close()
 
 
 def preload(place: Packs | Shared, args: argparse.Namespace) -> int:
@@ -89,7 +88,8 @@ def rm(place: Shared, args: argparse.Namespace) -> int:
         if each.users and not args.force:
             raise BadInput(f"{each.name} is in use: {', '.join(each.users)}; --force deletes it anyway")
     for each in unwanted:
-        place.remove(each)
+        with listing.progress(each.samples, f"removing {each.name}") as bar:
+            leases.remove(place.server, each.name, bar.update)
         print(f"removed {each.name}  {each.title}", flush=True)
     return 0
 

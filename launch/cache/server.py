@@ -62,8 +62,7 @@ class Shared:
     def preload(self, index: ImageFolderIndex, form: str, workers: int) -> int:
         """Store the missing samples permanently. Return the number of stored samples: fewer than all if the
         server is full or was lost. Raises Unavailable, or BadInput if a file was changed since the scan."""
-        store = RedisStore(self.server, index, "", form)
-        try:
+        with contextlib.closing(RedisStore(self.server, index, "", form)) as store:
             missing = self._missing(store)
             there = len(index) - len(missing)
             self._log(f"{index.split}: {there} of {len(index)} samples are stored already")
@@ -73,13 +72,10 @@ class Shared:
                 bar.update(there)
                 self._send(store, missing, workers, bar)
             return len(index) - len(self._missing(store))
-        finally:
-            store.close()
 
     @contextlib.contextmanager
     def reader(self, index: ImageFolderIndex, form: str) -> Iterator[Read]:
         """Yield read(ids) -> list of bytes (encoded), uint8 [height, width, 3], MISSING or DAMAGED."""
-        store = RedisStore(self.server, index, "", form)
 
         def read(ids: np.ndarray) -> list[bytes | np.ndarray | str | None]:
             samples: list[bytes | np.ndarray | str | None] = [*store.read(ids)]
@@ -88,10 +84,8 @@ class Shared:
                 samples[place] = DAMAGED if length else MISSING
             return samples
 
-        try:
+        with contextlib.closing(RedisStore(self.server, index, "", form)) as store:
             yield read
-        finally:
-            store.close()
 
     def describe(self) -> str:
         """Return a table with one line for each data set, a line for each user, and one about the memory."""
@@ -106,10 +100,6 @@ class Shared:
             rows.append((each.name, each.title, form, there, size, each.mode, count))
             users += [f"{each.name} is used by {user}" for user in each.users]
         return "\n".join(filter(None, [*align(rows), *users, self._describe_room()]))
-
-    def remove(self, each: Held) -> None:
-        with progress(each.samples, f"removing {each.name}") as bar:
-            leases.remove(self.server, each.name, bar.update)
 
     def _describe_room(self) -> str:
         """Return a line about the memory of the server (of a Cluster: one node); "" if it is unknown."""

@@ -7,10 +7,14 @@ import os
 import numpy as np
 
 from common.ground.exits import BadInput
+from common.run import sample_losses
 from launch import confirm
-from launch.data import losses, samples, sheet
+from launch.data import samples, sheet
 from launch.data.run import Run
 from launch.explain import align
+
+STEPS, SHOWN = 5, 10  # of --around: steps up to the one that was asked for; samples that are shown
+_COLUMNS = ("rank", "id", "label", "file")
 
 
 def find(args: argparse.Namespace) -> list[str]:
@@ -36,9 +40,39 @@ def _list_steps(run: Run, args: argparse.Namespace) -> list[str]:
 def _list_losses(run: Run, args: argparse.Namespace) -> list[str]:
     run.check(args.around, np.zeros(0, np.int64))
     with contextlib.nullcontext() if args.ids else samples.open_data(run, args.data_url) as data:
-        steps, columns = losses.largest(run, args.around, data)
-    rows = zip(*([name, *values] for name, values in columns.items()), strict=True)
-    return [*steps, "", *align(rows)]
+        return _find_largest(run, args.around, data)
+
+
+def _find_largest(run: Run, around: int, data: object) -> list[str]:
+    """Return a line about the loss of each step, and a table of the samples with the largest losses.
+
+    Losses that are not a number are the largest. data: that of samples.open_data(). Raises BadInput if the
+    losses were not kept, or are those of other samples than the receipt's.
+    """
+    lines, table = [], []
+    known: dict[int, dict] = {}
+    steps = range(max(run.first, around - STEPS + 1), around + 1)
+    for number in steps:
+        step = samples.read_step(run, number, data, False)
+        ranks = range(max(step.columns["rank"]) + 1)
+        known |= {rank: sample_losses.read(run.folder, rank, steps) for rank in ranks if rank not in known}
+        parts = [known[rank][number] for rank in ranks if number in known[rank]]
+        if len(parts) < len(ranks):
+            lines.append(f"step {number}: its losses were not kept, which needs --sample_losses true")
+            if number == around:
+                raise BadInput(f"{run.folder}: {lines[-1]}")
+            continue
+        ids, losses = (np.concatenate(column) for column in zip(*parts, strict=True))
+        if ids.tolist() != step.columns["id"]:
+            raise BadInput(f"the losses of step {number} are those of other samples than the receipt's")
+        lines.append(f"step {number}: mean loss {losses.mean():.6g} of {len(losses)} samples")
+        shown = [name for name in _COLUMNS if name in step.columns]
+        for place, loss in enumerate(losses.tolist()):
+            own = {name: str(step.columns[name][place]) for name in shown}
+            table.append((loss, {"step": str(number), "loss": f"{loss:.6g}", **own}))
+    table.sort(key=lambda row: np.inf if np.isnan(row[0]) else row[0], reverse=True)
+    rows = [row for _, row in table[:SHOWN]]
+    return [*lines, "", *align([[*rows[0]], *([*row.values()] for row in rows)])]
 
 
 def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:

@@ -8,21 +8,21 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
 import torch
 
 from common.console.arguments import mask_words
 from common.distributed import agent
-from common.exact import files
+from common.exact import digest, files
 from common.ground.exits import BadInput
 from common.run import starts
 from datasets.sampling import receipt
 from datasets.sampling.records import RECORD
 from launch import processes
 from launch.compare import find_files, find_receipt
-from launch.prove import damage, forks, surroundings, trial
+from launch.prove import forks, surroundings, trial
 from launch.prove.losses import Losses
 from launch.simulate.commands import get_option
 
@@ -193,15 +193,15 @@ class OwnJob(Job):
         self._known = set(_OPTION.findall(shown))
         if not {"--output_dir", "--save_every", "--report_every", "--max_steps"} <= self._known:
             raise BadInput(f"{self.script} does not have Bootfile's options: {_HINT}")
-        self.steps = self._add("--max_steps", _STEPS)
-        self._chosen = dict[str, int]()  # options that depend on the length of an epoch -> value
+        self._chosen = dict[str, int]()  # options that are not the user's -> value
+        self.steps = self._choose_value("--max_steps", _STEPS)
         if {"--epochs", "--epoch_steps"} <= self._known:
             epochs = get_option(self.options, "--epochs") or ""
             length = self.steps // int(epochs) if epochs.isdecimal() else -(-self.steps // _EPOCHS)
             length = self._choose_value("--epoch_steps", max(1, length))
             self.steps = min(self.steps, length * self._choose_value("--epochs", -(-self.steps // length)))
         self._every = self._choose_value("--save_every", max(1, self.steps // 6))
-        self._add("--report_every", 1)
+        self._choose_value("--report_every", 1)
         default = re.search(r"--exact_shards V\s[^(]*\(default:\s+(\d+)\)", shown)
         shards = get_option(self.options, "--exact_shards") or (default[1] if default else "")
         if shards.isdecimal():
@@ -223,12 +223,17 @@ class OwnJob(Job):
             return file.read()
 
     def _choose_value(self, name: str, value: int) -> int:
-        """Add an option, or change its value if it was added here. Return its value. Raises BadInput."""
+        """Return an option that counts. Add it if the user did not give it; if it was added here, change it.
+        Raises BadInput."""
         if name in self._chosen:
             self.options.remove(f"{name}={self._chosen[name]}")
-        if get_option(self.options, name) is None:
+        given = get_option(self.options, name)
+        if given is None:
             self._chosen[name] = value
-        return self._add(name, value)
+            self.options.append(f"{name}={value}")
+        elif not given.isdecimal():
+            raise BadInput(f"{name} {given}: `prove` needs a number of steps")
+        return value if given is None else int(given)
 
     def _fit(self, steps: int) -> bool:
         """Choose the options again after a reference of `steps` steps: a small data set has fewer in an epoch
@@ -242,22 +247,13 @@ class OwnJob(Job):
             self._every = self._choose_value("--save_every", max(1, self.steps // 6))
         return self._chosen != before
 
-    def _add(self, name: str, steps: int) -> int:
-        """Return an option that counts steps; add it if the user did not give it. Raises BadInput."""
-        given = get_option(self.options, name)
-        if given is None:
-            self.options.append(f"{name}={steps}")
-        elif not given.isdecimal():
-            raise BadInput(f"{name} {given}: `prove` needs a number of steps")
-        return steps if given is None else int(given)
-
     def plan(self) -> list[Case]:
         cases = [AGAIN, Case(KILLED, kills=self.kills)]
         for case in _CHANGES:
             is_engine = case.option == "--data_backend"
             generated = is_engine and get_option(self.options, "--custom_data") == "true"
             if self.same_bits and case.option == PROCESSES:
-                own = self.processes = self._add(case.option, 1)
+                own = self.processes = self._choose_value(case.option, 1)
                 others = [str(number) for number in self.same_bits if number != own]
                 cases += [Case(f"{each} processes", True, False, case.option, each, each) for each in others]
             elif case.option in self._known and not generated:
@@ -372,7 +368,7 @@ class OwnJob(Job):
 
     def _find_newest(self, folder: str) -> int:
         """Return the step of the newest checkpoint in a run's folder, 0 without one."""
-        return max(map(_step_of, files.list_newest_first(os.path.join(folder, "checkpoints"))), default=0)
+        return next(map(files.step_of, files.list_newest_first(os.path.join(folder, "checkpoints"))), 0)
 
     def _damage(self, folder: str, case: Case) -> str:
         """Prepare a folder whose newest checkpoint is damaged. Return what was done. Raises NotRun."""
@@ -385,19 +381,14 @@ class OwnJob(Job):
             except files.Refused:  # its write was interrupted
                 continue
             facts = files.facts_of(path)
-            if _step_of(path) >= self.steps:  # a restart would have nothing to train
+            if files.step_of(path) >= self.steps:  # a restart would have nothing to train
                 files.discard(path)
-            elif name := damage.change(state["objects"], case.damages == "largest"):
+            elif name := _change(state["objects"], case):
                 files.write(path, state, **facts)
-                self._damaged = _step_of(path)
-                what = name if case.damages == "largest" else "each tensor"
-                return f"{what} of {os.path.basename(path)} is changed by 1.6 %"
+                self._damaged = files.step_of(path)
+                return _describe(case, name, [path])
         shutil.rmtree(folder, ignore_errors=True)
         raise self._not_run("no checkpoint could be damaged")
-
-
-def _step_of(checkpoint: str) -> int:
-    return int(re.sub(r"\D", "", os.path.basename(checkpoint)))
 
 
 class OtherJob(Job):
@@ -447,14 +438,14 @@ class OtherJob(Job):
         try:
             done, damaged = "", self._damage(case) if case.damages else []
             if damaged:
-                command, done = self._restart(), _describe(damaged, case.damages)
+                command, done = self._restart(), _describe(case, "the largest tensor", damaged)
             self._record(case, command, *[self._restart()] * bool(case.kills))
             before = self._versions()
-            with _Reads(damaged) as reads:  # watch() reads the files, too
+            with _watch_reads(damaged) as read:  # watch() reads the files, too
                 progress = (lambda: 0.0) if damaged else watch
                 start = self._start(case, place)
                 killed = trial.run(command, self._log(case.name), progress, kills, after_kill, start)
-            self._is_read = reads.happened
+            self._is_read = bool(read)
             left.append(self._versions())
             for path in {path for path, *_ in before & left[-1]} & {*damaged}:  # no result of this run
                 shutil.copy2(os.path.join(self._snapshot, os.path.relpath(path, self._output)), path)
@@ -503,12 +494,11 @@ class OtherJob(Job):
 
     def _damage(self, case: Case) -> list[str]:
         """Prepare an output folder whose files are damaged. Return the damaged ones. Raises NotRun."""
-        if not os.path.isdir(self._snapshot):
-            raise self._not_run("no file with weights could be damaged")
-        shutil.copytree(self._snapshot, self._output)
+        if os.path.isdir(self._snapshot):
+            shutil.copytree(self._snapshot, self._output)
         paths = []
         for path in self._files():
-            if damage.change(state := self._load(path), case.damages == "largest"):
+            if _change(state := self._load(path), case):
                 torch.save(state, path)
                 paths.append(path)
         if not paths:
@@ -516,30 +506,41 @@ class OtherJob(Job):
         return paths
 
 
-class _Reads:
-    """The context of a run: `happened` says whether another process has read one of the files.
+@contextlib.contextmanager
+def _watch_reads(paths: list[str]) -> Iterator[list[str]]:
+    """Yield a list that holds, after the block, those of the files that another process has read.
 
     The access times of the files are set to 0 first: Linux then updates them at the next read, also with
     `relatime`. The files stay open, so that a file is known after it was replaced.
     """
-
-    def __init__(self, paths: list[str]):
-        self._paths, self.happened = paths, False
-
-    def __enter__(self) -> "_Reads":
-        self._files = [os.open(path, os.O_RDONLY) for path in self._paths]
-        for file in self._files:
-            os.utime(file, ns=(0, os.fstat(file).st_mtime_ns))
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for file in self._files:
-            self.happened |= os.fstat(file).st_atime_ns != 0
-            os.close(file)
+    read = list[str]()
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(open(path, "rb")) for path in paths]
+        for file in opened:
+            os.utime(file.fileno(), ns=(0, os.fstat(file.fileno()).st_mtime_ns))
+        yield read
+        read += [file.name for file in opened if os.fstat(file.fileno()).st_atime_ns]
 
 
-def _describe(paths: list[str], damages: str) -> str:
-    what = "the largest tensor" if damages == "largest" else "each tensor"
+def _change(state: dict, case: Case) -> str:
+    """Change the tensors of floating-point numbers in a state by 1.6 %, as a restart must notice: those that
+    the case damages. Return the name of the largest, or ""."""
+    numbers = [
+        (each.numel(), name, each)
+        for name, each in digest.leaves(state)
+        if hasattr(each, "is_floating_point") and each.is_floating_point() and each.numel()
+    ]
+    if not numbers:
+        return ""
+    *others, (_, name, largest) = sorted(numbers, key=lambda each: each[:2])
+    for each in [largest, *(each for *_, each in others if case.damages == "all")]:
+        each.mul_(1 + 2**-6)
+    return name
+
+
+def _describe(case: Case, largest: str, paths: list[str]) -> str:
+    """Return what was done to checkpoints, in words. largest: the name of their largest tensor."""
+    what = largest if case.damages == "largest" else "each tensor"
     return f"{what} of {', '.join(map(os.path.basename, paths))} is changed by 1.6 %"
 
 

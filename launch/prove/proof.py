@@ -1,10 +1,11 @@
-"""The file of a proof, which `prove --check` compares with the current tree, versions, hardware and files.
+"""The page and the file of a proof. `prove --check` compares the file with the current tree, versions,
+hardware and files.
 
     {"proof": 1, "made": ..., "job": "jobs/train.py", "verdict": "exact: ...", "exit_code": 0, "notes": [...],
      "tree": {"commit": ..., "clean": true}, "versions": {...}, "hardware": {...}, "files": {path: sha256},
      "runs": [{"run": "reference", "result": "", "done": "", "commands": [...], "seed": 0,
                "files": {path: sha256}}, ...],
-     "comparisons": [{"run": ..., "part": "data", "text": ..., "equal": true}, ...]}
+     "comparisons": [{"run": ..., "part": "data", "equal": true, "text": ...}, ...]}
 
 proof: the version of this schema.
 job: the path of the job as the user gave it.
@@ -25,10 +26,10 @@ from common.ground.exits import BadInput, import_optional
 from common.ground.files import explained, read_file, sha256_file
 from common.run import environment, starts
 from datasets.sampling import receipt
-from launch import confirm
+from launch import confirm, page
 from launch.bundle.code_folder import CodeFolder
 from launch.bundle.snapshot import describe_git
-from launch.compare import find_files
+from launch.compare import PARTS, find_files
 from launch.prove.jobs import REFERENCE, Job
 from launch.prove.verdict import Row
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 else:
     pydantic = import_optional("pydantic", "proofs are checked with pydantic")
 
+PAGE_MARK = "a page of launch prove"
 MARK = r'^\{\s*"proof": \d+,'  # the beginning of such a file
 _MOST = 2**26  # bytes of it
 _RECORDS = ("state.jsonl", receipt.FILE, "receipt-*.bin")  # in a run's folder
@@ -114,8 +116,23 @@ def describe(
     }
 
 
-def write(path: str, facts: dict[str, Any]) -> None:
-    """Write what describe() has returned. Raises BadInput."""
+def write(page_path: str, path: str, facts: dict[str, Any]) -> None:
+    """Write what describe() has returned as a page and as the file of a proof. Raises BadInput."""
+    command = facts["runs"][0]["commands"][0]
+    texts = {
+        part: {line["run"]: line["text"] for line in facts["comparisons"] if line["part"] == part}
+        for part in PARTS
+    }
+    text = page.render(
+        "prove/page.html",
+        mark=PAGE_MARK,
+        title=f"{facts['verdict'].partition(':')[0]}: {command}",
+        command=command,
+        texts=texts,
+        facts=facts,
+    )
+    with confirm.open_result(page_path) as file:
+        file.write(text.encode("utf-8", "replace"))
     with confirm.open_result(path) as file:
         file.write(json.dumps(facts, indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 

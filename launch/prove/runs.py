@@ -15,7 +15,7 @@ from common.distributed import preemption
 from common.ground.exits import BadInput, print_line
 from launch import confirm
 from launch.explain import DIFFERS
-from launch.prove import coverage, page, proof, trial, verdict
+from launch.prove import coverage, proof, trial, verdict
 from launch.prove.jobs import REFERENCE, Job, OtherJob, OwnJob
 from launch.prove.verdict import Row
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace, options: list[str]) -> int:
         record = f"{os.path.splitext(args.to)[0]}.json"
         if record == args.to:
             raise BadInput(f"--to {args.to}: expected the name of the page, such as proof.html")
-        confirm.check_replaceable(args.to, re.compile(page.MARK), args.force)
+        confirm.check_replaceable(args.to, re.compile(proof.PAGE_MARK), args.force)
         confirm.check_replaceable(record, re.compile(proof.MARK, re.MULTILINE), args.force)
         code, limits = proof.describe_code(args.job)  # before the runs: a later change counts
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -57,8 +57,7 @@ def run(args: argparse.Namespace, options: list[str]) -> int:
         print(text, *notes, sep="\n")
         if args.to:
             facts = proof.describe(job, code, rows, (text, exit_code), notes)
-            page.write(args.to, facts)
-            proof.write(record, facts)
+            proof.write(args.to, record, facts)
             print(f"page: {args.to}", f"proof: {record}", sep="\n")
     return exit_code
 

@@ -19,10 +19,6 @@ class Row(NamedTuple):
     lines: list[Line]
     result: str
 
-    def text(self, part: str) -> str:
-        """Return the comparison of a part, "" if there is none."""
-        return "".join(line.text for line in self.lines if line.part == part)
-
     @property
     def different(self) -> list[Line]:
         """Return the comparisons that differ, without those that need not be equal."""
@@ -52,7 +48,7 @@ def _run(job: Job, case: Case) -> Row:
             if len(case.changes) == 1:  # else each one follows
                 job.unchecked.append(f"{case.changes[0]}: {error}")
             return Row(case, str(error), [], NOT_RUN)
-        return Row(case, "", [Line("", str(error), False)], "failed" if case.must_differ else "differs")
+        return Row(case, "", [Line("", False, str(error))], "failed" if case.must_differ else "differs")
     lines = compare.compare_runs(job.folder(case.against), job.folder(case.name), job.weights)
     row = Row(case, done, lines, "nothing to compare")
     if not lines:

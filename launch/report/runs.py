@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from common.ground.exits import BadInput
-from common.ground.files import parse_json_lines, read_file
+from common.ground.files import explained, parse_json_lines, read_file
 from common.run import starts
 
 METRICS = "metrics.jsonl"
@@ -39,16 +39,6 @@ class Start:
     environment: dict
     lost_step: float
     lost_time: float
-
-    @property
-    def repeated(self) -> float:
-        """Return how many steps it does again that were reported before."""
-        return max(0.0, self.lost_step - self.step) if math.isfinite(self.lost_step) else 0.0
-
-    @property
-    def may_repeat_more(self) -> bool:
-        """Return whether reports may be lost: those after the last upload to a URL."""
-        return "://" in str(self.settings.get("output_dir"))
 
 
 @dataclass
@@ -101,11 +91,8 @@ def read(path: str, name: str) -> Run:
     if not is_run(path):
         raise BadInput(f"no run at {path}: neither {METRICS} nor {starts.FILE} is there")
     run = Run(path, name)
-    try:
-        run.starts = _read_starts(run)
-        _read_metrics(run)
-    except OSError as error:
-        raise BadInput(f"cannot read {error.filename or path}: {error.strerror}") from error
+    run.starts = _read_starts(run)
+    _read_metrics(run)
     return run
 
 
@@ -141,10 +128,10 @@ def _read_starts(run: Run) -> list[Start]:
 
 def _read_lines(run: Run) -> list[dict[str, float]]:
     """Return the numbers of each line of metrics.jsonl that has a step, and set the receipt of the run. Note
-    how many lines are left out."""
-    content = b""
-    with contextlib.suppress(FileNotFoundError):
-        content = read_file(os.path.join(run.path, METRICS), _MOST)
+    how many lines are left out. Raises BadInput."""
+    path, content = os.path.join(run.path, METRICS), b""
+    with explained(f"cannot read {path}"), contextlib.suppress(FileNotFoundError):
+        content = read_file(path, _MOST)
     objects = parse_json_lines(content)
     lines = [line for line in map(_numbers, objects) if line.get("step", math.nan) >= 0]
     receipts = [line["receipt"] for line in objects if isinstance(line.get("receipt"), str)]

@@ -13,6 +13,7 @@ from launch.explain import format_time
 from launch.report.runs import SPLIT, UNITS, Run, Start
 
 NONE = "–"
+PERCENT = ".2%"
 _MOST_ROWS = 200  # of a table of epochs
 _USUAL = ("val_loss", "val_acc")
 _SAME = ("output_dir",)  # differs for every run
@@ -46,11 +47,11 @@ def _final(run: Run) -> dict[str, str]:
     return {
         "done": state + (" (finished)" if run.step == steps else ""),
         "epochs": str(max(run.ends)) if run.ends else NONE,
-        "validation accuracy": format_percent(run.last("val_acc")),
+        "validation accuracy": format_number(run.last("val_acc"), PERCENT),
         "best validation accuracy": f"{accuracies[best]:.2%} at step {best:,.0f}" if accuracies else NONE,
         "validation loss": format_number(run.last("val_loss")),
         **{f"{name}, last": format_number(run.last(name)) for name in metrics},
-        "training accuracy": format_percent(run.last("acc")),
+        "training accuracy": format_number(run.last("acc"), PERCENT),
         "training loss": format_number(run.last("loss")),
         **{f"{unit} per second, median": format_number(np.nanmedian(rate)) for unit, rate in rates.items()},
         **{
@@ -63,7 +64,7 @@ def _final(run: Run) -> dict[str, str]:
         "generations": format_number(run.last("generations")),
         "lost processes": format_number(run.last("lost_processes")),
         "seconds without a step": format_number(run.last("lost_seconds")),
-        "useful share": format_percent(run.last("useful_share")),
+        "useful share": format_number(run.last("useful_share"), PERCENT),
         "began": format_time(first),
         "from start to end": format_duration(last - first),
         "receipt": run.receipt or NONE,
@@ -71,9 +72,11 @@ def _final(run: Run) -> dict[str, str]:
 
 
 def _repeated(starts: list[Start]) -> str:
-    """Return how many steps these starts did again."""
-    least = "at least " if any(start.may_repeat_more for start in starts) else ""
-    return f"{least}{sum(start.repeated for start in starts):,.0f}"
+    """Return how many steps these starts did again that were reported before. At a URL the reports after the
+    last upload may be lost."""
+    least = "at least " if any("://" in str(start.settings.get("output_dir")) for start in starts) else ""
+    steps = sum(max(0.0, start.lost_step - start.step) for start in starts if math.isfinite(start.lost_step))
+    return f"{least}{steps:,.0f}"
 
 
 def make_start_rows(runs: list[Run]) -> list[list[str]]:
@@ -103,8 +106,8 @@ def make_epoch_table(run: Run) -> tuple[list[str], list[list[str]]]:
     rows = []
     for each in numbers:
         ends, split = run.ends.get(each, {}), run.split.get(each, [math.nan] * len(SPLIT))
-        forms = ((format_percent if "acc" in name else format_number, name) for name in names)
-        row = [form(ends.get(name, math.nan)) for form, name in forms]
+        forms = ((name, PERCENT if "acc" in name else ".5g") for name in names)
+        row = [format_number(ends.get(name, math.nan), form) for name, form in forms]
         rows.append([str(each), *row, *map(format_duration, split)])
     return ["epoch", *names, *SPLIT], rows
 
@@ -143,14 +146,9 @@ def _cell(value: object) -> str:
     return text if len(text) <= 300 else text[:300] + "…"
 
 
-def format_number(value: float) -> str:
-    """Return five digits; NONE for NaN."""
-    return NONE if math.isnan(value) else f"{value:.5g}"
-
-
-def format_percent(value: float) -> str:
-    """Return a share as a percentage; NONE for NaN."""
-    return NONE if math.isnan(value) else f"{value:.2%}"
+def format_number(value: float, form: str = ".5g") -> str:
+    """Return five digits, or a share as a percentage (form PERCENT); NONE for NaN."""
+    return NONE if math.isnan(value) else format(value, form)
 
 
 def format_duration(seconds: float) -> str:

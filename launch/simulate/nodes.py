@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from launch import processes
+from launch import manifests, processes
 from launch.bundle.code_folder import CodeFolder
 from launch.explain import normalize
 from launch.profiles import Folders
@@ -57,12 +57,11 @@ class Node:
         """Make a new container: the code, and an output folder with a copy of `outputs`."""
         self.scheduled, self.started = self.scheduled + 1, 0
         place = self._folder if self.scheduled == 1 else f"{self._folder}.{self.scheduled}"
-        names = {name: os.path.join(place, name) for name in ("inputs", "outputs", "cache", "logs")}
-        own_code = os.path.join(place, "user-job-dir", self._code.name)
-        self.folders = Folders(own_code, names["inputs"], names["outputs"], names["cache"], names["logs"])
-        for name in names.values():
-            os.makedirs(name)
-        self._code.copy(own_code)
+        names = (f"user-job-dir/{self._code.name}", "inputs", "outputs", "cache", "logs")
+        self.folders = Folders(*(os.path.join(place, name) for name in names))
+        for folder in self.folders:
+            os.makedirs(folder)
+        manifests.write_files(self.folders.code, self._code.files)
         if self._data is None:
             os.mkdir(os.path.join(self.folders.inputs, INPUT))
         else:

@@ -64,7 +64,7 @@ class Simulation:
         try:
             for node in nodes:
                 self._start(node)
-            while code is None and any(node.running for node in nodes):
+            while code is None and self._running:
                 self._read()
                 self._fire_faults()
                 self._reap()
@@ -72,9 +72,12 @@ class Simulation:
                 code = self._end_from_outside()
             return self._report(code)
         finally:
-            for node in nodes:
-                if node.running:
-                    node.kill()
+            for node in self._running:
+                node.kill()
+
+    @property
+    def _running(self) -> list[Node]:
+        return [node for node in self._nodes if node.running]
 
     def _start(self, node: Node) -> None:
         processes = self._commands.build(node)
@@ -87,9 +90,8 @@ class Simulation:
     def _read(self) -> None:
         """Wait a moment, and print the new lines of the nodes."""
         time.sleep(_POLL)
-        for node in self._nodes:
-            if node.running:
-                self._show(node, node.read())
+        for node in self._running:
+            self._show(node, node.read())
 
     def _show(self, node: Node, lines: list[str]) -> None:
         for line in lines:
@@ -119,7 +121,7 @@ class Simulation:
     def _find_ranks(self) -> dict[int, tuple[Node, int]]:
         """Return global rank -> (node, process id) of the living processes."""
         ranks, members = {}, {pid: rank for rank, pid in enumerate(self._members)}
-        for node in [node for node in self._nodes if node.running]:
+        for node in self._running:
             if members:
                 found = {members[pid]: pid for pid in node.find() if pid in members}
             else:
@@ -166,8 +168,7 @@ class Simulation:
 
     def _start_again(self, fault: Fault) -> None:
         """Restart nodes in place, or in new containers with a copy of the outputs of all nodes."""
-        targets = self._nodes if fault.node is None else [self._nodes[fault.node]]
-        targets = [node for node in targets if node.running]
+        targets = [node for node in self._running if fault.node in (None, node.index)]
         if not targets:
             return
         names = ", ".join(str(node.index) for node in targets)
@@ -212,7 +213,7 @@ class Simulation:
 
     def _kill_if_all_stopped(self) -> None:
         """Kill stopped processes if nothing else runs: they never end by themselves."""
-        left = [node for node in self._nodes if node.running]
+        left = self._running
         remain = [{*node.ranks(self._processes).values()} for node in left] if self._stopped else []
         if not remain or not all(ranks and ranks <= self._stopped for ranks in remain):
             self._stopped_since = None
@@ -235,18 +236,16 @@ class Simulation:
         else:
             return None
         log(f"{reason} after {seconds:.1f} s: ending all nodes")
-        for node in self._nodes:
-            if node.running:
-                node.runs[-1].note, node.restarts = f"ended by {reason}", 0
-                node.end(signal.SIGTERM)
+        for node in self._running:
+            node.runs[-1].note, node.restarts = f"ended by {reason}", 0
+            node.end(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE
-        while any(node.running for node in self._nodes) and time.monotonic() < deadline:
+        while self._running and time.monotonic() < deadline:
             self._read()
             self._reap()
-        for node in self._nodes:
-            if node.running:
-                node.kill()
-                self._finish(node)
+        for node in self._running:
+            node.kill()
+            self._finish(node)
         return code
 
     def _report(self, code: int | None) -> int:

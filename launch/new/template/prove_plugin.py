@@ -47,12 +47,12 @@ def prove(tmp_path: Path) -> Callable[..., None]:
             folder.mkdir()
             words = [each.replace("{out}", str(folder)) for each in options]
             commands.append([sys.executable, script, *words])
-        _finish(_start(commands[0]), limit)
+        _finish(commands[0], limit)
         assert any(whole.rglob(files)), f"{script} has written no {files} into {{out}}"
         for number in range(kills):
-            process = _start([*commands[1], *(resume if number else ())])
-            _kill_after_write(process, killed, files, limit)
-        _finish(_start([*commands[1], *resume]), limit)
+            command = [*commands[1], *(resume if number else ())]
+            _kill_after_write(command, killed, files, limit)
+        _finish([*commands[1], *resume], limit)
         different = list(_compare(whole, killed, files))
         assert not different, f"after {kills} kills: {', '.join(different[:5])} ({len(different)} in all)"
         _compare_receipts(whole, killed)
@@ -60,43 +60,38 @@ def prove(tmp_path: Path) -> Callable[..., None]:
     return run
 
 
-def _start(command: list[str]) -> subprocess.Popen:
-    return subprocess.Popen(command, start_new_session=True)
-
-
-def _finish(process: subprocess.Popen, limit: float) -> None:
+@contextlib.contextmanager
+def _started(command: list[str]) -> Iterator[subprocess.Popen]:
+    """Start a command. At the end of the block, kill it and the processes that it has started."""
+    process = subprocess.Popen(command, start_new_session=True)
     try:
-        code = process.wait(limit)
+        yield process
     finally:
-        _end(process)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _finish(command: list[str], limit: float) -> None:
+    with _started(command) as process:
+        code = process.wait(limit)
     assert code == 0, f"the script ended with {code}"
 
 
-def _end(process: subprocess.Popen) -> None:
-    """Kill the process and those that it has started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _kill_after_write(process: subprocess.Popen, folder: Path, files: str, limit: float) -> None:
+def _kill_after_write(command: list[str], folder: Path, files: str, limit: float) -> None:
     before, end = _state(folder, files), time.monotonic() + limit
-    try:
+    with _started(command) as process:
         while not any(_is_whole(path) for path, _ in _state(folder, files) - before):
             assert process.poll() is None, "the script ended before a new file: let it save more often"
             assert time.monotonic() < end, f"no new file in {limit:g} s"
             time.sleep(_POLL)
-    finally:
-        _end(process)
 
 
 def _state(folder: Path, files: str) -> set[tuple[Path, int]]:
     found = set()
     for path in folder.rglob(files):
-        try:
+        with contextlib.suppress(FileNotFoundError):  # it was renamed
             found.add((path, path.stat().st_mtime_ns))
-        except FileNotFoundError:  # it was renamed
-            continue
     return found
 
 
