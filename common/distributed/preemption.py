@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from common.ground.exits import INTERRUPTED, leave, say_error
+from common.ground.exits import INTERRUPTED, leave, print_line, say_error
 
 if TYPE_CHECKING:  # a job imports this module before torch
     import torch
@@ -199,12 +199,7 @@ def _ask(number: int) -> None:
     if _store:
         with contextlib.suppress(RuntimeError):  # the store's process has ended: the others end soon
             _store.set(_KEY, f"{_rank} {number:d} {_token}")
-    _say(f"{signal.Signals(number).name}: stopping at the next step, within {_grace:.0f} s")
-
-
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
-        print(line, flush=True)
+    print_line(f"{signal.Signals(number).name}: stopping at the next step, within {_grace:.0f} s")
 
 
 def _stop() -> None:
@@ -246,7 +241,7 @@ def hear(rank: int, number: int) -> None:
         _stop()
         if _rank == 0:
             name = signal.Signals(number).name
-            _say(f"{name} at rank {rank}: stopping at the next step, within {_grace:.0f} s")
+            print_line(f"{name} at rank {rank}: stopping at the next step, within {_grace:.0f} s")
 
 
 def look(store: "torch.distributed.Store") -> None:
@@ -260,4 +255,4 @@ def look(store: "torch.distributed.Store") -> None:
         hear(*map(int, match.groups()))
     elif _rank == 0 and not _refused:
         _refused = request
-        _say("warning: ignored a request to stop in the job's store: not by a process of this job")
+        print_line("warning: ignored a request to stop in the job's store: not by a process of this job")

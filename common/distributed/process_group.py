@@ -20,7 +20,6 @@ from common.platform import network, platforms
 from common.platform.topology import Topology
 
 _TEARDOWN = 3.0  # seconds
-_GRACE = 5.0  # seconds from a signal to the end of the processes of a job that saves nothing
 _COMMUNICATION = re.compile(
     r"^Dist\w*Error|\b(gloo|nccl|socket|store|broken pipe|pair closure)\b|connection (closed|reset|refused)"
     r"|timed out waiting",

@@ -135,10 +135,9 @@ class Roll:
         for key in sorted(facts.keys() | self._facts.keys()):
             here, there = facts.get(key), self._facts.get(key)
             if here != there:
-                announce(
-                    self._store, f"refused/{name}", f"its {key} is {here}, that of the members is {there}"
-                )
-                print_line(f"process {name} is refused: its {key} is {here}, that of the members is {there}")
+                reason = f"its {key} is {here}, that of the members is {there}"
+                announce(self._store, f"refused/{name}", reason)
+                print_line(f"process {name} is refused: {reason}")
                 return False
         return True
 

@@ -104,17 +104,8 @@ def plain_names(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]
 def verify(path: str) -> dict:
     """Check every byte of a checkpoint and return its facts (facts_of). Raises Refused with the reason."""
     facts = facts_of(path)
-    _verify_shards(path, facts)
-    if "sum" in facts:
-        with _summed(path, facts):
-            return facts
-    _verify(path, facts["size"], facts["sha256"], "it")  # a checkpoint of version 0.25 or earlier
-    return facts
-
-
-def _verify_shards(path: str, facts: dict) -> None:
-    for name, (size, sha256) in facts.get("shards", {}).items():
-        _verify(os.path.join(dtensor_folder(path), name), size, sha256, f"its file {name}")
+    with _verified(path, facts):
+        return facts
 
 
 def _verify(path: str, size: int, sha256: str, it: str) -> None:
@@ -200,12 +191,7 @@ def _sealed(facts: dict) -> str:
 
 def read(path: str, whole: bool = True) -> dict:
     """Verify a checkpoint and return its state, as load() does: each byte is read once. Raises Refused."""
-    facts = facts_of(path)
-    if "sum" not in facts:  # a checkpoint of version 0.25 or earlier
-        verify(path)
-        return load(path, whole=whole)
-    _verify_shards(path, facts)
-    with _summed(path, facts) as file:
+    with _verified(path, facts_of(path)) as file:
         return load(path, whole=whole, file=file)
 
 
@@ -408,8 +394,15 @@ class _Summed:
 
 
 @contextlib.contextmanager
-def _summed(path: str, facts: dict) -> Iterator[_Summed]:
-    """Open a checkpoint for torch.load, and verify each byte at the end of the block. Raises Refused."""
+def _verified(path: str, facts: dict) -> Iterator[_Summed | None]:
+    """Open a checkpoint for torch.load, and verify each byte at the end of the block. One of version 0.25 or
+    earlier, which has no sum, is verified before the block, and not opened. Raises Refused."""
+    for name, (size, sha256) in facts.get("shards", {}).items():
+        _verify(os.path.join(dtensor_folder(path), name), size, sha256, f"its file {name}")
+    if "sum" not in facts:
+        _verify(path, facts["size"], facts["sha256"], "it")
+        yield None
+        return
     try:
         with open(path, "rb", opener=opener) as file:
             if (size := os.fstat(file.fileno()).st_size) != facts["size"]:

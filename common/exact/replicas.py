@@ -37,7 +37,7 @@ class Replicas:
     def check_backward(self) -> None:
         """Raise BadInput if DistributedDataParallel waits for gradients after a backward(): the other ranks
         would wait in this step for ever."""
-        if self._wrapper is None or ranks.world_size() == 1:
+        if self._wrapper is None:
             return
         try:
             self._wrapper.reducer._check_reducer_finalized()
@@ -82,8 +82,6 @@ class Replicas:
 
     def compare_steps(self, step: int, waits: bool) -> None:
         """Raise BadInput if only some ranks took the optimizer step. waits: whether gradients wait for it."""
-        if ranks.world_size() == 1:
-            return
         high, low = ranks.maxima(self.nothing().new_tensor([waits, -waits]))
         if high != -low:
             raise BadInput(

@@ -48,23 +48,21 @@ def list_nodes(shards: range) -> list[range]:
     """Return the largest nodes of the binary tree that cover neighbouring shards, in their order."""
     nodes = list[range]()
     for shard in shards:
-        nodes.append(range(shard, shard + 1))
-        while _are_siblings(nodes):
-            _join(nodes)
+        _append(nodes, range(shard, shard + 1))
     return nodes
 
 
-def _are_siblings(nodes: list[range]) -> bool:
-    """Return whether the last two nodes are the halves of one node of the tree."""
-    if len(nodes) < 2:
-        return False
-    left, right = nodes[-2:]
-    return len(left) == len(right) and left.start % (2 * len(left)) == 0
-
-
-def _join(nodes: list[range]) -> None:
-    right = nodes.pop()
-    nodes[-1] = range(nodes[-1].start, right.stop)
+def _append(nodes: list[range], node: range) -> int:
+    """Append a node, and join the last two while they are the halves of one node of the tree. Return how
+    often two were joined."""
+    nodes.append(node)
+    before = len(nodes)
+    while len(nodes) > 1:
+        left, right = nodes[-2:]
+        if len(left) != len(right) or left.start % (2 * len(left)):
+            break
+        nodes[-2:] = [range(left.start, right.stop)]
+    return before - len(nodes)
 
 
 def sum_rows(rows: torch.Tensor) -> torch.Tensor:
@@ -302,9 +300,7 @@ class Shards:
                 self._earlier[parameter], gradient = gradient, None
             sums[parameter] = torch.zeros_like(parameter) if gradient is None else gradient.detach()
         self._used.clear()
-        self._nodes.append(range(self.index, self.index + 1))
-        while _are_siblings(self._nodes):
-            _join(self._nodes)
+        for _ in range(_append(self._nodes, range(self.index, self.index + 1))):
             others = self._sums.pop()
             torch._foreach_add_(list(sums.values()), [others[each] for each in sums])
         self._sums.append(sums)
@@ -315,7 +311,7 @@ class Shards:
         if self.world_size > 1:
             self._add_over_ranks(parts)
             buffers = [each.holder.get(each.name) for each in self._buffers]
-            _send([each for each in buffers if each is not None], torch.distributed.broadcast)
+            _broadcast([each for each in buffers if each is not None])
         sums = parts[0]
         torch._foreach_div_(list(sums.values()), self.count)  # a power of two: exact
         for parameter, gradient in sums.items():
@@ -357,9 +353,7 @@ class Shards:
         sums, known = list[torch.Tensor](), list[range]()
         for node, row in zip(itertools.chain.from_iterable(nodes), received, strict=True):
             sums.append(row)
-            known.append(node)
-            while _are_siblings(known):
-                _join(known)
+            for _ in range(_append(known, node)):
                 right = sums.pop()
                 sums[-1].add_(right)
         total = rows.new_empty(sum(sizes))
@@ -560,11 +554,11 @@ def _set_states(sources: list[Any], states: list[Any]) -> None:
             source.bit_generator.state = state
 
 
-def _send(tensors: list[torch.Tensor], collective: Callable[[torch.Tensor, int], object]) -> None:
-    """Call a collective in place on tensors, as few flat ones [n]. Its second argument is rank 0."""
+def _broadcast(tensors: list[torch.Tensor]) -> None:
+    """Copy rank 0's values into the tensors, which are sent as few flat ones [n]."""
     for part in torch._utils._take_tensors(tensors, _FLAT):
         flat = torch.cat([each.reshape(-1) for each in part])
-        collective(flat, 0)
+        torch.distributed.broadcast(flat, 0)
         pieces = flat.split([each.numel() for each in part])
         for each, piece in zip(part, pieces, strict=True):
             each.copy_(piece.view_as(each))
