@@ -18,7 +18,7 @@ import torch
 from common.ground.exits import BadInput, import_optional
 from datasets.folders.resize import BICUBIC
 from datasets.loaders.engines.reader import Reader
-from datasets.loaders.loader import Images
+from datasets.loaders.loader import Engine, Images
 from datasets.sampling.sampler import Batch, Plan
 from datasets.stores import forms
 from datasets.stores.ahead import work_ahead
@@ -45,7 +45,7 @@ def load_dali() -> tuple[ModuleType, ModuleType]:
     return importlib.import_module("nvidia.dali.fn"), importlib.import_module("nvidia.dali.types")
 
 
-class Dali:
+class Dali(Engine):
     """An engine for Loader. Raises BadInput if DALI cannot be imported.
 
     store: of datasets/stores.

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from common.distributed import ranks
 from common.ground.exits import BadInput
 from datasets.loaders.engines.map_style import MoveToDevice, pair_of
-from datasets.loaders.loader import Images, Loader
+from datasets.loaders.loader import Engine, Images, Loader
 from datasets.sampling import generators
 from datasets.sampling.loop_receipt import hash_batch
 from datasets.sampling.sampler import Batch, BatchSampler, Plan
@@ -55,10 +55,8 @@ class _Index:
         return len(self.labels)
 
 
-class TorchBatches:
-    """An engine for Loader. loader: a DataLoader."""
-
-    reuses_memory = False
+class TorchBatches(Engine):
+    """An engine for Loader. loader: a DataLoader, which ends its workers."""
 
     def __init__(self, loader: DataLoader):
         self._loader, self.collate_fn = loader, loader.collate_fn
@@ -93,9 +91,6 @@ class TorchBatches:
             return pair_of(
                 self._loader.collate_fn([dataset[place % len(dataset)] for place in range(count)])
             )[0]
-
-    def close(self) -> None:
-        """Do nothing: the DataLoader ends its workers."""
 
     def _seed(self, sampler: BatchSampler, step: int, moment: int) -> None:
         seed = generators.derive_seed(sampler.seed, sampler.rank, step, moment)
