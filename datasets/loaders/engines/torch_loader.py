@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from common.distributed import ranks
 from common.ground.exits import BadInput
-from datasets.loaders.engines.map_style import MoveToDevice, pair_of
+from datasets.loaders.engines.map_style import Index, MoveToDevice, pair_of
 from datasets.loaders.loader import Engine, Images, Loader
 from datasets.sampling import generators
 from datasets.sampling.loop_receipt import hash_batch
@@ -41,18 +41,8 @@ def torch_loader(loader: DataLoader, device: torch.device, *, seed: int = 0, epo
     count, rank = ranks.world_size(), ranks.rank()
     steps = len(loader)
     sampler = BatchSampler(steps * count, count, seed, epochs).for_rank(rank, count)  # it counts the steps
-    plan = Plan(_Index(steps * count), sampler)
+    plan = Plan(Index(steps * count), sampler)
     return Loader(TorchBatches(loader), plan, device, to_device=MoveToDevice(device))
-
-
-class _Index:
-    fingerprint = ""
-
-    def __init__(self, size: int):
-        self.labels = np.broadcast_to(np.int64(0), size)
-
-    def __len__(self) -> int:
-        return len(self.labels)
 
 
 class TorchBatches(Engine):
