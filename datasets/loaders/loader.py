@@ -37,13 +37,14 @@ class Engine(Protocol):
     reuses_memory: whether the images of a batch are overwritten when run() is resumed.
     """
 
-    reuses_memory: bool
+    reuses_memory: bool = False
 
     def run(self, plan: Plan) -> Images:
         """Yield the plan's batches in order, each with uint8 images [n, H, W, C] on the host or a GPU."""
 
     def close(self) -> None:
-        """End threads and processes, and free memory."""
+        """End threads and processes, and free memory, if the engine has any."""
+        return  # mypy takes a method without a statement for an abstract one
 
 
 def _references(arrays: list[np.ndarray]) -> list[int]:

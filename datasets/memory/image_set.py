@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,16 +13,6 @@ from common.ground.exits import BadInput
 
 NAMES = ("cifar10", "digits", "fashion_mnist")  # modules of this folder, each with a function load()
 GENERATED_CLASSES, GENERATED_TRAIN, GENERATED_TEST = 10, 5000, 100  # a smoke test evaluates all
-
-
-def check_normalisation(mean: Sequence[float], std: Sequence[float]) -> None:
-    """Raise BadInput unless these are a mean and a standard deviation of pixels / 255, for each channel."""
-    is_scaled = all(0 <= each <= 1 for each in mean) and all(0 < each <= 1 for each in std)
-    if len(mean) != len(std) or not is_scaled:
-        raise BadInput(
-            f"mean {[*mean]}, std {[*std]}: expected those of pixels / 255, for each channel: a mean in 0..1 "
-            "and a standard deviation above 0 and at most 1"
-        )
 
 
 @dataclass(frozen=True)
@@ -52,7 +42,13 @@ class ImageSet:
     unit = "images", 1  # what a log counts per second, and how many an item has
 
     def __post_init__(self) -> None:
-        check_normalisation(self.mean, self.std)
+        mean, std = self.mean, self.std
+        is_scaled = all(0 <= each <= 1 for each in mean) and all(0 < each <= 1 for each in std)
+        if len(mean) != len(std) or not is_scaled:
+            raise BadInput(
+                f"mean {[*mean]}, std {[*std]}: expected those of pixels / 255, for each channel: a mean in "
+                "0..1 and a standard deviation above 0 and at most 1"
+            )
         if len(self.mean) != self.channels:
             raise BadInput(f"{self.source}: {len(self.mean)} means for images of {self.channels} channels")
 

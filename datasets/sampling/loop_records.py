@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from datasets.sampling.one_run import find_unusual
-from datasets.sampling.records import RECORD, find_difference, parse_records
+from datasets.sampling.records import parse_records
 
 # A record of step 0 is a start. Sums: world size, seed + 1 or 0, time in ns. Epoch: first step + 1 or 0.
 FILE, SAMPLES = "receipt-{}.bin", "samples-{}.bin"
@@ -150,12 +150,8 @@ def _find_first(steps: list[Step], start: Start) -> int:
 def _count_equal(first: list[Step], second: list[Step]) -> int:
     """Return the number of steps before the first difference. Epochs are not compared: each start counts its
     own."""
-    return find_difference(*(_number(steps[: min(len(first), len(second))]) for steps in (first, second)))[1]
-
-
-def _number(steps: list[Step]) -> np.ndarray:
-    """Return steps as records."""
-    return np.array([(0, number, step.sums) for number, step in enumerate(steps, 1)], RECORD)
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((k for k, (a, b) in pairs if a.sums != b.sums), min(len(first), len(second)))
 
 
 def compare(first: list[Start], second: list[Start]) -> tuple[bool, str]:

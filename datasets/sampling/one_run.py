@@ -51,16 +51,14 @@ def find_unusual(
     step. same_order: epochs may have the same order. augmented: samples may not have the same content in two
     epochs.
     """
-    numbers = sorted({step.epoch for step in steps if step.epoch})
-    places = [[k for k, step in enumerate(steps) if step.epoch == number] for number in numbers]
-    sums = [np.array([steps[k].sums for k in own], np.uint64) for own in places]
-    samples = ([steps[k].samples for k in own] for own in places)
-    found = (
-        Epoch(number, own[0] + 1, total[:, 0], total[:, 2], parts)
-        for number, own, total, parts in zip(numbers, places, sums, samples, strict=True)
-    )
+    found = []
+    for number in sorted({step.epoch for step in steps if step.epoch}):
+        first = next(k for k, step in enumerate(steps, 1) if step.epoch == number)
+        own = [step for step in steps if step.epoch == number]
+        sums = np.array([step.sums for step in own], np.uint64)
+        found.append(Epoch(number, first, sums[:, 0], sums[:, 2], [step.samples for step in own]))
     epochs = mark_whole(found, restarts)
-    has_ids = any((total[:, 0] != total[:, 2]).any() for total in sums)
+    has_ids = any((each.orders != each.contents).any() for each in epochs)
     lines = [] if same_order else find_same_orders(epochs)
     if not repeats:
         lines += find_repeats(epochs, has_ids)

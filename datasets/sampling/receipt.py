@@ -18,7 +18,7 @@ import numpy as np
 from common.ground.exits import BadInput
 from common.ground.files import check_mounted, explained, opener, read_file, write_atomic
 from common.ground.mixing import mix
-from datasets.sampling.records import RECORD, find_difference, parse_records
+from datasets.sampling.records import RECORD, parse_records
 
 FILE = "receipt.bin"  # in a run's output folder
 PARTS = ("ids", "labels", "augmentation")
@@ -220,15 +220,17 @@ def _extend(digest: bytes, record: np.void) -> bytes:
 
 def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
     """Find the first step that both runs recorded and that differs. Arguments: results of read()."""
-    pairs, place = find_difference(first, second)
-    if place == len(pairs):
-        return Comparison(len(pairs), 0, 0, ())
-    ours, theirs = pairs[place]
-    is_other = ours["sums"] != theirs["sums"]
-    parts = tuple(part for part, each in zip(PARTS, is_other, strict=True) if each)
+    _, left, right = np.intersect1d(first["step"], second["step"], return_indices=True)
+    ours, theirs = first[left], second[right]
+    is_other = ours["sums"] != theirs["sums"]  # [n, 3]
+    different = np.flatnonzero(is_other.any(axis=1) | (ours["epoch"] != theirs["epoch"]))
+    if not len(different):
+        return Comparison(len(ours), 0, 0, ())
+    place = different[0]
+    parts = tuple(part for part, each in zip(PARTS, is_other[place], strict=True) if each)
     # if the ids differ, labels and crops differ too: report only the ids
-    parts = PARTS[:1] if is_other[0] else parts or ("epoch",)
-    return Comparison(len(pairs), int(ours["epoch"]), int(ours["step"]), parts)
+    parts = PARTS[:1] if is_other[place, 0] else parts or ("epoch",)
+    return Comparison(len(ours), int(ours["epoch"][place]), int(ours["step"][place]), parts)
 
 
 def _words(column: np.ndarray) -> np.ndarray:

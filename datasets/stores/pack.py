@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from common.ground.exits import BadInput, import_optional
-from common.ground.files import locked, open_atomic, opener, sweep, write_atomic
+from common.ground.files import locked, open_atomic, read_file, sweep, write_atomic
 from common.platform.platforms import available_cores
 from datasets.folders.listing import progress
 from datasets.stores import forms
@@ -253,8 +253,7 @@ def described(path: str) -> dict:
     """Return meta.json of a pack: version, fingerprint, form, count, short_side, quality (of JPEGs), whole,
     and sizes (bytes of each part) if it is complete; {} if the file is missing or not JSON."""
     try:
-        with open(os.path.join(path, META), encoding="utf-8", opener=opener) as file:
-            meta = json.loads(file.read(2**26))
+        meta = json.loads(read_file(os.path.join(path, META), 2**26))
     except (OSError, ValueError, RecursionError):
         return {}
     return meta if isinstance(meta, dict) else {}

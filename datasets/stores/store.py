@@ -40,25 +40,6 @@ class Store:
         except images.BadImage as error:
             raise cannot_decode(self.index, id, error) from error
 
-    def crop(
-        self,
-        id: int,
-        content: bytes | np.ndarray,
-        planned: int,
-        box: Box,
-        scratch: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Return the pixels of a box of a sample, uint8 [height, width, 3].
-
-        content, scratch: as for decode(). planned: rows of the image for which the box was planned; a smaller
-        image has a smaller box. The pixels may be a view of the scratch memory. Raises BadInput.
-        """
-        image = self.decode(id, content, scratch)
-        if image.shape[0] != planned:
-            box = scaled(*box, image.shape[0] / planned, *image.shape[:2])
-        top, left, height, width = box
-        return image[top : top + height, left : left + width]
-
     def portable(self, id: int, content: bytes) -> bytes:
         """Return encoded bytes for another decoder, as a plain PNG if the image is not plain. Raises BadInput
         if it cannot be decoded."""

@@ -49,9 +49,15 @@ class Crops:
         self.fit([(self.cut(row, content), row[-1], image)])
 
     def cut(self, row: Row, content: Any, scratch: np.ndarray | None = None) -> np.ndarray:
-        """Return the pixels of the box of a sample, as Store.crop() does."""
-        id, planned, *box, _ = row
-        return self.store.crop(id, content, planned, tuple(box), scratch)  # type: ignore[arg-type]
+        """Return the pixels of the box of a sample, uint8 [height, width, 3], perhaps a view of the scratch
+        memory. content, scratch: as for Store.decode(). If the image is smaller than the one for which the
+        box was planned, so is the box. Raises BadInput."""
+        id, planned, top, left, height, width, _ = row
+        image = self.store.decode(id, content, scratch)
+        if (rows := image.shape[0]) != planned:
+            box = scaled(top, left, height, width, rows / planned, rows, image.shape[1])
+            top, left, height, width = box
+        return image[top : top + height, left : left + width]
 
     def fit(self, cut: list[tuple[np.ndarray, int, np.ndarray]]) -> None:
         """Resize boxes into images, and remove them from the list: (pixels of cut(), flip, image)."""

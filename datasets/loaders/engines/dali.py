@@ -18,7 +18,8 @@ import torch
 from common.ground.exits import BadInput, import_optional
 from datasets.folders.resize import BICUBIC
 from datasets.loaders.engines.reader import Reader
-from datasets.loaders.loader import Images
+from datasets.loaders.loader import Engine, Images
+from datasets.sampling.augment import Crop
 from datasets.sampling.sampler import Batch, Plan
 from datasets.stores import forms
 from datasets.stores.ahead import work_ahead
@@ -45,7 +46,7 @@ def load_dali() -> tuple[ModuleType, ModuleType]:
     return importlib.import_module("nvidia.dali.fn"), importlib.import_module("nvidia.dali.types")
 
 
-class Dali:
+class Dali(Engine):
     """An engine for Loader. Raises BadInput if DALI cannot be imported.
 
     store: of datasets/stores.
@@ -120,7 +121,7 @@ class Dali:
         return np.frombuffer(self.store.portable(id, content), np.uint8)
 
     def _source(self) -> tuple:
-        """Return DALI's inputs for a batch: images, corners and sizes of the boxes, output sizes, and ids.
+        """Return DALI's inputs for a batch: images, corners and sizes of the boxes, _arguments(), and ids.
         Raises StopIteration at the end of the epoch."""
         batch, parts = next(self._inputs)
         contents, crops = [content for part in parts for content in part], batch.crops
@@ -132,11 +133,16 @@ class Dali:
             scale = stored[:, :1] / index.heights[batch.ids][:, None]
             anchors = np.minimum(np.rint(anchors * scale).astype(np.int64), stored - 1)
             shapes = np.clip(np.rint(shapes * scale).astype(np.int64), 1, stored - anchors)
-        sizes = np.full(shapes.shape, self._built_for[0], np.float32)
-        sizes[crops.flip, 1] *= -1  # a negative width mirrors
-        inputs = contents, anchors.astype(np.int32), shapes.astype(np.int32), sizes, batch.ids
+        boxes = anchors.astype(np.int32), shapes.astype(np.int32)
+        inputs = contents, *boxes, *self._arguments(batch.ids, crops), batch.ids
         self._in_flight.append((batch, inputs))  # DALI does not copy them: keep them until its output
         return inputs
+
+    def _arguments(self, ids: np.ndarray, crops: Crop) -> tuple[np.ndarray, ...]:
+        """Return the output sizes of a batch, float32 [n, 2]."""
+        sizes = np.full((len(ids), 2), self._built_for[0], np.float32)
+        sizes[crops.flip, 1] *= -1  # a negative width mirrors
+        return (sizes,)
 
     def _culprit(self, error: RuntimeError) -> Exception:
         """Return the error with the name of the bad file, which DALI does not know."""

@@ -70,7 +70,8 @@ def map_style_loader(
 
         workers = Workers(workers, pinned)
     fetcher.look(workers)
-    plan = Plan(Index(fetcher), sampler, draw_seeds)
+    index = Index(len(dataset), fetcher.fingerprint, class_names_of(dataset))  # type: ignore[arg-type]
+    plan = Plan(index, sampler, draw_seeds)
     return Loader(MapStyle(workers, fetcher), plan, device, to_device=MoveToDevice(device))
 
 
@@ -89,10 +90,9 @@ def draw_seeds(index: Any, ids: np.ndarray, seed: int, epoch: int) -> Seeds:
 class Index:
     """The index of a Plan for any Dataset. All labels are 0, because they are known only after reading."""
 
-    def __init__(self, fetcher: "Fetcher"):
-        self.labels = np.broadcast_to(np.int64(0), len(fetcher.dataset))  # type: ignore[arg-type]
-        self.fingerprint = fetcher.fingerprint
-        self.class_names = class_names_of(fetcher.dataset)
+    def __init__(self, size: int, fingerprint: str = "", class_names: tuple[str, ...] = ()):
+        self.labels = np.broadcast_to(np.int64(0), size)
+        self.fingerprint, self.class_names = fingerprint, class_names
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from common.ground.exits import import_optional
-from datasets.loaders.loader import Images, Loader
+from datasets.loaders.loader import Engine, Images, Loader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.augment import CropFlip, crop_flip
 from datasets.sampling.sampler import Batch, Plan
@@ -53,11 +53,9 @@ def corners(batch: Batch) -> CropFlip:
     return CropFlip(corner, corner, corner > 0)
 
 
-class Memory:
+class Memory(Engine):
     """An engine that crops images in host memory, and the function of workers that do. augment: whether the
     plan's crops need the padding of the data set."""
-
-    reuses_memory = False
 
     def __init__(self, data: ImageSet, augment: bool):
         self._images, self._padding = data.images, data.padding if augment else 0
@@ -75,9 +73,6 @@ class Memory:
     def run(self, plan: Plan) -> Images:
         for batch in plan:
             yield batch, torch.from_numpy(self(batch))
-
-    def close(self) -> None:
-        pass
 
 
 def pad(images: torch.Tensor, padding: int, reflect: bool, device: torch.device) -> torch.Tensor:

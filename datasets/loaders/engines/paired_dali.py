@@ -1,7 +1,6 @@
 """An engine for pairs of images with NVIDIA DALI, which decodes, resizes, crops and flips by the plan."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -9,6 +8,7 @@ import torch
 from common.ground.exits import BadInput
 from datasets.loaders.engines.dali import NVJPEG, Dali, load_dali
 from datasets.loaders.loader import Images
+from datasets.sampling.augment import Crop
 from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.files import PairFiles
 
@@ -46,24 +46,18 @@ class PairedDali(Dali):
             else:
                 self._empty.append(batch)
 
-    def _source(self) -> tuple:
-        batch, parts = next(self._inputs)
-        contents = [content for part in parts for content in part]
-        index, crops = self.store.index, batch.crops
-        anchors = np.stack([crops.top, crops.left], axis=1).astype(np.int32)
-        shapes = np.stack([crops.height, crops.width], axis=1).astype(np.int32)
-        flips = crops.flip.astype(np.int32)
-        inputs: tuple[Any, ...] = contents, anchors, shapes, flips & 1, flips >> 1, batch.ids
-        if index.rows:
-            sizes = np.stack([index.heights[batch.ids], index.widths[batch.ids]], axis=1)
-            inputs += (sizes.astype(np.float32),)
-        self._in_flight.append((batch, inputs))  # DALI does not copy them: keep them until its output
-        return inputs
+    def _arguments(self, ids: np.ndarray, crops: Crop) -> tuple[np.ndarray, ...]:
+        """Return the flips, int32 [n] each, and if images are resized, their sizes, float32 [n, 2]."""
+        index, flips = self.store.index, crops.flip.astype(np.int32)
+        if not index.rows:
+            return flips & 1, flips >> 1
+        sizes = np.stack([index.heights[ids], index.widths[ids]], axis=1)
+        return flips & 1, flips >> 1, sizes.astype(np.float32)
 
     def _graph(self, size: int) -> tuple:
         fn, types = load_dali()
         resizes = self.store.index.rows > 0
-        contents, anchors, shapes, horizontal, vertical, ids, *sizes = fn.external_source(
+        contents, anchors, shapes, horizontal, vertical, *sizes, ids = fn.external_source(
             self._source, num_outputs=6 + resizes, no_copy=True
         )
         decoder = (NVJPEG if self.device else {"device": "cpu"}) | {"output_type": types.RGB}

@@ -8,7 +8,7 @@ import torch
 
 from common.ground import accelerator
 from datasets.loaders.engines.memory import corners, make_loader, pad, plan_of
-from datasets.loaders.loader import Images, Loader
+from datasets.loaders.loader import Engine, Images, Loader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.sampler import Plan
 
@@ -26,11 +26,9 @@ def resident_loader(data: ImageSet, sampler: Any, device: torch.device, augment:
     return Loader(Resident(data, augment, device), plan, device, data.mean, data.std)
 
 
-class Resident:
+class Resident(Engine):
     """An engine that gathers batches from images on `device`, padded by memory.pad() if the plan has crops
     (augment)."""
-
-    reuses_memory = False
 
     def __init__(self, data: ImageSet, augment: bool, device: torch.device):
         padding = data.padding if augment else 0
@@ -59,6 +57,3 @@ class Resident:
         across = torch.where(flip.view(-1, 1, 1) > 0, self.width - 1 - self.columns, self.columns)
         places = corner + self.rows * self.stride + across
         return self.pixels.index_select(0, places.view(-1)).view(*places.shape, -1)
-
-    def close(self) -> None:
-        pass

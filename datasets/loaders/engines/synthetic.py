@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from datasets.loaders.loader import Images
+from datasets.loaders.loader import Engine, Images
 from datasets.sampling.sampler import Plan
 
 
@@ -23,13 +23,11 @@ class SyntheticIndex:
         return len(self.labels)
 
 
-class Synthetic:
+class Synthetic(Engine):
     """An engine for Loader: the plan's ids and labels, and always the same random images on the device.
 
     Its batches have no boxes, so its receipt differs from that of real data.
     """
-
-    reuses_memory = False
 
     def __init__(self, device: torch.device):
         self.device = device

@@ -15,7 +15,7 @@ import torch
 
 from datasets.loaders.engines.crops import Crops, Row
 from datasets.loaders.engines.reader import Reader
-from datasets.loaders.loader import Images, start_pool
+from datasets.loaders.loader import Engine, Images, start_pool
 from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.ahead import work_ahead
 from datasets.stores.store import Store
@@ -25,7 +25,7 @@ _LEAST, _MOST = 4, 8  # images of a task: fewer tasks cost less, but each thread
 _DECODED = 2**23  # bytes of the images that a thread decodes before it resizes them; at least one image
 
 
-class Threads:
+class Threads(Engine):
     """An engine for Loader.
 
     store: of datasets/stores.

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from common.distributed import ranks
 from common.ground.exits import BadInput
-from datasets.loaders.engines.map_style import MoveToDevice, pair_of
-from datasets.loaders.loader import Images, Loader
+from datasets.loaders.engines.map_style import Index, MoveToDevice, pair_of
+from datasets.loaders.loader import Engine, Images, Loader
 from datasets.sampling import generators
 from datasets.sampling.loop_receipt import hash_batch
 from datasets.sampling.sampler import Batch, BatchSampler, Plan
@@ -41,24 +41,12 @@ def torch_loader(loader: DataLoader, device: torch.device, *, seed: int = 0, epo
     count, rank = ranks.world_size(), ranks.rank()
     steps = len(loader)
     sampler = BatchSampler(steps * count, count, seed, epochs).for_rank(rank, count)  # it counts the steps
-    plan = Plan(_Index(steps * count), sampler)
+    plan = Plan(Index(steps * count), sampler)
     return Loader(TorchBatches(loader), plan, device, to_device=MoveToDevice(device))
 
 
-class _Index:
-    fingerprint = ""
-
-    def __init__(self, size: int):
-        self.labels = np.broadcast_to(np.int64(0), size)
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
-class TorchBatches:
-    """An engine for Loader. loader: a DataLoader."""
-
-    reuses_memory = False
+class TorchBatches(Engine):
+    """An engine for Loader. loader: a DataLoader, which ends its workers."""
 
     def __init__(self, loader: DataLoader):
         self._loader, self.collate_fn = loader, loader.collate_fn
@@ -93,9 +81,6 @@ class TorchBatches:
             return pair_of(
                 self._loader.collate_fn([dataset[place % len(dataset)] for place in range(count)])
             )[0]
-
-    def close(self) -> None:
-        """Do nothing: the DataLoader ends its workers."""
 
     def _seed(self, sampler: BatchSampler, step: int, moment: int) -> None:
         seed = generators.derive_seed(sampler.seed, sampler.rank, step, moment)

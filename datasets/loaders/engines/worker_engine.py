@@ -6,18 +6,16 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from datasets.loaders.loader import Images
+from datasets.loaders.loader import Engine, Images
 from datasets.sampling.sampler import Batch, Plan
 
 
-class WorkerEngine:
+class WorkerEngine(Engine):
     """An engine for Loader.
 
     workers: a Workers, or an object with its methods. function: called by the workers with (batch, size of
     the images); it returns the images, uint8 [n, H, W, C].
     """
-
-    reuses_memory = False
 
     def __init__(self, workers: Any, function: Callable[[Batch, int], Any]):
         self._workers, self._function = workers, function
