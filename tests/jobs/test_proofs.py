@@ -61,7 +61,7 @@ JOBS = {
 }
 
 
-FAULTS = ("table on 2", "words on 4", "images")
+FAULTS = ("table on 2", "words on 2", "words on 4", "images", "FSDP")
 IDS = [pytest.param(name, marks=[pytest.mark.faults] * (name in FAULTS)) for name in JOBS]
 
 

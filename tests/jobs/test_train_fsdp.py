@@ -68,6 +68,7 @@ def test_a_restart_after_sigterm_is_bit_equal(tmp_path, monkeypatch):
     assert same(facts(tmp_path / "killed"), whole) and len(whole["state"]) == 3
 
 
+@pytest.mark.faults
 def test_checkpointed_activations_have_the_same_bits_and_bfloat16_is_near(tmp_path):
     output = {}
     for precision in ("float32", "bfloat16"):

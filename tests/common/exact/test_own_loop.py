@@ -25,15 +25,9 @@ def start_alone():
     }
 
 
-@pytest.mark.parametrize(
-    ("script", "processes"),
-    [
-        ("after.py", 1),
-        pytest.param("after.py", 2, marks=pytest.mark.faults),
-        pytest.param("any_number.py", 1, marks=pytest.mark.faults),
-        pytest.param("any_number.py", 2, marks=pytest.mark.faults),
-    ],
-)
+@pytest.mark.faults
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("script", ["after.py", "any_number.py"])
 def test_a_loop_of_ones_own_continues_exactly(script, processes, tmp_path):
     for path in _FOLDER.glob("*.py"):
         shutil.copy(path, tmp_path)

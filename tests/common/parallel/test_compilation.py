@@ -103,6 +103,7 @@ assert names.count("bucket") > 1 and names.index("bucket") < max(
 """
 
 
+@pytest.mark.faults
 @pytest.mark.skipif(torch.__version__ < "2.6", reason="torch.compiler.set_stance came with torch 2.6")
 def test_buckets_are_sent_during_the_compiled_backward_pass(tmp_path):
     """All sizes of images are compiled ahead. The gradient of max pooling is not a float32 scatter."""
