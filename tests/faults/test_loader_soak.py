@@ -1,5 +1,7 @@
 """In twenty epochs of each loader, memory does not grow and no process or thread remains."""
 
+import itertools
+import statistics
 import threading
 from pathlib import Path
 
@@ -68,8 +70,8 @@ def test_memory_does_not_grow(backend, form, tmp_path):
     lines = run("-c", SCRIPT, *words, timeout=300, fresh=True).stdout.splitlines()
     used, left = [int(line) for line in lines if line.isdigit()], lines[-1]
     assert left == "left 0 0" and len(used) == EPOCHS
-    # A leak grows in every part of the run. glibc keeps memory of the first epochs, and DALI's buffers grow
-    # with the largest image so far: both grow in single steps.
-    growth = [used[last - 1] / used[last - 6] - 1 for last in (10, 15, 20)]
+    # A leak grows in most epochs. glibc keeps memory of the first ones, and DALI's buffers grow with the
+    # largest image so far: both grow in single steps, of up to 2 % and in any epoch.
+    growth = [after / before - 1 for before, after in itertools.pairwise(used[4:])]
     print(f"{backend} from {form}: {used[4] / 1e6:.0f} MB after epoch 5, then by {growth}")
-    assert min(growth) < 0.005
+    assert statistics.median(growth) < 0.001
