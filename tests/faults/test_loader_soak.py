@@ -1,6 +1,5 @@
-"""In twenty epochs of each loader, memory does not grow and no process or thread remains."""
+"""In forty epochs of each loader, memory does not grow and no process or thread remains."""
 
-import itertools
 import statistics
 import threading
 from pathlib import Path
@@ -19,7 +18,7 @@ from tests.conftest import run
 
 pytestmark = pytest.mark.faults
 
-EPOCHS = 20
+EPOCHS = 40
 HERE = [name for name, reason in backends.reasons(torch.device("cpu")).items() if not reason]
 SCRIPT = """
 import sys
@@ -67,11 +66,11 @@ def soak(folder: str, cache: str, backend: str, form: str) -> None:
 def test_memory_does_not_grow(backend, form, tmp_path):
     folder = random_folder.make(str(tmp_path / "images"))
     words = (folder, tmp_path / "cache", backend, form)
-    lines = run("-c", SCRIPT, *words, timeout=300, fresh=True).stdout.splitlines()
+    lines = run("-c", SCRIPT, *words, timeout=900, fresh=True).stdout.splitlines()
     used, left = [int(line) for line in lines if line.isdigit()], lines[-1]
     assert left == "left 0 0" and len(used) == EPOCHS
-    # A leak grows in most epochs. glibc keeps memory of the first ones, and DALI's buffers grow with the
-    # largest image so far: both grow in single steps, of up to 2 % and in any epoch.
-    growth = [after / before - 1 for before, after in itertools.pairwise(used[4:])]
-    print(f"{backend} from {form}: {used[4] / 1e6:.0f} MB after epoch 5, then by {growth}")
-    assert statistics.median(growth) < 0.001
+    # glibc keeps memory of the first epochs, DALI's buffers grow with the largest image so far, and batches
+    # are in flight: memory grows in single steps, and differs by some percent between two epochs.
+    first, last = (statistics.median(used[begin : begin + 15]) for begin in (10, 25))
+    print(f"{backend} from {form}: {first / 1e6:.0f} MB in epochs 11 to 25, {last / 1e6:.0f} MB in 26 to 40")
+    assert last < 1.015 * first
