@@ -26,14 +26,14 @@ demo: setup
 	@$(RUN) -m tests.demo
 
 test: setup packages
-	@$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults and not real"
+	@$(RUN) -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults and not real"
 
 # A test is skipped when it starts its first process or opens its first socket: see tests/conftest.py.
 quick: setup
 	@$(RUN) -m pytest --quick -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults and not real"
 
 faults: setup packages
-	@$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m faults
+	@$(RUN) -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m faults
 
 # PYTORCH=FOLDER holds PyTorch's source, whose tests of its DataLoader then run with ours, 15 minutes more.
 real: $(REAL)/installed
