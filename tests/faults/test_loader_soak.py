@@ -68,8 +68,8 @@ def test_memory_does_not_grow(backend, form, tmp_path):
     lines = run("-c", SCRIPT, *words, timeout=900, fresh=True).stdout.splitlines()
     used, left = [int(line) for line in lines if line.isdigit()], lines[-1]
     assert left == "left 0 0" and len(used) == EPOCHS
-    # A leak grows in each part of the run. glibc keeps memory of the first epochs, DALI's buffers grow with the
-    # largest image so far, and workers keep batches: all grow in single steps, of up to 3 % and in any part.
+    # A leak grows in each part of the run. glibc keeps memory of the first epochs, DALI's buffers grow with
+    # the largest image so far, workers keep batches: all grow in single steps, of up to 3 % and in any part.
     growth = [used[last - 1] / used[last - 6] - 1 for last in range(10, EPOCHS + 1, 5)]
     print(f"{backend} from {form}: {used[4] / 1e6:.0f} MB after epoch 5, then by {growth}")
     assert sum(each < 0.005 for each in growth) > 1
