@@ -13,7 +13,7 @@ from launch.data import samples, sheet
 from launch.data.run import Run
 from launch.explain import align
 
-STEPS, SHOWN = 5, 10  # of --around: steps up to the one that was asked for; samples that are shown
+STEPS, SHOWN = 5, 10  # --around: steps up to the one that was asked for, and samples that are shown
 _COLUMNS = ("rank", "id", "label", "file")
 
 
