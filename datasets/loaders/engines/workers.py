@@ -80,8 +80,7 @@ class Workers:
                 persistent_workers=True,
                 generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
             )
-            gc.collect()  # a worker that deletes a pipeline of DALI would wait for its threads for ever
-        for batch, result in self._loader:
+        for batch, result in _started(self._loader):
             if isinstance(result, BadInput):
                 raise result
             yield batch, result
@@ -93,9 +92,8 @@ class Workers:
         if not self.forks:
             return [function(None, 0)]
         options = {"batch_size": None, "sampler": [(None, 0)] * count, "collate_fn": _unchanged}
-        gc.collect()
         workers = self._open(_Results(function), num_workers=count, generator=torch.Generator(), **options)
-        results = [result for _, result in workers]
+        results = [result for _, result in _started(workers)]
         for result in results:
             if isinstance(result, BadInput):
                 raise result
@@ -108,8 +106,19 @@ class Workers:
 
     def _open(self, results: Dataset, **options: Any) -> DataLoader:
         in_main_thread = threading.current_thread() is threading.main_thread()
-        begin = functools.partial(_begin, self._closing, in_main_thread)
+        begin = functools.partial(_begin, self._closing, in_main_thread, gc.isenabled())
         return DataLoader(results, pin_memory=self.pinned, worker_init_fn=begin, **options)
+
+
+def _started(loader: DataLoader) -> Iterator[Any]:
+    """Return iter(loader). Its workers begin without a garbage collector, see _begin()."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return iter(loader)
+    finally:
+        if collects:
+            gc.enable()
 
 
 class _Keys:
@@ -151,12 +160,15 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _begin(closing: Any, in_main_thread: bool, worker: int) -> None:
+def _begin(closing: Any, in_main_thread: bool, collects: bool, worker: int) -> None:
     """Prepare a worker: it ignores SIGTERM until close(), because the job saves after the platform's.
 
     in_main_thread: whether the main thread of the job has started it. Then it ends with the job, also if its
-    read hangs.
+    read hangs. collects: whether the job has a garbage collector.
     """
+    gc.freeze()  # a worker that deletes a pipeline of the job's DALI would wait for its threads for ever
+    if collects:
+        gc.enable()
     preemption.ignore()
     if in_main_thread:
         preemption.die_with_parent(signal.SIGKILL)

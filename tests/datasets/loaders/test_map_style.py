@@ -215,19 +215,24 @@ class Collects(Dataset):
 
     def __getitem__(self, id):
         gc.collect()
-        return torch.zeros(2), id
+        return torch.zeros(2), gc.isenabled()
 
 
 def test_workers_do_not_delete_the_garbage_of_their_parent(tmp_path):
-    loader = map_style_loader(Collects(), SequentialBatchSampler(4, 4), CPU, workers=1)
-    gc.disable()
-    try:
-        Garbage(tmp_path / "deleted")
+    deleted = tmp_path / "deleted"
+    deleted.write_text("")
+    collects = []
+    for change in (gc.disable, gc.enable):
+        change()
+        Garbage(deleted)
+        loader = map_style_loader(Collects(), SequentialBatchSampler(4, 4), CPU, workers=1)
         with contextlib.closing(loader):
-            assert len(list(loader)) == 1
-    finally:
-        gc.enable()
-    assert (tmp_path / "deleted").read_text() == f"{os.getpid()} "
+            collects += [batch[1].tolist() for batch in loader]
+        assert gc.isenabled() == (change is gc.enable)
+    assert collects == [[False] * 4, [True] * 4]
+    while deleted.read_text().count(" ") < 2:  # while another thread collects, gc.collect() does nothing
+        gc.collect()
+    assert deleted.read_text() == f"{os.getpid()} " * 2
 
 
 def test_a_sampler_of_torch_is_refused_with_what_to_use():
