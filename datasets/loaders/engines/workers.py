@@ -106,12 +106,12 @@ class Workers:
 
     def _open(self, results: Dataset, **options: Any) -> DataLoader:
         in_main_thread = threading.current_thread() is threading.main_thread()
-        begin = functools.partial(_begin, self._closing, in_main_thread, gc.isenabled())
+        begin = functools.partial(_begin, self._closing, in_main_thread)
         return DataLoader(results, pin_memory=self.pinned, worker_init_fn=begin, **options)
 
 
 def _started(loader: DataLoader) -> Iterator[Any]:
-    """Return iter(loader). Its workers begin without a garbage collector, see _begin()."""
+    """Return iter(loader). Its workers begin without a garbage collector: _begin() starts it."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -160,15 +160,14 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _begin(closing: Any, in_main_thread: bool, collects: bool, worker: int) -> None:
+def _begin(closing: Any, in_main_thread: bool, worker: int) -> None:
     """Prepare a worker: it ignores SIGTERM until close(), because the job saves after the platform's.
 
     in_main_thread: whether the main thread of the job has started it. Then it ends with the job, also if its
-    read hangs. collects: whether the job has a garbage collector.
+    read hangs.
     """
     gc.freeze()  # a worker that deletes a pipeline of the job's DALI would wait for its threads for ever
-    if collects:
-        gc.enable()
+    gc.enable()
     preemption.ignore()
     if in_main_thread:
         preemption.die_with_parent(signal.SIGKILL)
