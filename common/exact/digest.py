@@ -125,18 +125,21 @@ def _add_words(blocks: Any, block: int, word: int) -> Any:
     word."""
     is_array, sums = isinstance(blocks, np.ndarray), []
     device = torch.device("cpu") if is_array else blocks.device
-    multiply, shift = (np.multiply, np.right_shift) if is_array else (torch.mul, torch.bitwise_right_shift)
-    most = 4 if is_array else 512  # blocks at a time: on a CPU they fit in its cache
+    most = 16 if is_array else 512  # blocks at a time: on a CPU they fit in its cache
     low, high = (each[word : word + blocks.shape[1]] for each in _keys(device))
-    products = blocks[:most] + 0
     for first in range(0, len(blocks), most):
         words = blocks[first : first + most]
-        own = products[: len(words)]
         # the upper half of a word has another number: its highest bit counts
-        upper = multiply(shift(words, 32, out=own), high, out=own).sum(1)
-        sums.append(upper + multiply(words, low, out=own).sum(1))
+        sums.append(_multiply(words >> 32, high) + _multiply(words, low))
     whole = np.concatenate(sums) if is_array else torch.cat(sums)
     return torch.as_tensor(whole * _factors(block, len(blocks), device)).sum()
+
+
+def _multiply(words: Any, numbers: Any) -> Any:
+    """Return the scalar product of each row with the numbers: int64 [len(words)]."""
+    if isinstance(words, np.ndarray):
+        return np.einsum("ij,j->i", words, numbers)  # in one pass, without the products in memory
+    return (words * numbers).sum(1)
 
 
 @functools.cache
