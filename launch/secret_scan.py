@@ -66,10 +66,12 @@ def _find(line: str, formats: dict[str, str], is_program: bool) -> str | None:
             return kind
     if ":" not in line and "=" not in line:  # half of all lines
         return None
-    if any(not _PLACEHOLDER.fullmatch(match[1]) for match in _URL.finditer(line)):
+    if "://" in line and any(not _PLACEHOLDER.fullmatch(match[1]) for match in _URL.finditer(line)):
         return "a URL with a password"
+    if is_program and not ("'" in line or '"' in line):  # in a program only literals count
+        return None
     for match in _ASSIGNMENT.finditer(line):
-        value = match["quoted"] or ("" if is_program else match["bare"]) or ""  # in a program: literals only
+        value = match["quoted"] or ("" if is_program else match["bare"]) or ""
         if _PLACEHOLDER.fullmatch(value) or (is_program and " " in value):
             continue
         if _PASSWORD.fullmatch(match[1]):

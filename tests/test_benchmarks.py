@@ -22,6 +22,7 @@ def folder(tmp_path_factory):
     return random_folder.make(str(tmp_path_factory.mktemp("data") / "images"))
 
 
+@pytest.mark.faults
 def test_the_loop_of_the_sample(tmp_path):
     printed = run(*TRAIN, "--jobs=seed loop", env=environment(TMPDIR=str(tmp_path)), timeout=300).stdout
     assert re.search(r"^seed loop +\S+ \(\S+\) +1\.00x ", printed.splitlines()[-1])
@@ -37,6 +38,7 @@ def test_bad_input(arguments, message):
     assert message in run(*arguments, code=2).stderr
 
 
+@pytest.mark.faults
 def test_time_to_accuracy(tmp_path):
     stored = tmp_path / "runs.json"
     options = ("--jobs=seed loop", "--seeds=1", "--limit=60", "--target=0.05", f"--json={stored}")
@@ -47,6 +49,7 @@ def test_time_to_accuracy(tmp_path):
     assert rows["seed loop"][1] == "1 of 1" and rows["seed loop"][5] == "1.00x |"
 
 
+@pytest.mark.faults
 def test_backends_of_imagenet(folder, tmp_path):
     names = ["pytorch", "threads" if backends.reasons(torch.device("cpu"))["dali"] else "dali"]
     options = (
@@ -104,6 +107,7 @@ def test_memory_of_a_rank_falls_as_its_shard():
     assert (one, two, half) == (1, 2, state / 2) and after_two < after - state / 4 and peak < after
 
 
+@pytest.mark.faults
 def test_exact():
     small = ("--width=2", "--batch_size=8", "--shards=4", "--rounds=1")
     printed = run("-m", "tests.benchmarks.exact", *small).stdout
@@ -117,6 +121,7 @@ def test_forked_processes_meet():
 
 
 @pytest.mark.parametrize("ending", [".jpg", ".JPEG"])
+@pytest.mark.faults
 def test_the_loaders_of_tars_take_the_names_of_imagenet(ending, tmp_path):
     for number in range(256):
         image = tmp_path / "source/train" / f"n{number % 2}" / f"n_{number}{ending}"

@@ -142,6 +142,7 @@ def test_a_job_is_watched_on_the_cpu(tmp_path):
     assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
 
 
+@pytest.mark.faults
 def test_limits_and_collectives_are_measured(tmp_path):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     for options, count in (((), 3), (launcher, 1)):

@@ -124,6 +124,7 @@ def test_a_killed_job_resumes_and_its_lease_ends(data, tmp_path):
 
 
 @needed
+@pytest.mark.faults
 def test_its_server_dies_and_no_secret_is_left(data, tmp_path):
     """The job continues and reports the lost server once. The password is in no output and in no file."""
     with with_user(tmp_path) as server:

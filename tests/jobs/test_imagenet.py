@@ -180,6 +180,7 @@ def test_the_profile_is_the_figure_and_nothing_else(generated, tmp_path):
     assert "test_accuracy" not in printed and not (tmp_path / "checkpoints").exists()
 
 
+@pytest.mark.faults
 def test_a_restart_takes_the_backend_of_the_last_start_which_else_is_the_fastest(generated, tmp_path):
     """A new measurement may choose another one, whose pixels differ by rounding."""
     options = job(generated, tmp_path, "--max_steps=1", "--training_only", "--save_every=1")

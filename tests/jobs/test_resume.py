@@ -70,6 +70,7 @@ def test_three_processes_add_in_the_same_order_after_a_restart(tmp_path):
     assert same_weights(*last)
 
 
+@pytest.mark.faults
 def test_a_lost_process_does_not_cost_the_save_in_flight(tmp_path):
     job = start(*TWO, f"--output_dir={tmp_path}")
     folder = tmp_path / "checkpoints"

@@ -91,6 +91,7 @@ def same(one: Path, other: Path) -> bool:
     return reports[0] == reports[1] and len(set(receipts)) == 1 and same_weights(weights(one), weights(other))
 
 
+@pytest.mark.faults
 def test_a_job_that_is_stopped_resumes_on_another_node(server, images, plain, tmp_path):
     """After SIGTERM and with a new scratch disk, the results are those of an uninterrupted run on folders."""
     url = "s3://runs/moved"

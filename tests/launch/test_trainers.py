@@ -32,6 +32,7 @@ def verdict(script, files, *words, code):
     return last, data[1]
 
 
+@pytest.mark.faults
 def test_a_plain_script(project):
     words = (project / "ddp.py", "out/*.pt", "--out", "out")
     lines = verdict(*words, code=20), verdict(*words, "--seeded", code=0)

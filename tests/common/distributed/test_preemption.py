@@ -108,7 +108,13 @@ def test_a_rank_hears_of_a_signal_that_is_not_in_the_store_yet(monkeypatch, caps
 
 
 @pytest.mark.parametrize(
-    "launcher", [(), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")]
+    "launcher",
+    [
+        (),
+        pytest.param(
+            ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"), marks=pytest.mark.faults
+        ),
+    ],
 )
 def test_a_rank_tells_the_others_which_signal_it_got(launcher, tmp_path):
     own = () if launcher else ("--processes_per_node=2",)

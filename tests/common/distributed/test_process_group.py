@@ -168,7 +168,7 @@ def _state(pid):
         return ""
 
 
-@pytest.mark.parametrize("seen", ["one by one", "together"])
+@pytest.mark.parametrize("seen", [pytest.param("one by one", marks=pytest.mark.faults), "together"])
 @pytest.mark.parametrize(
     ("ends", "code"),
     [

@@ -66,6 +66,7 @@ def test_settling_the_buckets_compiles_nothing(monkeypatch):
     assert compiled
 
 
+@pytest.mark.faults
 def test_what_cannot_be_compiled_stays_as_it_is():
     model, said = _Model(fails=True), []
     before, random = copy.deepcopy(model.state_dict()), torch.get_rng_state()

@@ -87,6 +87,7 @@ def test_the_batches_of_torch_in_the_same_order(folder, options):
         assert same(list(loader), plain(Squares(), **options))
 
 
+@pytest.mark.faults
 def test_random_numbers_follow_from_the_seed_and_not_from_the_workers(folder):
     """They differ in every epoch, with and without persistent_workers."""
     epochs = []
@@ -177,6 +178,7 @@ def test_killed_workers_change_nothing(folder):
     assert same(batches, expected)
 
 
+@pytest.mark.faults
 def test_a_batch_that_ends_every_worker_is_an_error(folder, monkeypatch):
     monkeypatch.setattr(pool, "_RETRIES", 1)  # starting a worker takes seconds
 

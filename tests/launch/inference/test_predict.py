@@ -39,6 +39,7 @@ def test_the_accuracy_is_that_of_the_run(trained, tmp_path):
     assert probabilities == sorted(probabilities, reverse=True) and sum(probabilities) <= 1 + 1e-5
 
 
+@pytest.mark.faults
 def test_evaluations_of_another_size(trained, tmp_path):
     """--val_image_size 64 gives the figures of an evaluation with --image_size 64, and predict uses it."""
     output, data = trained
