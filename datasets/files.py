@@ -72,15 +72,12 @@ def download(url: str, path: str, md5: str) -> None:
     if not url.startswith("https://"):
         raise BadInput(f"{url} is not an https URL")
     folder = os.path.dirname(path)
-    try:
+    # errors of the network or the disk
+    with explained(f"cannot download {url} to {path}", ValueError, http.client.HTTPException):
         os.makedirs(folder, exist_ok=True)
         with locked(folder):
             if not os.path.exists(path):
                 _fetch(url, path, md5)
-    except BadInput:
-        raise
-    except (OSError, ValueError, http.client.HTTPException) as error:  # of the network or the disk
-        raise BadInput(f"cannot download {url} to {path}: {error or type(error).__name__}") from error
 
 
 def _fetch(url: str, path: str, md5: str) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from common.ground.exits import BadInput, import_optional
-from common.ground.files import is_url
+from common.ground.files import explained, is_url
 from datasets.folders import tar_files
 
 _GROUPS = 8  # row groups that a process keeps in memory
@@ -120,21 +120,17 @@ def _open(
 
 def _scan_parquet(path: str) -> list[tar_files.Row]:
     """Return a Row for each row group: offset: its number, size: its rows. Raises BadInput."""
-    try:
+    with explained(f"{path} is damaged, cut or not a Parquet file", ValueError):
         meta = _parquet().read_metadata(path)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path} is damaged, cut or not a Parquet file: {error}") from error
     return [(each, meta.row_group(each).num_rows, -1, True, b"") for each in range(meta.num_row_groups)]
 
 
 @functools.lru_cache(_GROUPS)
 def _read_group(path: str, number: int, columns: tuple[str, ...] | None) -> Any:
     """Return a row group as a table of Arrow. Raises BadInput."""
-    try:
-        with _parquet().ParquetFile(path) as file:
-            return file.read_row_group(number, columns)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"cannot read row group {number} of {path}: {error}") from error
+    failure = f"cannot read row group {number} of {path}"
+    with explained(failure, ValueError), _parquet().ParquetFile(path) as file:
+        return file.read_row_group(number, columns)
 
 
 def _parquet() -> Any:

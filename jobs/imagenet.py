@@ -27,9 +27,7 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # if this file is a link
-from common.distributed.entry import (
-    entry,  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
-)
+from common.distributed.entry import entry  # before torch, so that Ctrl-C ends its import cleanly
 
 # isort: split
 import torch
@@ -53,7 +51,8 @@ WARM_UP_BATCHES = 10  # of --prof
 
 
 def parse_args() -> arguments.Arguments:
-    parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
+    # It also has --output_dir, --max_steps, --enable_gpu, --resume, --save_every, --weights and the like.
+    parser = TrainingParser(__doc__)
     number = arguments.non_negative_float
     image_folders.add_arguments(parser)  # --data_url, --data_backend, --pack, --cache, --image_size, ...
     add = parser.add_argument_group("model").add_argument
@@ -78,7 +77,6 @@ def parse_args() -> arguments.Arguments:
     )
     add("--ema", type=number, metavar="DECAY", help="evaluate a moving average of the weights: 0.9999")
     add = parser.add_argument_group("optimization").add_argument
-    add("--enable_gpu", role=OPERATION, type=boolean, help="default: true if there is a GPU")
     add("--epochs", type=positive_int, default=90, help="default: 90")
     add("-b", "--batch_size", role=IDENTITY, type=positive_int, default=256, help=arguments.BATCH_SIZE_HELP)
     optimizers.add_arguments(add)
@@ -100,15 +98,11 @@ def parse_args() -> arguments.Arguments:
     add("--best_metric", type=metric, choices=names, help="metric that chooses best.pth (default: acc or f1)")
     help = "stop after N evaluations in a row without a better score (default: none)"
     add("--early_stopping", role=OPERATION, type=positive_int, metavar="N", help=help)
-    add("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
-    help = "end each epoch after N steps, for a trial (default: no limit)"
-    add("--epoch_steps", role=IDENTITY, type=positive_int, help=help)
     add = parser.add_argument_group("what to do").add_argument
     help = "measure images/s over N batches (default: 100), after 10 that are not counted, then stop"
     add("--prof", type=positive_int, nargs="?", const=100, metavar="N", help=help)
     add("--training_only", action="store_true", help="do not evaluate")
     add = parser.add_argument_group("output", role=OPERATION).add_argument
-    add("--output_dir", "--train_url", help="folder for results (default: a new one in output_dir/)")
     help = "time between two reports in the log: 10s, 50 (steps) or 1epoch (default: 10s)"
     add("-p", "--report_every", "--print_freq", type=arguments.interval, default="10s", help=help)
     aliases.add_arguments(parser)

@@ -18,36 +18,23 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # if this file is a link
-from common.distributed.entry import (
-    entry,  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
-)
+from common.distributed.entry import entry  # before torch, so that Ctrl-C ends its import cleanly
 
 # isort: split
 import torch
-import torchvision
 
 from common.checkpoint import resume
 from common.console import arguments
 from common.console.arguments import positive_int
 from common.distributed import process_group, ranks
-from common.ground import accelerator, exits
+from common.ground import accelerator
 from common.run.job import JobParser
 from common.run.run import Run
-from datasets.folders import paired_images, random_pairs
+from datasets.folders import contact_sheet, paired_images, random_pairs
 from datasets.loaders import backends, node_index
 from datasets.loaders.loader import Loader
 from datasets.sampling.sampler import WholeBatchSampler
 from datasets.stores.files import PairFiles
-
-
-def save_contact_sheet(path: str, blurry: torch.Tensor, sharp: torch.Tensor) -> None:
-    """Write four pairs a row, the sharp image to the right of the blurry one."""
-    sheet = torch.stack([blurry, sharp], dim=1).flatten(0, 1)
-    try:
-        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        torchvision.utils.save_image(sheet, path, nrow=8, normalize=True, value_range=(-1, 1))
-    except (OSError, ValueError) as error:  # ValueError: no kind of image has this ending
-        raise exits.BadInput(f"cannot write --preview {path}: {error}") from error
 
 
 @entry
@@ -104,7 +91,7 @@ def main() -> None:
                 log.info(f"epoch={epoch} step={step} pairs={len(blurry)} seconds={waited:.4f}")
                 if step == 1 and rank == 0:
                     preview = args.preview or os.path.join(run.output.folder, "preview.png")
-                    save_contact_sheet(preview, blurry, sharp)
+                    contact_sheet.save(preview, blurry, sharp)
                 start = time.perf_counter()
             torch.distributed.all_reduce(delivered)
             log.epoch(pairs=delivered.item(), seconds=seconds)

@@ -13,16 +13,14 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # if this file is a link
-from common.distributed.entry import (
-    entry,  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
-)
+from common.distributed.entry import entry  # before torch, so that Ctrl-C ends its import cleanly
 
 # isort: split
 import torch
 
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.compute import models
-from common.console.arguments import BATCH_SIZE_HELP, boolean, interval, positive_float, positive_int, seed
+from common.console.arguments import BATCH_SIZE_HELP, boolean, positive_float, positive_int, seed
 from common.run import evaluation
 from common.run.run import Run
 from datasets.loaders.engines.memory import make_loader
@@ -32,24 +30,17 @@ from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 @entry  # bad input ends the job with one line `error: ...` and exit code 2
 def main() -> None:
-    parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
+    # It also has --data_url, --output_dir, --max_steps, --resume, --save_every, --weights and the like.
+    parser = TrainingParser(__doc__)
     data = parser.add_argument_group("data and model", role="identity")  # other values: another run
     data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
     data.add_argument("--custom_data", type=boolean, default=False, help="true: use generated images")
     data.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
     data.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
     data.add_argument("--seed", type=seed, default=0, help="seed of weights, order and crops (default: 0)")
-    output = parser.add_argument_group("places", role="operation")  # a restart may change them
-    output.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
-    output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
-    output.add_argument("--report_every", type=interval, default="10s", help="report interval (default: 10s)")
-    output.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: %(default)s")
-    help = "end each epoch after N steps, for a trial (default: no limit)"
-    optimization.add_argument("--epoch_steps", role="identity", type=positive_int, help=help)
-    optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
     args = parser.parse_args()
 
     run = Run(args)  # finds the device, and opens the output folder and the log

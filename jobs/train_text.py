@@ -1,5 +1,5 @@
 # PYTHON_ARGCOMPLETE_OK
-"""Train a language model, a small GPT, to predict the next token: train.py plus nine marked blocks.
+"""Train a language model, a small GPT, to predict the next token: train.py plus eight marked blocks.
 
     python jobs/train_text.py                      the sources of Python on this machine: no download
     python jobs/train_text.py --data_url FOLDER --layers 12 --heads 12 --width 768 --context 1024 \\
@@ -15,16 +15,14 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # our `datasets`, not PyPI's
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # if this file is a link
-from common.distributed.entry import (
-    entry,  # before torch: importing it takes seconds, and Ctrl-C should end them cleanly
-)
+from common.distributed.entry import entry  # before torch, so that Ctrl-C ends its import cleanly
 
 # isort: split
 import torch
 
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.compute import models
-from common.console.arguments import BATCH_SIZE_HELP, boolean, interval, positive_float, positive_int, seed
+from common.console.arguments import BATCH_SIZE_HELP, boolean, positive_float, positive_int, seed
 from common.run import evaluation
 from common.run.run import Run
 from datasets.loaders.engines.memory import make_loader
@@ -34,10 +32,11 @@ from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 @entry  # bad input ends the job with one line `error: ...` and exit code 2
 def main() -> None:
-    parser = TrainingParser(__doc__)  # it also has --resume, --save_every, --weights and the like
+    # It also has --data_url, --output_dir, --max_steps, --resume, --save_every, --weights and the like.
+    parser = TrainingParser(__doc__)
     data = parser.add_argument_group("data and model", role="identity")  # other values: another run
 
-    ### 新增 (new) 1/9, the texts and the network ###
+    ### 新增 (new) 1/8, the texts and the network ###
     # - data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
     # - data.add_argument("--custom_data", type=boolean, default=False, help="true: use generated images")
     # - data.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
@@ -49,27 +48,16 @@ def main() -> None:
     data.add_argument("--width", type=positive_int, default=128, help="features of a token (default: 128)")
     help = "share of the features that are set to 0 (default: 0)"
     data.add_argument("--dropout", role="", type=non_negative_float, default=0.0, metavar="SHARE", help=help)
-    ### 新增 (new) 1/9, the texts and the network ###
+    help = "a text, a folder of texts, or of train.bin and val.bin (default: Python's own modules)"
+    data.add_argument("--data_url", role="operation", metavar="PATH|URL", help=help)
+    ### 新增 (new) 1/8, the texts and the network ###
     data.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
     data.add_argument("--seed", type=seed, default=0, help="seed of weights, order and crops (default: 0)")
-    output = parser.add_argument_group("places", role="operation")  # a restart may change them
-
-    ### 新增 (new) 2/9, the place of the texts ###
-    # - output.add_argument("--data_url", help="folder that holds the data set (default: input_dir/)")
-    help = "a text, a folder of texts, or of train.bin and val.bin (default: Python's own modules)"
-    output.add_argument("--data_url", metavar="PATH|URL", help=help)
-    ### 新增 (new) 2/9, the place of the texts ###
-    output.add_argument("--output_dir", "--train_url", help="folder for results (default: a new one)")
-    output.add_argument("--report_every", type=interval, default="10s", help="report interval (default: 10s)")
-    output.add_argument("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     optimization = parser.add_argument_group("optimization")
     optimization.add_argument("--lr", type=positive_float, default=0.1, help="peak LR (default: %(default)s)")
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: %(default)s")
-    help = "end each epoch after N steps, for a trial (default: no limit)"
-    optimization.add_argument("--epoch_steps", role="identity", type=positive_int, help=help)
-    optimization.add_argument("--max_steps", type=positive_int, help="end after N steps (default: no limit)")
 
-    ### 新增 (new) 3/9, defaults for AdamW; accumulation and clipping ###
+    ### 新增 (new) 2/8, defaults for AdamW; accumulation and clipping ###
     parser.set_defaults(lr=1e-3, epochs=1, batch_size=32)
     help = "parts of a batch that are computed one after the other, to save memory (default: 1)"
     optimization.add_argument("--accumulate", type=positive_int, default=1, metavar="N", help=help)
@@ -79,7 +67,7 @@ def main() -> None:
     optimization.add_argument("--warmup", type=positive_int, default=100, metavar="STEPS", help=help)
     help = "weight decay of AdamW, without norms and biases (default: 0.1)"
     optimization.add_argument("--weight_decay", type=non_negative_float, default=0.1, help=help)
-    ### 新增 (new) 3/9, defaults for AdamW; accumulation and clipping ###
+    ### 新增 (new) 2/8, defaults for AdamW; accumulation and clipping ###
     args = parser.parse_args()
 
     run = Run(args)  # finds the device, and opens the output folder and the log
@@ -88,40 +76,40 @@ def main() -> None:
 
     # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
 
-    ### 新增 (new) 4/9, windows of tokens ###
+    ### 新增 (new) 3/8, windows of tokens ###
     # - train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
     from datasets.loaders.engines.map_style import map_style_loader as make_loader
     from datasets.memory import tokens
 
     train_set, test_set = tokens.load(args.data_url, args.context)
-    ### 新增 (new) 4/9, windows of tokens ###
+    ### 新增 (new) 3/8, windows of tokens ###
     log.print_data(train_set, test_set)
     train_sampler = BatchSampler(
         len(train_set), args.batch_size, args.seed, args.epochs, args.max_steps, args.epoch_steps
     )
     test_sampler = SequentialBatchSampler(len(test_set), 250)
 
-    ### 新增 (new) 5/9, smaller batches: the logits of 250 windows can be larger than a GPU ###
+    ### 新增 (new) 4/8, smaller batches: the logits of 250 windows can be larger than a GPU ###
     rows = max(1, args.batch_size // args.accumulate)
     test_sampler = SequentialBatchSampler(len(test_set), rows)
-    ### 新增 (new) 5/9, smaller batches: the logits of 250 windows can be larger than a GPU ###
+    ### 新增 (new) 4/8, smaller batches: the logits of 250 windows can be larger than a GPU ###
     train_loader = make_loader(train_set, train_sampler, device, augment=True)
     test_loader = make_loader(test_set, test_sampler, device)
 
-    ### 新增 (new) 6/9, a GPT ###
+    ### 新增 (new) 5/8, a GPT ###
     # -
     # - model = models.resnet18(train_set.channels, train_set.classes, args.width)
     from common.compute import gpt
 
     shape = args.layers, args.heads, args.width
     model = gpt.GPT(train_set.vocabulary, args.context, *shape, dropout=args.dropout)
-    ### 新增 (new) 6/9, a GPT ###
+    ### 新增 (new) 5/8, a GPT ###
     model = model.to(device).to(memory_format=torch.channels_last)
     forward = model  # variants wrap `forward`; `model` stays the raw module, which is saved and evaluated
 
     total_steps = train_sampler.total_steps
 
-    ### 新增 (new) 7/9, AdamW, a warm-up and a cosine; cross entropy of the next token ###
+    ### 新增 (new) 6/8, AdamW, a warm-up and a cosine; cross entropy of the next token ###
     # - recipe = models.FUSED[device.type] | {"momentum": 0.9, "weight_decay": 5e-4, "nesterov": True}
     # - optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, **recipe)
     # - scheduler = torch.optim.lr_scheduler.OneCycleLR(
@@ -149,7 +137,7 @@ def main() -> None:
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_peak)
     log.use(metrics.Metrics(perplexity=metrics.Perplexity(), best="loss"))
-    ### 新增 (new) 7/9, AdamW, a warm-up and a cosine; cross entropy of the next token ###
+    ### 新增 (new) 6/8, AdamW, a warm-up and a cosine; cross entropy of the next token ###
     running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
@@ -161,7 +149,7 @@ def main() -> None:
     for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch
         model.train()
         for inputs, targets in train_loader:
-            ### 新增 (new) 8/9, accumulated and clipped ###
+            ### 新增 (new) 7/8, accumulated and clipped ###
             # - optimizer.zero_grad()
             # - logits = forward(inputs)
             # - loss = criterion(logits, targets)
@@ -183,7 +171,7 @@ def main() -> None:
                 running += evaluation.batch_sums(loss, logits, targets)
                 torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip_grad)
                 optimizer.step()
-            ### 新增 (new) 8/9, accumulated and clipped ###
+            ### 新增 (new) 7/8, accumulated and clipped ###
             scheduler.step()
             step += 1
             due = checkpoint.end_step()
@@ -195,12 +183,12 @@ def main() -> None:
         checkpoint.save_weights(epoch, val_sums)  # or exits, if the evaluation was stopped
         log.validation(val_sums)
 
-        ### 新增 (new) 9/9, a text that the model writes; the start is that of the test set ###
+        ### 新增 (new) 8/8, a text that the model writes; the start is that of the test set ###
         start = test_set[0][0][:16].to(device)
         written = gpt.generate(model, start, 200, args.context, args.seed)
         for line in test_set.text(torch.cat([start, written])).splitlines():
             log.info(f"| {line}")
-        ### 新增 (new) 9/9, a text that the model writes; the start is that of the test set ###
+        ### 新增 (new) 8/8, a text that the model writes; the start is that of the test set ###
     checkpoint.finish()  # waits for the last save and upload, and prints the TIME COST table
 
 

@@ -1,7 +1,6 @@
 """`python -m launch VERB`: check, simulate, pack, submit, follow, fetch and compare jobs."""
 
 import importlib
-import itertools
 import os
 import sys
 
@@ -33,45 +32,10 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
     "receipt": ("receipt", "compare the data and the states of two runs; show the first step that differs"),
     "data": ("data.cli", "show the samples of a step, or the steps of a sample, checked against the receipt"),
 }
-REMOVED = {  # former options, and former words after a verb: what to use instead
-    "pack --keep_torch": "use an image with the torch that the job needs",
-    "pack --single_file": "upload the folder that pack makes",
-    "prove --seed": "the moments of the kills are the same in each proof",
-    "simulate --network-namespaces": "the fault stop:rank=R,step=S makes a process silent",
-    "submit --snapshot": "run it in the code folder; code in job.toml names the snapshot",
-    "submit --to": "write > FILE",
-    "submit --force": "write > FILE",
-    "fetch --latest_checkpoint": "fetch takes all files; --keep of the job limits its checkpoints",
-    "clean --older_than": "unfinished uploads are removed after a day, snapshots by --keep",
-    "check --json": "check prints lines of name=value",
-    "status --json": "status prints text",
-    "status --events": "status shows the last 5 events",
-    "cache stat": "use cache ls, which shows the same",
-    "cache --json": "ls and check print text",
-    "cache --missing_ok": "check counts what is missing, damaged and different",
-    "data --samples": "--sample needs a run of 0.15 or later",
-    "data --job": "no job is started: --data_url names the data, and --ids needs none",
-    "predict --workers": "predict uses all cores",
-    "bench --plot": "its table has all figures",
-    "bench train": "use python -m tests.benchmarks.train",
-    "bench throughput": "use python -m tests.benchmarks.train --arch shufflenet_v2_x0_5",
-    "bench batch-size": "use python -m tests.benchmarks.batch_size",
-    "bench ray": "use launch bench loaders",
-    "bench --json": "its table has all figures",
-}
 USAGE = "\n".join(
     ["usage: python -m launch VERB [ARGUMENTS]   (VERB --help: details; --version)", ""]
     + [f"  {verb:<10}{meaning}" for verb, (_, meaning) in VERBS.items()]
 )
-
-
-def refuse_removed(verb: str, arguments: list[str]) -> None:
-    """Raise BadInput if an argument is in REMOVED. The arguments of a job, after --, are not looked at."""
-    own = itertools.takewhile(lambda word: word != "--", arguments)
-    for number, word in enumerate(own):
-        name = f"{verb} {word.partition('=')[0]}"
-        if name in REMOVED and (number == 0 or word.startswith("--")):
-            raise BadInput(f"{name} was removed: {REMOVED[name]}")
 
 
 @entry
@@ -86,7 +50,6 @@ def main() -> None:
     if verb not in VERBS:
         print(USAGE if not verb else f"error: unknown command {verb!r}\n{USAGE}", file=sys.stderr)
         sys.exit(exits.BAD_INPUT)
-    refuse_removed(verb, arguments)
     try:
         sys.exit(importlib.import_module(f"launch.{VERBS[verb][0]}").main(arguments))
     except OSError as error:  # of a path, or of a folder that is needed to work; a verb names most itself

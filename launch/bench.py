@@ -10,30 +10,15 @@ overlap; on the CPU they share the cores. Compare figures of one run only. A run
 bad input.
 """
 
-import argparse
-
-from common.console import arguments
-from common.ground.exits import BadInput
+from common.console.arguments import Parser, arch, boolean, positive_float, positive_int
 from datasets.folders import image_folder
 
 
-def main(argv: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Measure, print a table and the choice, and return 0. Raises BadInput."""
-    name, *rest = argv or [""]
-    if name in ("-h", "--help"):
-        print(__doc__)
-        return 0
-    if name != "loaders":
-        raise BadInput(f"unknown benchmark {name!r}: expected loaders")
-    args = _parse_args(rest)
-    from launch import loader_rates  # imports torch, which --help does not need
-
-    return loader_rates.compare(args)
-
-
-def _parse_args(argv: list[str]) -> argparse.Namespace:
-    parser = arguments.Parser(__doc__, "python -m launch bench loaders")
-    add, count = parser.add_argument, arguments.positive_int
+    parser = Parser(__doc__, "python -m launch bench")
+    add, count = parser.add_argument, positive_int
+    add("benchmark", choices=["loaders"], help="what is measured")
     add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
     add("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
     add("--splits", type=image_folder.splits, metavar="TRAIN,VAL", help="those of the job")
@@ -42,8 +27,11 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--image_size", type=count, default=224, help="default: 224")
     add("--batch_size", type=count, default=64, help="default: 64")
     add("--workers", type=count, help="default: cores")
-    add("--seconds", type=arguments.positive_float, default=2.0, help="seconds for each (default: 2)")
+    add("--seconds", type=positive_float, default=2.0, help="seconds for each (default: 2)")
     add("--rounds", type=count, default=5, help="default: 5")
-    add("--arch", type=arguments.arch, default="resnet50", help="default: resnet50")
-    add("--enable_gpu", type=arguments.boolean, help="default: true if there is a GPU")
-    return parser.parse_args(argv)
+    add("--arch", type=arch, default="resnet50", help="default: resnet50")
+    add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    args = parser.parse_args(arguments)
+    from launch import loader_rates  # imports torch, which --help does not need
+
+    return loader_rates.compare(args)

@@ -103,7 +103,7 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     if not steps:
         return True, end
     end = f"; {end}" if others else ""
-    different = [step for step in steps if _differs(lines[0][step], lines[1][step])]
+    different = [step for step in steps if lines[0][step]["digest"] != lines[1][step]["digest"]]
     equal = f"equal at {_numbers([step for step in steps if step not in different])}{end}"
     shards = [read_setting(run, "exact_shards") for run in (first, second)]
     is_exact = shards[0] is not None and shards[0] == shards[1]
@@ -119,20 +119,6 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     if is_expected:
         text += f"; expected: {sizes[0]} and {sizes[1]} processes round sums, and draw numbers, differently"
     return is_expected, text
-
-
-def _differs(first: dict, second: dict) -> bool:
-    """Return whether two lines of state.jsonl are of different states. Before 0.24 they had no numbers of
-    parameter groups."""
-    if first["digest"] == second["digest"]:
-        return False
-    parts = [line["parts"] for line in (first, second)]
-    groups = [{name for name in each if ".param_groups." in name} for each in parts]
-    if all(groups):
-        return True
-    return any(
-        parts[0].get(name) != parts[1].get(name) for name in (parts[0] | parts[1]).keys() - set.union(*groups)
-    )
 
 
 def _read_figures(run: str, start: str = "") -> dict[tuple, str]:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from common.console.arguments import REMOVED
+from common.checkpoint.options import TrainingParser
+from common.console.arguments import IDENTITY, OPERATION, REMOVED
 from common.ground import exits
 from tests.support.options import ROOT, documents, read_parsers, render, rewrite
 
@@ -69,6 +70,24 @@ def test_the_options_of_the_jobs_are_frozen(parsers):
     assert sorted(found - have) == [], "a new option needs what CONTRIBUTING.md asks for under `Options`"
     assert sorted(have - found) == [], "a removed option is entered in REMOVED of common/console/arguments.py"
     assert not {name for _, name in have} & {f"--{name}" for name in REMOVED}
+
+
+def test_a_job_may_define_an_option_of_a_run_itself():
+    """As imagenet.py does, and copies of the jobs of version 0.28."""
+    parser = TrainingParser(None)
+    own = parser.add_argument_group("own").add_argument
+    for names in (["--data_url"], ["--output_dir", "--train_url"], ["--enable_gpu"], ["--max_steps"]):
+        own(*names, role=IDENTITY)
+    own("-p", "--report_every", "--print_freq", default="7s")
+    args = parser.parse_args(["-p", "3s", "--max_steps=4", "--train_url=there", "--epoch_steps=2"])
+    assert (args.report_every, args.max_steps, args.output_dir, args.epoch_steps) == ("3s", "4", "there", 2)
+    assert args.roles["data_url"] == args.roles["epoch_steps"] == IDENTITY and not args.roles["report_every"]
+
+
+def test_the_roles_of_the_options_of_a_run():
+    roles = TrainingParser(None).parse_args([]).roles
+    assert {roles[name] for name in ("data_url", "output_dir", "report_every", "enable_gpu")} == {OPERATION}
+    assert (roles["epoch_steps"], roles["max_steps"]) == (IDENTITY, "")
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: str(path.relative_to(ROOT)))

@@ -83,7 +83,8 @@ class Mirror:
         if resume == "auto" and self._files:
             self._doomed |= restoring.restore(self.store, self.folder, self._files)
             # a job that was killed while it replaced best.pth has removed it from the list
-            self._files = restoring.stored(self.store, ["best.pth"]) | self._files
+            if (best := self.store.head("best.pth")) and best.sha256:
+                self._files = {best.key: File(best.size, best.sha256)} | self._files
 
     def results(self) -> list[str]:
         """Return the checkpoints and weights that the list at the URL names."""

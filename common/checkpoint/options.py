@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from common.console.arguments import (
+    IDENTITY,
     OPERATION,
     boolean,
     interval,
@@ -20,7 +21,10 @@ from common.run.job import JobParser
 
 
 class TrainingParser(JobParser):
-    """The parser of a job that trains: a JobParser with the options of a Checkpointer."""
+    """The parser of a job that trains: a JobParser with the options of a Run and a Checkpointer.
+
+    A job may define those of the group "run" itself.
+    """
 
     def __init__(self, description: str | None):
         super().__init__(description)
@@ -31,7 +35,8 @@ class TrainingParser(JobParser):
             if self._option_string_actions.get("--batch_size") in group._group_actions:
                 help = "samples of one optimizer step in each process, in place of --batch_size"
                 group.add_argument("--batch_size_per_gpu", role=OPERATION, type=positive_int, help=help)
-        _add_arguments(self)  # after the job's own, as --help shows them
+        _add_run_arguments(self)  # after the job's own, as --help shows them
+        _add_arguments(self)
         return super().parse_args(args, namespace)
 
     def parse_known_args(
@@ -56,6 +61,21 @@ def _count_batch(args: argparse.Namespace) -> dict[str, int]:
     if not getattr(args, "batch_size_per_gpu", None):
         return {}
     return {"batch_size": args.batch_size_per_gpu * devices.find_topology(args).world_size}
+
+
+def _add_run_arguments(parser: JobParser) -> None:
+    def add(*names: str, **options: Any) -> None:
+        if parser._option_string_actions.keys().isdisjoint(names):  # else the job's own counts
+            group.add_argument(*names, **options)
+
+    group = parser.add_argument_group("run", role=OPERATION)
+    add("--data_url", help="folder that holds the data set (default: input_dir/)")
+    add("--output_dir", "--train_url", help="folder for results (default: a new one)")
+    add("--report_every", type=interval, default="10s", help="report interval (default: 10s)")
+    add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
+    help = "end each epoch after N steps, for a trial (default: no limit)"
+    add("--epoch_steps", role=IDENTITY, type=positive_int, help=help)
+    add("--max_steps", role="", type=positive_int, help="end after N steps (default: no limit)")
 
 
 def _add_arguments(parser: JobParser) -> None:

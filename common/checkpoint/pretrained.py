@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from common.console.arguments import TIMM, import_timm
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, in_one_line
 from common.ground.files import sha256_file
 
 DEFAULT = "DEFAULT"
@@ -50,7 +50,7 @@ def read(arch: str, name: str) -> dict[str, torch.Tensor]:
     except BadInput:
         raise
     except Exception as error:  # of the network, the disk, or timm
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = in_one_line(error)
         raise BadInput(
             f"--weights {name} of {arch} is not in the cache and cannot be downloaded ({reason}): download "
             "it elsewhere, and pass the file"

@@ -80,7 +80,9 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]
             if not own or not (has_it or has_later):
                 _bring(store, folder, step, facts)
                 if own.get("run") != facts.get("run"):
-                    _discard_others(os.path.join(folder, names_of(step)[0]))
+                    path = os.path.join(folder, names_of(step)[0])
+                    for other in set(checkpoint.list_newest_first(os.path.dirname(path))) - {path}:
+                        checkpoint.discard(other)
             return refused
         except (checkpoint.Refused, StoreError) as error:
             if isinstance(error, StoreError) and error.reason not in _OF_THE_OBJECT:
@@ -132,18 +134,6 @@ def _bring(store: ObjectStore, folder: str, step: int, facts: dict) -> None:
     print(
         f"restored {os.path.basename(name)} and the history up to it from {store.location.url()}", flush=True
     )
-
-
-def _discard_others(path: str) -> None:
-    for each in checkpoint.list_newest_first(os.path.dirname(path)):
-        if each != path:
-            checkpoint.discard(each)
-
-
-def stored(store: ObjectStore, names: Iterable[str]) -> dict[str, File]:
-    """Return the files at the URL whose metadata has a sha256, by path."""
-    entries = [entry for name in names if (entry := store.head(name))]
-    return {entry.key: File(entry.size, entry.sha256) for entry in entries if entry.sha256}
 
 
 def _restore_history(store: ObjectStore, folder: str, name: str) -> None:

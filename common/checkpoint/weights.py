@@ -21,8 +21,8 @@ import torch
 from common.checkpoint import pretrained
 from common.distributed import ranks
 from common.exact import files as checkpoint
-from common.ground.exits import BadInput, import_optional, printable
-from common.ground.files import opener
+from common.ground.exits import BadInput, import_optional, in_one_line, printable
+from common.ground.files import explained, opener
 from common.ground.results import CLASSES, checkpoints
 from common.parallel import dtensors
 from common.run.output import Output
@@ -100,7 +100,7 @@ def read(path: str) -> tuple[dict[str, torch.Tensor], str]:
     except BadInput:
         raise
     except Exception as error:  # of safetensors
-        raise BadInput(f"weights {path}: it is damaged: {checkpoint.first_line(error)}") from error
+        raise BadInput(f"weights {path}: it is damaged: {in_one_line(error)}") from error
     objects, taken = content.get("objects"), ""
     if isinstance(objects, dict):
         kept = objects.get("ema") or objects.get("model")
@@ -166,11 +166,9 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 def _check_crc(path: str) -> None:
     """Raise Refused if the CRC-32 of a part of the zip file is wrong; torch.load does not check it."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except Exception as error:  # a damaged file can make zipfile raise any exception
-        raise checkpoint.Refused(f"it is damaged: {error}") from error
+    # a damaged file can make zipfile raise any exception
+    with explained("it is damaged", Exception, kind=checkpoint.Refused), zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
     if damaged:
         raise checkpoint.Refused(f"it is damaged: the CRC-32 of {damaged} differs")
 

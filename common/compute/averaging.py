@@ -27,20 +27,16 @@ class MovingAverage(AveragedModel):
         if found_inf is None:
             super().update_parameters(model)
             return
-        pairs = zip(
-            [*self.module.parameters(), *self.module.buffers()],
-            [*model.parameters(), *model.buffers()],
-            strict=True,
-        )
-        kinds: dict[bool, tuple[list[torch.Tensor], list[torch.Tensor]]] = {True: ([], []), False: ([], [])}
-        for average, current in pairs:
-            for tensors, each in zip(kinds[current.is_floating_point()], (average, current), strict=True):
-                tensors.append(each.detach())
-        averages, currents = kinds[True]
+        own = [*self.module.parameters(), *self.module.buffers()]
+        averages, currents = [], []
+        for average, current in zip(own, [*model.parameters(), *model.buffers()], strict=True):
+            if current.is_floating_point():
+                averages.append(average.detach())
+                currents.append(current.detach())
+            else:
+                average.copy_(current)
         taken = 1 - found_inf
         differences = torch._foreach_sub(currents, averages)
         torch._foreach_mul_(differences, torch.where(self.n_averaged > 0, 1 - self.decay, 1.0) * taken)
         torch._foreach_add_(averages, differences)
-        if kinds[False][0]:
-            torch._foreach_copy_(*kinds[False])
         self.n_averaged += taken.to(self.n_averaged.dtype)

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from common.console import arguments, config
 from common.ground.exits import BadInput
+from common.ground.files import explained
 
 # torch.optim.SGD(..., **FUSED[device.type]): on CUDA one kernel updates all weights, and the host does not
 # wait for the device to check whether a step is finite. SGD has it since torch 2.3.
@@ -88,22 +89,16 @@ def build(name: str, classes: int, image_size: int, kwargs: str = NO_KWARGS) -> 
     values = config.table(kwargs)
     if "num_classes" in values:
         raise BadInput(f"--model_kwargs {kwargs}: leave num_classes out: the classes are counted")
-    try:
+    with explained(given if values else cannot, Exception):  # the values have any type: it may raise anything
         model = make(**values)
-    except Exception as error:  # the values have any type, so the class may raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise BadInput(f"{given if values else cannot}: {reason}") from error
     _try(model.eval(), image_size, cannot, classes)
     return model.train()
 
 
 def _try(model: nn.Module, size: int, cannot: str, classes: int) -> None:
     """Raise BadInput if the network does not turn one image of this size into logits [1, classes]."""
-    try:
-        with torch.no_grad():
-            output = model(torch.zeros(1, 3, size, size))
-    except Exception as error:  # a network with unusual arguments may raise anything
-        raise BadInput(f"{cannot}: {' '.join(str(error).split())[:200]}") from error
+    with explained(cannot, Exception), torch.no_grad():  # with unusual arguments it may raise anything
+        output = model(torch.zeros(1, 3, size, size))
     shape = list(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
     if shape != [1, classes]:
         raise BadInput(f"{cannot}: its output is {shape}, expected logits [1, {classes}]")

@@ -13,6 +13,7 @@ from common.compute.models import FUSED
 from common.console import config
 from common.console.arguments import non_negative_float, positive_float
 from common.ground.exits import BadInput
+from common.ground.files import explained
 
 _KINDS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 _BLOCK = re.compile(r"(?:.*?\.)?(?:\w*_)?\d+(?=\.)")  # the beginning of a weight's name
@@ -51,11 +52,9 @@ def check(args: argparse.Namespace) -> dict[str, float]:
     for name in ("lr", "weight_decay", "momentum"):
         if name in kwargs:
             raise BadInput(f"--optimizer_kwargs {args.optimizer_kwargs}: give {name} as --{name}")
-    try:
+    # the values have any type, so the class may raise anything
+    with explained(f"--optimizer_kwargs {args.optimizer_kwargs}", Exception):
         build(trial, torch.nn.Linear(1, 1), torch.device("cpu"))
-    except Exception as error:  # the values have any type, so the class may raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise BadInput(f"--optimizer_kwargs {args.optimizer_kwargs}: {reason}") from error
     return given
 
 

@@ -342,32 +342,18 @@ FLAG: dict[str, Any] = {
 }
 
 
-def positive_int(text: str) -> int:
-    """Parse an integer in 1..1e9."""
-    return _number(text, "a whole number of at least 1", lambda value: value >= 1, int)
-
-
-def non_negative_int(text: str) -> int:
-    """Parse an integer in 0..1e9."""
-    return _number(text, "a whole number of at least 0", lambda value: value >= 0, int)
-
-
-def positive_float(text: str) -> float:
-    """Parse a number > 0, at most 1e9."""
-    return _number(text, "a number above 0", lambda value: value > 0)
-
-
-def non_negative_float(text: str) -> float:
-    """Parse a number in 0..1e9."""
-    return _number(text, "a number of at least 0", lambda value: value >= 0)
-
-
-def _number(text: str, expected: str, fits: Callable[[Any], bool], kind: Callable[[str], Any] = float) -> Any:
+def _number(expected: str, fits: Callable[[Any], bool], kind: Callable[[str], Any], text: str) -> Any:
     with contextlib.suppress(ValueError):
         value = parse_number(text, kind)
         if fits(value) and value <= _MOST:
             return value
     raise argparse.ArgumentTypeError(f"{text!r} is not {expected} and at most {_MOST:g}")
+
+
+positive_int = functools.partial(_number, "a whole number of at least 1", lambda value: value >= 1, int)
+non_negative_int = functools.partial(_number, "a whole number of at least 0", lambda value: value >= 0, int)
+positive_float = functools.partial(_number, "a number above 0", lambda value: value > 0, float)
+non_negative_float = functools.partial(_number, "a number of at least 0", lambda value: value >= 0, float)
 
 
 def seed(text: str) -> int:

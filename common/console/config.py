@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from common.ground.exits import BadInput, import_optional
-from common.ground.files import read_file
+from common.ground.files import explained, read_file
 
 
 def read(path: str) -> dict[str, Any]:
@@ -36,10 +36,9 @@ def read(path: str) -> dict[str, Any]:
 
 def table(text: str) -> dict[str, Any]:
     """Return an inline table of TOML, such as {betas = [0.9, 0.95]}. Raises BadInput."""
-    try:
+    failure = f"{text:.80} is not an inline table of TOML, {{name = value}}"
+    with explained(failure, ValueError, TypeError, RecursionError):
         return dict(_import_toml().loads(f"value = {text}")["value"])
-    except (ValueError, TypeError, RecursionError) as error:
-        raise BadInput(f"{text:.80} is not an inline table of TOML, {{name = value}}: {error}") from error
 
 
 def _import_toml():

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 
 from common.exact import files
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, in_one_line
 
 
 def choose(
@@ -37,8 +37,7 @@ def choose(
         except files.Refused as reason:
             refused.append(f"{path}: {reason}")
         except Exception as error:  # load_state_dict() failed: the file is of another program
-            text = files.first_line(error)
-            refused.append(f"{path}: it does not hold the state of this job: {text}")
+            refused.append(f"{path}: it does not hold the state of this job: {in_one_line(error)}")
         print(f"checkpoint refused: {refused[-1]}", flush=True)
     if refused and os.path.isfile(wanted) and not os.path.exists(f"{wanted}.json"):
         raise BadInput(f"--resume {refused[0]}; to take its weights only: --weights {wanted}")

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 from common.exact.digest import add_bytes, leaves
+from common.ground.exits import in_one_line
 from common.ground.files import (
     explained,
     open_atomic,
@@ -109,14 +110,11 @@ def verify(path: str) -> dict:
 
 
 def _verify(path: str, size: int, sha256: str, it: str) -> None:
-    try:
-        with open(path, "rb", opener=opener) as file:
-            if (own := os.fstat(file.fileno()).st_size) != size:
-                raise Refused(f"{it} has {own} bytes, expected {size}")
-            if sha256_file(file) != sha256:
-                raise Refused(f"{it} changed after it was written: the sha256 differs")
-    except OSError as error:
-        raise Refused(f"{it} cannot be read: {error.strerror}") from error
+    with explained(f"{it} cannot be read", kind=Refused), open(path, "rb", opener=opener) as file:
+        if (own := os.fstat(file.fileno()).st_size) != size:
+            raise Refused(f"{it} has {own} bytes, expected {size}")
+        if sha256_file(file) != sha256:
+            raise Refused(f"{it} changed after it was written: the sha256 differs")
 
 
 def facts_of(path: str) -> dict:
@@ -205,11 +203,8 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True, file: Any = Non
     Raises Refused, also for the formats of torch before 1.6 and for TorchScript archives: torch.load of torch
     before 2.6 may execute these (CVE-2025-32434).
     """
-    try:
-        with open(path, "rb", opener=opener) as opened:
-            start, size = opened.read(64), os.fstat(opened.fileno()).st_size
-    except OSError as error:
-        raise Refused(f"it cannot be read: {error.strerror}") from error
+    with explained("it cannot be read", kind=Refused), open(path, "rb", opener=opener) as opened:
+        start, size = opened.read(64), os.fstat(opened.fileno()).st_size
     if not start.startswith(_ZIP):  # an HTML page shows here that a download has failed
         reason = f"it begins with {start[:15]!r}, expected {_ZIP!r}: torch.save writes a zip file"
         if start.startswith(_OLD):
@@ -247,7 +242,7 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True, file: Any = Non
             + " (of a dictionary: ['state_dict'], for example, in place of .state_dict())"
         ) from error
     except Exception as error:  # a damaged file can make torch raise any exception
-        raise Refused(f"torch cannot load it: {first_line(error)}") from error
+        raise Refused(f"torch cannot load it: {in_one_line(error)}") from error
     if not isinstance(state, dict):
         raise Refused(f"it holds a {type(state).__name__}, not a dictionary")
     return state
@@ -403,24 +398,16 @@ def _verified(path: str, facts: dict) -> Iterator[_Summed | None]:
         _verify(path, facts["size"], facts["sha256"], "it")
         yield None
         return
-    try:
-        with open(path, "rb", opener=opener) as file:
-            if (size := os.fstat(file.fileno()).st_size) != facts["size"]:
-                raise Refused(f"it has {size} bytes, expected {facts['size']}")
-            summed = _Summed(file)
-            try:
-                yield summed
-            finally:  # also if torch cannot read a damaged file
-                if _text(summed.total()) != facts["sum"]:
-                    raise Refused("it changed after it was written: the sum of its bytes differs")
-    except OSError as error:
-        raise Refused(f"it cannot be read: {error.strerror}") from error
+    with explained("it cannot be read", kind=Refused), open(path, "rb", opener=opener) as file:
+        if (size := os.fstat(file.fileno()).st_size) != facts["size"]:
+            raise Refused(f"it has {size} bytes, expected {facts['size']}")
+        summed = _Summed(file)
+        try:
+            yield summed
+        finally:  # also if torch cannot read a damaged file
+            if _text(summed.total()) != facts["sum"]:
+                raise Refused("it changed after it was written: the sum of its bytes differs")
 
 
 def _text(added: int) -> str:
     return f"{added % 2**64:016x}"
-
-
-def first_line(error: Exception) -> str:
-    """Return the class of an error and the first line of its text."""
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

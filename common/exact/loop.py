@@ -122,7 +122,7 @@ class Exact:
         self.add(**objects)
         self._replicas: Any = None  # a Replicas, if there are several ranks
         self._saver = Saver(folder, keep, self.say, self._state.is_sharded, by_rank)
-        self._said: set[str] = set()
+        self.say_once = exits.once(self.say)  # a line, or the first line of a subject
         self._stop = self._waits = False  # any rank was asked to stop; gradients wait for an optimizer step
         self._label_mean = LabelMean()
         self._digests: torch.Tensor | None = None  # Replicas.note(), sent with the next step
@@ -272,12 +272,6 @@ class Exact:
         """Print a line on rank 0."""
         if ranks.is_first():
             exits.print_line(line)
-
-    def say_once(self, line: str, subject: str = "") -> None:
-        """Print a line on rank 0, the first time only; of a subject only the first line."""
-        if (subject or line) not in self._said:
-            self._said.add(subject or line)
-            self.say(line)
 
     def _restore(self) -> int:
         """Restore the checkpoint to continue from, on every rank, and return its step."""

@@ -100,7 +100,10 @@ class Guard:
         if loss is None:
             loss, parameters, gradients = self._nothing, [], []
         norm = torch.stack(torch._foreach_norm(gradients)).sum() if gradients else loss.new_zeros(())
-        flags = [_flag(each, norm) for each in (asked, late, report, changed)]
+        flags = [
+            torch.full((), each, dtype=torch.bool, device=norm.device)
+            for each in (asked, late, report, changed)
+        ]
         loss = loss.detach().squeeze()  # a loss [1] is a scalar, too
         signs = torch.stack([~torch.isfinite(norm + loss), *flags]).float()
         if len(self.digests):
@@ -195,10 +198,6 @@ def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
 
 def _flat(buffers: list[torch.Tensor]) -> torch.Tensor:
     return torch.cat([buffer.reshape(-1) for buffer in buffers])
-
-
-def _flag(value: bool, like: torch.Tensor) -> torch.Tensor:
-    return torch.full((), value, dtype=torch.bool, device=like.device)
 
 
 def _is_fused(optimizer: torch.optim.Optimizer) -> bool:

@@ -59,7 +59,8 @@ class Replicas:
         if ranks.world_size() == 1:
             return self.nothing()
         device = self.nothing().device
-        parts = [dict(self._tensors(each)) for each in (_parameters, self._buffers)]
+        named = lambda _, module: module.named_parameters()  # noqa: E731
+        parts = [dict(self._tensors(each)) for each in (named, self._buffers)]
         digests = [
             torch.stack([ranks.digest(each).to(device) for each in part.values()])
             if part
@@ -121,7 +122,8 @@ class Replicas:
             return
         for path, part in module.named_modules():
             for name, each in part._buffers.items():
-                if each is not None and name not in part._non_persistent_buffers_set | _statistics(part):
+                is_statistic = isinstance(part, _NormBase)
+                if not is_statistic and each is not None and name not in part._non_persistent_buffers_set:
                     yield f"{path}.{name}".lstrip("."), each
 
 
@@ -133,11 +135,3 @@ _OF_BUFFERS = (
     "a checkpoint holds that of rank 0, so a restart is not exact. Make it equal with "
     "torch.distributed.all_reduce(), or set forward.broadcast_buffers = True"
 )
-
-
-def _parameters(_: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    return module.named_parameters()
-
-
-def _statistics(module: torch.nn.Module) -> set[str]:
-    return set(module._buffers) if isinstance(module, _NormBase) else set()

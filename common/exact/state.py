@@ -13,8 +13,6 @@ from common.ground.exits import BadInput
 from common.parallel import dtensors
 
 FORMAT = 2
-# options of earlier versions -> the value with which a run is one without the option
-FORMER = {"bn_weight_decay": False}
 _COUNTS = ("bad_steps", "bad_in_a_row", "best", "best_of", "highest", "epochs_not_better")  # of a RunState
 
 
@@ -100,9 +98,6 @@ class RunState:
         """
         if state.get("format") != FORMAT:
             raise files.Refused(f"its format is {state.get('format')}, this program reads {FORMAT}")
-        for settings, prefix in ((state["identity"], "--"), (state["schedule"]["began"]["settings"], "")):
-            for name in [name for name in FORMER if settings.get(prefix + name) == FORMER[name]]:
-                del settings[prefix + name]
         # another version may have counted other options as identity
         saved = _options(state["arguments"]) | state["identity"]
         own = _options(self.settings) | self.identity

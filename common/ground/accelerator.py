@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, in_one_line
 
 
 @functools.cache
@@ -23,7 +23,7 @@ def kind() -> str:
         try:
             importlib.import_module("torch_npu")  # adds the device npu and the backend hccl
         except Exception as error:  # without CANN: ImportError, OSError and others
-            reason = " ".join(str(error).split())
+            reason = in_one_line(error, 1000)
             raise BadInput(
                 f"torch_npu cannot be imported: {reason}; uninstall it, or install CANN"
             ) from error

@@ -181,6 +181,24 @@ def has_reader() -> bool:
     return getattr(getattr(getattr(sys.stdout, "buffer", None), "raw", None), "has_reader", True)
 
 
+def in_one_line(error: BaseException, most: int = 200) -> str:
+    """Return the class and the text of an error as one line of at most `most` characters."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:most]
+
+
+def once(say: Callable[[str], object]) -> Callable[..., None]:
+    """Return a function(line, subject="") that calls say(line) the first time only; of a subject only for its
+    first line."""
+    said: set[str] = set()
+
+    def say_once(line: str, subject: str = "") -> None:
+        if (subject or line) not in said:
+            said.add(subject or line)
+            say(line)
+
+    return say_once
+
+
 def import_optional(module: str, purpose: str, package: str | None = None) -> ModuleType:
     """Import a module and return it. Raises MissingPackage.
 
@@ -189,7 +207,7 @@ def import_optional(module: str, purpose: str, package: str | None = None) -> Mo
     try:
         return importlib.import_module(module)
     except Exception as error:  # not only ImportError: it may be built for another NumPy, or lack a library
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = in_one_line(error, 1000)
         raise MissingPackage(f"{purpose} ({reason}): pip install {package or module}") from error
 
 

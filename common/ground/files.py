@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from common.ground.exits import BadInput, print_line
+from common.ground.exits import BadInput, in_one_line, print_line
 
 ROOT = os.path.abspath(
     f"{__file__}/../../.."
@@ -286,13 +286,20 @@ def explain_write(error: Exception, path: str) -> str:
 
 
 @contextlib.contextmanager
-def explained(failure: str) -> Iterator[None]:
-    """Raise BadInput for an OSError of the block: "cannot read FILE: Permission denied". failure: the text
-    before the reason."""
+def explained(failure: str, *others: type[Exception], kind: type[Exception] = BadInput) -> Iterator[None]:
+    """Raise `kind` for an OSError of the block, or one of the others: "cannot read FILE: Permission denied".
+
+    failure: the text before the reason. A BadInput of the block, which has a text for users, stays as it is,
+    and so does an error of this kind.
+    """
+    explainable: tuple[type[Exception], ...] = (OSError, *others)
     try:
         yield
-    except OSError as error:
-        raise BadInput(f"{failure}: {error.strerror or error}") from error
+    except (BadInput, kind):  # BadInput is a ValueError, which may be one of the others
+        raise
+    except explainable as error:
+        reason = error.strerror or str(error) if isinstance(error, OSError) else ""
+        raise kind(f"{failure}: {reason or in_one_line(error)}") from error
 
 
 def sha256_file(file: str | BinaryIO) -> str:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterable
 
 from common.ground.exits import BadInput, printable
-from common.ground.files import PARTIAL
+from common.ground.files import PARTIAL, explained
 from common.object_store.errors import of_the_disk
 from common.object_store.location import find_endpoint, parse
 
@@ -72,11 +72,9 @@ def scratch_folder(kind: str, url: str) -> str:
     place = os.path.expanduser(os.environ.get(SCRATCH, "")) or (_CACHE if is_cache else tempfile.gettempdir())
     own = os.path.join(os.path.abspath(place), f"bootfile-{os.getuid()}")
     path = os.path.join(own, kind, f"{name}-{digest}")
-    try:
+    with explained(f"cannot create scratch folder {path} (set {SCRATCH} to another place)"):
         os.makedirs(own, mode=0o700, exist_ok=True)
         if os.path.islink(own) or os.lstat(own).st_uid != os.getuid():  # temporary folders are open to all
             raise BadInput(f"{own} belongs to another user: set {SCRATCH} to a folder of your own")
         os.makedirs(path, mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise BadInput(f"cannot create scratch folder {path}: {error.strerror}; set {SCRATCH}") from error
     return path

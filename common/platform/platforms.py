@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.ground.exits import BadInput
+from common.ground.files import explained
 
 # Options that platforms add to the command line of a job.
 INJECTED = frozenset({"init_method", "rank", "world_size", "local_rank", "node_rank", "num_gpus"})
@@ -207,11 +208,10 @@ def _sagemaker(env: Mapping[str, str]) -> Claim | None:
     if "SM_HOSTS" not in env:
         return None
     said = f"SM_HOSTS={env['SM_HOSTS']} SM_CURRENT_HOST={env.get('SM_CURRENT_HOST')}"
-    try:
+    failure = f"{said}: expected a JSON list of host names with that of this host"
+    with explained(failure, ValueError, TypeError, LookupError, RecursionError):
         hosts = [*map(str, json.loads(env["SM_HOSTS"]))]
         rank = hosts.index(env["SM_CURRENT_HOST"])
-    except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise BadInput(f"{said}: expected a JSON list of host names with that of this host") from error
     return Claim("sagemaker", rank, len(hosts), said, *find_master(env, hosts))
 
 
@@ -333,13 +333,12 @@ def _rank_table(env: Mapping[str, str]) -> Claim | None:
         return None
     said = _said(env, "RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE")
     rank, size = whole(env, "RANK_ID"), whole(env, "RANK_SIZE")
-    try:
+    failure = f"{said}: it is not a rank table with servers and their devices"
+    with explained(failure, ValueError, LookupError, TypeError, RecursionError):
         table = json.loads(Path(env["RANK_TABLE_FILE"]).read_text(encoding="utf-8"))
         servers = table["server_list"]
         counts = [len(server["device"]) for server in servers]
         first = str(servers[0]["server_id"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise BadInput(f"{said}: it is not a rank table with servers and their devices: {error!r}") from error
     count = counts[0]
     if {*counts} != {count} or size != sum(counts):
         raise BadInput(f"{said}: expected the same number of NPUs on every server, {size} in all")

@@ -51,7 +51,7 @@ class Log:
         self._trackers: dict[str, Any] | None = None  # from the first report on
         self._bar: tqdm | None = None
         self._loader: Any = None
-        self._warnings: set[str] = set()
+        self.warn_once = exits.once(self.info)  # a line, or the first line of a subject
         self._profiled: list[float] = []  # with --prof: the times of the two reports
         self._class_names: tuple[str, ...] = ()
         self._unit = "images", 1  # what is counted for the speed, and how many a sample has
@@ -258,12 +258,6 @@ class Log:
             with contextlib.suppress(OSError, ValueError):  # a log on a full disk must not stop the training
                 tqdm.write(printable(line))
                 sys.stdout.flush()
-
-    def warn_once(self, line: str, subject: str = "") -> None:
-        """Print a line on rank 0, the first time only; of a subject only the first line."""
-        if (subject or line) not in self._warnings:
-            self._warnings.add(subject or line)
-            self.info(line)
 
     def _end_lap(self, name: str) -> None:
         """Add the time since the last call (the first time: since exits.STARTED) to the lap `name`."""

@@ -75,11 +75,9 @@ class SampleLosses:
         device = getattr(result, "device", "cpu")
         generators = [each for each in (torch, accelerator.of(device)) if hasattr(each, "get_rng_state")]
         states = [each.get_rng_state() for each in generators]  # the random numbers of the step do not change
-        try:
-            with torch.no_grad():
+        try:  # a criterion of the user may raise any error
+            with explained(f'{_CANNOT} has no losses with reduction="none"', Exception), torch.no_grad():
                 losses = self._each.forward(*args, **options).float()
-        except Exception as error:  # a criterion of the user may raise any error
-            raise BadInput(f'{_CANNOT} has no losses with reduction="none": {error}') from error
         finally:
             for each, state in zip(generators, states, strict=True):
                 each.set_rng_state(state)

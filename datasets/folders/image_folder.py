@@ -157,10 +157,9 @@ def open_index(folder: str, fingerprint: str | None = None) -> ImageFolderIndex:
 
     Raises BadInput, also if it has another fingerprint than the given one.
     """
-    try:
+    failure = f"the index {folder} is damaged or of another version"
+    with explained(failure, EOFError, ValueError, KeyError, TypeError, RecursionError):
         index = ImageFolderIndex(folder)
-    except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise BadInput(f"the index {folder} is damaged or of another version: {error!r}") from error
     if fingerprint not in (None, index.fingerprint):
         raise BadInput(f"the index {folder} was {fingerprint} and is now {index.fingerprint}: data changed")
     return index

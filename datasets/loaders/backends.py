@@ -16,8 +16,7 @@ from datasets.loaders.engines.crops import TorchvisionCrops
 from datasets.loaders.engines.dali import Dali, missing
 from datasets.loaders.engines.synthetic import Synthetic
 from datasets.loaders.engines.threads import Threads
-from datasets.loaders.engines.worker_engine import WorkerEngine
-from datasets.loaders.engines.workers import Workers
+from datasets.loaders.engines.workers import WorkerEngine, Workers
 from datasets.loaders.loader import Engine, Loader
 from datasets.loaders.ray.pool import RAY
 from datasets.sampling.sampler import Plan

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from common.ground.exits import BadInput
+from common.ground.files import explained
 from datasets.files import download, local_folder, read_checked
 from datasets.memory.image_set import ImageSet, generate_sets
 
@@ -80,11 +81,10 @@ def load(data_url: str | None, custom_data: bool) -> _Sets:
 def _parse(name: str, content: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Return (images uint8 [n, 3, 32, 32], labels int64 [n]) of an official file without executing its code.
     Raises BadInput."""
-    try:
+    # a hostile or damaged pickle can raise anything
+    with explained(f"{name} is not a CIFAR-10 python batch", Exception):
         batch = _ArraysOnly(io.BytesIO(content), encoding="bytes").load()
         return batch[b"data"].reshape(-1, 3, 32, 32), np.array(batch[b"labels"], np.int64)
-    except Exception as error:  # a hostile or damaged pickle can raise anything
-        raise BadInput(f"{name} is not a CIFAR-10 python batch: {type(error).__name__}: {error}") from error
 
 
 class _ArraysOnly(pickle.Unpickler):

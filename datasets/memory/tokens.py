@@ -111,18 +111,16 @@ def _read(path: str) -> bytes:
 def _map(path: str) -> np.ndarray:
     """Return the numbers of a file of tokens without reading it into memory. Raises BadInput if they are of
     another type than uint16, uint32 and int64."""
-    try:
-        with open(path, "rb", opener=opener) as file:
-            start = file.read(1024)
-            magic, _, count = np.frombuffer(start[:12].ljust(12, b"\0"), "<i4").tolist()
-            if magic in _LLMC:
-                tokens = np.memmap(file, _LLMC[magic], mode="r", offset=1024)
-                if len(tokens) != count:
-                    raise BadInput(f"{path} has {len(tokens)} tokens, and its header says {count}")
-                return tokens
-            tokens = np.memmap(file, "<u2", mode="r")
-    except (OSError, ValueError) as error:  # ValueError: its size is odd or 0
-        raise BadInput(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
+    # ValueError: its size is odd or 0
+    with explained(f"cannot read {path}", ValueError), open(path, "rb", opener=opener) as file:
+        start = file.read(1024)
+        magic, _, count = np.frombuffer(start[:12].ljust(12, b"\0"), "<i4").tolist()
+        if magic in _LLMC:
+            tokens = np.memmap(file, _LLMC[magic], mode="r", offset=1024)
+            if len(tokens) != count:
+                raise BadInput(f"{path} has {len(tokens)} tokens, and its header says {count}")
+            return tokens
+        tokens = np.memmap(file, "<u2", mode="r")
     kind = _find_type(tokens[: min(len(tokens), _SAMPLE) // 4 * 4])
     if start.startswith(_OTHERS) or (len(start) == 1024 and not any(start[24:])):
         reason = "the header of another kind of file"

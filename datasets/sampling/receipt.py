@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, once
 from common.ground.files import check_mounted, explained, opener, read_file, write_atomic
 from common.ground.mixing import mix
 from datasets.sampling.records import RECORD, parse_records
@@ -45,7 +45,7 @@ class Receipt:
         self._stored: int | None = None  # bytes of the content that are in FILE; None: FILE was not read yet
         self._begun = 0, bytes(8)  # the step and the digest before the first record of this start
         self._first: int | None = None  # the step before the first record of FILE, if it is known
-        self._warned: set[str] = set()
+        self._warn = once(lambda line: print(f"warning: {line}", flush=True))
         self.shared: list[Any] | None = None  # tensors: sums of all ranks, of steps that were not chained
 
     def add(self, ids: np.ndarray, labels: np.ndarray, crops: Sequence[np.ndarray] = ()) -> None:
@@ -153,11 +153,6 @@ class Receipt:
             what = f"lacks {missing} of the steps" if missing else "has other records than those of the steps"
             self._warn(f"{path} {what} {first + 1} to {step}: it was deleted, cut or changed since")
         return kept.tobytes()
-
-    def _warn(self, line: str) -> None:
-        if line not in self._warned:
-            self._warned.add(line)
-            print(f"warning: {line}", flush=True)
 
     def __str__(self) -> str:
         return self.digest.hex()

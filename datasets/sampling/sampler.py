@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from common.ground.exits import BadInput
+from common.ground.files import explained
 from common.ground.parts import part_of
 from datasets.sampling.philox import Operation, draw, philox4x32
 
@@ -269,10 +270,9 @@ class BatchSampler:
 
 def _cumulative(weights: ArrayLike, size: int) -> np.ndarray:
     """Return the cumulative weights, float64 [size]. Raises BadInput."""
-    try:
+    # NumPy and torch raise these
+    with explained("weights: expected an array of numbers", TypeError, ValueError, RuntimeError):
         values = np.asarray(weights, np.float64)
-    except (TypeError, ValueError, RuntimeError) as error:  # NumPy and torch raise these
-        raise BadInput(f"weights: {error}: expected an array of numbers") from error
     if values.shape != (size,):
         raise BadInput(f"weights of shape {list(values.shape)}: expected one for each of the {size} samples")
     if len(wrong := np.flatnonzero(~(np.isfinite(values) & (values >= 0)))):
@@ -367,12 +367,13 @@ class SequentialBatchSampler:
 class Batch(NamedTuple):
     """One rank's part of one step. ids, labels: int64 [n] (several labels: bool [n, classes]).
     crops: a NamedTuple of arrays [n]; () without augmentation. epoch: of its random numbers
-    (BatchSampler.draws)."""
+    (BatchSampler.draws). size: side of its images, pixels (Plan.size)."""
 
     ids: np.ndarray
     labels: np.ndarray
     crops: tuple
     epoch: int | np.ndarray = 0
+    size: int = 0
 
 
 class Plan:
@@ -459,7 +460,7 @@ class Plan:
         last = 0
         for part, epochs in parts:
             first, last = last, last + len(part)
-            yield Batch(part, labels[first:last], rows(crops, first, last), epochs)
+            yield Batch(part, labels[first:last], rows(crops, first, last), epochs, self.size)
 
 
 def rows(crops: tuple, first: int, last: int) -> tuple:

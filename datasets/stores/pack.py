@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from common.ground.exits import BadInput, import_optional
-from common.ground.files import locked, open_atomic, read_file, sweep, write_atomic
+from common.ground.files import explained, locked, open_atomic, read_file, sweep, write_atomic
 from common.platform.platforms import available_cores
 from datasets.folders.listing import progress
 from datasets.stores import forms
@@ -103,14 +103,12 @@ def build(index: Any, path: str, form: str = "decoded", threads: int | None = No
     An interrupted build is continued, and damaged parts are built again. Of several processes one builds and
     the others wait. Raises BadInput with the sizes if there is not enough room.
     """
-    try:
+    with explained(f"cannot write the pack {path}"):
         if not is_whole(index, path, form):
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
             with locked(f"{path}.lock"):
                 if not is_whole(index, path, form):
                     _fill(index, path, form, threads or _THREADS_PER_CORE * available_cores())
-    except OSError as error:
-        raise BadInput(f"cannot write the pack {path}: {error.strerror or error}") from error
     return PackStore(path, index, form)
 
 
@@ -232,15 +230,14 @@ def _mapped(path: str) -> list[tuple[np.ndarray, ...]]:
     """Return (heights, widths, checksums, offsets, contents) of each batch of a file, without a copy of the
     contents. All batches but the last have the same length."""
     arrow = _arrow()
-    try:
+    failure = f"{path} is not a part of a pack"
+    with explained(failure, ValueError, LookupError, TypeError, arrow.ArrowException):
         with arrow.ipc.open_file(arrow.memory_map(path)) as file:
             found = [_columns(file.get_batch(number)) for number in range(file.num_record_batches)]
         lengths = [len(heights) for heights, *_ in found]
         if not any(lengths) or set(lengths[:-1]) - {lengths[0]}:
             raise ValueError(f"its record batches have {lengths} samples")
         return found
-    except (OSError, ValueError, LookupError, TypeError, arrow.ArrowException) as error:
-        raise BadInput(f"{path} is not a part of a pack: {error}") from error
 
 
 def _columns(batch: Any) -> tuple[np.ndarray, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from common.ground.exits import BadInput, import_optional
+from common.ground.exits import BadInput, import_optional, in_one_line
 from launch import confirm
 from launch.inference import trained
 from launch.inference.trained import Trained
@@ -30,7 +30,7 @@ def write(args: argparse.Namespace) -> int:
     except BadInput:
         raise
     except Exception as error:  # an exporter's error for an unsupported network
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        reason = in_one_line(error, 300)
         raise BadInput(f"torch {torch.__version__} cannot export {network.name}: {reason}") from error
     difference = compare(network, run)
     if not difference <= TOLERANCE:

@@ -13,7 +13,7 @@ from torch import nn
 from common.checkpoint import weights
 from common.compute import models
 from common.console.arguments import boolean, positive_int
-from common.ground.exits import BadInput
+from common.ground.exits import BadInput, in_one_line
 from common.run import starts
 from datasets.loaders import preprocessing
 from datasets.memory import image_set
@@ -111,8 +111,8 @@ def _call(model: str, size: int) -> tuple[nn.Module, int]:
         network = runpy.run_path(file)[function]().eval()
         _, count = network(torch.zeros(1, 3, size, size)).shape
     except (Exception, SystemExit) as error:  # code of the user may raise anything
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         expected = "FILE.py:FUNCTION without arguments; its network returns logits [1, classes]"
+        reason = in_one_line(error)
         raise BadInput(f"--model {model} with --image_size {size}: {reason}; expected {expected}") from error
     return network, count
 

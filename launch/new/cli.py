@@ -127,8 +127,9 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
     lines = blocks.without_docstring(blocks.renumber(combined)).split("\n")
     for start in _UNUSED:
         lines.remove(next(line for line in lines if line.startswith(start)))
+    job = "\n".join(lines).replace(" boolean,", "", 1)  # only --custom_data needs this import
     example = "\n    python jobs/train.py --processes_per_node 2    two processes on the CPU" if ddp else ""
-    return _DOCSTRING.format(example=example, others=" and ".join(names), **_RATES[own]) + "\n".join(lines)
+    return _DOCSTRING.format(example=example, others=" and ".join(names), **_RATES[own]) + job
 
 
 def _mark(step: str, mark: str) -> str:

@@ -69,7 +69,7 @@ def _arguments(options: argparse.Namespace) -> list[str]:
     else:
         found += ["--custom_data=true"]
     found += [f"--batch_size={options.batch_size}"] if options.batch_size else []
-    return [*found, f"--compile={options.compile}"]  # jobs without this option print a line and ignore it
+    return [*found, f"--compile={options.compile}", "--ignore_unknown=true"]  # train.py does not compile
 
 
 def _write(folder: str, text: str) -> str:

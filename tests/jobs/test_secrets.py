@@ -12,7 +12,8 @@ def test_values_of_secret_options_are_nowhere(tmp_path):
     """The options are the user's own; one is not known to the job. A changed secret does not refuse the
     restart, and another option's change is still seen."""
     text = (ROOT / "jobs" / "train.py").read_text()
-    place = '    output = parser.add_argument_group("output")\n'
+    place = "    args = parser.parse_args()\n"
+    assert text.count(place) == 1
     own = "".join(f'    data.add_argument("--{name}")\n' for name in OPTIONS if name != "marked")
     own += '    from common.console.arguments import secret\n    data.add_argument("--marked", type=secret)\n'
     text = text.replace(place, own + place)

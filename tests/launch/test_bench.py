@@ -49,8 +49,8 @@ def test_a_row_of_each_loader_and_the_choice(folder, tmp_path):
     (["loaders"], "the following arguments are required: --data_url"),
     (["loaders", "--data_url=/does/not/exist"], "/does/not/exist does not exist or is not a folder"),
     (["loaders", "--data_url=.", "--arch=nothing"], "--arch: nothing is not a torchvision classifier"),
-    (["speed"], "unknown benchmark 'speed': expected loaders"),
-    ([], "unknown benchmark '': expected loaders"),
+    (["speed"], "argument benchmark: invalid choice: 'speed' (choose from "),
+    ([], "the following arguments are required: benchmark"),
 ])  # fmt: skip
 def test_bad_input(arguments, message):
     with pytest.raises(BadInput) as error:

@@ -13,7 +13,7 @@ from common.exact import digest_lines
 from common.ground.exits import BadInput
 from common.run import starts
 from datasets.sampling import receipt
-from launch.__main__ import REMOVED, VERBS, main, refuse_removed
+from launch.__main__ import VERBS, main
 from tests.conftest import ROOT, environment, run
 
 PATH = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -29,16 +29,6 @@ def test_no_verb_or_an_unknown_one(verb, said):
     assert result.stderr.startswith(said)
     assert re.findall(r"^  (\w+) +\S", result.stderr, re.MULTILINE) == [*VERBS]
     assert result.stdout == "False\n", "a verb's module is imported only if the verb runs"
-
-
-def test_what_was_removed_is_one_line():
-    result = run("-m", "launch", "pack", "jobs/train.py", "--single_file=x", code=2)
-    assert re.fullmatch(r"error: pack --single_file was removed: .*\n", result.stderr)
-    for name, instead in REMOVED.items():
-        verb, word = name.split(" ")
-        with pytest.raises(BadInput, match=re.escape(f"{name} was removed: {instead}")):
-            refuse_removed(verb, [word, "value"])
-    refuse_removed("pack", ["job.py", "--", "--single_file"])
 
 
 WITHOUT = """

@@ -25,7 +25,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = {
     "cache": ("preload", "check", "ls", "rm"),
-    "bench": ("loaders",),
 }
 BLOCK = re.compile(r"(<!-- options: (.+?) -->\n).*?(<!-- end of options -->)", re.DOTALL)
 
@@ -102,7 +101,8 @@ def _paths(parser: argparse.ArgumentParser) -> list[str]:
     """Return the arguments of any text, and those of them that do not take ~ as the home folder."""
     texts = [each for each in parser._actions if each.nargs != 0 and not each.type and not each.choices]
     words = [f"{each.option_strings[0]}=~/x" if each.option_strings else "~/x" for each in texts]
-    parsed, _ = parser.parse_known_args(words)
+    placed = [each for each in parser._actions if each.choices and not each.option_strings]
+    parsed, _ = parser.parse_known_args([next(iter(each.choices)) for each in placed] + words)
     values = {each.dest: getattr(parsed, each.dest) for each in texts}
     values = {name: value[-1] if isinstance(value, list) else value for name, value in values.items()}
     return [*values, *(f"{name} is {value}" for name, value in values.items() if value.startswith("~"))]

@@ -31,8 +31,8 @@ class Crops:
         """Return the bytes of the largest batch of a plan, at the image size of this epoch."""
         return plan.largest * plan.size**2 * 3
 
-    def __call__(self, batch: Batch, size: int) -> torch.Tensor:
-        images = torch.empty((len(batch.ids), size, size, 3), dtype=torch.uint8)
+    def __call__(self, batch: Batch) -> torch.Tensor:
+        images = torch.empty((len(batch.ids), batch.size, batch.size, 3), dtype=torch.uint8)
         contents = self.store.read(batch.ids)
         for row, content, image in zip(self.rows(batch), contents, images.numpy(), strict=True):
             self.crop(row, content, image)

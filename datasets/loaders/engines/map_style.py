@@ -21,7 +21,7 @@ from common.ground import accelerator
 from common.ground.data_sets import check_map_style, class_names_of
 from common.ground.exits import BadInput, print_line
 from datasets.data_fingerprint import find_unstable, fingerprint, hash_rows, hash_value
-from datasets.loaders.engines.worker_engine import ThisProcess, WorkerEngine
+from datasets.loaders.engines.workers import WorkerEngine, Workers, check_connections, not_delivered
 from datasets.loaders.loader import Copy, Loader, Stage
 from datasets.sampling import generators
 from datasets.sampling.philox import Operation, draw
@@ -62,13 +62,8 @@ def map_style_loader(
     dataset (any text) identifies its data; if it has none, it is computed (datasets/data_fingerprint.py).
     """
     fetcher = Fetcher(dataset, collate_fn)
-    pinned = accelerator.has_streams(device)
-    if workers == 0:
-        workers = ThisProcess(pinned)
-    elif isinstance(workers, int):
-        from datasets.loaders.engines.workers import Workers
-
-        workers = Workers(workers, pinned)
+    if isinstance(workers, int):
+        workers = Workers(workers, accelerator.has_streams(device))
     fetcher.look(workers)
     index = Index(len(dataset), fetcher.fingerprint, class_names_of(dataset))  # type: ignore[arg-type]
     plan = Plan(index, sampler, draw_seeds)
@@ -127,8 +122,6 @@ class Fetcher:
         """Compute the fingerprint, in workers if there are some. Warn if an item differs when it is read
         again, or in another worker. Raises BadInput if workers would share a connection of the dataset."""
         if workers.forks:
-            from datasets.loaders.engines.workers import check_connections
-
             check_connections({"dataset": self.dataset, "collate_fn": self.collate_fn}, "")
         [first, *others] = workers.call(self._look, min(2, workers.count))
         self.__dict__["fingerprint"], self._draws, changed = first
@@ -142,9 +135,9 @@ class Fetcher:
                 "generators of torch, NumPy or random"
             )
 
-    def _look(self, batch: Any = None, size: int = 0) -> tuple[str, bool, str]:
+    def _look(self, _: Any = None) -> tuple[str, bool, str]:
         """Return (fingerprint; whether an item draws random numbers; which sample differs when it is read
-        again, or ""). batch, size: not used."""
+        again, or "")."""
         begun = itertools.count()
 
         def read(ids: np.ndarray) -> list:
@@ -177,8 +170,8 @@ class Fetcher:
     def _name(self) -> str:
         return type(self.dataset).__name__
 
-    def __call__(self, batch: Batch, size: int = 0) -> tuple[np.ndarray, tuple[Any, Any]]:
-        """Return (labels for the receipt, int64 [n]; (inputs, targets)) of a batch. size: not used."""
+    def __call__(self, batch: Batch) -> tuple[np.ndarray, tuple[Any, Any]]:
+        """Return (labels for the receipt, int64 [n]; (inputs, targets)) of a batch."""
         ids, [seeds] = batch.ids, batch.crops
         if self._table:  # all rows in one call; they are not random
             rows = torch.from_numpy(ids if self._rows is None else self._rows[ids])
@@ -198,8 +191,6 @@ class Fetcher:
                 raise KeyError
             batch = (self.collate_fn or default_collate)(items)
         except Exception as error:
-            from datasets.loaders.engines.workers import not_delivered  # only an error needs it
-
             if isinstance(error, BadInput) or not_delivered(error):
                 raise
             if self.collate_fn:

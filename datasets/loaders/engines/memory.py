@@ -34,7 +34,7 @@ def make_loader(
         return map_style_loader(data, sampler, device, workers=workers or 0)
     engine: Any = Memory(data, augment)
     if workers:
-        from datasets.loaders.engines.worker_engine import WorkerEngine  # most jobs have none
+        from datasets.loaders.engines.workers import WorkerEngine  # most jobs have none
 
         engine = WorkerEngine(workers, engine)
     return Loader(engine, plan_of(data, sampler, augment), device, data.mean, data.std)
@@ -66,8 +66,8 @@ class Memory(Engine):
         """The padded images. They are made where they are used, and workers get only the images."""
         return Windows(self._images, self._padding, self._reflect)
 
-    def __call__(self, batch: Batch, size: int = 0) -> np.ndarray:
-        """Return the images of a batch, uint8 [n, H, W, C]. size: not used."""
+    def __call__(self, batch: Batch) -> np.ndarray:
+        """Return the images of a batch, uint8 [n, H, W, C]."""
         return self._windows(batch.ids, corners(batch))
 
     def run(self, plan: Plan) -> Images:

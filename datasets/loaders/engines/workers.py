@@ -1,4 +1,4 @@
-"""The worker processes of torch's DataLoader."""
+"""The worker processes of torch's DataLoader, and an engine whose batches they make."""
 
 import concurrent.futures
 import fcntl
@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from common.distributed import preemption
 from common.ground.exits import BadInput
-from common.platform.platforms import count_in
+from datasets.loaders.loader import Engine, Images
 from datasets.sampling import generators
 from datasets.sampling.sampler import Batch, Plan
 
@@ -46,8 +46,8 @@ class NotDelivered(BadInput):
 
 
 class Workers:
-    """Worker processes of a DataLoader, kept from epoch to epoch. count: of processes, at least 1. pinned:
-    return batches in pinned memory."""
+    """Worker processes of a DataLoader, kept from epoch to epoch. count: of processes; 0: this process does
+    their work. pinned: return batches in pinned memory."""
 
     def __init__(self, count: int, pinned: bool):
         self.count, self.pinned = count, pinned
@@ -57,12 +57,12 @@ class Workers:
         method = (
             multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
         )
-        self.forks = method == "fork"
+        self.forks = count > 0 and method == "fork"
         self._closing = multiprocessing.Value("b", 0, lock=False)
         weakref.finalize(self, _close, self._closing)
 
-    def load(self, plan: Plan, function: Callable[[Batch, int], Any]) -> Iterator[tuple[Batch, Any]]:
-        """Yield (batch, function(batch, plan.size)) for each batch of a plan. Raises the function's BadInput.
+    def load(self, plan: Plan, function: Callable[[Batch], Any]) -> Iterator[tuple[Batch, Any]]:
+        """Yield (batch, function(batch)) for each batch of a plan. Raises the function's BadInput.
 
         The workers, and the function that they were started with, are kept as long as the plan is the same
         object.
@@ -74,10 +74,10 @@ class Workers:
             self._loader = self._open(
                 _Results(function),
                 batch_size=None,
-                sampler=_Keys(plan),
+                sampler=plan,
                 collate_fn=_unchanged,
                 num_workers=self.count,
-                persistent_workers=True,
+                persistent_workers=self.count > 0,
                 generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
             )
         for batch, result in _started(self._loader):
@@ -86,12 +86,12 @@ class Workers:
             yield batch, result
 
     def call(self, function: Callable[..., Any], count: int = 1) -> list[Any]:
-        """Return function(None, 0) of each of `count` workers of their own. What the function opens and keeps
+        """Return function(None) of each of `count` workers of their own. What the function opens and keeps
         open is not open in this process, so the workers of load() will not share it. Without forked workers
         this process calls it once."""
         if not self.forks:
-            return [function(None, 0)]
-        options = {"batch_size": None, "sampler": [(None, 0)] * count, "collate_fn": _unchanged}
+            return [function(None)]
+        options = {"batch_size": None, "sampler": [None] * count, "collate_fn": _unchanged}
         workers = self._open(_Results(function), num_workers=count, generator=torch.Generator(), **options)
         results = [result for _, result in _started(workers)]
         for result in results:
@@ -121,38 +121,42 @@ def _started(loader: DataLoader) -> Iterator[Any]:
             gc.enable()
 
 
-class _Keys:
-    """An iterable of (batch, size of the images) of each step."""
+class WorkerEngine(Engine):
+    """An engine for Loader.
 
-    def __init__(self, plan: Plan):
-        self.plan = plan
+    workers: a Workers, or an object with its methods. function: called by the workers with a batch; it
+    returns the images, uint8 [n, H, W, C].
+    """
 
-    def __len__(self) -> int:
-        return len(self.plan)
+    def __init__(self, workers: Any, function: Callable[[Batch], Any]):
+        self._workers, self._function = workers, function
 
-    def __iter__(self) -> Iterator[tuple[Batch, int]]:
-        for batch in self.plan:
-            yield batch, self.plan.size
+    def run(self, plan: Plan) -> Images:
+        for batch, images in self._workers.load(plan, self._function):
+            yield batch, torch.as_tensor(images)
+
+    def close(self) -> None:
+        self._workers.close()
 
 
 class _Results(Dataset):
-    """The results of a function by its arguments. A BadInput is returned, because a raised error would become
+    """The results of a function of batches. A BadInput is returned, because a raised error would become
     the text of a traceback. refusal: why a worker cannot work."""
 
-    def __init__(self, function: Callable[[Batch, int], Any]):
+    def __init__(self, function: Callable[[Batch], Any]):
         self.function = function
         self.refusal: BadInput | None = None
 
-    def __getitem__(self, key: tuple[Batch, int]) -> tuple[Batch, Any]:
+    def __getitem__(self, batch: Batch) -> tuple[Batch, Any]:
         try:
             if self.refusal:
                 raise self.refusal
-            return key[0], self.function(*key)
+            return batch, self.function(batch)
         except BadInput as error:
-            return key[0], error
+            return batch, error
         except Exception as error:
             if refusal := not_delivered(error):
-                return key[0], refusal
+                return batch, refusal
             raise
 
 
@@ -197,6 +201,8 @@ def not_delivered(error: Exception) -> NotDelivered | None:
 def _check_room(workers: int, batch_bytes: int) -> None:
     """Raise NotDelivered if the node has too little shared memory, or may open too few files, for workers of
     two loaders. Each worker prepares two batches, and all processes of the node share the memory."""
+    from common.platform.platforms import count_in  # a loop without workers needs no platform
+
     if sys.platform != "linux":
         return
     needed = (2 * workers + 1) * batch_bytes * (count_in(os.environ, "LOCAL_WORLD_SIZE") or 1)

@@ -40,8 +40,8 @@ class RemoteCrops(Crops):
             store.index = _Columns(store.index)
         super().__init__(store, antialias)
 
-    def __call__(self, batch: Batch, size: int) -> Any:
-        return super().__call__(batch, size).numpy()  # Ray shares the memory of arrays, not of tensors
+    def __call__(self, batch: Batch) -> Any:
+        return super().__call__(batch).numpy()  # Ray shares the memory of arrays, not of tensors
 
 
 class _Columns(ImageFolderIndex):

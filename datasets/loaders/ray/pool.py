@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from torch.utils._pytree import tree_map_only
 
-from common.ground.exits import LOST_CONTACT, BadInput, import_optional, print_line
+from common.ground.exits import LOST_CONTACT, BadInput, import_optional, in_one_line, print_line
 from common.ground.files import ROOT
 from datasets.loaders.ray import worker
 
@@ -77,7 +77,7 @@ def connect(address: str, workers: int) -> Any:
     try:
         ray.init(address or "local", **options)
     except Exception as error:
-        raise _no_cluster(address, _line(error)) from error
+        raise _no_cluster(address, in_one_line(error, 300)) from error
     with contextlib.suppress(ValueError):  # in another thread than the main one
         signal.signal(signal.SIGTERM, handler)  # ray.init() replaces it, and a job saves at this signal
     _local = not address
@@ -159,9 +159,11 @@ class Pool:
             raise
         except errors.RayActorError as error:
             self._check()
-            raise RuntimeError(f"a batch has ended {_RETRIES + 1} Ray workers: {_line(error)}") from error
+            reason = in_one_line(error, 300)
+            raise RuntimeError(f"a batch has ended {_RETRIES + 1} Ray workers: {reason}") from error
         except (OSError, errors.RayError) as error:
-            raise ClusterLost(f"the connection to the Ray cluster is lost: {_line(error)}") from error
+            reason = in_one_line(error, 300)
+            raise ClusterLost(f"the connection to the Ray cluster is lost: {reason}") from error
 
     def close(self) -> None:
         """End the actors."""
@@ -210,7 +212,3 @@ def _kill(ray: Any, actors: list) -> None:
     for actor in actors:
         with contextlib.suppress(Exception):  # Ray may have ended
             ray.kill(actor)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -15,6 +15,7 @@ import urllib.parse
 from typing import NamedTuple
 
 from common.ground.exits import BadInput
+from common.ground.files import explained
 from datasets.stores.forms import SIZED
 
 PASSWORD, PASSWORD_FILE, CA = "BOOTFILE_CACHE_PASSWORD", "BOOTFILE_CACHE_PASSWORD_FILE", "BOOTFILE_CACHE_CA"
@@ -82,9 +83,7 @@ def password() -> str | None:
     """Return the password from the file in BOOTFILE_CACHE_PASSWORD_FILE, or from BOOTFILE_CACHE_PASSWORD;
     None if neither is set. Raises BadInput if the file cannot be read."""
     if path := os.environ.get(PASSWORD_FILE):
-        try:
-            with open(os.path.expanduser(path), encoding="utf-8") as file:
-                return file.read().rstrip("\r\n") or None
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadInput(f"{PASSWORD_FILE}: cannot read {path}: {error}") from error
+        failure = f"{PASSWORD_FILE}: cannot read {path}"
+        with explained(failure, UnicodeDecodeError), open(os.path.expanduser(path), encoding="utf-8") as file:
+            return file.read().rstrip("\r\n") or None
     return os.environ.get(PASSWORD) or None

@@ -69,7 +69,7 @@ def test_a_loop_of_ones_own_loads_neither_options_nor_logs(tmp_path):
     ]
 
 
-OTHERS = {  # change of the loop: what is said of it
+OTHERS = {  # change of the loop -> reason of the refusal
     ("seed=0", "seed=1"): "its samples have the seed 0, this run's the seed 1",
     ("len(train_set), 32", "len(train_set), 50"): "the global batch 32, this run's the global batch 50",
 }

@@ -104,7 +104,7 @@ def test_threads_decode_the_images_of_a_task_before_they_resize_them(room, index
     monkeypatch.setattr(crops, "cut", lambda row, *rest: done.append("decode") or cut(row, *rest))
     monkeypatch.setattr(crops, "fit", lambda ready: done.append(len(ready)) or fit(ready))
     for batch, images in engine.run(plan):
-        assert torch.equal(images, Crops(engine.store)(batch, plan.size))
+        assert torch.equal(images, Crops(engine.store)(batch))
     engine.close()
     resized = [number for number in done if number != "decode"]
     assert sum(resized) == done.count("decode") == 40

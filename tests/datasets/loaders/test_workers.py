@@ -35,7 +35,7 @@ def plan():
 
 
 def test_a_result_that_cannot_be_sent_is_an_error_of_the_job():
-    def result(batch, size):
+    def result(batch):
         return (lambda: None) if batch.ids[0] % 2 else torch.zeros(1)
 
     with pytest.raises(NotDelivered, match=r"cannot send a batch: .*pickle"):

@@ -105,7 +105,7 @@ def test_a_worker_of_ray_cuts_as_a_thread_does(index, packs):
         expected = images.clone().numpy()
         found.close()
     crops = pickle.loads(pickle.dumps(RemoteCrops(packs["jpeg"])))
-    assert np.array_equal(crops(batch, 96), expected)
+    assert np.array_equal(crops(batch), expected)
 
 
 def test_an_image_that_is_too_long_for_a_jpeg_is_named(tmp_path):
