@@ -32,7 +32,7 @@ from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 @entry  # bad input ends the job with one line `error: ...` and exit code 2
 def main() -> None:
-    # It also has --data_url, --output_dir, --max_steps, --resume, --save_every, --weights and the like.
+    # The parser adds --data_url, --output_dir, --max_steps, --resume, --save_every, --weights and the like.
     parser = TrainingParser(__doc__)
     data = parser.add_argument_group("data and model", role="identity")  # other values: another run
 

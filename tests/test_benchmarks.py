@@ -50,6 +50,15 @@ def test_time_to_accuracy(tmp_path):
 
 
 @pytest.mark.faults
+def test_growth():
+    printed = run("-m", "tests.benchmarks.growth", "--steps=2000", "--processes=2", "--rounds=1").stdout
+    assert "2000 steps: receipt.bin 0.06 MB" in printed and "2000 steps: metrics.jsonl 0." in printed
+    assert re.search(r"^2000 steps, launch report RUN RUN: \d\.\d+", printed, re.MULTILINE)
+    assert re.search(r"^2 processes until the end of step 3: \d+\.\d CPU s, [01]\.\d+ GB$", printed, re.MULTILINE)
+    assert printed.count(" ms a step, ") == 2
+
+
+@pytest.mark.faults
 def test_backends_of_imagenet(folder, tmp_path):
     names = ["pytorch", "threads" if backends.reasons(torch.device("cpu"))["dali"] else "dali"]
     options = (

@@ -93,7 +93,7 @@ def test_a_list_with_one_class_shows_who_has_it(data, tmp_path):
     finally:
         write_lists(data)
     plan = Plan(index, BatchSampler(len(index), 64, 0, max_steps=1), augment.random_resized_crop)
-    ids, labels, crops, _ = next(iter(plan))
+    ids, labels, crops, *_ = next(iter(plan))
     record = np.zeros(1, receipt.RECORD)
     record["step"], record["sums"] = 1, receipt.batch_sums(ids, labels, crops, np.array([64])).view("u8")
     (tmp_path / receipt.FILE).write_bytes(record.tobytes())
