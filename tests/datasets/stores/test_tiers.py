@@ -5,6 +5,7 @@ import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
-from datasets.stores import forms, pack
+from datasets.stores import forms, pack, tiers
 from datasets.stores.files import FileStore
 from datasets.stores.shared import connection
 from datasets.stores.tiers import Stores
@@ -181,3 +182,28 @@ def test_a_file_that_changed_after_the_scan_is_not_cached(empty_redis, tmp_path)
         until(lambda: (tiers.cache.lengths(range(8)) > 0).sum() == 7)
         assert tiers.cache.lengths([3]).tolist() == [0]
         assert tiers.read([3]) == [bytes(content)]
+
+
+@pytest.mark.parametrize(("patience", "reader"), [(1000, "MainThread"), (0, "misses_")])
+def test_threads_read_the_files_of_misses_only_where_that_takes_long(patience, reader, index, monkeypatch):
+    files, readers = FileStore(index), []
+    read = files.content
+    content = lambda id: readers.append(threading.current_thread().name) or read(id)  # noqa: E731
+    monkeypatch.setattr(files, "content", content)
+    monkeypatch.setattr(tiers, "_PATIENCE", patience)
+    store = tiers.Tiers(Misses(), files)
+    ids = np.array([3, 0, 5, 2])
+    assert store.read(ids) == [read(id) for id in ids.tolist()]
+    assert len(readers) == 4 and all(name.startswith(reader) for name in readers)
+
+
+class Misses:
+    """A cache that has no sample and wants none."""
+
+    form = "encoded"
+
+    def read(self, ids):
+        return [None] * len(ids)
+
+    def wants_samples(self):
+        return False
