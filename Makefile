@@ -1,4 +1,4 @@
-# make train    set up, then train a ResNet-18 on real digits (about a minute)
+# make train    set up, then train a ResNet-18 on real digits
 # make test     set up, then run the tests
 # make quick    the tests that start no process and open no socket, for use while you edit
 # make demo     data and code to an object store, a job of two nodes, killed, restarted, and its report
@@ -48,7 +48,7 @@ compat: $(foreach python,$(COMPAT_PYTHON),$(COMPAT)/$(notdir $(python))/installe
 	  $$(dirname $$installed)/bin/python -m pytest tests/faults/test_platform_image.py || status=$$?; \
 	done; exit $$status
 
-# CASES: names of tests/zoo/cases.py (default: all; the 34 of restarts take 8 minutes with CASES="--jobs 2").
+# CASES: names of tests/zoo/cases.py (default: all).
 zoo: $(ZOO)/installed
 	@$(ZOO)/bin/python -m tests.zoo $(CASES)
 

@@ -1,7 +1,7 @@
 # PYTHON_ARGCOMPLETE_OK
 """Train a ResNet-18 with every speed-up: train.py plus one marked block for each, with its measured gain.
 
-    python jobs/train_fast.py --dataset digits --epochs 8 --batch_size 128 --lr 0.03    98 % in 7 s, 2 cores
+    python jobs/train_fast.py --dataset digits --epochs 8 --batch_size 128 --lr 0.03    real digits
     python jobs/train_fast.py --dataset cifar10 --data_url FOLDER --epochs 16 --short_recipe true
 
 With the same --batch_size it gets the data of train.py: the receipts are equal (without --short_recipe). A

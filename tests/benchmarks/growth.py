@@ -8,6 +8,7 @@
   those of a run of train.py on digits, with their last line repeated.
 - start: CPU seconds and memory of `train_ddp.py --max_steps 3` with all processes of a node. Memory that
   several processes share counts once (the sum of Pss; the largest of ten looks a second).
+- receipt of any loop: time for a batch of 128 images of 224 x 224 pixels, float32.
 - order: time for a step of 128 samples in the order of an epoch, and its memory, at 10^6 and 4 * 10^18.
 """
 
@@ -21,15 +22,16 @@ import tracemalloc
 
 import numpy as np
 import psutil
+import torch
 
 from common.console.arguments import positive_int
 from common.exact import digest_lines
 from common.ground.files import ROOT
 from common.run import log
-from datasets.sampling import receipt
+from datasets.sampling import loop_receipt, receipt
 from datasets.sampling.sampler import BatchSampler
 from tests.benchmarks import start
-from tests.benchmarks.rounds import conditions, make_parser, spread
+from tests.benchmarks.rounds import conditions, make_parser, spread, timed
 
 SIZES = (10**6, 4 * 10**18)
 
@@ -44,6 +46,9 @@ def main() -> None:
         for processes in options.processes:
             cpu, memory = run_processes(processes)
             print(f"{processes} processes until the end of step 3: {cpu:.1f} CPU s, {memory / 1e9:.2f} GB")
+        batch = torch.randn(128, 3, 224, 224), torch.arange(128)
+        own = [timed(lambda: loop_receipt.hash_batch(batch)) * 1e3 for _ in range(options.rounds + 1)][1:]
+        print(f"receipt of any loop: {spread(own, '.2f', ' ms')} a step of 128, n={options.rounds}")
         for size in SIZES:
             seconds, memory = draw(size)
             print(f"order of {size:.0e} samples: {seconds * 1e3:.2f} ms a step, {memory / 1e3:.0f} KB")
@@ -62,11 +67,11 @@ def measure_steps(steps: int, run: str, rounds: int) -> None:
     }
     times = {name: [start.measure(words, []) for _ in range(rounds)] for name, words in verbs.items()}
     for name, own in ({"a restart": [restart(run, steps) for _ in range(rounds)]} | times).items():
-        print(f"{steps} steps, {name}: {spread(own, '.2f', 'CPU s')}, n={rounds}")
+        print(f"{steps} steps, {name}: {spread(own, '.2f', ' CPU s')}, n={rounds}")
 
 
 def make_longer(run: str, steps: int) -> None:
-    """Repeat the last lines of a run of one step, and make a receipt of so many steps."""
+    """Repeat the last lines of a run of one step, and make a receipt of all steps."""
     os.unlink(os.path.join(run, receipt.FILE))
     sums = np.random.default_rng(0).integers(0, 2**62, (steps, 3))
     receipt.Receipt().chain(steps, 1000, sums, run)
@@ -92,7 +97,7 @@ def restart(run: str, steps: int) -> float:
 
 
 def run_processes(processes: int) -> tuple[float, float]:
-    """Return the CPU seconds and the largest memory in bytes of a job with so many processes."""
+    """Return the CPU seconds and the largest memory in bytes of a job with these processes."""
     with tempfile.TemporaryDirectory() as output:
         words = ("--dataset=digits", "--width=8", "--max_steps=3", f"--output_dir={output}")
         words = (*words, f"--processes_per_node={processes}")

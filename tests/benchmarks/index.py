@@ -14,6 +14,7 @@ Each figure is the CPU time of one call in a new process, with its threads and w
 """
 
 import os
+import resource
 import tempfile
 import time
 from collections.abc import Callable
@@ -57,8 +58,9 @@ def measure(root: str, cache: str, count: int) -> None:
     def load() -> image_folder.ImageFolderIndex:
         return image_folder.load(root, "train", cache, log=lambda line: None)
 
-    first = cpu_seconds(load)
+    first, memory = usage(load)
     index = load()
+    size = sum(entry.stat().st_size for entry in os.scandir(index.folder))
     paths = [index.path(id) for id in range(len(index))]
 
     def compare_all() -> None:
@@ -75,22 +77,30 @@ def measure(root: str, cache: str, count: int) -> None:
     }
     rounds.print_ratios(f"{len(index)} files", rounds.take_turns(contestants, count), ".2f", "CPU s")
     reading = cpu_seconds(lambda: [image_folder._inspect(path, None) for path in paths])
-    print(f"cold {first:.2f} CPU s, of which reading alone {reading:.2f}")
+    print(f"cold {first:.2f} CPU s, of which reading alone {reading:.2f}; {memory / 1e9:.2f} GB of memory")
+    print(f"index on disk: {size / 1e6:.0f} MB")
 
 
 def cpu_seconds(function: Callable[[], object]) -> float:
     """Return the CPU seconds of a call in a forked process."""
+    return usage(function)[0]
+
+
+def usage(function: Callable[[], object]) -> tuple[float, float]:
+    """Return the CPU seconds of a call in a forked process, and by how many bytes its largest memory grew."""
     read, write = os.pipe()
     if not (child := os.fork()):
-        begin = time.process_time()
+        most, begin = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
         function()
-        os.write(write, repr(time.process_time() - begin).encode())
+        used = time.process_time() - begin
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most
+        os.write(write, f"{used!r} {grown * 1024}".encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
-        text = pipe.read()
+        seconds, memory = map(float, pipe.read().split())
     os.waitpid(child, 0)
-    return float(text)
+    return seconds, memory
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from datasets.loaders.loader import Loader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.sampler import BatchSampler
 from tests.benchmarks.loaders import data_loader
-from tests.benchmarks.rounds import conditions, make_parser, spread, take_turns, timed
+from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns, timed
 
 _COUNT, _COUNT_TORCHVISION = 50_000, 4096  # the first as CIFAR-10
 
@@ -44,8 +44,11 @@ def main():
     loaders["torchvision"] = data_loader(_Transformed(torchvision, transform), options.batch_size)
     with conditions():
         epochs = {name: functools.partial(_rate, each) for name, each in loaders.items()}
-        for name, rates in take_turns(epochs, options.rounds).items():
+        found = take_turns(epochs, options.rounds)
+        for name, rates in found.items():
             print(f"{name}: {spread([rate / 1e6 for rate in rates], '.3f', ' million images/s')} on {device}")
+        ratios = divide(found["make_loader"], found["torchvision"])
+        print(f"make_loader / torchvision: {spread(ratios, '.1f', 'x')}, n={options.rounds}")
 
 
 class _Transformed(torch.utils.data.Dataset):

@@ -1,6 +1,6 @@
 """Run the zoo: known defects of released packages and correct set-ups, each examined by a receipt.
 
-    make zoo                                 all cases, about 20 minutes on 2 cores
+    make zoo                                 all cases
     .venv-zoo/bin/python -m tests.zoo NAME   some cases; an unknown name shows all of them
 
 Each case trains once to the end, and once more with a kill (SIGKILL) and a restart. Then
