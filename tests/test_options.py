@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from common.checkpoint.options import TrainingParser
-from common.console.arguments import IDENTITY, OPERATION, REMOVED
+from common.console.arguments import IDENTITY, OPERATION, REMOVED, interval
 from common.ground import exits
 from tests.support.options import ROOT, documents, read_parsers, render, rewrite
 
@@ -82,6 +82,14 @@ def test_a_job_may_define_an_option_of_a_run_itself():
     args = parser.parse_args(["-p", "3s", "--max_steps=4", "--train_url=there", "--epoch_steps=2"])
     assert (args.report_every, args.max_steps, args.output_dir, args.epoch_steps) == ("3s", "4", "there", 2)
     assert args.roles["data_url"] == args.roles["epoch_steps"] == IDENTITY and not args.roles["report_every"]
+
+
+def test_a_job_may_set_the_defaults_of_the_options_that_the_parser_adds():
+    parser = TrainingParser(None)
+    parser.set_defaults(report_every="3s", max_steps=7, save_every="90s", keep=2)
+    args = parser.parse_args(["--keep=5"])
+    assert (args.report_every, args.save_every) == (interval("3s"), interval("90s"))
+    assert (args.max_steps, args.keep) == (7, 5)
 
 
 def test_the_roles_of_the_options_of_a_run():

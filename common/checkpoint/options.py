@@ -37,6 +37,7 @@ class TrainingParser(JobParser):
                 group.add_argument("--batch_size_per_gpu", role=OPERATION, type=positive_int, help=help)
         _add_run_arguments(self)  # after the job's own, as --help shows them
         _add_arguments(self)
+        self.set_defaults(**self._defaults)  # what the job has set counts, also for the options added here
         return super().parse_args(args, namespace)
 
     def parse_known_args(
