@@ -29,12 +29,13 @@ from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 @entry  # bad input ends the job with one line `error: ...` and exit code 2
 def main() -> None:
-    # The parser adds --data_url, --output_dir, --max_steps, --resume, --save_every, --weights and the like.
+    # The parser adds --output_dir, --report_every, --max_steps, --resume, --save_every, --weights and more.
     parser = TrainingParser(__doc__)
     data = parser.add_argument_group("data and model", role="identity")  # other values: another run
     data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
     data.add_argument("--custom_data", type=boolean, default=False, help="true: use generated images")
     data.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
+    data.add_argument("--data_url", role="operation", help="folder of the data set (default: input_dir/)")
     data.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
     data.add_argument("--seed", type=seed, default=0, help="seed of weights, order and crops (default: 0)")
     optimization = parser.add_argument_group("optimization")

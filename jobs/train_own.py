@@ -31,7 +31,7 @@ from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 @entry  # bad input ends the job with one line `error: ...` and exit code 2
 def main() -> None:
-    # The parser adds --data_url, --output_dir, --max_steps, --resume, --save_every, --weights and the like.
+    # The parser adds --output_dir, --report_every, --max_steps, --resume, --save_every, --weights and more.
     parser = TrainingParser(__doc__)
     data = parser.add_argument_group("data and model", role="identity")  # other values: another run
 
@@ -44,6 +44,7 @@ def main() -> None:
     help = "processes that read the data (default: 0: this process reads them)"
     data.add_argument("--workers", role="operation", type=non_negative_int, default=0, help=help)
     ### 新增 (new) 1/5, your options: their values are args.NAME ###
+    data.add_argument("--data_url", role="operation", help="folder of the data set (default: input_dir/)")
     data.add_argument("--batch_size", type=positive_int, default=128, help=BATCH_SIZE_HELP)
     data.add_argument("--seed", type=seed, default=0, help="seed of weights, order and crops (default: 0)")
     optimization = parser.add_argument_group("optimization")

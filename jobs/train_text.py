@@ -32,7 +32,7 @@ from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 @entry  # bad input ends the job with one line `error: ...` and exit code 2
 def main() -> None:
-    # The parser adds --data_url, --output_dir, --max_steps, --resume, --save_every, --weights and the like.
+    # The parser adds --output_dir, --report_every, --max_steps, --resume, --save_every, --weights and more.
     parser = TrainingParser(__doc__)
     data = parser.add_argument_group("data and model", role="identity")  # other values: another run
 
@@ -40,6 +40,7 @@ def main() -> None:
     # - data.add_argument("--dataset", choices=image_set.NAMES, default="cifar10", help="default: cifar10")
     # - data.add_argument("--custom_data", type=boolean, default=False, help="true: use generated images")
     # - data.add_argument("--width", type=positive_int, default=64, help=models.WIDTH_HELP)
+    # - data.add_argument("--data_url", role="operation", help="folder of the data set (default: input_dir/)")
     from common.console.arguments import non_negative_float
 
     data.add_argument("--context", type=positive_int, default=128, help="tokens of a window (default: 128)")

@@ -84,17 +84,29 @@ def test_a_job_may_define_an_option_of_a_run_itself():
     assert args.roles["data_url"] == args.roles["epoch_steps"] == IDENTITY and not args.roles["report_every"]
 
 
+def test_an_option_of_the_job_counts_in_any_spelling():
+    parser = TrainingParser(None)
+    parser.add_argument("--max-steps", type=int, default=7, role=IDENTITY)
+    parser.add_argument("--enable-gpu", action="store_true")
+    parser.add_argument("--folder", dest="output_dir", role=IDENTITY)
+    args = parser.parse_args(["--enable_gpu", "--folder=there"])
+    assert (args.max_steps, args.enable_gpu, args.output_dir) == (7, True, "there")
+    assert args.roles["max_steps"] == args.roles["output_dir"] == IDENTITY
+
+
 def test_a_job_may_set_the_defaults_of_the_options_that_the_parser_adds():
     parser = TrainingParser(None)
-    parser.set_defaults(report_every="3s", max_steps=7, save_every="90s", keep=2)
+    parser.set_defaults(report_every="3s", max_steps=7, save_every="90s", keep=2, lr=0.4)
+    parser.add_argument("--lr", type=float, default=0.1)
     args = parser.parse_args(["--keep=5"])
+    assert args.lr == 0.1, "argparse: the default of a later option counts"
     assert (args.report_every, args.save_every) == (interval("3s"), interval("90s"))
     assert (args.max_steps, args.keep) == (7, 5)
 
 
 def test_the_roles_of_the_options_of_a_run():
     roles = TrainingParser(None).parse_args([]).roles
-    assert {roles[name] for name in ("data_url", "output_dir", "report_every", "enable_gpu")} == {OPERATION}
+    assert {roles[name] for name in ("output_dir", "report_every", "enable_gpu")} == {OPERATION}
     assert (roles["epoch_steps"], roles["max_steps"]) == (IDENTITY, "")
 
 

@@ -52,6 +52,10 @@ class Checkpointer(Exact):
             learned=arguments.without_operation(args, settings),
             **parts,
         )
+        for name, steps in (("max_steps", loader.total_steps), ("epoch_steps", len(loader))):
+            most = getattr(args, name, None)
+            if most is not None and (steps is None or steps > most):
+                raise BadInput(f"--{name} {most}: the job does not give it to its sampler")
         self.evaluate_every = args.evaluate_every
         self._state.initial_weights = args.weights
         self._writes = not output.writes_nothing(args)

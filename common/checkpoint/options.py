@@ -11,6 +11,7 @@ from common.console.arguments import (
     boolean,
     interval,
     non_negative_int,
+    plain,
     positive_float,
     positive_int,
 )  # fmt: skip
@@ -35,9 +36,11 @@ class TrainingParser(JobParser):
             if self._option_string_actions.get("--batch_size") in group._group_actions:
                 help = "samples of one optimizer step in each process, in place of --batch_size"
                 group.add_argument("--batch_size_per_gpu", role=OPERATION, type=positive_int, help=help)
+        own = {action.dest for action in self._actions}
         _add_run_arguments(self)  # after the job's own, as --help shows them
         _add_arguments(self)
-        self.set_defaults(**self._defaults)  # what the job has set counts, also for the options added here
+        # what the job has set counts for the options that are added here, too
+        self.set_defaults(**{name: value for name, value in self._defaults.items() if name not in own})
         return super().parse_args(args, namespace)
 
     def parse_known_args(
@@ -65,12 +68,13 @@ def _count_batch(args: argparse.Namespace) -> dict[str, int]:
 
 
 def _add_run_arguments(parser: JobParser) -> None:
+    own = parser.by_name().keys() | {action.dest for action in parser._actions}
+
     def add(*names: str, **options: Any) -> None:
-        if parser._option_string_actions.keys().isdisjoint(names):  # else the job's own counts
+        if own.isdisjoint(map(plain, names)):  # else the job's own counts
             group.add_argument(*names, **options)
 
     group = parser.add_argument_group("run", role=OPERATION)
-    add("--data_url", help="folder that holds the data set (default: input_dir/)")
     add("--output_dir", "--train_url", help="folder for results (default: a new one)")
     add("--report_every", type=interval, default="10s", help="report interval (default: 10s)")
     add("--enable_gpu", type=boolean, help="default: true if there is a GPU")

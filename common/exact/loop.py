@@ -122,7 +122,7 @@ class Exact:
         self.add(**objects)
         self._replicas: Any = None  # a Replicas, if there are several ranks
         self._saver = Saver(folder, keep, self.say, self._state.is_sharded, by_rank)
-        self.say_once = exits.once(self.say)  # a line, or the first line of a subject
+        self.say_once = exits.Once(self.say)  # a line, or the first line of a subject
         self._stop = self._waits = False  # any rank was asked to stop; gradients wait for an optimizer step
         self._label_mean = LabelMean()
         self._digests: torch.Tensor | None = None  # Replicas.note(), sent with the next step

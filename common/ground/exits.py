@@ -186,17 +186,17 @@ def in_one_line(error: BaseException, most: int = 200) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:most]
 
 
-def once(say: Callable[[str], object]) -> Callable[..., None]:
-    """Return a function(line, subject="") that calls say(line) the first time only; of a subject only for its
-    first line."""
-    said: set[str] = set()
+class Once:
+    """A function(line, subject="") that calls say(line) the first time only; of a subject only for its first
+    line. It can be pickled if `say` can."""
 
-    def say_once(line: str, subject: str = "") -> None:
-        if (subject or line) not in said:
-            said.add(subject or line)
-            say(line)
+    def __init__(self, say: Callable[[str], object]):
+        self._say, self._said = say, set[str]()
 
-    return say_once
+    def __call__(self, line: str, subject: str = "") -> None:
+        if (subject or line) not in self._said:
+            self._said.add(subject or line)
+            self._say(line)
 
 
 def import_optional(module: str, purpose: str, package: str | None = None) -> ModuleType:

@@ -51,7 +51,7 @@ class Log:
         self._trackers: dict[str, Any] | None = None  # from the first report on
         self._bar: tqdm | None = None
         self._loader: Any = None
-        self.warn_once = exits.once(self.info)  # a line, or the first line of a subject
+        self.warn_once = exits.Once(self.info)  # a line, or the first line of a subject
         self._profiled: list[float] = []  # with --prof: the times of the two reports
         self._class_names: tuple[str, ...] = ()
         self._unit = "images", 1  # what is counted for the speed, and how many a sample has

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.ground.exits import BadInput, once
+from common.ground.exits import BadInput, Once
 from common.ground.files import check_mounted, explained, opener, read_file, write_atomic
 from common.ground.mixing import mix
 from datasets.sampling.records import RECORD, parse_records
@@ -45,7 +45,7 @@ class Receipt:
         self._stored: int | None = None  # bytes of the content that are in FILE; None: FILE was not read yet
         self._begun = 0, bytes(8)  # the step and the digest before the first record of this start
         self._first: int | None = None  # the step before the first record of FILE, if it is known
-        self._warn = once(lambda line: print(f"warning: {line}", flush=True))
+        self._warn = Once(_print_warning)
         self.shared: list[Any] | None = None  # tensors: sums of all ranks, of steps that were not chained
 
     def add(self, ids: np.ndarray, labels: np.ndarray, crops: Sequence[np.ndarray] = ()) -> None:
@@ -165,6 +165,10 @@ class Receipt:
         self._begun = self.step, self.digest
         self._batches.clear()
         self._sums.clear()
+
+
+def _print_warning(line: str) -> None:
+    print(f"warning: {line}", flush=True)
 
 
 def batch_sums(

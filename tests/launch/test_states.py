@@ -93,7 +93,7 @@ def test_a_digest_of_version_0_25_is_read_and_not_compared_with_a_later_one(tmp_
         (tmp_path / folder / digest.FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     digest.cut(continued, 33)
     assert ["format" in line for line in digest.read(continued).values()] == [False, False, True]
-    end = "digests of version 0.25 or earlier, and of a later one"
+    end = "digests of an earlier version, and of a later one"
     assert compare.compare_states(whole, old) == (True, f"not comparable at steps 11, 22, 33: {end}")
     text = f"equal at step 33; not comparable at steps 11, 22: {end}"
     assert compare.compare_states(continued, whole) == (True, text)
@@ -129,6 +129,8 @@ def test_the_numbers_of_parameter_groups(tmp_path):
     for name, part in (("c", "optimizer.param_groups.0.lr"), ("d", "optimizer.param_groups.0.betas.1")):
         equal, text = compare.compare_states(first, str(tmp_path / name))
         assert not equal and f"differs at 1: {part} " in text
+    line(tmp_path / "older")  # than 0.24
+    assert compare.compare_states(first, str(tmp_path / "older"))[1].startswith("not comparable at step 1: ")
     line(tmp_path / "e", lr=0.1, betas=(0.9, 0.99), nesterov=True)
     assert compare.compare_states(first, str(tmp_path / "e"))[1].startswith("differs at 1: ")
 

@@ -20,6 +20,7 @@ from multiprocessing.queues import Queue
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from common.distributed import preemption
@@ -58,7 +59,7 @@ class Workers:
             multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
         )
         self.forks = count > 0 and method == "fork"
-        self._closing = multiprocessing.Value("b", 0, lock=False)
+        self._closing = multiprocessing.Value("b", 0, lock=False) if count else None
         weakref.finalize(self, _close, self._closing)
 
     def load(self, plan: Plan, function: Callable[[Batch], Any]) -> Iterator[tuple[Batch, Any]]:
@@ -83,6 +84,8 @@ class Workers:
         for batch, result in _started(self._loader):
             if isinstance(result, BadInput):
                 raise result
+            if self.pinned and not self.count:  # torch 2.1 would make lists of nested tuples
+                result = tree_map_only(torch.Tensor, torch.Tensor.pin_memory, result)
             yield batch, result
 
     def call(self, function: Callable[..., Any], count: int = 1) -> list[Any]:
@@ -107,7 +110,8 @@ class Workers:
     def _open(self, results: Dataset, **options: Any) -> DataLoader:
         in_main_thread = threading.current_thread() is threading.main_thread()
         begin = functools.partial(_begin, self._closing, in_main_thread)
-        return DataLoader(results, pin_memory=self.pinned, worker_init_fn=begin, **options)
+        pins = self.pinned and self.count > 0
+        return DataLoader(results, pin_memory=pins, worker_init_fn=begin, **options)
 
 
 def _started(loader: DataLoader) -> Iterator[Any]:
@@ -155,7 +159,7 @@ class _Results(Dataset):
         except BadInput as error:
             return batch, error
         except Exception as error:
-            if refusal := not_delivered(error):
+            if get_worker_info() and (refusal := not_delivered(error)):
                 return batch, refusal
             raise
 
@@ -281,4 +285,5 @@ def _connection(value: Any) -> str:
 
 
 def _close(closing: Any) -> None:
-    closing.value = 1
+    if closing:
+        closing.value = 1

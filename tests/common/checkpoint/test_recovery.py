@@ -434,3 +434,16 @@ def test_averaged_weights_begin_at_the_given_ones(tmp_path, monkeypatch):
     args.resume, args.keep, args.max_bad_steps = "never", 2, 3
     make(args, 2, total_steps=4, model=model, optimizer=optimizer, ema=ema).resume()
     assert torch.equal(ema.module.weight, given["weight"]) and torch.equal(model.weight, given["weight"])
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [({"max_steps": 20}, ""), ({"max_steps": 19}, "max_steps 19"), ({"epoch_steps": 4}, "epoch_steps 4")],
+)
+def test_an_option_that_the_sampler_did_not_get_is_refused(given, refused, recovery):
+    """The training would be longer than the option says. It has 20 steps, 5 in an epoch."""
+    if not refused:
+        recovery(**given)
+        return
+    with pytest.raises(BadInput, match=f"--{refused}: the job does not give it to its sampler"):
+        recovery(**given)

@@ -1,8 +1,10 @@
 """A map-style Dataset gives the same tensors and receipts with any workers and ranks, after any restart."""
 
 import contextlib
+import copy
 import gc
 import os
+import pickle
 import random
 
 import numpy as np
@@ -216,6 +218,37 @@ class Collects(Dataset):
     def __getitem__(self, id):
         gc.collect()
         return torch.zeros(2), gc.isenabled()
+
+
+class Numbers(Dataset):
+    error = None  # of the items from now on
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, id):
+        if self.error:
+            raise self.error
+        return torch.tensor([float(id)]), id % 7
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of shared memory"), OSError(24, "Too many open files")])
+def test_without_workers_an_error_of_an_item_is_its_own(error):
+    """Advice about workers would be wrong."""
+    data = Numbers()
+    loader = map_style_loader(data, SequentialBatchSampler(SIZE, 4), CPU)
+    data.error = error
+    with pytest.raises(RuntimeError, match="sample 0 of Numbers raised"):
+        list(loader)
+
+
+def test_a_loader_without_workers_can_be_copied():
+    loader = map_style_loader(Numbers(), SequentialBatchSampler(SIZE, 4), CPU)
+    first = [inputs for inputs, _ in loader]
+    copied = copy.deepcopy(loader)
+    again = [inputs for inputs, _ in copied]
+    assert len(again) == len(first) == 13 and all(map(torch.equal, first, again))
+    assert pickle.loads(pickle.dumps(loader.receipt)).digest == loader.receipt.digest
 
 
 def test_workers_do_not_delete_the_garbage_of_their_parent(tmp_path):

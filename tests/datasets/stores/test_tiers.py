@@ -193,8 +193,12 @@ def test_threads_read_the_files_of_misses_only_where_that_takes_long(patience, r
     monkeypatch.setattr(tiers, "_PATIENCE", patience)
     store = tiers.Tiers(Misses(), files)
     ids = np.array([3, 0, 5, 2])
-    assert store.read(ids) == [read(id) for id in ids.tolist()]
-    assert len(readers) == 4 and all(name.startswith(reader) for name in readers)
+    expected = [read(id) for id in ids.tolist()]
+    assert store.read(ids) == expected and len(readers) == 4
+    assert readers[0] == "MainThread" and all(name.startswith(reader) for name in readers[1:])
+    readers.clear()
+    assert store.read(ids) == expected
+    assert len(readers) == 4 and all(name.startswith(reader) for name in readers), "it stays so"
 
 
 class Misses:
