@@ -285,5 +285,5 @@ def _connection(value: Any) -> str:
 
 
 def _close(closing: Any) -> None:
-    if closing:
+    if closing is not None:
         closing.value = 1

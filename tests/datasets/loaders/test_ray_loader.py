@@ -107,6 +107,7 @@ def test_random_numbers_follow_from_the_seed_and_not_from_the_workers(folder):
     assert len({seed for _, seed in seeds}) == len({worker for worker, _ in seeds}) == 2
 
 
+@pytest.mark.faults
 def test_worker_init_fn_and_a_data_set_that_changes_between_epochs(folder):
     data = Squares(8)
 
@@ -136,6 +137,7 @@ def test_batches_are_the_caller_s_own(folder):
         assert all(not array.any() for _, array in loader)
 
 
+@pytest.mark.faults
 def test_batches_are_made_as_they_are_wanted_until_an_error_of_the_data_set(folder, tmp_path):
     """The error has the data set's type and the worker's traceback."""
 
@@ -193,6 +195,7 @@ def test_a_batch_that_ends_every_worker_is_an_error(folder, monkeypatch):
         list(loader)
 
 
+@pytest.mark.faults
 def test_two_loaders_abandoned_epochs_and_no_worker_left(folder):
     one = RayDataLoader(Squares(), True, batch_size=4, num_workers=2)
     two = RayDataLoader(Draws(), True, batch_size=4, num_workers=1)

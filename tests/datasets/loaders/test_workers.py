@@ -16,6 +16,7 @@ from datasets.loaders.engines.workers import NotDelivered, Workers
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
+from tests.conftest import run
 
 ROOT = Path(__file__).parents[3]
 
@@ -86,3 +87,23 @@ def test_a_node_without_room_for_the_workers_is_refused_before_they_start(
     assert "pytorch" not in rates and "threads" in rates
     expected = "MB of /dev/shm" if lacks == "shm" else "the limit is 60"
     assert expected in capsys.readouterr().out
+
+
+UNFINISHED = """
+import sys; sys.path.insert(0, "")
+import torch
+from datasets.loaders.engines.map_style import map_style_loader
+from datasets.sampling.sampler import BatchSampler
+
+data = torch.utils.data.TensorDataset(torch.zeros(64, 3), torch.arange(64))
+batches = iter(map_style_loader(data, BatchSampler(64, 4, 0, 1), torch.device("cpu"), workers=2))
+next(batches)
+kept = [batches]
+kept.append(kept)
+torch.kept = kept  # it lives until the process has ended
+sys.exit(3)
+"""
+
+
+def test_a_script_that_ends_within_an_epoch_ends_its_workers():
+    run("-c", UNFINISHED, code=3, fresh=True, timeout=60)

@@ -307,7 +307,7 @@ WORDS = {  # how a script treats a damaged checkpoint: exit code, verdict, words
 
 @pytest.mark.parametrize(
     "how",
-    [pytest.param(each, marks=[pytest.mark.faults] * (each not in ("careful", "trusts"))) for each in WORDS],
+    [pytest.param(each, marks=[pytest.mark.faults] * (each != "careful")) for each in WORDS],
 )
 def test_a_refused_checkpoint_is_no_noticed_difference(how, tmp_path):
     code, words, others = WORDS[how]
@@ -458,6 +458,7 @@ def failing(folder, steps):
     return "prove", "own.py", "--compare", "OUT/*.pt", "--resume_with=--resume"
 
 
+@pytest.mark.faults
 def test_a_restart_that_fails_differs(tmp_path):
     words = failing(tmp_path, steps=200)[1:]  # long enough for a SIGKILL before the end, at any load
     shown = proofs.prove(*words, "--kills=1", cwd=tmp_path, code=20)
