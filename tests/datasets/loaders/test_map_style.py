@@ -242,6 +242,7 @@ def test_without_workers_an_error_of_an_item_is_its_own(error):
         list(loader)
 
 
+@pytest.mark.skipif(torch.__version__ < "2.6", reason="torch 2.1 cannot copy a generator")
 def test_a_loader_without_workers_can_be_copied():
     loader = map_style_loader(Numbers(), SequentialBatchSampler(SIZE, 4), CPU)
     first = [inputs for inputs, _ in loader]
