@@ -51,7 +51,7 @@ WARM_UP_BATCHES = 10  # of --prof
 
 
 def parse_args() -> arguments.Arguments:
-    # It also has --output_dir, --max_steps, --enable_gpu, --resume, --save_every, --weights and the like.
+    # The parser adds --output_dir, --max_steps, --enable_gpu, --resume, --save_every, --weights and more.
     parser = TrainingParser(__doc__)
     number = arguments.non_negative_float
     image_folders.add_arguments(parser)  # --data_url, --data_backend, --pack, --cache, --image_size, ...

@@ -221,7 +221,7 @@ class Collects(Dataset):
 
 
 class Numbers(Dataset):
-    error = None  # of the items from now on
+    error = None  # if set, each item raises it
 
     def __len__(self):
         return SIZE
