@@ -10,6 +10,7 @@ import numpy as np
 from common.exact import digest_lines
 from common.ground.exits import BadInput
 from common.ground.files import explained, read_json_lines
+from common.machine.differences import first_difference
 from common.run import starts
 from datasets.sampling import loop_records, receipt
 
@@ -112,13 +113,25 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
         figure = _find_other_figure(*figures) if is_exact else ""
         return not figure, f"{equal}; {figure}" if figure else equal
     step = different[0]
-    text = f"differs at {step}: {_describe(step, (first, second), (lines[0][step], lines[1][step]))}"
+    cause = compare_machines((first, second), lines[0][step], lines[1][step])
+    text = f"differs at {step}{cause and f'; {cause}'}: "
+    text += _describe(step, (first, second), (lines[0][step], lines[1][step]))
     text = f"{equal}; {text}" if len(different) < len(steps) else f"{text}{end}"
     sizes = [_world_size(run) for run in (first, second)]
     is_expected = sizes[0] != sizes[1] and not is_exact
     if is_expected:
         text += f"; expected: {sizes[0]} and {sizes[1]} processes round sums, and draw numbers, differently"
     return is_expected, text
+
+
+def compare_machines(runs: tuple[str, str], first: dict, second: dict) -> str:
+    """Return the first difference between what computed two states, in words; "" without one, or if a version
+    before 0.30 wrote them. first, second: their lines of state.jsonl."""
+    machines = []
+    for line in (first, second):
+        known = line.get("machines")
+        machines.append([each for each in known if isinstance(each, dict)] if isinstance(known, list) else [])
+    return first_difference(runs, *machines) if all(machines) else ""
 
 
 def _form(line: dict) -> tuple:

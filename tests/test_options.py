@@ -25,7 +25,7 @@ OPTIONS = {
     f"{IMAGES} train_text train_own imagenet": """
         --lr --max_steps --epoch_steps --batch_size_per_gpu --report_every --resume --weights
         --partial_weights --evaluate --save_every --keep --evaluate_every --epoch_weights --grace
-        --upload_timeout --max_bad_steps --sample_losses --tracker""",
+        --upload_timeout --max_bad_steps --sample_losses --tracker --threads --cpu_level""",
     "train_ddp train_exact train_fsdp imagenet loader loader_dali": """
         --init_method --rank --world_size --local_rank --local-rank --processes_per_node --timeout""",
     "train_exact imagenet": "--exact_shards",

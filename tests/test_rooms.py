@@ -21,8 +21,8 @@ ALLOWED = {
 
 # The rooms of common. A room imports only rooms after it.
 ROOMS = [
-    "checkpoint", "run", "exact", "parallel", "distributed", "compute", "console", "platform", "object_store",
-    "ground",
+    "checkpoint", "run", "exact", "parallel", "distributed", "compute", "console", "machine", "platform",
+    "object_store", "ground",
 ]  # fmt: skip
 
 Graph = dict[str, set[str]]

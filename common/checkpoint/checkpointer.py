@@ -46,6 +46,8 @@ class Checkpointer(Exact):
             keep=args.keep,
             max_bad_steps=args.max_bad_steps,
             grace=args.grace,
+            same_instructions=False if args.cpu_level else None,
+            threads=args.threads,
             by_rank=getattr(args, "checkpoint_format", "full") == "sharded",
             identity=arguments.identity(args),
             settings=settings,

@@ -17,6 +17,7 @@ from common.console.arguments import (
 )  # fmt: skip
 from common.distributed import devices
 from common.ground.exits import BadInput
+from common.machine import instructions
 from common.run import output
 from common.run.job import JobParser
 
@@ -29,7 +30,7 @@ class TrainingParser(JobParser):
 
     def __init__(self, description: str | None):
         super().__init__(description)
-        self.checks += [_count_batch, check]
+        self.checks += [_count_batch, check, _check_level]
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         for group in self._action_groups:
@@ -67,6 +68,17 @@ def _count_batch(args: argparse.Namespace) -> dict[str, int]:
     return {"batch_size": args.batch_size_per_gpu * devices.find_topology(args).world_size}
 
 
+def _check_level(args: argparse.Namespace) -> dict[str, str]:
+    """Raise BadInput if torch does not compute with the instruction set of --cpu_level."""
+    instructions.check(args.cpu_level)
+    if args.cpu_level not in (None, instructions.NATIVE) and getattr(args, "compile", False):
+        raise BadInput(
+            f"--cpu_level {args.cpu_level} --compile: compiled code has the instructions of this CPU: leave "
+            "one of them out"
+        )
+    return {}
+
+
 def _add_run_arguments(parser: JobParser) -> None:
     own = parser.by_name().keys() | {action.dest for action in parser._actions}
 
@@ -81,6 +93,9 @@ def _add_run_arguments(parser: JobParser) -> None:
     help = "end each epoch after N steps, for a trial (default: no limit)"
     add("--epoch_steps", role=IDENTITY, type=positive_int, help=help)
     add("--max_steps", role="", type=positive_int, help="end after N steps (default: no limit)")
+    help = "threads of an operator on the CPU, in each process (default: the run's, first cores / processes)"
+    add("--threads", type=positive_int, help=help)
+    add(instructions.OPTION, choices=instructions.LEVELS, help=instructions.HELP)
 
 
 def _add_arguments(parser: JobParser) -> None:

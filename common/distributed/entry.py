@@ -16,6 +16,7 @@ from typing import Any
 from common.distributed import preemption
 from common.ground import exits
 from common.ground.exits import BAD_INPUT, INTERRUPTED, BadInput, leave, say_error, say_traceback
+from common.machine import instructions
 from common.platform.platforms import MEMBER
 
 exits.protect_output()  # at once: the imports of a job open files
@@ -91,6 +92,8 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a sh
 
 if importlib.util.find_spec("torch_npu"):
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # accelerator.py names its errors
+
+instructions.apply(sys.argv[1:], os.environ)  # torch reads the variables when it is imported
 
 # Threads of OpenMP wait for each other at the end of every operation. By default libgomp (in PyTorch's wheels
 # for Linux) first spins for milliseconds. If other processes use the cores, a spinning thread can block the

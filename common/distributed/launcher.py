@@ -15,6 +15,7 @@ import torch
 from common.distributed import preemption
 from common.ground import exits
 from common.ground.exits import ERROR_PIPE
+from common.machine import threads
 from common.platform.platforms import STARTED_BY, available_cores
 from common.platform.topology import Topology
 
@@ -66,8 +67,8 @@ def start(topology: Topology, grace: float) -> int:
         ERROR_PIPE: str(send_errors),
         STARTED_BY: str(os.getpid()),
     }
-    for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):  # threads, and processes that compile
-        environment.setdefault(name, str(max(1, available_cores() // count)))
+    environment.setdefault("OMP_NUM_THREADS", str(threads.share(count)))
+    environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, available_cores() // count)))
     children: list[subprocess.Popen] = []
     asked: list[tuple[int, float]] = []  # received signals and their times
 

@@ -24,9 +24,11 @@ import numpy as np
 import torch
 
 from common import __version__
+from common.compute import convolution
 from common.compute.loss_means import LabelMean
 from common.distributed import preemption, ranks
 from common.exact.choose import choose
+from common.exact.machines import Machines
 from common.exact.nonfinite import Diverged, Guard, Verdict
 from common.exact.optimizer_steps import OptimizerSteps
 from common.exact.saver import Saver, find_infinite
@@ -34,6 +36,8 @@ from common.exact.state import RunState
 from common.ground import exits
 from common.ground.exits import BadInput
 from common.ground.intervals import Interval
+from common.machine import facts
+from common.machine.differences import INSTRUCTIONS
 
 _EPOCH = Interval(1, "epoch")
 _LAST_WRITE = 4.0  # seconds to wait for a write in flight when the job ends with an error
@@ -81,6 +85,10 @@ class Exact:
     keep: the number of newest checkpoints to keep.
     max_bad_steps: the run ends after as many steps in a row that are not finite.
     grace: seconds from a signal to the end of the process.
+    same_instructions: whether a restart on another instruction set is refused (default: only with exact
+        shards; otherwise a line names it).
+    threads: of an operator on the CPU in each process (default: those of the checkpoint; in a first start
+        torch.set_num_threads(), OMP_NUM_THREADS, or the cores of the node divided by its processes).
     identity, settings, learned: see RunState.
     objects: further objects, as for add().
     Raises BadInput if the optimizer or the scheduler cannot be resumed exactly.
@@ -103,6 +111,8 @@ class Exact:
         keep: int = 3,
         max_bad_steps: int = 20,
         grace: float = 25.0,
+        same_instructions: bool | None = None,
+        threads: int | None = None,
         by_rank: bool = False,
         identity: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
@@ -122,6 +132,10 @@ class Exact:
         self.add(**objects)
         self._replicas: Any = None  # a Replicas, if there are several ranks
         self._saver = Saver(folder, keep, self.say, self._state.is_sharded, by_rank)
+        if same_instructions is None:
+            same_instructions = hasattr(self.forward, "exact_shards")
+        self._machines = Machines(same_instructions, threads, self.say)
+        convolution.protect()
         self.say_once = exits.Once(self.say)  # a line, or the first line of a subject
         self._stop = self._waits = False  # any rank was asked to stop; gradients wait for an optimizer step
         self._label_mean = LabelMean()
@@ -288,11 +302,21 @@ class Exact:
         state = self._state.broadcast(state)
         if state and (self._state.is_sharded or not ranks.is_first()):
             self._state.restore(state)
-        return state["step"] if state else 0
+        step = state["step"] if state else 0
+        self._settle_machine(step, state.get("machines", []) if state else [])
+        return step
+
+    def _settle_machine(self, step: int, saved: list[dict[str, Any]]) -> None:
+        """Compute as the run did before, after the checkpoint of `step` was read. Call it on every rank."""
+        device = next(self.model.parameters(), torch.empty(0)).device
+        self._machines.settle(step, saved, device, hasattr(self.forward, "exact_shards"))
+        self._state.machines = self._saver.machines = self._machines.history
 
     def _receive(self, group: Any) -> dict | None:
         """Return the state after the last step that a member has finished; None if there was none."""
         versions = {"torch": torch.__version__, "numpy": np.__version__, "bootfile": __version__}
+        machine = facts.describe()
+        versions |= {name: str(machine[name]) for name in INSTRUCTIONS}
         group.arrive(self._options | self._state.identity | self._state.sampling | versions)
         return group.share()
 
@@ -300,6 +324,8 @@ class Exact:
         """Continue from the state of a member, on every rank."""
         self._state.load(living, self.total_steps or sys.maxsize)
         self._state.run = living["run"]
+        self._machines.history = living["machines"]
+        self._state.machines = self._saver.machines = self._machines.history
         finished, at = _Finished(*living["finished"]), time.time()
         # another change may come before the next step: it costs the time from here on
         self._finished = finished._replace(due=Due(*finished.due), at=at)

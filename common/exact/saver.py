@@ -64,6 +64,7 @@ class Saver:
         self.hopeless = ""  # why no checkpoint can be saved in this folder: the job has to end
         self._marked: dict | None = None  # the line of state.jsonl of a checkpoint that is being written
         self._digested = 0  # the step of the last state whose digest was submitted
+        self.machines: list[dict[str, Any]] = []  # those that have computed the run, for digest.FILE
         self.infinite: set[str] = set()  # names of weights that may be infinite, such as a mask
         self._is_readable = False  # whether the types in a checkpoint of this start were checked
         self._whole: dict[str, tuple] = {}  # path -> identity of checkpoints that are known to be whole
@@ -188,6 +189,7 @@ class Saver:
         """Write the digest of the state after `step` steps, before its checkpoint is on the disk: then a run
         that is resumed from the checkpoint has it."""
         line = digest.summarize(step, objects) | {"planned": is_planned, "saved": is_saved}
+        line["machines"] = self.machines
         if not ranks.is_first():
             return
         try:

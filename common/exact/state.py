@@ -48,6 +48,7 @@ class RunState:
         self.bad_steps = self.bad_in_a_row = 0  # steps that were skipped
         self._frozen_before: set[str] | None = None  # at the restored checkpoint, until the first step
         self.initial_weights: str | None = None  # the file of weights with which the run began
+        self.machines: list[dict[str, Any]] = []  # those that have computed it (machines.py)
         if fingerprint := getattr(objects.get("receipt"), "fingerprint", ""):
             self.identity["training data"] = fingerprint
         self.schedule = ScheduleState(objects["optimizer"], objects.get("scheduler"), learned or {})
@@ -65,6 +66,7 @@ class RunState:
             "weights": self.initial_weights,
             "arguments": self.settings,
             "sampling": self.sampling,
+            "machines": self.machines,
         } | self.counts()
 
     def counts(self) -> dict[str, Any]:

@@ -7,12 +7,14 @@ import shlex
 import sys
 from typing import Any
 
-import numpy
 import torch
 
 from common import __version__
 from common.distributed import ranks
 from common.ground import accelerator
+from common.machine import facts as machine
+from common.machine import processor
+from common.machine.differences import THREADS, in_words
 from common.platform.platforms import available_cores, count_in
 from common.run.output import writes_nothing
 
@@ -53,8 +55,13 @@ def describe(
             if not getattr(args, "batch_size_per_gpu", None):
                 hint = f" (--batch_size_per_gpu {batch}: {batch} each)"
         in_all = f", {total_steps:,} in all" if total_steps else ""
+        threads = ""
+        if device.type == "cpu":
+            count = torch.get_num_threads()
+            threads = f", {in_words(THREADS, count)}{' each' if world_size > 1 else ''}"
         lines += [
-            f"global batch {batch} = {processes} x {local}{hint}; {steps_per_epoch:,} steps an epoch{in_all}"
+            f"global batch {batch} = {processes} x {local}{hint}{threads}; "
+            f"{steps_per_epoch:,} steps an epoch{in_all}"
         ]
     if folder and not writes_nothing(args):
         shown, path = folder[0], shlex.quote(folder[1])
@@ -76,26 +83,17 @@ def facts() -> dict[str, str | int]:
         "job": job(),
         "bootfile": __version__,
         "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": numpy.__version__,
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "device": getattr(module, "get_device_name", accelerator.kind)() if module else processor(),
+        "device": getattr(module, "get_device_name", accelerator.kind)() if module else describe_processor(),
         "cores": available_cores(),
         "nodes": max(1, world_size // per_node),
         "processes per node": min(per_node, world_size),
         "world size": world_size,
         "backend": torch.distributed.get_backend() if ranks.is_initialized() else "none",
     }
-    if module and accelerator.kind() == "cuda":
-        found |= {"CUDA": torch.version.cuda or "none", "cuDNN": torch.backends.cudnn.version() or "none"}
-    return found
+    return found | machine.describe()
 
 
-def processor() -> str:
+def describe_processor() -> str:
     """Return the name of this node's processor."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    except OSError:  # not Linux
-        names = []
-    return f"CPU, {names[0] if names else platform.machine()}"
+    return f"CPU, {processor.name()}"

@@ -87,7 +87,7 @@ def describe_node() -> dict[str, Any]:
     name, module = accelerator.kind(), accelerator.of(accelerator.kind())
     with contextlib.suppress(RuntimeError, AttributeError):  # it is busy, or has no names
         name = module.get_device_name() if count else name
-    hardware = {"processor": environment.processor(), "cores": facts["cores"]}
+    hardware = {"processor": environment.describe_processor(), "cores": facts["cores"]}
     hardware["accelerators"] = f"{count} x {name}" if count else "none"
     return {"versions": {each: str(facts[each]) for each in _VERSIONS}, "hardware": hardware}
 

@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from common.exact import digest_lines
 from common.ground.exits import BadInput
 from datasets.sampling import receipt
-from launch.compare import compare_records
+from launch.compare import compare_machines, compare_records
 from launch.explain import format_time
 from launch.report.runs import SPLIT, UNITS, Run, Start
 
@@ -137,8 +138,22 @@ def compare_receipts(runs: list[Run]) -> list[list[str]]:
             rows.append([run.name, NONE, str(error)])
     first = receipts.pop(runs[0].name, None)
     if first is not None:
-        rows += [[runs[0].name, name, compare_records(first, other)[1]] for name, other in receipts.items()]
+        for name, other in receipts.items():
+            verdict = compare_records(first, other)[1]
+            cause = _compare_machines(runs[0], next(run for run in runs if run.name == name))
+            rows.append([runs[0].name, name, f"{verdict}; {cause}" if cause else verdict])
     return rows
+
+
+def _compare_machines(first: Run, second: Run) -> str:
+    """Return the first difference between what computed the last states of two runs, in words; or ""."""
+    lines = []
+    for run in (first, second):
+        states = digest_lines.read(run.path)
+        if not states:
+            return ""
+        lines.append(states[max(states)])
+    return compare_machines((first.name, second.name), *lines)
 
 
 def _cell(value: object) -> str:

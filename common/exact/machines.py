@@ -1,0 +1,112 @@
+"""Keep the bits of a run when it is started again: its threads, and the instruction sets that it has used."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from common.distributed import ranks
+from common.ground.exits import BadInput
+from common.machine import differences, facts, threads
+from common.machine.differences import THREADS, in_words
+from common.machine.instructions import OPTION
+
+# These change from machine to machine in a fleet whose instructions are the same.
+_MAY_DIFFER = (THREADS, differences.CPU)
+
+
+class Machines:
+    """The machines that have computed a run, the present one last.
+
+    same_instructions: whether another instruction set than that of the checkpoint is refused.
+    wanted_threads: threads of each process, if the user names a number: it counts from then on.
+    say: prints a line on rank 0.
+    `history`: the facts of each machine (common/machine/facts.py) and its first step ("step"). A checkpoint
+    and each digest of a state hold it.
+    """
+
+    def __init__(self, same_instructions: bool, wanted_threads: int | None, say: Callable[[str], object]):
+        self.same_instructions, self._wanted_threads, self._say = same_instructions, wanted_threads, say
+        self.history: list[dict[str, Any]] = []
+
+    def settle(
+        self,
+        step: int,
+        saved: Sequence[dict[str, Any]],
+        device: torch.device,
+        is_fixed: bool,
+    ) -> None:
+        """Compute with the threads of the run from here on, and name what differs from the machine before.
+
+        Call it on every rank, when the checkpoint was read and before the first step.
+
+        step: of the checkpoint; 0 without one.
+        saved: the history of the checkpoint.
+        device: of the model. The threads belong to a run on the CPU.
+        is_fixed: whether the threads are set already, as with exact shards.
+        Raises BadInput, on every rank, if the instruction set is another one and has to be the same.
+        """
+        self.history = [dict(machine) for machine in saved]
+        before = self.history[-1] if self.history else {}
+        if device.type == "cpu" and not is_fixed:
+            self._set_threads(before.get(THREADS))
+        now = facts.describe()
+        self._compare_ranks(now)
+        now = ranks.broadcast_object(now)
+        self._compare_starts(before, now, step)
+        known = [differences.without_step(machine) for machine in self.history]
+        if now not in known:
+            self.history.append({"step": step + 1, **now})
+        elif known[-1] != now:  # it has computed before: the next start compares with it
+            self.history.append(self.history.pop(known.index(now)))
+
+    def _set_threads(self, saved: int | None) -> None:
+        """Set the threads of this process: those that the user names, those of the run, or a first number."""
+        place = threads.find_place()
+        own = threads.choose(ranks.gather_objects(list(place)))
+        number = self._wanted_threads or saved or own
+        if saved and not self._wanted_threads and own != saved:
+            asks = place.source or "the cores of this node"
+            self._say(
+                f"{in_words(THREADS, saved)} in each process, as this run began: {asks} would give "
+                f"{own}, and other bits (--threads {own} changes it)"
+            )
+        torch.set_num_threads(number)
+
+    def _compare_ranks(self, own: facts.Facts) -> None:
+        """Compare the machines of all ranks. Raises BadInput on every rank, or prints a warning."""
+        everyone = ranks.gather_objects(own)
+        for rank, other in enumerate(everyone):
+            difference = differences.other_instructions(everyone[0], other)
+            if difference is None:
+                continue
+            name, first, there = difference
+            line = f"rank 0 computes with {in_words(name, first)}, rank {rank} with {in_words(name, there)}"
+            if self.same_instructions:
+                raise BadInput(f"{line}: the bits would depend on who computes what. {_REMEDY}")
+            self._say(f"warning: {line}: another order of the nodes gives other bits. {_REMEDY}")
+            return
+
+    def _compare_starts(self, before: dict[str, Any], now: facts.Facts, step: int) -> None:
+        """Compare this machine with the one before the restart."""
+        difference = differences.other_instructions(before, now)
+        if difference and self.same_instructions:
+            name, there, here = difference
+            raise BadInput(
+                f"this run computed with {in_words(name, there)} until step {step}, and this machine "
+                f"computes with {in_words(name, here)}: the bits would differ. Continue on the same kind "
+                f"of CPU, or accept it from here on: {OPTION} native (same_instructions=False in a loop of "
+                f"your own). {_REMEDY}"
+            )
+        others = [each for each in differences.find_differences(before, now) if each[0] not in _MAY_DIFFER]
+        if not others:
+            return
+        name, there, here = others[0]
+        more = f" ({len(others) - 1} more facts differ)" if len(others) > 1 else ""
+        self._say(
+            f"warning: this run computed with {in_words(name, there)} until step {step}, and this machine "
+            f"computes with {in_words(name, here)}{more}: its bits may differ from here on"
+        )
+
+
+_REMEDY = f"A run that moves between kinds of CPUs begins with {OPTION} avx2 or any (guides/exact.md)"

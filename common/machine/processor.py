@@ -1,0 +1,119 @@
+"""The CPU of this process: its name, its vendor, the instruction sets that it has, and its cores.
+
+Under an emulator, /proc/cpuinfo is that of the host. So the facts come from the instruction CPUID, which
+NumPy and newer versions of torch have asked, and from /proc/cpuinfo only where these do not know them.
+"""
+
+import functools
+import os
+import platform
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+# Names of NumPy 2.4 and of versions before it, from the widest set to the narrowest.
+_WIDTHS = {
+    "AVX512": ("AVX512_SKX", "X86_V4"),
+    "AVX2": ("AVX2", "X86_V3"),
+    "AVX": ("AVX",),
+    "SSE41": ("SSE41", "X86_V2"),
+}
+_EXTENSIONS = {  # function of torch.cpu, which versions before 2.6 lack
+    "VNNI": "_is_vnni_supported",
+    "BF16": "_is_avx512_bf16_supported",
+    "AMX": "_is_amx_tile_supported",
+}
+
+
+@functools.cache
+def widest() -> str:
+    """Return the widest instruction set of this CPU: "AVX512", "AVX2", "AVX" or "SSE41"; on other
+    architectures "", and the machine's name decides."""
+    features = _numpy_features()
+    for name, marks in _WIDTHS.items():
+        if any(features.get(mark) for mark in marks):
+            return name
+    return ""
+
+
+@functools.cache
+def extensions() -> tuple[str, ...]:
+    """Return the extensions of AVX-512 that this CPU has, for which oneDNN has kernels of their own."""
+    import torch
+
+    if widest() != "AVX512":
+        return ()
+    found = []
+    for extension, function in _EXTENSIONS.items():
+        is_supported = getattr(torch.cpu, function, None)
+        if is_supported and is_supported():
+            found.append(extension)
+    return tuple(found)
+
+
+@functools.cache
+def name() -> str:
+    """Return the name of this CPU, such as "AMD EPYC 9354"."""
+    capabilities = _torch_capabilities()
+    listed = read_cpuinfo("model name") or platform.machine()
+    known = str(capabilities.get("cpu_name", ""))
+    # The short name of CPUID is the beginning of the long one, unless an emulator shows its host's.
+    words = known.split()
+    if words and not all(word in listed for word in words):
+        return known
+    return listed
+
+
+@functools.cache
+def vendor() -> str:
+    """Return "Intel", "AMD" or the vendor's own name: MKL chooses its kernels by it."""
+    for known in ("Intel", "AMD"):
+        if known in name():
+            return known
+    return read_cpuinfo("vendor_id") or platform.machine()
+
+
+def read_cpuinfo(field: str) -> str:
+    """Return a field of the first CPU in /proc/cpuinfo; "" without one."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:  # not Linux
+        return ""
+    for line in text.splitlines():
+        label, _, value = line.partition(":")
+        if label.strip() == field:
+            return value.strip()
+    return ""
+
+
+def physical_cores(cpus: Iterable[int] | None = None, folder: str = "/sys/devices/system/cpu") -> list[str]:
+    """Return a name for each physical core of these CPUs, sorted. Hardware threads of one core count once.
+
+    cpus: numbers of CPUs as Linux counts them; default: those that this process may use.
+    """
+    if cpus is None:
+        cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    cores = set()
+    for cpu in cpus:
+        parts = []
+        for file in ("physical_package_id", "core_id"):
+            try:
+                parts.append(Path(folder, f"cpu{cpu}", "topology", file).read_text(encoding="ascii").strip())
+            except OSError:  # not known: then the CPU counts as a core
+                parts = [f"cpu{cpu}"]
+                break
+        cores.add(":".join(parts))
+    return sorted(cores)
+
+
+def _numpy_features() -> dict[str, bool]:
+    core = getattr(np, "_core", None) or np.core  # NumPy 2, and versions before it
+    return core._multiarray_umath.__cpu_features__
+
+
+def _torch_capabilities() -> dict[str, object]:
+    import torch
+
+    function = getattr(torch.cpu, "get_capabilities", None)  # of torch 2.10 and later
+    return function() if function else {}
