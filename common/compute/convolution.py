@@ -13,6 +13,7 @@ import functools
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from common.machine.facts import onednn_instructions
 
@@ -56,20 +57,22 @@ def _convolution_backward(
 ) -> Any:
     """Call torch's own kernel of aten::convolution_backward. autograd calls this on the CPU for each
     convolution of a backward pass; it costs some microseconds."""
-    if is_affected(weight, stride, transposed):
-        grad_output = grad_output.contiguous()
-        inputs = inputs.contiguous()
-        weight = weight.contiguous()
     operator: Any = torch.ops.aten.convolution_backward.default
-    return operator._op_dk(
-        _KERNEL_OF_TORCH,
-        grad_output,
-        inputs,
-        weight,
-        bias_sizes,
-        stride,
-        padding,
-        dilation,
-        transposed,
-        *others,
-    )
+    kernel = functools.partial(operator._op_dk, _KERNEL_OF_TORCH)
+    rest = (bias_sizes, stride, padding, dilation, transposed, *others)
+    if not is_affected(weight, stride, transposed):
+        return kernel(grad_output, inputs, weight, *rest)
+    # A clone, because contiguous() leaves the strides of dimensions of size 1, by which torch would choose
+    # channels_last again.
+    copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in (grad_output, inputs, weight)]
+    gradients = kernel(*copies, *rest)
+    # compiled code expects the memory format that torch's own kernel returns
+    memory_format = torch.contiguous_format
+    for tensor in (inputs, weight):
+        if suggest_memory_format(tensor) != torch.contiguous_format:
+            memory_format = suggest_memory_format(tensor)
+    results = []
+    for gradient in gradients:
+        is_image = gradient is not None and gradient.dim() == inputs.dim()  # the bias has one dimension
+        results.append(gradient.contiguous(memory_format=memory_format) if is_image else gradient)
+    return tuple(results)

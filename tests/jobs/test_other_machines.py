@@ -1,0 +1,231 @@
+"""A run that is started again with other threads, by another launcher, or with another instruction set."""
+
+import json
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from launch.compare import compare_states
+from tests.conftest import QUICK, ROOT, environment, free_port, run
+from tests.support.exact import facts
+
+JOB = (*QUICK, "--batch_size=240", "--max_steps=6", "--save_every=2", "--report_every=2")
+TRAIN, EXACT = "jobs/train.py", "jobs/train_exact.py"
+OTHER_INSTRUCTIONS = {"ATEN_CPU_CAPABILITY": "default"}  # as a CPU that has neither AVX2 nor AVX-512
+needs_instructions = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="this CPU has no other instruction set"
+)
+
+
+def train(
+    output: Path, *options: str, job: str = TRAIN, threads: int | None = None, code: int = 0, **variables
+):
+    """Run a job in a new process. threads: OMP_NUM_THREADS; None: it is not set."""
+    env = environment(**variables)
+    env.pop("OMP_NUM_THREADS", None)
+    if threads:
+        env["OMP_NUM_THREADS"] = str(threads)
+    return run(job, *JOB, *options, f"--output_dir={output}", env=env, code=code, fresh=True)
+
+
+def cut(whole: Path, part: Path, step: int = 2) -> Path:
+    """Copy a run without the checkpoints after a step, as if it had been killed, and return the copy."""
+    shutil.copytree(whole, part)
+    for path in (part / "checkpoints").iterdir():
+        if int(path.name.split("_")[1].split(".")[0]) > step:
+            path.unlink()
+    return part
+
+
+def read_starts(output: Path) -> list[dict]:
+    return [json.loads(line) for line in (output / "starts.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    """Return the output folder of a run with 2 threads."""
+    output = tmp_path_factory.mktemp("whole")
+    train(output, threads=2)
+    return output
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory) -> Path:
+    """Return the output folder of an exact run."""
+    output = tmp_path_factory.mktemp("exact")
+    train(output, job=EXACT)
+    return output
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_restart_keeps_the_threads_of_the_run(threads, whole, tmp_path):
+    part = cut(whole, tmp_path / "part")
+    printed = train(part, threads=threads).stdout
+    assert f"2 threads in each process, as this run began: OMP_NUM_THREADS={threads} would give" in printed
+    assert facts(part) == facts(whole)
+    assert [start["environment"]["threads"] for start in read_starts(part)] == [2, 2]
+
+
+def test_a_restart_with_the_same_threads_prints_nothing_about_them(whole, tmp_path):
+    part = cut(whole, tmp_path / "part")
+    assert "as this run began" not in train(part, threads=2).stdout
+    assert facts(part) == facts(whole)
+
+
+def test_an_option_changes_the_threads_of_a_run_and_receipts_name_them(whole, tmp_path):
+    part = cut(whole, tmp_path / "part")
+    assert "as this run began" not in train(part, "--threads=1", threads=2).stdout
+    equal, text = compare_states(str(whole), str(part))
+    assert not equal and "computed with 2 threads first, and with 1 thread from step 3 on: " in text
+    other = tmp_path / "other"
+    train(other, threads=1)
+    equal, text = compare_states(str(whole), str(other))
+    assert not equal and f"; {whole} computed with 2 threads, {other} with 1 thread: " in text
+
+
+def test_each_launcher_gives_the_same_threads(tmp_path):
+    """torchrun sets OMP_NUM_THREADS to 1, and this job divides the cores of the node by its processes."""
+    job = ("jobs/train_ddp.py", *JOB)
+    starters = {
+        "own": [*job, "--processes_per_node=2"],
+        "torchrun": [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=2",
+            "--master-port",
+            str(free_port()),
+            *job,
+        ],
+        "launch": [
+            "-m",
+            "torch.distributed.launch",
+            "--nproc-per-node=2",
+            "--master-port",
+            str(free_port()),
+            *job,
+        ],
+    }
+    env = environment()
+    del env["OMP_NUM_THREADS"]
+    found = []
+    for name, command in starters.items():
+        run(*command, f"--output_dir={tmp_path / name}", env=env, fresh=True)
+        found.append(facts(tmp_path / name))
+        assert read_starts(tmp_path / name)[0]["environment"]["threads"] == max(1, cores() // 2)
+    assert found[0] == found[1] == found[2]
+
+
+def cores() -> int:
+    from common.machine import threads
+
+    return threads.share(1)
+
+
+@needs_instructions
+def test_another_instruction_set_is_named_before_the_first_step(whole, tmp_path):
+    part = cut(whole, tmp_path / "part")
+    used = torch.backends.cpu.get_cpu_capability()
+    lines = train(part, threads=2, **OTHER_INSTRUCTIONS).stdout.splitlines()
+    warning = f"warning: this run computed with ATen {used} until step 2, and this machine computes with "
+    place = next(number for number, line in enumerate(lines) if line.startswith(warning))
+    assert place < next(number for number, line in enumerate(lines) if " step=" in line)
+    _, text = compare_states(str(whole), str(part))
+    assert "equal" in text or f"computed with ATen {used} first, and with ATen DEFAULT from step 3 on" in text
+
+
+@needs_instructions
+def test_an_exact_job_refuses_another_instruction_set_until_an_option_accepts_it(exact, tmp_path):
+    part = cut(exact, tmp_path / "part")
+    used = torch.backends.cpu.get_cpu_capability()
+    errors = train(part, job=EXACT, code=2, **OTHER_INSTRUCTIONS).stderr
+    assert errors.startswith(
+        f"error: this run computed with ATen {used} until step 2, and this machine computes"
+    )
+    assert "--cpu_level native" in errors and len(errors.splitlines()) == 1
+    printed = train(part, "--cpu_level=native", job=EXACT, **OTHER_INSTRUCTIONS).stdout
+    assert "its bits may differ from here on" in printed
+    # from then on this instruction set is that of the run
+    assert "this run computed with" not in train(part, job=EXACT, **OTHER_INSTRUCTIONS).stdout
+    starts = read_starts(part)
+    assert [start["environment"]["ATen"] for start in starts] == [used, "DEFAULT", "DEFAULT"]
+
+
+def test_a_level_is_recorded_and_kept(exact, tmp_path):
+    output = tmp_path / "any"
+    train(output, "--cpu_level=any", job=EXACT)
+    found = read_starts(output)[0]["environment"]
+    assert [found[name] for name in ("ATen", "oneDNN", "MKL")] == ["DEFAULT", "SSE41", "COMPATIBLE"]
+    part = cut(output, tmp_path / "part")
+    train(part, "--cpu-level", "any", job=EXACT)
+    assert facts(part) == facts(output)
+    if torch.backends.cpu.get_cpu_capability() != "DEFAULT":
+        errors = train(cut(output, tmp_path / "without"), job=EXACT, code=2).stderr
+        assert "this run computed with ATen DEFAULT until step 2" in errors
+
+
+def test_a_level_in_a_file_comes_too_late(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text('cpu_level = "any"\n')
+    errors = train(tmp_path / "run", f"--config={path}", code=2).stderr
+    assert "--cpu_level any: torch was imported before the level was set" in errors
+
+
+LOOP = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+from common.exact.loop import Exact
+from datasets.loaders.engines.torch_loader import torch_loader
+torch.manual_seed(0)
+x = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+loader = torch_loader(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 16), torch.device("cpu"), epochs=2)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+same = sys.argv[2] == "yes"
+run = Exact(sys.argv[1], loader, model=model, optimizer=optimizer, save_every=2, same_instructions=same)
+step = run.resume()
+for _ in loader.epochs_from(step):
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        step += 1
+        if run.end_step().save:
+            run.save()
+        if step == 4 and len(sys.argv) > 3:
+            sys.exit()
+run.close()
+"""
+
+
+@needs_instructions
+def test_a_loop_of_ones_own_names_or_refuses_another_instruction_set(tmp_path):
+    script = tmp_path / "loop.py"
+    script.write_text(LOOP)
+
+    def start(*words: str, **variables: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, str(script), str(tmp_path / "out"), *words]
+        env = environment(PYTHONPATH=str(ROOT), **variables)
+        return subprocess.run(command, env=env, capture_output=True, text=True)
+
+    assert start("yes", "stop").returncode == 0
+    refused = start("yes", **OTHER_INSTRUCTIONS)
+    assert refused.returncode != 0 and "this run computed with ATen" in refused.stderr, refused.stderr
+    assert "same_instructions=False" in refused.stderr
+    accepted = start("no", **OTHER_INSTRUCTIONS)
+    assert accepted.returncode == 0 and "its bits may differ from here on" in accepted.stdout, accepted
+
+
+def test_threads_of_a_loop_of_ones_own_are_those_of_its_checkpoint(tmp_path):
+    script = tmp_path / "loop.py"
+    script.write_text(textwrap.dedent(LOOP) + "print('threads', torch.get_num_threads())\n")
+    command = [sys.executable, str(script), str(tmp_path / "out"), "no"]
+    for words, threads in ((["stop"], "3"), ([], "1")):
+        env = environment(PYTHONPATH=str(ROOT), OMP_NUM_THREADS=threads)
+        shown = subprocess.run([*command, *words], env=env, capture_output=True, text=True)
+    assert shown.stdout.splitlines()[-1] == "threads 3", shown
+    assert "3 threads in each process, as this run began: OMP_NUM_THREADS=1 would give 1" in shown.stdout
