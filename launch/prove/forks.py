@@ -42,9 +42,19 @@ class Forks:
             preexec_fn=functools.partial(preemption.die_with_parent, signal.SIGKILL),
         )
 
-    def start(self, command: list[str], mark: str, output: IO[Any]) -> "Forked":
-        """Start a command of Python as processes.start() does. The fork before it must have ended."""
-        known = {"folder": os.getcwd(), "environment": processes.marked(self._environment, mark)}
+    def start(
+        self,
+        command: list[str],
+        mark: str,
+        output: IO[Any],
+        changes: tuple[str, ...] = (),
+    ) -> "Forked":
+        """Start a command of Python as processes.start() does. The fork before it must have ended. changes:
+        of the surroundings, that a fork can have."""
+        environment = self._environment
+        if surroundings.THREADS in changes:
+            environment = environment | {"OMP_NUM_THREADS": str(surroundings.choose_other_threads())}
+        known = {"folder": os.getcwd(), "environment": processes.marked(environment, mark)}
         request = {"words": command[1:], "log": output.name, **known}
         assert self._server.stdin
         self._server.stdin.write(json.dumps(request).encode() + b"\n")

@@ -1,7 +1,6 @@
 """The runs of a job that `prove` makes: jobs of Bootfile, and other scripts."""
 
 import contextlib
-import functools
 import os
 import re
 import shlex
@@ -32,6 +31,7 @@ _HELP_SECONDS = 60  # for --help: a script that does not know it may begin to tr
 _HINT = "if it does not use Bootfile, name its files with --compare and --resume_with"
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 REFERENCE, KILLED = "reference", "killed and restarted"
+SAME_THREADS = f"{KILLED}, with the same number of threads"  # runs only if KILLED differs
 PROCESSES = "--processes_per_node"
 REPLACED = "killed processes are replaced, the others stay alive"
 _LOSSES = {4: ((0,), (3,), (1, 2)), 2: ((0,), (1,))}  # processes -> ranks of each SIGKILL
@@ -52,7 +52,7 @@ class Case(NamedTuple):
     kills: number of SIGKILLs.
     against: name of the run with which it is compared.
     damages: tensors of its checkpoint that are changed: "largest", "all" or "" (none).
-    changes: names of `surroundings`, what is changed around the job.
+    changes: names of `surroundings`, what is changed around the job; another number of threads: at a restart.
     losses: ranks that get a SIGKILL at once, each time at another step; the job replaces them (--elastic).
     """
 
@@ -90,10 +90,12 @@ class Job:
     `unchecked`: lines on what could not be checked. `doubts`: lines on why the runs prove nothing.
     `same_bits`: numbers of processes whose runs must have equal states; [] for a job without shards.
     `processes`: those of the reference, if it is a job with shards.
+    `keeps_threads`: whether a restart continues with the threads of its checkpoint.
     `commands`: the name of a run -> its commands, without credentials; the second one is that of a restart.
     """
 
     weights: str  # pattern of the files of weights in a run's folder
+    keeps_threads = False
 
     def __init__(self, script: str, options: list[str], root: str, kills: int):
         self.script, self.options, self.root, self.kills = script, options, root, kills
@@ -156,10 +158,21 @@ class Job:
 
     def _start(self, case: Case, folder: str | None) -> Callable[[list[str], str, IO[Any]], Any]:
         """Return the function that starts a command of a run. folder: in which it works."""
-        if self._forks and case not in (AGAIN, SAME, *ONE_CHANGE) and not case.losses:
-            return self._forks.start
-        environment = surroundings.environment(case.changes)
-        return functools.partial(processes.start, environment=environment, cwd=folder)
+        is_forked = self._forks and case not in (AGAIN, SAME, *ONE_CHANGE) and not case.losses
+        starts = 0
+
+        def start(command: list[str], mark: str, output: IO[Any]) -> Any:
+            nonlocal starts
+            starts += 1
+            changes = case.changes
+            if starts == 1:  # the first start has the threads of the reference
+                changes = tuple(change for change in changes if change != surroundings.THREADS)
+            if is_forked and self._forks:
+                return self._forks.start(command, mark, output, changes)
+            environment = surroundings.environment(changes)
+            return processes.start(command, mark, output, environment, folder)
+
+        return start
 
     def _working_folder(self, case: Case) -> contextlib.AbstractContextManager[str | None]:
         return surroundings.working_folder(case.changes, f"{self.folder(case.name)}.surroundings")
@@ -183,6 +196,7 @@ class OwnJob(Job):
     """A job with Bootfile's options. It continues if it is started again with the same --output_dir."""
 
     weights = "*.pth"
+    keeps_threads = True
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -248,7 +262,7 @@ class OwnJob(Job):
         return self._chosen != before
 
     def plan(self) -> list[Case]:
-        cases = [AGAIN, Case(KILLED, kills=self.kills)]
+        cases = [AGAIN, Case(KILLED, kills=self.kills, changes=(surroundings.THREADS,))]
         for case in _CHANGES:
             is_engine = case.option == "--data_backend"
             generated = is_engine and get_option(self.options, "--custom_data") == "true"
@@ -409,7 +423,7 @@ class OtherJob(Job):
         self.unchecked += [f"{what}: not known" for what in _NOT_KNOWN]
 
     def plan(self) -> list[Case]:
-        return [AGAIN, Case(KILLED, kills=self.kills), DAMAGED]
+        return [AGAIN, Case(KILLED, kills=self.kills, changes=(surroundings.THREADS,)), DAMAGED]
 
     def run(self, case: Case) -> str:
         with self._working_folder(case) as place:

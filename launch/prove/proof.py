@@ -4,7 +4,7 @@ hardware and files.
     {"proof": 1, "made": ..., "job": "jobs/train.py", "verdict": "exact: ...", "exit_code": 0, "notes": [...],
      "tree": {"commit": ..., "clean": true}, "versions": {...}, "hardware": {...}, "files": {path: sha256},
      "runs": [{"run": "reference", "result": "", "done": "", "commands": [...], "seed": 0,
-               "files": {path: sha256}}, ...],
+               "files": {path: sha256}, "machines": [{"step": 1, "threads": 2, ...}]}, ...],
      "comparisons": [{"run": ..., "part": "data", "equal": true, "text": ...}, ...]}
 
 proof: the version of this schema.
@@ -12,6 +12,7 @@ job: the path of the job as the user gave it.
 tree: the git commit of the job's folder, and whether no tracked file differs from it; null without git.
 files: the job and the modules that `launch pack` would upload with it, below the code folder.
 runs: what was done to them, the commands, and what was compared: receipts, digests of the state, and weights.
+machines: what computed a run (common/machine/facts.py); [] for a script that does not use Bootfile.
 """
 
 import contextlib
@@ -21,9 +22,11 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
+from common.exact import digest_lines
 from common.ground import accelerator
 from common.ground.exits import BadInput, import_optional
 from common.ground.files import explained, read_file, sha256_file
+from common.machine.differences import INSTRUCTIONS
 from common.run import environment, starts
 from datasets.sampling import receipt
 from launch import confirm, page
@@ -42,7 +45,8 @@ PAGE_MARK = "a page of launch prove"
 MARK = r'^\{\s*"proof": \d+,'  # the beginning of such a file
 _MOST = 2**26  # bytes of it
 _RECORDS = ("state.jsonl", receipt.FILE, "receipt-*.bin")  # in a run's folder
-_VERSIONS = ("bootfile", "python", "torch", "numpy")
+_VERSIONS = ("bootfile", "python", "torch", "numpy", "libraries")
+_MACHINE = (*INSTRUCTIONS, "OpenBLAS", "settings")  # the threads are those of each run
 
 
 class _Proof(pydantic.BaseModel):
@@ -88,6 +92,7 @@ def describe_node() -> dict[str, Any]:
     with contextlib.suppress(RuntimeError, AttributeError):  # it is busy, or has no names
         name = module.get_device_name() if count else name
     hardware = {"processor": environment.describe_processor(), "cores": facts["cores"]}
+    hardware |= {each: facts[each] for each in _MACHINE}
     hardware["accelerators"] = f"{count} x {name}" if count else "none"
     return {"versions": {each: str(facts[each]) for each in _VERSIONS}, "hardware": hardware}
 
@@ -143,7 +148,9 @@ def _describe_run(job: Job, name: str, result: str, done: str) -> dict[str, Any]
     with explained(f"the run {folder} cannot be read"):
         digests = {each: sha256_file(os.path.join(folder, each)) for each in files}
     seed = next((start["settings"].get("seed") for start in starts.read(folder)), None)
-    facts = {"commands": job.commands.get(name, []), "seed": seed, "files": digests}
+    states = digest_lines.read(folder)
+    machines = states[max(states)].get("machines", []) if states else []
+    facts = {"commands": job.commands.get(name, []), "seed": seed, "files": digests, "machines": machines}
     return {"run": name, "result": result, "done": done} | facts
 
 

@@ -5,18 +5,30 @@ import os
 import shutil
 from collections.abc import Iterator
 
+from common.machine import threads
+from common.platform.platforms import count_in
+
 _REVERSED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reversed_listings")
 HASH, FOLDER, LISTING = "another PYTHONHASHSEED", "another working folder", "another order of os.listdir"
 ALL = (HASH, FOLDER, LISTING)
+THREADS = "another number of threads"  # at a restart, as on a machine with another number of cores
 
 
 def environment(changes: tuple[str, ...] = (), seed: int = 1) -> dict[str, str]:
     """Return the environment of a run. seed: PYTHONHASHSEED, and one more if it changes, unless the user has
     set it."""
     own = {"PYTHONHASHSEED": str(seed + (HASH in changes))} | dict(os.environ)
+    if THREADS in changes:
+        own["OMP_NUM_THREADS"] = str(choose_other_threads())
     if LISTING in changes:
         own["PYTHONPATH"] = os.pathsep.join(filter(None, (_REVERSED, own.get("PYTHONPATH"))))
     return own
+
+
+def choose_other_threads() -> int:
+    """Return a number of threads that a start in the environment of this process does not have."""
+    usual = count_in(os.environ, "OMP_NUM_THREADS") or threads.share(1)
+    return 1 if usual > 1 else 2
 
 
 def find_unchanged() -> list[str]:

@@ -6,7 +6,19 @@ from launch import compare
 from launch.compare import Line
 from launch.explain import DIFFERS, UNVERIFIED
 from launch.prove import trial
-from launch.prove.jobs import AGAIN, ALL_DAMAGED, DAMAGED, ONE_CHANGE, PROCESSES, SAME, Case, Job, NotRun
+from launch.prove.jobs import (
+    AGAIN,
+    ALL_DAMAGED,
+    DAMAGED,
+    KILLED,
+    ONE_CHANGE,
+    PROCESSES,
+    SAME,
+    SAME_THREADS,
+    Case,
+    Job,
+    NotRun,
+)
 
 NOTICED, NOT_NOTICED, REFUSED, NOT_RUN = "noticed", "not noticed", "refused", "not run"
 
@@ -44,7 +56,7 @@ def _run(job: Job, case: Case) -> Row:
     except trial.Failed as error:
         if case.damages:
             return Row(case, str(error), [], REFUSED)
-        if case.changes:
+        if case.changes and not case.kills:
             if len(case.changes) == 1:  # else each one follows
                 job.unchecked.append(f"{case.changes[0]}: {error}")
             return Row(case, str(error), [], NOT_RUN)
@@ -67,11 +79,24 @@ def needs_more(row: Row) -> list[Case]:
         return [ALL_DAMAGED]
     if row.case == AGAIN and row.result != "equal":
         return [SAME]
+    if row.case.name == KILLED and row.result == "differs":
+        return [row.case._replace(name=SAME_THREADS, changes=())]
     return ONE_CHANGE if row.case == SAME and row.result == "equal" else []
 
 
 def conclude(job: Job, rows: list[Row]) -> tuple[str, int]:
     """Return the verdict and the exit code."""
+    condition = ""
+    by_name = {row.case.name: row for row in rows}
+    if SAME_THREADS in by_name and by_name[SAME_THREADS].result == "equal":
+        text = by_name[KILLED].different[0].text
+        if job.keeps_threads:
+            return f"differs: a restart with another number of threads: {text}", DIFFERS
+        condition = (
+            f"; only with the same number of threads: with another one a restart differs ({text}): call "
+            "torch.set_num_threads(N) in the script"
+        )
+        rows = [row for row in rows if row.case.name != KILLED]
     for row in sorted(rows, key=lambda row: row.case not in (SAME, *ONE_CHANGE)):  # these name the cause
         if row.different and not row.case.must_differ:
             return f"differs: {row.case.name}: {row.different[0].text}", DIFFERS
@@ -92,7 +117,7 @@ def conclude(job: Job, rows: list[Row]) -> tuple[str, int]:
     numbers = [int(row.case.value) for row in equal if row.case.option == PROCESSES and not row.case.kills]
     *others, last = sorted({*job.same_bits} & {job.processes, *numbers}) or [1]
     bits = f"; same bits on {', '.join(map(str, others))} and {last} processes" if others else ""
-    return f"exact: {len(equal)} runs equal the reference{end}{bits}", 0
+    return f"exact: {len(equal)} runs equal the reference{end}{bits}{condition}", 0
 
 
 def find_notes(rows: list[Row]) -> list[str]:

@@ -557,3 +557,43 @@ def test_bad_input_is_one_line(words, message, tmp_path):
     result = prove(*words, cwd=tmp_path, code=2)
     assert message in result.stderr and result.stderr.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "own.py"]
+
+
+DEPENDS_ON_THREADS = """
+import os, sys, time, torch
+FIXED = 0
+if FIXED:
+    torch.set_num_threads(2)
+state = {"step": 0, "weight": torch.zeros(4)}
+if "--resume" in sys.argv and os.path.exists("OUT/last.pt"):
+    state = torch.load("OUT/last.pt")
+values = torch.randn(10**6, generator=torch.Generator().manual_seed(0))
+os.makedirs("OUT", exist_ok=True)
+for step in range(state["step"] + 1, 41):
+    time.sleep(0.03)
+    # a sum of many floats is rounded in another way by another number of threads
+    state = {"step": step, "weight": state["weight"] * 0.9 + values @ values * step}
+    if step % 4 == 0:
+        torch.save(state, "OUT/new")
+        os.replace("OUT/new", "OUT/last.pt")
+"""
+
+
+@pytest.mark.parametrize("fixed", [0, 1])
+def test_a_script_whose_restart_depends_on_the_threads_is_named(fixed, tmp_path):
+    (tmp_path / "own.py").write_text(DEPENDS_ON_THREADS.replace("FIXED = 0", f"FIXED = {fixed}"))
+    words = ("own.py", "--compare", "OUT/*.pt", "--resume_with=--resume", "--kills=2")
+    shown = prove(*words, cwd=tmp_path).stdout
+    [verdict] = re.findall("^exact: 2 runs equal the reference.*$", shown, re.MULTILINE)
+    is_named = "only with the same number of threads: with another one a restart differs (" in verdict
+    assert is_named != bool(fixed), shown
+    assert ("killed and restarted, with the same number of threads" in shown) != bool(fixed)
+
+
+def test_a_proof_has_the_machine_of_each_run(tmp_path):
+    proofs.prove("jobs/train.py", "--kills=1", "--to", tmp_path / "p.html", "--", *JOB, "--max_steps=6")
+    proof = json.loads((tmp_path / "p.json").read_text())
+    assert {"ATen", "oneDNN", "MKL"} < proof["hardware"].keys()
+    runs = {run["run"]: run["machines"] for run in proof["runs"]}
+    # the restart asks for other threads, and keeps those of the run
+    assert runs["reference"][0]["threads"] == runs[jobs.KILLED][0]["threads"] and len(runs[jobs.KILLED]) == 1
