@@ -32,7 +32,7 @@ test: setup packages
 quick: setup
 	@$(RUN) -m pytest --quick -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults and not real"
 
-faults: setup packages
+faults: setup packages emulator
 	@$(RUN) -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m faults
 
 # PYTORCH=FOLDER holds PyTorch's source, whose tests of its DataLoader then run with ours, 15 minutes more.
@@ -130,8 +130,11 @@ packages:
 	@command -v redis-server >/dev/null || sh tests/install_packages.sh optional redis-server
 	@command -v chromium >/dev/null || sh tests/install_packages.sh optional chromium
 
+emulator:
+	@command -v qemu-x86_64 >/dev/null || sh tests/install_packages.sh optional qemu-user
+
 clean:
 	rm -rf $(VENV) $(COMPAT) $(ZOO) $(REAL) .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: train demo test quick faults real compat zoo gpu benchmark benchmark-gpu lint setup packages clean
+.PHONY: emulator train demo test quick faults real compat zoo gpu benchmark benchmark-gpu lint setup packages clean
