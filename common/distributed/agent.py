@@ -9,23 +9,26 @@ If node 0 is lost the job ends, and its restart continues from a checkpoint.
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
 
 import torch
 
 from common.console.arguments import boolean
-from common.distributed import entry, launcher, preemption, process_group, rendezvous
-from common.distributed.members import Plan, announce, read
+from common.distributed import crash, entry, launcher, preemption, process_group, rendezvous
+from common.distributed.members import Plan, announce, announce_failure, read
 from common.distributed.roll import HEARTBEAT, SILENCE, Roll
 from common.ground import accelerator, exits
 from common.ground.exits import BadInput, print_line
@@ -42,6 +45,8 @@ _POLL = 0.05  # seconds
 _SPARES = 2  # processes of a node that wait: two may die at once
 _CALM = 1.0  # seconds after a change until a spare is forked: the others begin again meanwhile
 _MOST_DEATHS = 5  # in a row, of processes that did not become members
+_SERVER_LOST = 255  # multiprocessing's exit code of a process whose fork server has ended
+_LONGEST_END = 1.0  # seconds from the last sign of life of a fork server to its end
 _ENDS = {exits.BAD_INPUT, exits.NOT_SAVED, exits.DIVERGED, 1}  # exit codes that end the job
 
 
@@ -86,9 +91,10 @@ class _Agent:
     def __init__(self, topology: Topology, timeout: float, grace: float):
         self._topology, self._timeout, self._grace = topology, timeout, grace
         self._children: dict[str, Any] = {}  # name -> multiprocessing.Process
+        self._stacks: dict[str, Connection] = {}  # name -> the pipe of its faulthandler
         self._stopped: dict[str, float] = {}  # name -> time.monotonic() since when SIGSTOP holds it
         self._asked = 0  # the signal that this agent got
-        self._deaths = 0
+        self._deaths: list[str] = []  # why processes ended that did not become members: those in a row
         self._ticks = -1
         # in seconds of time.monotonic()
         self._beat_at = 0.0  # when the next heartbeat is due
@@ -125,14 +131,19 @@ class _Agent:
         self._context = context
         try:
             while not self._is_over or self._children:
-                self._fork()
+                self._fork_missing()
                 multiprocessing.connection.wait([each.sentinel for each in self._children.values()], _POLL)
                 self._reap()
+                if self._asked and not self._is_over and not self._has_members():
+                    self._end(_exit_code(self._asked))  # no process of this node has anything to save
                 self._beat()
                 self._hear()
                 if roll:
                     roll.look(bool(self._asked))
             self._code = self._code or int(read(self._store, "failed") or 0)  # rank 0, in its last writes
+            line = read(self._store, "failure")
+            if line:
+                exits.say_error(line)
             self._store.set(f"ended/{topology.node_rank}", "")
             if roll:
                 roll.wait_for_ends()
@@ -143,7 +154,7 @@ class _Agent:
             return exits.LOST_CONTACT
         return self._code
 
-    def _fork(self) -> None:
+    def _fork_missing(self) -> None:
         """Fork what is missing: the processes of the node, and a spare."""
         now, count = time.monotonic(), self._topology.processes_per_node
         if not self._spare_at and self._store.check([Plan.key(0)]):
@@ -151,44 +162,115 @@ class _Agent:
         spares = _SPARES if 0 < self._spare_at < now else 0
         while not self._is_over and not self._asked and len(self._children) < count + spares:
             name = f"{self._topology.node_rank}.{self._store.add('names', 1)}"
-            given = {MEMBER: name, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-            child = self._context.Process(target=_run, args=(given, entry.main_of_job), name=name)
+            try:
+                self._fork(name)
+            except (OSError, EOFError) as error:  # the fork server has ended meanwhile: try it again
+                self._deaths.append(exits.in_one_line(error))
+                if line := self._explain_deaths():
+                    self._fail(128 + signal.SIGKILL, line)
+                return
+
+    def _fork(self, name: str) -> None:
+        """Fork a process. Waits until the fork server has PyTorch loaded."""
+        given = {MEMBER: name, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        reader, writer = self._context.Pipe(duplex=False)
+        try:
+            child = self._context.Process(target=_run, args=(given, entry.main_of_job, writer), name=name)
             child.start()
-            self._children[name] = child
-            ticket = f"ticket/{self._store.add('tickets', 1)}"
-            self._store.set(ticket, json.dumps([name, child.pid, self._number]))
-            self._store.add("news", 1)
+        except (OSError, EOFError):
+            reader.close()
+            raise
+        finally:
+            writer.close()
+        self._children[name], self._stacks[name] = child, reader
+        ticket = f"ticket/{self._store.add('tickets', 1)}"
+        self._store.set(ticket, json.dumps([name, child.pid, self._number]))
+        self._store.add("news", 1)
 
     def _reap(self) -> None:
         for name, child in list(self._children.items()):
             if child.exitcode is None:
                 continue
+            if child.exitcode == _SERVER_LOST and (reason := _find_end_of_server()):
+                self._replace_server(reason)
+                return
             child.join()
             del self._children[name]
-            self._judge(name, child.exitcode)
+            place = crash.read_place(self._stacks.pop(name))
+            reason = f"exit code {child.exitcode}"
+            if child.exitcode < 0:
+                reason = signal.Signals(-child.exitcode).name
+            if place and crash.is_crash(reason):
+                reason = f"{reason} at {place}"
+            self._judge([name], child.exitcode, reason)
 
-    def _judge(self, name: str, code: int) -> None:
-        """Decide what the end of a process means: the end of the job or of its part here, or nothing."""
-        was_member = self._store.check([f"member/{name}"])
-        self._deaths = 0 if was_member else self._deaths + 1
+    def _replace_server(self, reason: str) -> None:
+        """End the processes of a fork server that has ended: nobody would learn of their ends. The next fork
+        starts another server. reason: why it has ended."""
+        if not self._is_over:
+            exits.print_line(
+                f"node {self._topology.node_rank}: the fork server, which starts the processes of the node, "
+                f"has ended ({reason}): they end with it and are started again"
+            )
+        for child in self._children.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+        for reader in self._stacks.values():
+            reader.close()
+        names = [*self._children]
+        self._children.clear()
+        self._stacks.clear()
+        self._judge(names, -signal.SIGKILL, f"its fork server has ended ({reason})")
+
+    def _judge(self, names: list[str], code: int, reason: str) -> None:
+        """Decide what the end of processes means: the end of the job or of its part here, or nothing. names:
+        of processes that ended together. reason: begins with the name of the signal, if they crashed."""
+        was_member = any(self._store.check([f"member/{name}"]) for name in names)
+        self._deaths.append(reason)
+        if was_member:
+            self._deaths.clear()
         self._spare_at = time.monotonic() + _CALM if self._spare_at else 0.0
-        reason = f"{signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        self._store.compare_set(f"gone/{name}", "", reason)  # it may have a reason: it was stopped
+        for name in names:
+            self._store.compare_set(f"gone/{name}", "", reason)  # it may have a reason: it was stopped
         self._store.add("news", 1)
         code = 128 - code if code < 0 else code
         if self._is_over:
             # the others are done; only rank 0 may still have something to write
-            counts = code in _ENDS or name == read(self._store, "first")
+            counts = code in _ENDS or read(self._store, "first") in names
             self._code = self._code or (code if counts else 0)
         elif code == 0 and self._topology.node_rank == 0:
             announce(self._store, "done", "")  # a node without members does not see it otherwise
             self._end(0)
         elif code == 0 or self._asked or self._store.check(["stop"]):
             self._end(code)
-        elif code in _ENDS or self._deaths >= _MOST_DEATHS:
-            if was_member or self._deaths >= _MOST_DEATHS:
+        elif line := self._explain_deaths():
+            self._fail(code, line)
+        elif code in _ENDS:
+            if was_member:
                 announce(self._store, "failed", str(code))
             self._end(code)
+
+    def _has_members(self) -> bool:
+        return any(self._store.check([f"member/{name}"]) for name in self._children)
+
+    def _explain_deaths(self) -> str:
+        """Return why the job ends, if too many processes in a row did not become members; else ""."""
+        node, deaths = self._topology.node_rank, self._deaths
+        crashes = [*itertools.takewhile(crash.is_crash, reversed(deaths))]
+        if len(crashes) >= crash.MOST:
+            who = f"a new process on node {node}"
+            return crash.describe(who, crashes[0], "before it was a member of the job", len(crashes))
+        if len(deaths) >= _MOST_DEATHS:
+            return (
+                f"{len(deaths)} times in a row processes on node {node} ended before they were members of "
+                f"the job, the last time with: {deaths[-1]}"
+            )
+        return ""
+
+    def _fail(self, code: int, line: str) -> None:
+        """End the job with an exit code and a line."""
+        announce_failure(self._store, code, line)
+        self._end(code)
 
     def _beat(self) -> None:
         """Send the heartbeat of this node. A process that SIGSTOP holds for too long is gone."""
@@ -250,6 +332,11 @@ class _Agent:
                 os.kill(child.pid, number)
 
 
+def _exit_code(number: int) -> int:
+    """Return the exit code of a job that a signal has stopped, as preemption.exit_code() does."""
+    return 128 + (signal.SIGTERM if number == signal.SIGUSR2 else number)
+
+
 def is_stopped(pid: int) -> bool:
     """Return whether a signal, or a debugger, has stopped a process."""
     try:
@@ -259,8 +346,27 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def _run(variables: dict[str, str], main: str) -> None:
-    """Run the job in a fork, as one of its processes."""
+def _find_end_of_server() -> str:
+    """Return how the fork server has ended; "" if it runs. Waits for its end: the kernel closes its pipes
+    first. ensure_running() of multiprocessing still gets its exit code."""
+    pid = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
+    deadline = time.monotonic() + _LONGEST_END
+    while pid and time.monotonic() < deadline:
+        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if end is None:
+            time.sleep(_POLL / 10)
+        elif end.si_code == os.CLD_EXITED:
+            return f"exit code {end.si_status}"
+        else:
+            return signal.Signals(end.si_status).name
+    return ""
+
+
+def _run(variables: dict[str, str], main: str, stacks: Connection) -> None:
+    """Run the job in a fork, as one of its processes. stacks: the pipe for the stacks of a crash."""
+    from common.distributed import preload  # the fork server has imported it
+
+    preload.reset_signals()
     os.environ.update(variables)
-    os.environ[STARTED_BY] = str(os.getppid())
+    crash.report_to(stacks)
     getattr(sys.modules["__main__"], main)()

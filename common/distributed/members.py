@@ -27,9 +27,10 @@ from common.distributed import barrier, preemption, ranks
 from common.distributed.ranks import Changed
 from common.ground import exits
 from common.ground.exits import BadInput
-from common.platform.platforms import MEMBER
+from common.platform.platforms import MEMBER, STARTED_BY
 
 _TIMEOUT = datetime.timedelta(seconds=300)
+_FAREWELL = 1.0  # seconds in which a process without a parent reports its end
 
 
 class Plan(NamedTuple):
@@ -73,6 +74,12 @@ def announce(store: torch.distributed.Store, key: str, value: str) -> None:
     """Write what processes and agents wait for, and wake them."""
     store.set(key, value)
     barrier.tick(store)
+
+
+def announce_failure(store: torch.distributed.Store, code: int, line: str) -> None:
+    """End the job with an exit code. All agents print the line; if there is one already, they print that."""
+    store.compare_set("failure", "", line)
+    announce(store, "failed", str(code))
 
 
 def run(main: Callable[[], object]) -> None:
@@ -264,8 +271,21 @@ class Members:
         raise Changed from None
 
     def _note_signal(self, number: int) -> None:
+        """Report a signal: a thread calls this function. If the parent has ended, the kernel has sent the
+        signal, and the process ends at once: another one may have its place soon."""
+        if os.getppid() != int(os.environ[STARTED_BY]):
+            thread = threading.Thread(target=self._report_orphan, daemon=True)
+            thread.start()
+            thread.join(_FAREWELL)
+            exits.leave(exits.LOST_CONTACT)
         self._number = number
         threading.Thread(target=self._ask, args=[number], daemon=True).start()
+
+    def _report_orphan(self) -> None:
+        with contextlib.suppress(RuntimeError):  # node 0, which has the store, is lost too
+            store = connect()
+            store.compare_set(f"gone/{self.name}", "", "its parent process has ended")
+            store.add("news", 1)
 
     def _ask(self, number: int) -> None:
         store = connect()  # the main thread may hold the other one, in a wait

@@ -3,15 +3,43 @@
 import contextlib
 import gc
 import importlib
+import os
+import signal
+import sys
 import threading
 
-from tqdm import tqdm
+from common.distributed import preemption
+from common.platform.platforms import STARTED_BY
 
-from common.distributed import launcher
+# The fork server of multiprocessing ends with the agent, and not by a signal to all processes of the job: its
+# forks end with it, and they have to save.
+preemption.die_with_parent(signal.SIGKILL)
+if os.getppid() != int(os.environ[STARTED_BY]):
+    sys.exit(128 + signal.SIGKILL)
 
-launcher.die_with_parent()  # the fork server of multiprocessing lives as long as its forks; they end with it
+
+def _continue(number: int, frame: object) -> None:
+    """Do nothing: a signal handler of the fork server."""
+
+
+def reset_signals() -> None:
+    """Let signals end this process again: a fork inherits the handlers of the fork server."""
+    for number in preemption.SIGNALS:
+        if signal.getsignal(number) is _continue:
+            signal.signal(number, signal.SIG_DFL)
+
+
+for _number in {*preemption.SIGNALS} - {signal.SIGINT}:  # multiprocessing itself ignores SIGINT there
+    if signal.getsignal(_number) is signal.SIG_DFL:
+        signal.signal(_number, _continue)
+# The forks inherit the id of their parent. They cannot look it up: if the fork server has just ended, each
+# has another parent already, and would live for ever.
+os.environ[STARTED_BY] = str(os.getpid())
 for _name in ("torch._dynamo", "torch.utils.tensorboard", "common.exact.replicas"):
     with contextlib.suppress(ImportError):
         importlib.import_module(_name)
-tqdm.set_lock(threading.RLock())  # tqdm's own is one of all processes, which a killed one leaves behind
+with contextlib.suppress(ImportError):
+    from tqdm import tqdm
+
+    tqdm.set_lock(threading.RLock())  # tqdm's own is one of all processes, which a killed one leaves behind
 gc.freeze()  # else the end of each fork visits all objects of PyTorch, which takes a second

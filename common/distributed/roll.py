@@ -1,16 +1,18 @@
 """The list of members of a job whose processes may die or come: the agent of node 0 keeps it (agent.py)."""
 
+import itertools
 import json
 import signal
+import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from common.distributed import launcher
+from common.distributed import crash, launcher
 from common.distributed.barrier import tick
-from common.distributed.members import Plan, announce, node_of, read
+from common.distributed.members import Plan, announce, announce_failure, node_of, read
 from common.ground.exits import print_line
 
 HEARTBEAT, SILENCE = 0.25, 2.0  # seconds between heartbeats of a node; without one its processes are gone
@@ -18,7 +20,8 @@ _POLL = 0.05  # seconds
 _TICK = 10.0  # seconds between ticks of nothing new: networks close connections that are idle
 _PATIENCE = 1.0  # seconds from a signal to one node until it counts as one for this node only
 _DELAY = 0.3  # seconds from a broken group to a new one of the same processes: mostly one of them is dead
-_MOST_VAIN = 20  # generations in a row in which members were lost in the same step
+_WARN_LOSSES, _MOST_LOSSES = 5, 20  # losses in a row in the same step: a warning, and the end of the job
+_TOGETHER = 1.0  # seconds: losses of one generation count once, and of those before it has begun
 
 
 @dataclass
@@ -30,6 +33,21 @@ class _Process:
     agent: int
     is_ready: bool = False
     was_asked: bool = False
+
+
+@dataclass
+class _Loss:
+    """Members that were lost together. begun: the last generation that had begun. at: time.monotonic().
+    seconds: until the next generation had begun; 0 before. members: the rank and the reason of each."""
+
+    begun: int
+    at: float
+    seconds: float = 0.0
+    members: list[tuple[str, str]] = field(default_factory=list)
+
+    def is_crash(self) -> bool:
+        """Return whether all members have crashed: after another loss a library may abort in the others."""
+        return all(crash.is_crash(reason) for _, reason in self.members)
 
 
 class Roll:
@@ -49,7 +67,14 @@ class Roll:
         self._said: list[tuple[int, str]] = []  # numbered reasons of changes that the user was not told
         self._count = 0
         self._lost = 0
-        self._step, self._vain = -1, 0  # after which the members have begun, and how often in a row
+        self._step, self._began_at = -1, 0.0  # after which the members have begun, and when
+        self._losses: list[_Loss] = []  # in a row in the same step, while other members continue
+        self._total_losses: list[_Loss] = []  # in a row, of all members, before a further step
+        self._furthest = (
+            self._furthest_of_all
+        ) = -1  # last step since the last total loss, and since the start
+        self._done_steps, self._done_seconds = 0, 0.0  # steps of the generations, and their time
+        self._has_warned = False  # of the losses in this step
         self._stops = False
 
     def look(self, asked: bool) -> None:
@@ -105,6 +130,7 @@ class Roll:
                     who = f"rank {self._began.ids.index(name)}" if known else f"new process {name}"
                     self._say(f"{who} on node {node_of(name)} is gone: {reason}")
                     self._lost += 1
+                    self._note_loss(f"{who} on node {node_of(name)}", reason)
                 continue
             each.was_asked = each.was_asked or self._store.check([f"asked/{name}"])
             if not each.is_ready and (text := read(self._store, f"ready/{name}")):
@@ -112,14 +138,77 @@ class Roll:
 
     def _note_begin(self, step: int) -> None:
         """Note that the members have begun after `step`. If they do not come further, end the job."""
-        told = {number for number, _ in self._plan.said}
-        is_vain = step == self._step and self._plan.lost > self._began.lost
-        self._vain = self._vain + 1 if is_vain else 0
-        self._began, self._step = self._plan, step
+        now, told = time.monotonic(), {number for number, _ in self._plan.said}
+        recent = [loss for loss in self._losses if loss.begun == self._began.generation]
+        for loss in recent:
+            loss.seconds = now - loss.at
+        has_survivors = bool({*self._plan.ids} & {*self._began.ids})
+        if not has_survivors and recent:  # the newest checkpoint was loaded
+            if self._furthest > self._furthest_of_all:
+                self._furthest_of_all = self._furthest
+                self._total_losses.clear()
+                self._has_warned = False
+            self._total_losses.append(recent[-1])
+            self._losses, self._furthest = [], step
+        elif step > self._step:  # the losses before the last begin were in an earlier step
+            self._losses = recent
+            self._has_warned = False
+            if self._step >= 0:
+                ended_at = recent[0].at if recent else now
+                self._done_steps += step - self._step
+                self._done_seconds += ended_at - self._began_at
+        self._began, self._step, self._began_at = self._plan, step, now
+        self._furthest = max(self._furthest, step)
         self._said = [each for each in self._said if each[0] not in told]
-        if self._vain >= _MOST_VAIN:
-            print_line(f"{self._vain} times in a row processes were lost in step {step + 1}: the job ends")
-            announce(self._store, "failed", f"{128 + signal.SIGKILL}")
+        self._check_losses(self._losses, f"in step {step + 1}")
+        self._check_losses(self._total_losses, f"after step {self._furthest_of_all}")
+
+    def _note_loss(self, who: str, reason: str) -> None:
+        """Note the loss of a member. If generation after generation is lost before it has begun, end the
+        job."""
+        now, begun = time.monotonic(), self._began.generation
+        last = self._losses[-1] if self._losses else None
+        if last is None or last.begun != begun or now - last.at > _TOGETHER:
+            self._losses.append(_Loss(begun, now))
+        self._losses[-1].members.append((who, reason))
+        place = "before its first step"
+        if self._step >= 0:
+            place = f"after step {self._step}, before another one"
+        self._check_losses([loss for loss in self._losses if loss.begun == begun], place)
+
+    def _check_losses(self, losses: list[_Loss], place: str) -> None:
+        """End the job after too many losses in a row, and warn before. place: of the losses."""
+        crashes = [*itertools.takewhile(_Loss.is_crash, reversed(losses))]
+        if len(crashes) >= crash.MOST:
+            who, reason = crashes[0].members[0]
+            name = reason.partition(" ")[0]
+            line = crash.describe(who, reason, place, len(crashes))
+            announce_failure(self._store, 128 + crash.SIGNALS[name], line)
+        elif len(losses) >= _MOST_LOSSES:
+            figures, remedy = self._describe_losses(losses, place)
+            announce_failure(self._store, 128 + signal.SIGKILL, f"{figures}: the job ends; {remedy}")
+        elif len(losses) >= _WARN_LOSSES and not self._has_warned:
+            self._has_warned = True
+            figures, remedy = self._describe_losses(losses, place)
+            print_line(f"warning: {figures}: after {_MOST_LOSSES} times the job ends; {remedy}")
+
+    def _describe_losses(self, losses: list[_Loss], place: str) -> tuple[str, str]:
+        """Return how often members are lost and what a step needs, and what to do."""
+        gaps = [later.at - earlier.at for earlier, later in itertools.pairwise(losses)]
+        every = statistics.median(gaps)
+        begins = [loss.seconds for loss in losses if loss.seconds]
+        need = f"more than {max(gaps):.1f} s"  # no step was finished in this time
+        remedy = "a step must be shorter than this time: use more processes, or look for what ends them"
+        if self._done_steps and begins:
+            seconds = self._done_seconds / self._done_steps + statistics.median(begins)
+            need = f"{seconds:.1f} s"
+            if seconds < every:
+                remedy = "this step may end them: look for a lack of memory (dmesg -T)"
+        figures = (
+            f"processes were lost {len(losses)} times in a row {place}, every {every:.1f} s (median), and a "
+            f"step and its new generation need {need}"
+        )
+        return figures, remedy
 
     def _say(self, reason: str) -> None:
         self._count += 1
@@ -165,8 +254,10 @@ class Roll:
         if ids == self._plan.ids and not is_broken:
             return
         if any(read(self._store, f"gone/{name}") == "exit code 0" for name in self._plan.ids):
-            if read(self._store, f"gone/{self._plan.ids[0]}") not in ("", "exit code 0"):
-                announce(self._store, "failed", str(128 + signal.SIGKILL))  # rank 0, in its last writes
+            end = read(self._store, f"gone/{self._plan.ids[0]}")
+            if end not in ("", "exit code 0"):
+                line = f"rank 0 ended in its last writes, after the last step ({end}): start the job again"
+                announce_failure(self._store, 128 + signal.SIGKILL, line)
             return  # the job is done
         for name in [name for name in self._plan.ids if name in leaves]:
             self._say(f"process {name} leaves, as asked")

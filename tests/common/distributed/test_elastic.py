@@ -1,24 +1,28 @@
 """Processes of a job die, are refused or leave, and the others continue; who the members are."""
 
 import argparse
+import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import time
 import types
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
-from common.distributed import agent, launcher, members, ranks, roll
+from common.distributed import agent, crash, launcher, members, ranks, roll
 from common.distributed.members import Plan
 from common.ground.exits import BadInput
 from common.platform.topology import Topology
-from tests.conftest import CAN_FORK, free_port, run
+from tests.conftest import CAN_FORK, free_port, run, wait_until
 from tests.support import checkpointers
 from tests.support.elastic import JOB, ElasticRun, slow_job
-from tests.support.exact import facts
+from tests.support.exact import changed, facts
 
 EXACT = ("jobs/train_exact.py", *JOB)
 new_torch = pytest.mark.skipif(not CAN_FORK, reason="--elastic needs torch 2.6")
@@ -266,18 +270,235 @@ def test_a_broken_group_of_the_same_processes_begins_again(monkeypatch):
     assert job.look(0.5).generation == 1
 
 
+def _lose(job: _Processes, name: str, reason: str, after: float = 2.7) -> str:
+    """Let a process die some seconds after its generation has begun, and return the one that comes."""
+    job.look(after)
+    job.die(name, reason)
+    new = job.come(0)
+    job.look(1.0)
+    return new
+
+
+def _begin(job: _Processes, step: int) -> None:
+    job.store.set(f"begun/{job.look(1.0).generation}", str(step))
+    job.look()
+
+
 @new_torch
-def test_a_job_whose_processes_die_in_the_same_step_again_and_again_ends(monkeypatch, capsys):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_job_whose_processes_die_faster_than_it_makes_steps_ends(monkeypatch, capsys, processes):
+    job = _Processes(monkeypatch, 1, processes)
+    name = f"0.{processes}"
+    _begin(job, 0)
+    name = _lose(job, name, "SIGKILL", after=60)
+    _begin(job, 12)
+    counts = 1 if processes > 1 else 0  # if all are lost, nobody knows in which step it was
+    for number in range(1, 21 - counts):
+        assert not job.store.check(["failed"])
+        name = _lose(job, name, "SIGKILL")
+        _begin(job, 12)
+        assert ("warning: " in capsys.readouterr().out) == (number + counts == 5)
+    assert members.read(job.store, "failed") == "137"
+    line = members.read(job.store, "failure")
+    place, need = ("in step 13", "6.4 s") if processes > 1 else ("after step 12", "more than 5.0 s")
+    assert f"lost 20 times in a row {place}, every 5.0 s (median), " in line
+    assert f"a step and its new generation need {need}: the job ends; " in line
+
+
+@new_torch
+def test_generations_that_are_lost_before_they_begin_end_the_job(monkeypatch):
     job = _Processes(monkeypatch, 1, 1)
     name = "0.1"
-    for _ in range(21):
+    job.look()
+    for _ in range(20):
         assert not job.store.check(["failed"])
-        job.store.set(f"begun/{job.look().generation}", "12")
-        job.look()
-        job.die(name)
-        name = job.come(0)
-    assert job.store.get("failed") == b"137"
-    assert "20 times in a row processes were lost in step 13: the job ends" in capsys.readouterr().out
+        name = _lose(job, name, "SIGKILL", after=1.0)
+    assert "before its first step, every 2.0 s (median)" in members.read(job.store, "failure")
+
+
+@new_torch
+def test_a_crash_in_the_same_step_three_times_in_a_row_ends_the_job(monkeypatch):
+    job = _Processes(monkeypatch, 1, 2)
+    name = "0.2"
+    _begin(job, 0)
+    for step in (12, 12, 13, 13, 13):
+        assert not job.store.check(["failed"])
+        name = _lose(job, name, "SIGFPE at job.py:7 (model(inputs))")
+        _begin(job, step)
+    assert members.read(job.store, "failed") == "136"
+    line = members.read(job.store, "failure")
+    assert line.startswith(
+        "rank 1 on node 0 ended by SIGFPE in step 14, 3 times in a row, at job.py:7 (model("
+    )
+
+
+@new_torch
+def test_a_crash_of_all_processes_ends_the_job_although_each_restart_makes_steps(monkeypatch):
+    job = _Processes(monkeypatch, 1, 1)
+    name = "0.1"
+    _begin(job, 0)
+    for _ in range(4):
+        assert not job.store.check(["failed"])
+        name = _lose(job, name, "SIGSEGV")
+        _begin(job, 10)
+        job.store.set(f"broken/{job.look().generation}", "connection reset")
+        job.look(0.5)
+        _begin(job, 11)
+    assert "SIGSEGV after step 11, 3 times in a row: " in members.read(job.store, "failure")
+
+
+@new_torch
+def test_a_library_that_aborts_after_another_loss_is_no_crash(monkeypatch):
+    job = _Processes(monkeypatch, 1, 3)
+    _begin(job, 0)
+    names = ["0.2", "0.3"]
+    for _ in range(5):
+        job.die(names[0], "SIGKILL")
+        job.die(names[1], "SIGABRT")
+        names = [job.come(0), job.come(0)]
+        _begin(job, 12)
+    assert not job.store.check(["failed"])
+
+
+DUMP = """Fatal Python error: Segmentation fault
+
+Thread 0x00007f9a821ff6c0 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+
+{current}Thread 0x00007f9b3e69fb80 (most recent call first):
+  File "/venv/lib/python3.11/site-packages/torch/autograd/graph.py", line 1072 in _engine_run_backward
+  File "{job}", line 2 in main
+  File "{job}", line 3 in <module>
+
+Extension modules: torch._C (total: 1)
+"""
+
+
+@pytest.mark.parametrize("current", ["Current ", ""])
+def test_the_line_that_has_crashed(tmp_path, current):
+    job = tmp_path / "job.py"
+    job.write_text("def main():\n    loss.backward()\nmain()\n")
+    text = DUMP.format(current=current, job=job).replace("Current Thread", "Current thread")
+    assert crash.find_place(text) == f"{job}:2 (loss.backward())"
+    assert crash.find_place("") == ""
+
+
+def _job_that(path: Path, code: str) -> Path:
+    """Write train_exact.py with a line of code before each backward(), and return its path."""
+    line = "            loss.backward()\n"
+    return changed("train_exact.py", path, (line, f"            {code}\n{line}"))
+
+
+@new_torch
+def test_a_crash_in_a_step_ends_the_job_with_its_signal_step_and_line(tmp_path):
+    job = _job_that(tmp_path / "job.py", "step == 6 and rank == world_size - 1 and os.kill(os.getpid(), 11)")
+    options = ("--epochs=3", "--save_every=2step", "--processes_per_node=3", "--elastic=true")
+    shown = run(job, *JOB, *options, f"--output_dir={tmp_path / 'run'}", code=139)
+    line = shown.stderr.splitlines()[-1]
+    assert re.match(
+        r"error: rank \d on node 0 ended by SIGSEGV (in step 7|after step \d), 3 times in a row, ", line
+    )
+    assert f"at {job}:" in line and "os.kill(os.getpid(), 11)" in line
+    assert "Traceback" not in shown.stderr
+
+
+@new_torch
+def test_a_process_that_crashes_once_is_replaced(tmp_path):
+    once = tmp_path / "once"
+    code = f"step == 6 and rank == 1 and not os.path.exists({str(once)!r})"
+    crashes = f"(os.mkdir({str(once)!r}), os.kill(os.getpid(), 11))"
+    job = _job_that(tmp_path / "job.py", f"{code} and {crashes}")
+    options = ("--epochs=3", "--processes_per_node=2", "--elastic=true", f"--output_dir={tmp_path / 'run'}")
+    shown = run(job, *JOB, *options)
+    assert f"rank 1 on node 0 is gone: SIGSEGV at {job}:" in shown.stdout
+    run(*EXACT, "--epochs=3", f"--output_dir={tmp_path / 'one'}")
+    assert facts(tmp_path / "run") == facts(tmp_path / "one")
+
+
+@new_torch
+def test_a_crash_while_a_process_loads_ends_the_job(tmp_path):
+    line = "    torch.manual_seed(args.seed)\n"
+    job = changed("train_exact.py", tmp_path / "job.py", (line, f"{line}    os.kill(os.getpid(), 7)\n"))
+    shown = run(job, *JOB, "--elastic=true", f"--output_dir={tmp_path / 'run'}", code=135)
+    line = (
+        "error: a new process on node 0 ended by SIGBUS before it was a member of the job, 3 times in a row"
+    )
+    assert shown.stderr.startswith(f"{line}, at {job}:") and shown.stderr.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """Return the facts of an undisturbed run of one process that saves often."""
+    output = tmp_path_factory.mktemp("saved")
+    run(*EXACT, "--epochs=4", "--save_every=4step", f"--output_dir={output}")
+    return facts(output)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Return a function that starts the run of `saved` on several processes. It ends with the test."""
+    runs = []
+
+    def begin(job: Path) -> ElasticRun:
+        options = ("--epochs=4", "--save_every=4step", "--processes_per_node=3", "--elastic=true")
+        runs.append(ElasticRun(job, *JOB, *options, f"--output_dir={tmp_path / 'run'}"))
+        return runs[-1]
+
+    yield begin
+    for each in runs:
+        each.kill()
+
+
+@new_torch
+# step: without and with a checkpoint. ranks: members that are killed too
+@pytest.mark.parametrize(("step", "ranks"), [(1, []), (6, []), (6, [0, 1])])
+def test_the_fork_server_is_killed_and_another_one_is_started(start, saved, tmp_path, step, ranks):
+    job = start(slow_job(tmp_path / "job.py", 0.05))
+    job.wait_until(lambda run: run.step >= step)
+    old, generation = [*job.pids], job.generation
+    os.kill(psutil.Process(old[0]).ppid(), signal.SIGKILL)
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError):  # it has ended with the fork server
+            job.signal(signal.SIGKILL, rank)
+    job.wait_until(lambda run: run.generation > generation)
+    assert not {*old} & {*filter(psutil.pid_exists, job.pids)}
+    assert job.finish() == 0, job.lines
+    said = "\n".join(job.lines)
+    assert "node 0: the fork server, which starts the processes of the node, has ended (SIGKILL)" in said
+    assert "Traceback" not in said and "error: " not in said
+    assert facts(tmp_path / "run") == saved
+
+
+@new_torch
+def test_a_fork_server_that_cannot_start_ends_the_job(tmp_path):
+    line = "import torch\n"
+    kill = "__name__ == '__mp_main__' and os.kill(os.getpid(), 9)\n"
+    job = changed("train_exact.py", tmp_path / "job.py", (f"\n{line}", f"\n{kill}{line}"))
+    shown = run(job, *JOB, "--elastic=true", f"--output_dir={tmp_path / 'run'}", code=137, fresh=True)
+    assert shown.stderr.startswith("error: 5 times in a row ") and shown.stderr.count("\n") == 1
+
+
+def _finds_fork_server(pid: int) -> bool:
+    return any(
+        "multiprocessing.forkserver" in " ".join(each.cmdline()) for each in psutil.Process(pid).children()
+    )
+
+
+@new_torch
+@pytest.mark.parametrize("step", [0, 6])  # 0: while the processes are loaded
+def test_a_signal_to_all_processes_of_the_session_saves(start, saved, tmp_path, step):
+    job = start(slow_job(tmp_path / "job.py", 0.05))
+    wait_until(lambda: _finds_fork_server(job.process.pid))
+    job.wait_until(lambda run: run.step >= step and run.lines)
+    os.killpg(job.process.pid, signal.SIGTERM)
+    assert job.finish() == 143, job.lines
+    said = "\n".join(job.lines)
+    assert "lost contact" not in said
+    if step:
+        assert f"the newest checkpoint is that of step {job.step}" in said
+    assert start(tmp_path / "job.py").finish() == 0
+    state = facts(tmp_path / "run")["state"]
+    assert {number: state[number] for number in saved["state"]} == saved["state"]
 
 
 @new_torch
