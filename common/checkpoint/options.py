@@ -17,7 +17,7 @@ from common.console.arguments import (
 )  # fmt: skip
 from common.distributed import devices
 from common.ground.exits import BadInput
-from common.machine import instructions
+from common.machine import instructions, vector_math
 from common.run import output
 from common.run.job import JobParser
 
@@ -69,9 +69,12 @@ def _count_batch(args: argparse.Namespace) -> dict[str, int]:
 
 
 def _check_level(args: argparse.Namespace) -> dict[str, str]:
-    """Raise BadInput if torch does not compute with the instruction set of --cpu_level."""
+    """Compute with the instruction set of --cpu_level from here on. Raises BadInput if torch does not."""
+    if args.cpu_level in (None, instructions.NATIVE):
+        return {}
     instructions.check(args.cpu_level)
-    if args.cpu_level not in (None, instructions.NATIVE) and getattr(args, "compile", False):
+    vector_math.protect()
+    if getattr(args, "compile", False):
         raise BadInput(
             f"--cpu_level {args.cpu_level} --compile: compiled code has the instructions of this CPU: leave "
             "one of them out"

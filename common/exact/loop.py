@@ -24,7 +24,6 @@ import numpy as np
 import torch
 
 from common import __version__
-from common.compute import convolution
 from common.compute.loss_means import LabelMean
 from common.distributed import preemption, ranks
 from common.exact.choose import choose
@@ -36,7 +35,7 @@ from common.exact.state import RunState
 from common.ground import exits
 from common.ground.exits import BadInput
 from common.ground.intervals import Interval
-from common.machine import facts
+from common.machine import convolution, facts, instructions, vector_math
 from common.machine.differences import INSTRUCTIONS
 
 _EPOCH = Interval(1, "epoch")
@@ -136,6 +135,8 @@ class Exact:
             same_instructions = hasattr(self.forward, "exact_shards")
         self._machines = Machines(same_instructions, threads, self.say)
         convolution.protect()
+        if instructions.level_in_use():
+            vector_math.protect()
         self.say_once = exits.Once(self.say)  # a line, or the first line of a subject
         self._stop = self._waits = False  # any rank was asked to stop; gradients wait for an optimizer step
         self._label_mean = LabelMean()

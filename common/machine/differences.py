@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 THREADS, CPU = "threads", "CPU"  # names of facts (facts.py)
+OPERATORS = "operators"
 # Those that decide about the instructions of a sum. Another one of them is another instruction set.
-INSTRUCTIONS = ("ATen", "oneDNN", "MKL")
+INSTRUCTIONS = ("ATen", "oneDNN", "MKL", OPERATORS)
 
 
 def find_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -29,6 +30,8 @@ def in_words(name: str, value: Any) -> str:
         return f"{value} thread{'s' * (value != 1)}"
     if name == CPU:
         return f"the CPU {value}"
+    if name == OPERATORS:
+        return f"operators whose probe has the digest {value}"
     return f"{name} {value}"
 
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from common.ground import accelerator
-from common.machine import processor
-from common.machine.differences import CPU, THREADS
+from common.machine import probe, processor
+from common.machine.differences import CPU, OPERATORS, THREADS
 
 Facts = dict[str, str | int]
 
@@ -26,6 +26,7 @@ def describe() -> Facts:
 
     threads: of an operator on the CPU.
     ATen, oneDNN, MKL: the instruction set in use; for MKL also the vendor of the CPU.
+    operators: a digest of what some operators compute (probe.py).
     CPU: its name.
     torch, numpy, libraries: versions.
     OpenBLAS: version and kernel in use by NumPy.
@@ -37,6 +38,7 @@ def describe() -> Facts:
         "ATen": torch.backends.cpu.get_cpu_capability(),
         "oneDNN": onednn_instructions(),
         "MKL": _mkl_instructions(),
+        OPERATORS: probe.digest(),
         CPU: processor.name(),
         "torch": str(torch.__version__),
         "libraries": _libraries(),

@@ -53,6 +53,14 @@ def apply(words: Sequence[str], environment: MutableMapping[str, str]) -> None:
     environment.update(VARIABLES.get(read_level(words) or NATIVE, {}))
 
 
+def level_in_use() -> str | None:
+    """Return the level whose variables this process has; None if it is not one of VARIABLES."""
+    for level, variables in VARIABLES.items():
+        if all(os.environ.get(name) == value for name, value in variables.items()):
+            return level
+    return None
+
+
 def use(level: str) -> None:
     """Compute with the instruction set of a level in this process and in those that it starts.
 
@@ -83,8 +91,7 @@ def check(level: str | None) -> None:
 
     used = torch.backends.cpu.get_cpu_capability().lower()
     expected = VARIABLES[level]["ATEN_CPU_CAPABILITY"]
-    is_set = all(os.environ.get(name) == value for name, value in VARIABLES[level].items())
-    if is_set and used == expected:
+    if level_in_use() == level and used == expected:
         return
     raise BadInput(
         f"{OPTION} {level}: torch was imported before the level was set, and computes with {used.upper()}: "

@@ -8,8 +8,7 @@ import textwrap
 import pytest
 import torch
 
-from common.compute import convolution
-from common.machine import processor
+from common.machine import convolution, processor
 from tests.conftest import environment, run
 
 pytestmark = pytest.mark.skipif(
@@ -19,7 +18,7 @@ AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2"}  # as a CPU without AVX-512
 SCRIPT = textwrap.dedent("""
     import copy, os, sys, torch
     from torch import nn
-    from common.compute import convolution
+    from common.machine import convolution
     convolution.protect()
     torch.set_num_threads(int(sys.argv[1]))
     torch.manual_seed(0)
@@ -91,7 +90,7 @@ def _run(threads, kind):
 
 
 def test_without_the_repair_the_fault_is_there():
-    """If this fails, torch has a oneDNN without the fault: delete common/compute/convolution.py."""
+    """If this fails, torch has a oneDNN without the fault: delete common/machine/convolution.py."""
     script = SCRIPT.replace("convolution.protect()", "").replace("range(3)", "range(20)")
     job = run("-c", script, "1", "plain", env=environment(**AVX2), code=None)
     assert job.returncode != 0 or "right" not in job.stdout

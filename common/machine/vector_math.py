@@ -1,0 +1,101 @@
+"""Compute some functions with the same bits on every CPU, for runs that move between kinds of CPUs.
+
+torch calls MKL's vector library for them, which has other kernels on an AMD CPU with AVX-512 than on a CPU
+without, whatever MKL_CBWR says: there its square root is not the nearest float in 15 % of the cases. Of 67
+functions these differ between an AMD EPYC (Zen 4) and an emulated Haswell (torch 2.14.1, MKL 2024.2):
+
+    float32    sqrt, acos, asin, atan
+    float64    sqrt, acos, asin, tan, log, and logit, which is not replaced
+
+The square root is that of NumPy: the processor rounds it correctly. The others are composed of functions
+for which torch has kernels of its own. pow(0.5) is a square root, too. Variants with `out=` are torch's.
+"""
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+# It computes the result of a function by the variant with `out=`, which is not replaced.
+_KERNEL_OF_TORCH = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
+_SINGLE, _DOUBLE = torch.float32, torch.float64
+_libraries: list[torch.library.Library] = []  # torch forgets what they define when they are deleted
+
+
+@functools.cache
+def protect() -> None:
+    """Compute these functions on the CPU as above, from now on in this process."""
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that it had a kernel before
+        for name, (dtypes, function) in _FUNCTIONS.items():
+            operator = getattr(torch.ops.aten, name).default
+            replaced = functools.partial(_compute, operator, dtypes, function)
+            library.impl(name, replaced, "CPU")
+            library.impl(f"{name}_", functools.partial(_compute_in_place, replaced), "CPU")
+        library.impl("pow.Tensor_Scalar", _power, "CPU")
+        library.impl("pow_.Scalar", functools.partial(_compute_in_place, _power), "CPU")
+    _libraries.append(library)
+
+
+def _compute(
+    operator: torch._ops.OpOverload,
+    dtypes: Sequence[torch.dtype],
+    function: Callable[[torch.Tensor], torch.Tensor],
+    inputs: torch.Tensor,
+) -> torch.Tensor:
+    """Return a function of each element. autograd calls this, below its own record of the operator."""
+    if inputs.dtype in dtypes:
+        return function(inputs.detach())
+    return operator._op_dk(_KERNEL_OF_TORCH, inputs)
+
+
+def _compute_in_place(
+    function: Callable[..., torch.Tensor], inputs: torch.Tensor, *others: float
+) -> torch.Tensor:
+    return inputs.copy_(function(inputs, *others))
+
+
+def _power(inputs: torch.Tensor, exponent: float) -> torch.Tensor:
+    if exponent == 0.5 and inputs.dtype in (_SINGLE, _DOUBLE):
+        return _square_root(inputs.detach())
+    return torch.ops.aten.pow.Tensor_Scalar._op_dk(_KERNEL_OF_TORCH, inputs, exponent)
+
+
+def _square_root(inputs: torch.Tensor) -> torch.Tensor:
+    with np.errstate(invalid="ignore"):  # that of a negative number is NaN, as in torch
+        roots = np.sqrt(inputs.numpy())
+    return torch.as_tensor(roots)  # of a tensor without dimensions NumPy returns a number
+
+
+def _arc_cosine(inputs: torch.Tensor) -> torch.Tensor:
+    return torch.atan2(_square_root((1 - inputs) * (1 + inputs)), inputs)
+
+
+def _arc_sine(inputs: torch.Tensor) -> torch.Tensor:
+    return torch.atan2(inputs, _square_root((1 - inputs) * (1 + inputs)))
+
+
+def _arc_tangent(inputs: torch.Tensor) -> torch.Tensor:
+    return torch.atan2(inputs, torch.ones_like(inputs))
+
+
+def _tangent(inputs: torch.Tensor) -> torch.Tensor:
+    return torch.sin(inputs) / torch.cos(inputs)
+
+
+def _logarithm(inputs: torch.Tensor) -> torch.Tensor:
+    return torch.log2(inputs) * math.log(2)
+
+
+_FUNCTIONS = {
+    "sqrt": ((_SINGLE, _DOUBLE), _square_root),
+    "acos": ((_SINGLE, _DOUBLE), _arc_cosine),
+    "asin": ((_SINGLE, _DOUBLE), _arc_sine),
+    "atan": ((_SINGLE,), _arc_tangent),
+    "tan": ((_DOUBLE,), _tangent),
+    "log": ((_DOUBLE,), _logarithm),
+}
