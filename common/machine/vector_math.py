@@ -66,9 +66,10 @@ def _power(inputs: torch.Tensor, exponent: float) -> torch.Tensor:
 
 
 def _square_root(inputs: torch.Tensor) -> torch.Tensor:
+    roots = torch.empty_like(inputs)
     with np.errstate(invalid="ignore"):  # that of a negative number is NaN, as in torch
-        roots = np.sqrt(inputs.numpy())
-    return torch.as_tensor(roots)  # of a tensor without dimensions NumPy returns a number
+        np.sqrt(inputs.numpy(), out=roots.numpy())
+    return roots
 
 
 def _arc_cosine(inputs: torch.Tensor) -> torch.Tensor:

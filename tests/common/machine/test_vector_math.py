@@ -8,10 +8,14 @@ SCRIPT = textwrap.dedent("""
     import numpy as np, torch
     names = ("sqrt", "acos", "asin", "atan", "tan", "log")
     dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)
-    inputs = {dtype: torch.rand(7, 9, generator=torch.Generator().manual_seed(0)).to(dtype) for dtype in dtypes}
+    drawn = torch.rand(7, 9, generator=torch.Generator().manual_seed(0))
+    inputs = {dtype: drawn.to(dtype) for dtype in dtypes}
 
     def compute():
-        values = {(name, dtype): getattr(torch, name)(each) for name in names for dtype, each in inputs.items()}
+        values = {}
+        for name in names:
+            for dtype, each in inputs.items():
+                values[name, dtype] = getattr(torch, name)(each)
         for exponent in (0.5, 2, 0.3):
             values |= {(exponent, dtype): each**exponent for dtype, each in inputs.items()}
         values |= {("transposed", name): getattr(torch, name)(inputs[torch.float32].t()) for name in names}
