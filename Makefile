@@ -1,6 +1,7 @@
 # make train    set up, then train a ResNet-18 on real digits
 # make test     set up, then run the tests
 # make quick    the tests that start no process and open no socket, for use while you edit
+# make portable the quick tests as on other machines: an old CPU, other threads, a busy machine
 # make demo     data and code to an object store, a job of two nodes, killed, restarted, and its report
 # make faults   the long runs: random faults, and the slowest tests
 # make real     on real counterparts: Slurm, MPI, launchers, mounts, S3 servers (root; it installs Debian packages)
@@ -31,6 +32,10 @@ test: setup packages
 # A test is skipped when it starts its first process or opens its first socket: see tests/conftest.py.
 quick: setup
 	@$(RUN) -m pytest --quick -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults and not real"
+
+# SMALL=--small: one variant with a few files, as .ci/run does.
+portable: setup
+	@$(RUN) -m tests.portable $(SMALL)
 
 faults: setup packages emulator
 	@$(RUN) -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m faults
@@ -137,4 +142,4 @@ clean:
 	rm -rf $(VENV) $(COMPAT) $(ZOO) $(REAL) .pytest_cache .ruff_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: emulator train demo test quick faults real compat zoo gpu benchmark benchmark-gpu lint setup packages clean
+.PHONY: emulator portable train demo test quick faults real compat zoo gpu benchmark benchmark-gpu lint setup packages clean
