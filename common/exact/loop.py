@@ -378,7 +378,11 @@ class Exact:
 
     def _load(self, wanted: str) -> tuple[str, dict | None]:
         """Return (path, state) as choose() does. The state is loaded, unless it is sharded."""
-        load = lambda state: self._state.load(state, self.total_steps or sys.maxsize)  # noqa: E731
+
+        def load(state: dict) -> None:
+            self._machines.compare_starts(state)
+            self._state.load(state, self.total_steps or sys.maxsize)
+
         whole = not self._state.is_sharded  # otherwise each rank reads its part
         path, state = choose(wanted, self._saver.checkpoints, load, whole)
         if state:

@@ -29,6 +29,35 @@ class Machines:
         self.same_instructions, self._wanted_threads, self._say = same_instructions, wanted_threads, say
         self.history: list[dict[str, Any]] = []
 
+    def compare_starts(self, state: dict[str, Any]) -> None:
+        """Name what differs from the machine before.
+
+        Call it on rank 0, before a checkpoint is compared with the run: generated data may differ by the same
+        cause. state: of the checkpoint. Raises BadInput if the instruction set has to be the same.
+        """
+        saved, step = state.get("machines"), state["step"]  # a version before 0.30 has none
+        if not saved:
+            return
+        before, now = saved[-1], facts.describe()
+        difference = differences.other_instructions(before, now)
+        if difference and self.same_instructions:
+            name, there, here = difference
+            raise BadInput(
+                f"this run computed with {in_words(name, there)} until step {step}, and this machine "
+                f"computes with {in_words(name, here)}: the bits would differ. Continue on the same kind "
+                f"of CPU, or accept it from here on: {OPTION} native (same_instructions=False in a loop of "
+                f"your own). {_REMEDY}"
+            )
+        others = [each for each in differences.find_differences(before, now) if each[0] not in _MAY_DIFFER]
+        if not others:
+            return
+        name, there, here = others[0]
+        more = f" ({len(others) - 1} more facts differ)" if len(others) > 1 else ""
+        self._say(
+            f"warning: this run computed with {in_words(name, there)} until step {step}, and this machine "
+            f"computes with {in_words(name, here)}{more}: its bits may differ from here on"
+        )
+
     def settle(
         self,
         step: int,
@@ -36,7 +65,7 @@ class Machines:
         device: torch.device,
         is_fixed: bool,
     ) -> None:
-        """Compute with the threads of the run from here on, and name what differs from the machine before.
+        """Compute with the threads of the run from here on, and add this machine to the history.
 
         Call it on every rank, when the checkpoint was read and before the first step.
 
@@ -44,7 +73,7 @@ class Machines:
         saved: the history of the checkpoint.
         device: of the model. The threads belong to a run on the CPU.
         is_fixed: whether the threads are set already, as with exact shards.
-        Raises BadInput, on every rank, if the instruction set is another one and has to be the same.
+        Raises BadInput, on every rank, if the ranks have other instruction sets and they have to be the same.
         """
         self.history = [dict(machine) for machine in saved]
         before = self.history[-1] if self.history else {}
@@ -53,7 +82,6 @@ class Machines:
         now = facts.describe()
         self._compare_ranks(now)
         now = ranks.broadcast_object(now)
-        self._compare_starts(before, now, step)
         known = [differences.without_step(machine) for machine in self.history]
         if now not in known:
             self.history.append({"step": step + 1, **now})
@@ -86,27 +114,6 @@ class Machines:
                 raise BadInput(f"{line}: the bits would depend on who computes what. {_REMEDY}")
             self._say(f"warning: {line}: another order of the nodes gives other bits. {_REMEDY}")
             return
-
-    def _compare_starts(self, before: dict[str, Any], now: facts.Facts, step: int) -> None:
-        """Compare this machine with the one before the restart."""
-        difference = differences.other_instructions(before, now)
-        if difference and self.same_instructions:
-            name, there, here = difference
-            raise BadInput(
-                f"this run computed with {in_words(name, there)} until step {step}, and this machine "
-                f"computes with {in_words(name, here)}: the bits would differ. Continue on the same kind "
-                f"of CPU, or accept it from here on: {OPTION} native (same_instructions=False in a loop of "
-                f"your own). {_REMEDY}"
-            )
-        others = [each for each in differences.find_differences(before, now) if each[0] not in _MAY_DIFFER]
-        if not others:
-            return
-        name, there, here = others[0]
-        more = f" ({len(others) - 1} more facts differ)" if len(others) > 1 else ""
-        self._say(
-            f"warning: this run computed with {in_words(name, there)} until step {step}, and this machine "
-            f"computes with {in_words(name, here)}{more}: its bits may differ from here on"
-        )
 
 
 _REMEDY = f"A run that moves between kinds of CPUs begins with {OPTION} avx2 or any (guides/exact.md)"
