@@ -23,6 +23,7 @@ from common.exact.files import plain_names, write_weights
 from common.exact.loop import Due, Exact, NotSaved
 from common.exact.nonfinite import Diverged
 from common.ground.exits import BadInput
+from common.machine import instructions
 from common.run import output
 from common.run.run import Run
 
@@ -46,8 +47,8 @@ class Checkpointer(Exact):
             keep=args.keep,
             max_bad_steps=args.max_bad_steps,
             grace=args.grace,
-            same_instructions=False if args.cpu_level else None,
-            threads=args.threads,
+            same_instructions=False if getattr(args, "cpu_level", None) == instructions.NATIVE else None,
+            threads=getattr(args, "threads", None),
             by_rank=getattr(args, "checkpoint_format", "full") == "sharded",
             identity=arguments.identity(args),
             settings=settings,

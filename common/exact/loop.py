@@ -133,7 +133,8 @@ class Exact:
         self._saver = Saver(folder, keep, self.say, self._state.is_sharded, by_rank)
         if same_instructions is None:
             same_instructions = hasattr(self.forward, "exact_shards")
-        self._machines = Machines(same_instructions, threads, self.say)
+        device = next(model.parameters(), torch.empty(0)).device
+        self._machines = Machines(same_instructions, threads, device, self.say)
         convolution.protect()
         if instructions.level_in_use():
             vector_math.protect()
@@ -309,8 +310,7 @@ class Exact:
 
     def _settle_machine(self, step: int, saved: list[dict[str, Any]]) -> None:
         """Compute as the run did before, after the checkpoint of `step` was read. Call it on every rank."""
-        device = next(self.model.parameters(), torch.empty(0)).device
-        self._machines.settle(step, saved, device, hasattr(self.forward, "exact_shards"))
+        self._machines.settle(step, saved, hasattr(self.forward, "exact_shards"))
         self._state.machines = self._saver.machines = self._machines.history
 
     def _receive(self, group: Any) -> dict | None:

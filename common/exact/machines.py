@@ -9,7 +9,7 @@ from common.distributed import ranks
 from common.ground.exits import BadInput
 from common.machine import differences, facts, threads
 from common.machine.differences import THREADS, in_words
-from common.machine.instructions import OPTION
+from common.machine.instructions import OPTION, VARIABLES, level_in_use
 
 # These change from machine to machine in a fleet whose instructions are the same.
 _MAY_DIFFER = (THREADS, differences.CPU)
@@ -18,15 +18,25 @@ _MAY_DIFFER = (THREADS, differences.CPU)
 class Machines:
     """The machines that have computed a run, the present one last.
 
-    same_instructions: whether another instruction set than that of the checkpoint is refused.
+    same_instructions: whether another instruction set than that of the checkpoint is refused. On a GPU the
+        CPU's is not.
     wanted_threads: threads of each process, if the user names a number: it counts from then on.
+    device: of the model.
     say: prints a line on rank 0.
     `history`: the facts of each machine (common/machine/facts.py) and its first step ("step"). A checkpoint
     and each digest of a state hold it.
     """
 
-    def __init__(self, same_instructions: bool, wanted_threads: int | None, say: Callable[[str], object]):
-        self.same_instructions, self._wanted_threads, self._say = same_instructions, wanted_threads, say
+    def __init__(
+        self,
+        same_instructions: bool,
+        wanted_threads: int | None,
+        device: torch.device,
+        say: Callable[[str], object],
+    ):
+        self._is_on_cpu = device.type == "cpu"
+        self.same_instructions = same_instructions and self._is_on_cpu
+        self._wanted_threads, self._say = wanted_threads, say
         self.history: list[dict[str, Any]] = []
 
     def compare_starts(self, state: dict[str, Any]) -> None:
@@ -40,7 +50,7 @@ class Machines:
             return
         before, now = saved[-1], facts.describe()
         difference = differences.other_instructions(before, now)
-        if difference and self.same_instructions:
+        if difference and self.same_instructions and not _is_new_level(before):
             name, there, here = difference
             raise BadInput(
                 f"this run computed with {in_words(name, there)} until step {step}, and this machine "
@@ -58,26 +68,19 @@ class Machines:
             f"computes with {in_words(name, here)}{more}: its bits may differ from here on"
         )
 
-    def settle(
-        self,
-        step: int,
-        saved: Sequence[dict[str, Any]],
-        device: torch.device,
-        is_fixed: bool,
-    ) -> None:
+    def settle(self, step: int, saved: Sequence[dict[str, Any]], is_fixed: bool) -> None:
         """Compute with the threads of the run from here on, and add this machine to the history.
 
         Call it on every rank, when the checkpoint was read and before the first step.
 
         step: of the checkpoint; 0 without one.
         saved: the history of the checkpoint.
-        device: of the model. The threads belong to a run on the CPU.
         is_fixed: whether the threads are set already, as with exact shards.
         Raises BadInput, on every rank, if the ranks have other instruction sets and they have to be the same.
         """
         self.history = [dict(machine) for machine in saved]
         before = self.history[-1] if self.history else {}
-        if device.type == "cpu" and not is_fixed:
+        if self._is_on_cpu and not is_fixed:
             self._set_threads(before.get(THREADS))
         now = facts.describe()
         self._compare_ranks(now)
@@ -114,6 +117,16 @@ class Machines:
                 raise BadInput(f"{line}: the bits would depend on who computes what. {_REMEDY}")
             self._say(f"warning: {line}: another order of the nodes gives other bits. {_REMEDY}")
             return
+
+
+def _is_new_level(before: dict[str, Any]) -> bool:
+    """Return whether the user has named a level that the machine before did not have: it counts from now on."""
+    level = level_in_use()
+    if level is None:
+        return False
+    variables = VARIABLES[level]
+    had_level = before.get("MKL") == variables["MKL_CBWR"]
+    return not had_level or str(before.get("ATen")).lower() != variables["ATEN_CPU_CAPABILITY"]
 
 
 _REMEDY = f"A run that moves between kinds of CPUs begins with {OPTION} avx2 or any (guides/exact.md)"

@@ -1,6 +1,6 @@
-"""Describe what computed: all that the bits of a run depend on beside its code and data.
+"""Describe what computed: what the bits of a run depend on, apart from its code and data.
 
-The same description stands in starts.jsonl, in state.jsonl, in each checkpoint and in proof.json. Two runs
+The same description is in starts.jsonl, in state.jsonl, in each checkpoint and in proof.json. Two runs
 with the same code, data, seed and description have the same bits on a CPU.
 """
 

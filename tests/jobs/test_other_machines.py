@@ -166,6 +166,14 @@ def test_a_level_is_recorded_and_kept(exact, tmp_path):
         assert "this run computed with ATen DEFAULT until step 2" in errors
 
 
+@needs_instructions
+def test_a_run_may_get_a_level_later(exact, tmp_path):
+    part = cut(exact, tmp_path / "part")
+    printed = train(part, "--cpu_level=any", job=EXACT).stdout
+    assert "its bits may differ from here on" in printed
+    assert "this run computed with" not in train(part, "--cpu_level=any", job=EXACT).stdout
+
+
 def test_a_level_in_a_file_comes_too_late(tmp_path):
     path = tmp_path / "job.toml"
     path.write_text('cpu_level = "any"\n')

@@ -1,4 +1,4 @@
-"""What a run depends on beside code and data: threads, instruction sets, and their comparison."""
+"""What a run depends on, apart from code and data: threads, instruction sets, and their comparison."""
 
 import pytest
 import torch
