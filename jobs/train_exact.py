@@ -5,8 +5,9 @@
     python jobs/train_exact.py --dataset digits --epochs 2 --processes_per_node 4   the same bits
     torchrun --nproc-per-node=8 jobs/train_exact.py
 
-Any number of processes up to --exact_shards, which a restart may change, on CPUs of one kind; with --cpu_level
-on others, too. BatchNorm sees one shard, so the losses are not those of train_ddp.py. Price: guides/exact.md.
+Any number of processes up to --exact_shards, which a restart may change, on CPUs of one kind, and with
+--cpu_level on others, too. BatchNorm sees one shard, so the losses are not those of train_ddp.py. Price:
+guides/exact.md.
 """
 
 import os

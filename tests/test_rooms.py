@@ -21,8 +21,8 @@ ALLOWED = {
 
 # The rooms of common. A room imports only rooms after it.
 ROOMS = [
-    "checkpoint", "run", "exact", "parallel", "distributed", "compute", "console", "machine", "platform",
-    "object_store", "ground",
+    "checkpoint", "run", "exact", "parallel", "distributed", "compute", "console", "platform", "object_store",
+    "machine", "ground",
 ]  # fmt: skip
 
 Graph = dict[str, set[str]]
@@ -129,7 +129,7 @@ def find_closure(graph: Graph, first: set[str]) -> set[str]:
 def test_the_core_knows_no_option_log_platform_or_url():
     exact = {name for name in GRAPH if name.startswith("common.exact.")}
     rooms = {name.split(".")[1] for name in find_closure(GRAPH, exact) if name.startswith("common.")}
-    assert rooms - {"__init__"} == {"exact", "parallel", "distributed", "compute", "ground"}
+    assert rooms - {"__init__"} == {"exact", "parallel", "distributed", "compute", "machine", "ground"}
     run = {name for name in GRAPH if name.startswith("common.run.")}
     assert not {name for name in find_closure(GRAPH, run) if name.startswith("common.exact.")}
 
@@ -157,8 +157,12 @@ PLAIN_FILES = {
     "common.compute": {"loss_means", "losses", "models"},
     "common.distributed": {"barrier", "devices", "entry", "preemption", "ranks"},
     "common.exact": {
-        "choose", "digest", "digest_lines", "files", "loop", "nonfinite", "optimizer_steps", "saver",
-        "schedules", "state",
+        "choose", "digest", "digest_lines", "files", "loop", "machines", "nonfinite", "optimizer_steps",
+        "saver", "schedules", "state",
+    },
+    "common.machine": {
+        "convolution", "cores", "differences", "facts", "instructions", "probe", "processor", "threads",
+        "vector_math",
     },
     "common.parallel": {"dtensors"},  # asks whether the model is sharded
     "common.platform": {"platforms", "topology"},

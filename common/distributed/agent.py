@@ -32,7 +32,8 @@ from common.distributed.members import Plan, announce, announce_failure, read
 from common.distributed.roll import HEARTBEAT, SILENCE, Roll
 from common.ground import accelerator, exits
 from common.ground.exits import BadInput, print_line
-from common.platform.platforms import HELD, MEMBER, STARTED_BY, available_cores
+from common.machine.cores import available_cores
+from common.platform.platforms import HELD, MEMBER, STARTED_BY
 from common.platform.topology import Topology
 
 OPTION: dict[str, Any] = {

@@ -16,7 +16,8 @@ from common.distributed import preemption
 from common.ground import exits
 from common.ground.exits import ERROR_PIPE
 from common.machine import threads
-from common.platform.platforms import STARTED_BY, available_cores
+from common.machine.cores import available_cores
+from common.platform.platforms import STARTED_BY
 from common.platform.topology import Topology
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" in the children if their parent holds the store

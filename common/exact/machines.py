@@ -120,7 +120,7 @@ class Machines:
 
 
 def _is_new_level(before: dict[str, Any]) -> bool:
-    """Return whether the user has named a level that the machine before did not have: it counts from now on."""
+    """Return whether the user has named a level that the machine before did not have: it counts now."""
     level = level_in_use()
     if level is None:
         return False

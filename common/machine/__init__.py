@@ -1,1 +1,1 @@
-"""What the bits of a run depend on, apart from its code and data: threads, instruction sets, versions, GPU."""
+"""What the bits of a run depend on, apart from code and data: threads, instruction sets, versions, GPU."""

@@ -4,6 +4,7 @@ The same description is in starts.jsonl, in state.jsonl, in each checkpoint and 
 with the same code, data, seed and description have the same bits on a CPU.
 """
 
+import contextlib
 import os
 import re
 from typing import Any
@@ -121,7 +122,9 @@ def _settings() -> str:
 
 
 def _describe_accelerator(module: Any) -> Facts:
-    facts: Facts = {"GPU": getattr(module, "get_device_name", accelerator.kind)()}
+    facts: Facts = {"GPU": accelerator.kind()}
+    with contextlib.suppress(RuntimeError, AttributeError):  # it has no name, or the driver does not answer
+        facts["GPU"] = module.get_device_name()
     if accelerator.kind() != "cuda":
         return facts
     cudnn = torch.backends.cudnn

@@ -1,13 +1,11 @@
-"""The CPU of this process: its name, its vendor, the instruction sets that it has, and its cores.
+"""The CPU of this process: its name, its vendor, and the instruction sets that it has.
 
 Under an emulator, /proc/cpuinfo is that of the host. So the facts come from the instruction CPUID, which
 NumPy and newer versions of torch have asked, and from /proc/cpuinfo only where these do not know them.
 """
 
 import functools
-import os
 import platform
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -85,26 +83,6 @@ def read_cpuinfo(field: str) -> str:
         if label.strip() == field:
             return value.strip()
     return ""
-
-
-def physical_cores(cpus: Iterable[int] | None = None, folder: str = "/sys/devices/system/cpu") -> list[str]:
-    """Return a name for each physical core of these CPUs, sorted. Hardware threads of one core count once.
-
-    cpus: numbers of CPUs as Linux counts them; default: those that this process may use.
-    """
-    if cpus is None:
-        cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    cores = set()
-    for cpu in cpus:
-        parts = []
-        for file in ("physical_package_id", "core_id"):
-            try:
-                parts.append(Path(folder, f"cpu{cpu}", "topology", file).read_text(encoding="ascii").strip())
-            except OSError:  # not known: then the CPU counts as a core
-                parts = [f"cpu{cpu}"]
-                break
-        cores.add(":".join(parts))
-    return sorted(cores)
 
 
 def _numpy_features() -> dict[str, bool]:

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common.machine import processor
-from common.platform.platforms import available_cores, count_in
+from common.machine.cores import available_cores, physical_cores
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _TORCHRUN, _ACCELERATE = "TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"  # set in each of their processes
@@ -35,7 +34,7 @@ class Place(NamedTuple):
 
 def find_place(env: Mapping[str, str] = os.environ) -> Place:
     """Return the place of this process. Call it before torch.set_num_threads(): it asks for the number."""
-    cores = processor.physical_cores()
+    cores = physical_cores()
     wish, source = _find_wish(env, len(cores))
     return Place(socket.gethostname(), cores, available_cores(), wish, source)
 
@@ -62,12 +61,19 @@ def choose(places: Sequence[Any]) -> int:
 
 def share(processes: int) -> int:
     """Return the threads of each of several processes that this one will start on its node."""
-    return max(1, min(len(processor.physical_cores()), available_cores()) // processes)
+    return max(1, min(len(physical_cores()), available_cores()) // processes)
+
+
+def _count_in(env: Mapping[str, str], name: str) -> int:
+    """Return the number in a variable; 0 if it is not set or is not a number. Of a list, which has a number
+    for each level of nested parallel regions, the first one counts."""
+    word = env.get(name, "").partition(",")[0].strip()
+    return int(word) if word.isascii() and word.isdigit() else 0
 
 
 def _is_set_by_launcher(env: Mapping[str, str]) -> bool:
     """Return whether a launcher may have set OMP_NUM_THREADS to 1. torchrun does so for several processes."""
-    if _TORCHRUN in env and (count_in(env, "LOCAL_WORLD_SIZE") or 1) > 1:
+    if _TORCHRUN in env and _count_in(env, "LOCAL_WORLD_SIZE") > 1:
         return True
     return _ACCELERATE in env
 
@@ -76,8 +82,7 @@ def _find_wish(env: Mapping[str, str], cores: int) -> tuple[int, str]:
     """Return (threads that the user asks for, where); (0, "") without a wish."""
     in_use = torch.get_num_threads()
     for name in VARIABLES:
-        # A list has a number for each level of nested parallel regions: the first one counts.
-        number = count_in({name: env.get(name, "").partition(",")[0].strip()}, name)
+        number = _count_in(env, name)
         if not number:
             continue
         if in_use not in (number, min(number, cores)):  # MKL takes at most one for each physical core

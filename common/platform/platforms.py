@@ -7,7 +7,6 @@ other variables of the platform decide; if there are none, they count nodes.
 import contextlib
 import functools
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -450,20 +449,3 @@ def _said(env: Mapping[str, str], *names: str) -> str:
 
 def _first(env: Mapping[str, str], *names: str) -> str | None:
     return next((name for name in names if name in env), None)
-
-
-def available_cores(cgroups: str = "/sys/fs/cgroup") -> int:
-    """Return the number of cores of the CPU affinity, or of the control group's quota if that is less; at
-    least 1. A quota is rounded up.
-
-    cgroups: the folder where control groups are mounted. Source: Linux, admin-guide/cgroup-v2.rst (cpu.max)
-    and scheduler/sched-bwc.rst (cpu.cfs_quota_us).
-    """
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
-            texts = [Path(cgroups, name).read_text(encoding="ascii") for name in names]
-            quota, period = map(int, " ".join(texts).split())  # microseconds
-            if quota > 0 and period > 0:
-                count = min(count, math.ceil(quota / period))
-    return max(1, count)

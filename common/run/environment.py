@@ -14,8 +14,9 @@ from common.distributed import ranks
 from common.ground import accelerator
 from common.machine import facts as machine
 from common.machine import processor
+from common.machine.cores import available_cores
 from common.machine.differences import THREADS, in_words
-from common.platform.platforms import available_cores, count_in
+from common.platform.platforms import count_in
 from common.run.output import writes_nothing
 
 

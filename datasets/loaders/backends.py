@@ -11,7 +11,8 @@ import torch
 
 from common.ground import accelerator
 from common.ground.exits import BadInput
-from common.platform.platforms import available_cores, count_in
+from common.machine.cores import available_cores
+from common.platform.platforms import count_in
 from datasets.loaders.engines.crops import TorchvisionCrops
 from datasets.loaders.engines.dali import Dali, missing
 from datasets.loaders.engines.synthetic import Synthetic

@@ -22,7 +22,7 @@ import numpy as np
 
 from common.ground.exits import BadInput, import_optional
 from common.ground.files import explained, locked, open_atomic, read_file, sweep, write_atomic
-from common.platform.platforms import available_cores
+from common.machine.cores import available_cores
 from datasets.folders.listing import progress
 from datasets.stores import forms
 from datasets.stores.ahead import work_ahead

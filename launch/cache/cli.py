@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from common.console import arguments
 from common.ground.exits import BadInput
-from common.platform.platforms import available_cores
+from common.machine.cores import available_cores
 from datasets.folders import image_folder, listing
 from datasets.stores import forms
 from datasets.stores.shared import address, leases

@@ -45,8 +45,8 @@ PAGE_MARK = "a page of launch prove"
 MARK = r'^\{\s*"proof": \d+,'  # the beginning of such a file
 _MOST = 2**26  # bytes of it
 _RECORDS = ("state.jsonl", receipt.FILE, "receipt-*.bin")  # in a run's folder
-_VERSIONS = ("bootfile", "python", "torch", "numpy", "libraries")
-_MACHINE = (*INSTRUCTIONS, "OpenBLAS", "settings")  # the threads are those of each run
+_VERSIONS = ("bootfile", "python", "torch", "numpy")
+_MACHINE = (*INSTRUCTIONS, "libraries", "OpenBLAS", "settings")  # the threads are those of each run
 
 
 class _Proof(pydantic.BaseModel):

@@ -10,8 +10,8 @@ import subprocess
 import sys
 
 from common.ground.exits import BadInput
+from common.machine.cores import available_cores
 from common.object_store.paths import SCRATCH
-from common.platform.platforms import available_cores
 from launch.profiles import VARIABLES, make_rank_table, make_starts
 from launch.simulate.nodes import INPUT, Node
 

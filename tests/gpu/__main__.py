@@ -26,7 +26,7 @@ import torch
 from common.console import arguments
 from common.ground.exits import BadInput
 from common.ground.files import ROOT
-from common.platform.platforms import available_cores
+from common.machine.cores import available_cores
 from tests.gpu import checks, figures, report
 from tests.gpu.lab import Setting, Stage, run_stages
 

@@ -22,8 +22,6 @@ import types
 from multiprocessing import forkserver
 from unittest import mock
 
-from common.machine.instructions import read_level
-
 _PIPES = (subprocess.PIPE, subprocess.STDOUT)
 _CONTEXT = multiprocessing.get_context("forkserver")
 _PACKAGES = [
@@ -35,6 +33,7 @@ _READ_AT_START = (
     "PYTHON", "LD_", "LANG", "LC_", "OMP", "GOMP", "MKL", "KMP", "TORCH", "CUDA", "ATEN_", "ONEDNN_", "DNNL_",
     "OPENBLAS_",
 )  # fmt: skip
+_LEVELS = ("--cpu_level", "--cpu-level")
 # Of these, what scikit-learn, OpenCV and torch set in the process of the tests when they are imported.
 _SET_BY_IMPORTS = (
     "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK", "LD_LIBRARY_PATH", "TORCHELASTIC_", "TORCH_NCCL_",
@@ -49,7 +48,8 @@ def can_fork(words: list[str], options: dict, usual: dict[str, str]) -> bool:
     what is read at a start.
     """
     is_program = words[0] in ("-m", "-c") or words[0].endswith(".py")
-    is_program = is_program and not read_level(words)  # a level is set before torch is imported
+    # a level of instructions is set before torch is imported
+    is_program = is_program and not any(word.startswith(_LEVELS) for word in words)
     known = not options.keys() - {"cwd", "env", "stderr", "start_new_session"}
     changed = {name for name, _ in options["env"].items() ^ usual.items()}
     return (

@@ -8,7 +8,7 @@ import torch
 
 from common.distributed.devices import find_topology, select
 from common.ground.exits import BadInput
-from common.platform.platforms import available_cores
+from common.machine.cores import available_cores
 from tests.conftest import ROOT, environment, free_port, run
 
 GPUS = 2

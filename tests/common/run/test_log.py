@@ -49,7 +49,7 @@ def test_the_first_lines_name_what_is_trained(tmp_path, monkeypatch):
     autocast = torch.autocast("cpu", dtype=torch.bfloat16)
     lines = environment.describe(args, model, autocast, 40, 10, ("s3://a", str(tmp_path)))
     assert lines[0] == "model net: 8 parameters, device cpu, precision bfloat16"
-    assert lines[1] == "global batch 16 = 1 process x 16; 10 steps an epoch, 40 in all"
+    assert lines[1] == "global batch 16 = 1 process x 16, 1 thread; 10 steps an epoch, 40 in all"
     monkeypatch.setattr(ranks, "world_size", lambda: 4)
     for backend, processes in (("gloo", "4 processes"), ("nccl", "4 GPUs")):
         monkeypatch.setattr(torch.distributed, "get_backend", lambda backend=backend: backend)

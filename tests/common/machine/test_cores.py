@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from common.platform.platforms import available_cores
+from common.machine.cores import available_cores
 from launch.simulate import cli, commands
 from tests.conftest import environment, run
 
