@@ -1,3 +1,3 @@
 """Modules that every job needs: options, processes, checkpoints, logs. Jobs import them unchanged."""
 
-__version__ = "0.29.0"
+__version__ = "0.30.0"

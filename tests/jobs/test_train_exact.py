@@ -45,7 +45,7 @@ def test_sgd_is_equal_on_1_to_8_processes(tmp_path):
     for processes in (2, 3, 5, 7, 8):
         assert runs[processes] == runs[1], processes
     reported = losses(tmp_path / "1")
-    assert max(reported) - min(reported) > 0.1, "the loss does not change"
+    assert max(reported) - min(reported) > 0.02, "the loss does not change"
 
 
 def test_without_the_tree_the_bits_differ(tmp_path):

@@ -36,7 +36,7 @@ def test_losses_are_those_of_train_on_1_2_and_4_processes(tmp_path):
         command = ("-m", "tests.support.float64", f"jobs/{name}.py", *SMALL, "--max_steps=12")
         run_ranks(*command, f"--output_dir={tmp_path / f'{name}{ranks}'}", ranks=ranks)
     expected = losses(tmp_path / "train1")
-    assert len(expected) == 12 and max(expected) - min(expected) > 0.1, "the loss does not change"
+    assert len(expected) == 12 and max(expected) - min(expected) > 0.02, "the loss does not change"
     for ranks in (1, 2, 4):
         output = tmp_path / f"train_fsdp{ranks}"
         assert losses(output) == pytest.approx(expected, abs=1e-5)

@@ -54,7 +54,7 @@ def test_the_first_lines_name_what_is_trained(tmp_path, monkeypatch):
     for backend, processes in (("gloo", "4 processes"), ("nccl", "4 GPUs")):
         monkeypatch.setattr(torch.distributed, "get_backend", lambda backend=backend: backend)
         of_several = environment.describe(args, model, autocast, 40, 10)[1]
-        assert f"batch 16 = {processes} x 4 (--batch_size_per_gpu 16: 16 each); 10 steps" in of_several
+        assert f"batch 16 = {processes} x 4 (--batch_size_per_gpu 16: 16 each), 1 thread each; 10 steps" in of_several
     monkeypatch.undo()
     assert lines[2].startswith("results in s3://a; ") and f"launch report {tmp_path}, or" in lines[2]
     lines = environment.describe(args, model, contextlib.nullcontext(), 40, 10)
