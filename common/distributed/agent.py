@@ -19,7 +19,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from types import FrameType
 from typing import Any
@@ -45,6 +45,7 @@ _OLDEST = (2, 6)  # release of torch: a fork aborts at its end in 2.1
 _POLL = 0.05  # seconds
 _SPARES = 2  # processes of a node that wait: two may die at once
 _CALM = 1.0  # seconds after a change until a spare is forked: the others begin again meanwhile
+_PRELOAD = "common.distributed.preload"
 _MOST_DEATHS = 5  # in a row, of processes that did not become members
 _SERVER_LOST = 255  # multiprocessing's exit code of a process whose fork server has ended
 _LONGEST_END = 1.0  # seconds from the last sign of life of a fork server to its end
@@ -128,7 +129,7 @@ class _Agent:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._forward)
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["__main__", "common.distributed.preload"])
+        context.set_forkserver_preload(["__main__", _PRELOAD])
         self._context = context
         try:
             while not self._is_over or self._children:
@@ -174,10 +175,12 @@ class _Agent:
     def _fork(self, name: str) -> None:
         """Fork a process. Waits until the fork server has PyTorch loaded."""
         given = {MEMBER: name, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+        given["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
         reader, writer = self._context.Pipe(duplex=False)
         try:
             child = self._context.Process(target=_run, args=(given, entry.main_of_job, writer), name=name)
-            child.start()
+            with _search_path():
+                child.start()
         except (OSError, EOFError):
             reader.close()
             raise
@@ -363,11 +366,28 @@ def _find_end_of_server() -> str:
     return ""
 
 
+@contextlib.contextmanager
+def _search_path() -> Iterator[None]:
+    """Let a fork server that starts now find `common`: it does not run the job's file, which extends
+    sys.path."""
+    before = os.environ.get("PYTHONPATH")
+    folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, before]))
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
+
+
 def _run(variables: dict[str, str], main: str, stacks: Connection) -> None:
     """Run the job in a fork, as one of its processes. stacks: the pipe for the stacks of a crash."""
-    from common.distributed import preload  # the fork server has imported it
-
-    preload.reset_signals()
+    preload = sys.modules.get(_PRELOAD)
+    if preload:
+        preload.reset_signals()
+    else:  # python -I: the fork server ignores PYTHONPATH
+        os.environ[STARTED_BY] = str(os.getppid())
     os.environ.update(variables)
     crash.report_to(stacks)
     getattr(sys.modules["__main__"], main)()

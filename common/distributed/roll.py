@@ -61,6 +61,7 @@ class Roll:
         self._beats: dict[int, tuple[int, float]] = {}  # agent -> number of its heartbeats, time of the last
         self._facts: dict[str, Any] | None = None  # what the members train
         self._tickets = self._news = 0
+        self._open_tickets: list[int] = []  # numbers of tickets that were not written yet
         self._looked = self._beats_at = self._ticked_at = self._asked_at = self._broken_at = 0.0
         self._deadline = time.monotonic() + timeout
         self._began = self._plan  # the last one with which the members have begun
@@ -118,7 +119,13 @@ class Roll:
     def _read_news(self) -> None:
         while self._tickets < self._store.add("tickets", 0):
             self._tickets += 1
-            name, pid, agent = json.loads(self._store.get(f"ticket/{self._tickets}"))
+            self._open_tickets.append(self._tickets)
+        for number in [*self._open_tickets]:
+            text = read(self._store, f"ticket/{number}")
+            if not text:  # its agent writes it now, or was killed before it could
+                continue
+            self._open_tickets.remove(number)
+            name, pid, agent = json.loads(text)
             self._known[name] = _Process(pid, agent)
         if self._plan is not self._began and self._store.check([f"begun/{self._plan.generation}"]):
             self._note_begin(int(self._store.get(f"begun/{self._plan.generation}")))

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from common.console.arguments import interval
 from common.ground.exits import BadInput
+from common.ground.intervals import Interval
 
 KINDS = {  # kind: its keys, in [] if they may be missing
-    "kill": "rank step or every",  # SIGKILL to a rank, or to a random process again and again
+    "kill": "rank step or every",  # SIGKILL to a rank, or to a random process every N steps or seconds
     "term": "rank step",  # SIGTERM
     "stop": "rank step",  # SIGSTOP: the process hangs, its connections stay open
     "pause": "node step for",  # SIGSTOP to all processes of a node, and SIGCONT
@@ -25,6 +26,7 @@ class Fault:
     rank: global; None for a fault of nodes
     node: its index; None for a fault of a rank, or of all nodes
     seconds: between two kills, or of a pause; 0 for others
+    steps: between two kills; 0 for others
     """
 
     text: str
@@ -33,6 +35,7 @@ class Fault:
     rank: int | None = None
     node: int | None = None
     seconds: float = 0
+    steps: int = 0
 
 
 def parse(spec: str, nodes: int, processes: int) -> Fault:
@@ -50,8 +53,13 @@ def parse(spec: str, nodes: int, processes: int) -> Fault:
         raise BadInput(f"--fault {spec}: expected {kind} with the keys {names}, each once")
     limits = {"step": (1, _MOST), "rank": (0, nodes * processes - 1), "node": (0, nodes - 1)}
     numbers = {key: _number(spec, key, value, *limits[key]) for key, value in pairs if key in limits}
-    seconds = [_seconds(spec, key, value) for key, value in pairs if key not in limits]
-    return Fault(spec, kind, **numbers, seconds=sum(seconds))
+    time = Interval(0, "s")
+    for key, value in pairs:
+        if key not in limits:
+            time = _interval(spec, key, value)
+    if time.unit == "step":
+        return Fault(spec, kind, **numbers, steps=int(time.number))
+    return Fault(spec, kind, **numbers, seconds=time.number)
 
 
 def _number(spec: str, key: str, value: str, least: int, most: int) -> int:
@@ -60,11 +68,16 @@ def _number(spec: str, key: str, value: str, least: int, most: int) -> int:
     return int(value)
 
 
-def _seconds(spec: str, key: str, value: str) -> float:
+def _interval(spec: str, key: str, value: str) -> Interval:
+    expected = "a number of seconds such as 10s or 0.5s"
+    units = ["s"]
+    if key == "every":
+        expected = "a number of steps such as 20step, or of seconds such as 10s"
+        units = ["s", "step"]
     try:
-        number, unit = interval(value)
+        time = interval(value)
     except argparse.ArgumentTypeError:
-        number, unit = 0.0, ""
-    if unit != "s":
-        raise BadInput(f"--fault {spec}: {key}={value} is not a number of seconds such as 10s or 0.5s")
-    return number
+        time = Interval(0, "")
+    if time.unit not in units or value.isdecimal():  # without a unit: a number of what?
+        raise BadInput(f"--fault {spec}: {key}={value} is not {expected}")
+    return time

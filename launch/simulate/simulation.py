@@ -44,7 +44,7 @@ class Simulation:
         self._step = 0
         self._members: list[int] = []  # process ids by rank, if the job prints them
         self._random = random.Random(0)
-        self._due: dict[Fault, float] = {}  # time.monotonic() of the next kill, or of the end of a pause
+        self._due: dict[Fault, float] = {}  # time.monotonic() or step of the next kill, or the end of a pause
         self._interrupts: list[int] = []
         self._stopped: set[int] = set()  # process ids
         self._stopped_since: float | None = None
@@ -109,7 +109,7 @@ class Simulation:
         for fault in [fault for fault in self._faults if self._step >= fault.step]:
             if fault.kind == "pause":
                 self._pause(fault, self._nodes[fault.node or 0])
-            elif fault.seconds:
+            elif fault.seconds or fault.steps:
                 self._kill_again(fault)
             elif fault not in self._pending:
                 continue
@@ -130,10 +130,18 @@ class Simulation:
         return ranks
 
     def _kill_again(self, fault: Fault) -> None:
-        """Kill a random process if it is time. If all are just being replaced, it is done later."""
-        now = time.monotonic()
-        if now > self._due.setdefault(fault, now + fault.seconds) and (ranks := sorted(self._find_ranks())):
-            self._due[fault] = now + fault.seconds
+        """Kill a random process if it is time. If all are just being replaced, it is done later. Steps count
+        from 0, seconds from the first step on."""
+        if fault.steps:
+            position, interval, first = float(self._step), float(fault.steps), float(fault.steps)
+        else:
+            position, interval = time.monotonic(), fault.seconds
+            first = position + interval
+        if position < self._due.setdefault(fault, first):
+            return
+        ranks = sorted(self._find_ranks())
+        if ranks:
+            self._due[fault] = position + interval
             self._signal_rank(fault, self._random.choice(ranks))
 
     def _pause(self, fault: Fault, node: Node) -> None:

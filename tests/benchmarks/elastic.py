@@ -15,6 +15,7 @@ dies again as soon as the others continue. The figures:
     bits             whether states, samples, figures and weights are those of one process without a kill
 
 --pause SECONDS: a pause in each shard, for a step that mostly waits, as for a GPU.
+--kills N --every_steps M: N times, each after M more steps, instead of by --seconds and --every.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     killed = ElasticRun(job, *several, f"--output_dir={folder / 'killed'}")
     killed.wait_until(lambda each: each.step >= 1)
     begun = killed.steps[0][0]
-    kills = _kill_for(killed, args, begun)
+    kills = _kill_again(killed, args, begun)
     ended = time.monotonic()
     end = next(number for at, number in reversed(killed.steps) if at <= ended)
     os.kill(killed.process.pid, signal.SIGTERM)  # it saves, and ends
@@ -51,7 +52,7 @@ def measure(args: argparse.Namespace, folder: Path) -> dict[str, float]:
     after = _time_step([job, *several, f"--output_dir={folder / 'after'}"], args.steps)
     pairs = [*itertools.pairwise(at for at, _ in killed.steps if at <= ended)]
     calm = [later - earlier for earlier, later in pairs if not any(0 < later - at < _CALM for at in kills)]
-    step = statistics.mean(calm)
+    step = statistics.mean(calm) if calm else before  # on a slow machine a step may take 5 s
     stalls = sorted(later - earlier - step for earlier, later in pairs)
 
     figures = {
@@ -92,26 +93,34 @@ def _time_step(command: list, steps: int) -> float:
     return (last_at - first_at) / (last - first)
 
 
-def _kill_for(job: ElasticRun, args: argparse.Namespace, begun: float) -> list[float]:
-    """Kill processes until the time has passed, and return time.monotonic() of each kill."""
+def _kill_again(job: ElasticRun, args: argparse.Namespace, begun: float) -> list[float]:
+    """Kill processes until the time has passed, or N times. Return time.monotonic() of each kill."""
     chance, kills = random.Random(args.seed), list[float]()
 
     def kill(*ranks: int) -> None:
         kills.extend([time.monotonic()] * len(ranks))
         job.signal(signal.SIGKILL, *ranks)
 
-    for number in range(1, int(args.seconds / args.every)):
-        time.sleep(max(0.0, begun + number * args.every - time.monotonic()))
+    def wait(number: int) -> None:
+        if args.kills:
+            last = job.step + args.every_steps
+            job.wait_until(lambda each: each.step >= last, timeout=3600)
+        else:
+            time.sleep(max(0.0, begun + number * args.every - time.monotonic()))
+
+    count = args.kills or int(args.seconds / args.every) - 1
+    for number in range(1, count + 1):
+        wait(number)
         rank = 0 if number % 4 == 0 else chance.randrange(len(job.pids))
         ranks = {rank, (rank + 1) % len(job.pids)} if number % 3 == 0 else {rank}
         generation = job.generation
         kill(*ranks)
         if number % 5 == 0:
             job.wait_until(lambda each, before=generation: each.generation > before)
-            kill(rank)
+            kill(rank % len(job.pids))
         if job.process.poll() is not None:
             raise AssertionError("\n".join(job.lines))
-    time.sleep(max(0.0, begun + args.seconds - time.monotonic()))
+    wait(count + 1)
     return kills
 
 
@@ -137,6 +146,8 @@ def main() -> None:
     for name, default in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=default, help="default: %(default)s")
     parser.add_argument("--steps", type=int, default=60, help="steps of an undisturbed run (default: 60)")
+    for name, count in (("kills", 0), ("every_steps", 25)):
+        parser.add_argument(f"--{name}", type=int, default=count, help="default: %(default)s")
     for name, value in (("seconds", 600.0), ("every", 10.0), ("pause", 0.0)):
         parser.add_argument(f"--{name}", type=float, default=value, help="default: %(default)s")
     args = parser.parse_args()

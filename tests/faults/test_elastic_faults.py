@@ -39,9 +39,9 @@ def whole(tmp_path_factory):
     return facts(output)
 
 
-def test_two_minutes_of_kills(tmp_path, capsys):
+def test_eleven_kills(tmp_path, capsys):
     options = {"processes": 4, "batch_size": 256, "width": 8, "epochs": 4000, "seed": 1, "steps": 20}
-    args = argparse.Namespace(**options, seconds=120.0, every=10.0, pause=0.1)
+    args = argparse.Namespace(**options, kills=11, every_steps=25, pause=0.1)
     figures = elastic.measure(args, tmp_path)
     assert figures["generations"] > 10 and figures["lost processes"] > 12
     assert f"equal in {figures['last step']:.0f} steps" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.conftest import LONGEST, free_port, run
-from tests.support.elastic import JOB, ElasticRun, slow_job
+from tests.support.elastic import JOB, ElasticRun, slow_job, wait_for_file, wait_for_members
 from tests.support.exact import facts
 from tests.support.network import LINK, namespace, needs_namespace
 from tests.support.simulated import fired, rows, simulate
@@ -30,7 +30,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("platform", ["modelarts", "pai-dlc"])
 def test_processes_that_are_killed(platform, whole, tmp_path):
-    fault = "kill:every=4s"
+    fault = "kill:every=11step"
     command = (f"--nodes={NODES}", "--platform", platform, "--fault", fault)
     job = slow_job(tmp_path / "job.py", 0.05)
     output = simulate(
@@ -44,7 +44,7 @@ def test_processes_that_are_killed(platform, whole, tmp_path):
 def test_a_node_that_is_paused(whole, tmp_path):
     fault = "pause:node=2,step=3,for=6s"
     command = (f"--nodes={NODES}", "--fault", fault)
-    job = slow_job(tmp_path / "job.py", 0.3)
+    job = slow_job(tmp_path / "job.py", 0.1, wait_for_members(30, NODES))
     output = simulate(
         *command, job, "--", *ELASTIC, f"--train_url={tmp_path / 'run'}", timeout=2 * LONGEST
     ).stdout
@@ -78,7 +78,7 @@ def test_a_node_that_is_taken_back(whole, tmp_path):
 
 def test_a_node_that_is_lost_and_comes_back(whole, tmp_path):
     """SIGKILL to the agent of one node: its processes end with it. Later the node is started again."""
-    job = slow_job(tmp_path / "job.py", 0.2)
+    job = slow_job(tmp_path / "job.py", 0.05, wait_for_members(30, 2))
     address = (f"--init_method=tcp://127.0.0.1:{free_port()}", "--world_size=2")
     output = f"--output_dir={tmp_path / 'run'}"
     runs = [ElasticRun(job, *ELASTIC, *address, output, f"--rank={rank}") for rank in range(2)]
@@ -99,7 +99,8 @@ def test_a_node_that_is_lost_and_comes_back(whole, tmp_path):
 @needs_namespace
 def test_a_link_that_is_cut(whole, tmp_path):
     """All nodes are cut off from each other, as the agents are from the store."""
-    job = slow_job(tmp_path / "job.py", 0.05)
+    cut = tmp_path / "cut"
+    job = slow_job(tmp_path / "job.py", 0.0, wait_for_file(5, cut))
     address = (f"--init_method=tcp://127.0.0.1:{free_port()}", f"--world_size={NODES}")
     with namespace() as inside:
         runs = [
@@ -110,8 +111,9 @@ def test_a_link_that_is_cut(whole, tmp_path):
         ]
         try:
             first = runs[0]
-            first.wait_until(lambda run: run.step >= 3)
+            first.wait_until(lambda run: run.step >= 5)
             subprocess.run([*inside, *LINK, "down"], check=True)
+            cut.touch()
             time.sleep(CUT / 2)
             step = first.step
             time.sleep(CUT / 2)

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from common.run import starts
 from datasets.sampling import receipt
 from launch import processes
-from tests.conftest import QUICK, ROOT, environment, free_port, run, wait_until
+from tests.conftest import LONGEST, QUICK, ROOT, environment, free_port, run, wait_until
 from tests.support.exact import changed, facts
 from tests.support.simulated import rows
 
 pytestmark = pytest.mark.faults
 
 JOB = (*QUICK, "--batch_size=32", "--save_every=5", "--report_every=1", "--lr=0.01", "--timeout=60")
+EACH = 9  # steps with each number of processes
 
 
 def _worlds(output: Path) -> list[int]:
@@ -37,17 +39,27 @@ def test_two_nodes_with_two_processes_have_the_bits_of_one(tmp_path):
 
 
 def test_processes_leave_and_come_back_three_times(tmp_path):
-    """1, 2, 4, 2, 1 and 2 processes. The first agent of torchrun holds the store, so it stays."""
-    output, slow = tmp_path / "elastic", tmp_path / "slow"
-    line = "            due = checkpoint.end_step()\n"
-    sleep = f"            os.path.exists({str(slow)!r}) and __import__('time').sleep(0.5)\n"
-    job = changed("train_exact.py", tmp_path / "job.py", (line, line + sleep))
-    options = (*JOB, "--max_steps=400")
+    """1, 2, 4, 2, 1 and 2 processes. The first agent of torchrun holds the store, so it stays.
+
+    The job trains 9 steps with the number of processes that the test wants, then it waits for another.
+    With fewer it waits at once. With more it continues: it has to notice that some are lost. If it is asked
+    to stop, it continues to the end of the step.
+    """
+    output, wanted = tmp_path / "elastic", tmp_path / "wanted"
+    resume = "    step = checkpoint.resume()  # 0, or the step of the newest checkpoint\n"
+    zero_grad = "            optimizer.zero_grad()\n"
+    number = f"int(open({str(wanted)!r}).read())"
+    is_done = f"(world_size == {number} and step >= begun + {EACH})"
+    waits = f"(world_size < {number} or {is_done}) and not checkpoint.must_stop()"
+    hold = f"            while {waits}: __import__('time').sleep(0.05)\n"
+    changes = ((resume, f"{resume}    begun = step\n"), (zero_grad, hold + zero_grad))
+    job = changed("train_exact.py", tmp_path / "job.py", *changes)
+    options = (*JOB, "--max_steps=80")  # more than those of all changes
+    wanted.write_text("0")
     run(job, *options, f"--output_dir={tmp_path / 'whole'}")
-    slow.touch()
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1:4", "--max-restarts=50"]
     command += ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=exact"]
-    command += ["--rdzv-conf=last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"]
+    command += ["--rdzv-conf=last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=10"]
     command += [str(job), *options, f"--output_dir={output}"]
     # torch 2.14.1: with a shared store an agent that joins waits for ever for the master's address
     variables = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -61,19 +73,24 @@ def test_processes_leave_and_come_back_three_times(tmp_path):
         while len(agents) > count:
             lost = agents.pop()
             processes.kill([lost], f"{tmp_path}/{len(agents)}")  # its process too, as if the node were lost
+        want(count)
         while len(agents) < count:
             with open(tmp_path / f"agent{len(agents)}.log", "ab") as log:
                 mark = f"{tmp_path}/{len(agents)}"
                 agents.append(processes.start(command, mark, log, environment(**variables), str(ROOT)))
         wait_until(lambda: _worlds(output)[-1:] == [count], agents[0])
-        step = progress()
-        wait_until(lambda: progress() > step + 8, agents[0])
+        last = starts.read(str(output))[-1]["step"] + EACH - 1
+        wait_until(lambda: progress() >= last, agents[0])
+
+    def want(count: int) -> None:
+        (tmp_path / "next").write_text(f"{count}")
+        (tmp_path / "next").rename(wanted)
 
     try:
         for count in (1, 2, 4, 2, 1, 2):
             change(count)
-        slow.unlink()
-        assert [agent.wait(300) for agent in agents] == [0, 0]
+        want(0)
+        assert [agent.wait(LONGEST) for agent in agents] == [0, 0]
     finally:
         for number, agent in enumerate(agents):
             processes.kill([agent], f"{tmp_path}/{number}")

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from launch.processes import GENERATION
-from tests.conftest import ROOT, environment
+from tests.conftest import LONGEST, ROOT, environment
 from tests.support.exact import changed
 
 JOB = ("--dataset=digits", "--width=8", "--batch_size=256", "--report_every=1", "--lr=0.05")
@@ -23,12 +23,12 @@ class ElasticRun:
     reports. pids: by rank, of the present generation. generation: counted from 1; 0 before the first. lines:
     all others."""
 
-    def __init__(self, *command: str | Path, prefix: tuple[str, ...] = ()):
+    def __init__(self, *command: str | Path, prefix: tuple[str, ...] = (), cwd: Path = ROOT):
         self.steps: list[tuple[float, int]] = []
         self.pids: list[int] = []
         self.generation, self.lines = 0, list[str]()
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, *map(str, command)], cwd=ROOT, env=environment(), text=True,
+            [*prefix, sys.executable, *map(str, command)], cwd=cwd, env=environment(), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         self._news = threading.Condition()
@@ -39,7 +39,7 @@ class ElasticRun:
     def step(self) -> int:
         return self.steps[-1][1] if self.steps else 0
 
-    def wait_until(self, condition, timeout: float = 120) -> None:
+    def wait_until(self, condition, timeout: float = LONGEST) -> None:
         """Wait until condition(self) is true after a line. Otherwise end the job, and raise AssertionError
         with its output."""
         with self._news:
@@ -55,7 +55,7 @@ class ElasticRun:
             os.kill(pid, number)
         return pids
 
-    def finish(self, timeout: float = 300) -> int:
+    def finish(self, timeout: float = LONGEST) -> int:
         """Wait for the end, and return the exit code."""
         try:
             code = self.process.wait(timeout)
@@ -89,7 +89,27 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def slow_job(path: Path, seconds: float) -> Path:
-    """Write train_exact.py with a pause in each shard, and return its path: a step that mostly waits."""
-    line = "            loss.backward()\n"
-    return changed("train_exact.py", path, (line, f"{line}            __import__('time').sleep({seconds})\n"))
+def slow_job(path: Path, seconds: float, *lines: str) -> Path:
+    """Write train_exact.py with a pause in each shard, and return its path: a step that mostly waits.
+
+    lines: further lines of code in each shard, for example those of wait_for_file() and wait_for_members().
+    """
+    backward = "            loss.backward()\n"
+    code = "".join(f"            {line}\n" for line in (f"__import__('time').sleep({seconds})", *lines))
+    return changed("train_exact.py", path, (backward, backward + code))
+
+
+def wait_for_file(step: int, path: Path) -> str:
+    """Return a line of a job that waits, after `step` steps, until a file exists."""
+    return _wait(step, f"os.path.exists({str(path)!r})")
+
+
+def wait_for_members(step: int, count: int) -> str:
+    """Return a line of a job that waits, after `step` steps, until it has `count` members or its members
+    change after this step."""
+    members = "__import__('common.distributed.ranks', fromlist=['members']).members"
+    return _wait(step, f"world_size >= {count} or {members}.due")
+
+
+def _wait(steps: int, condition: str) -> str:
+    return f"while step == {steps} and not ({condition}): __import__('time').sleep(0.05)"

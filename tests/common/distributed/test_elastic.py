@@ -19,9 +19,9 @@ from common.distributed import agent, crash, launcher, members, ranks, roll
 from common.distributed.members import Plan
 from common.ground.exits import BadInput
 from common.platform.topology import Topology
-from tests.conftest import CAN_FORK, free_port, run, wait_until
+from tests.conftest import CAN_FORK, LONGEST, free_port, run, wait_until
 from tests.support import checkpointers
-from tests.support.elastic import JOB, ElasticRun, slow_job
+from tests.support.elastic import JOB, ElasticRun, slow_job, wait_for_file
 from tests.support.exact import changed, facts
 
 EXACT = ("jobs/train_exact.py", *JOB)
@@ -73,11 +73,14 @@ def test_the_time_between_two_changes_without_a_step_is_lost_once(tmp_path):
 @pytest.mark.faults
 def test_a_process_that_trains_something_else_is_refused_and_the_others_go_on(tmp_path):
     address = (f"--init_method=tcp://127.0.0.1:{free_port()}", "--world_size=2", "--elastic=true")
-    options = ("--epochs=2", "--timeout=30", f"--output_dir={tmp_path / 'nodes'}")
-    first = ElasticRun(*EXACT, *options, *address, "--rank=0")
-    second = ElasticRun(*EXACT, *options, *address, "--rank=1", "--lr=0.1")
+    options = (*JOB, "--epochs=2", f"--output_dir={tmp_path / 'nodes'}")
+    refused = tmp_path / "refused"
+    job = slow_job(tmp_path / "job.py", 0.0, wait_for_file(3, refused))
+    first = ElasticRun(job, *options, *address, "--rank=0", "--timeout=5")
+    second = ElasticRun(job, *options, *address, "--rank=1", f"--timeout={LONGEST}", "--lr=0.1")
     try:
         assert second.finish() == 2
+        refused.touch()
         assert "its --lr is 0.1, that of the members is 0.05" in "\n".join(first.lines + second.lines)
         assert first.finish() == 0, first.lines
     finally:
@@ -179,6 +182,18 @@ def test_a_spare_takes_the_place_of_a_lost_process(monkeypatch):
     plan = job.look()
     assert plan.ids == ["0.2", "0.3"] and plan.lost == 1
     assert _reasons(plan) == ["rank 0 on node 0 is gone: SIGKILL", "1 process joined on node 0"]
+
+
+@new_torch
+def test_an_agent_that_is_killed_while_it_announces_a_process(monkeypatch):
+    job = _Processes(monkeypatch, 2, 1)
+    lost = job.store.add("tickets", 1)
+    assert job.look().ids == ["0.1", "1.2"]
+    job.store.set(f"ticket/{lost}", json.dumps(["1.3", 1, 1]))  # it was only slow
+    job.store.set("ready/1.3", "{}")
+    job.living.add("1.3")
+    job.die("1.2")
+    assert job.look().ids == ["0.1", "1.3"]
 
 
 @new_torch
@@ -467,6 +482,19 @@ def test_the_fork_server_is_killed_and_another_one_is_started(start, saved, tmp_
     assert "node 0: the fork server, which starts the processes of the node, has ended (SIGKILL)" in said
     assert "Traceback" not in said and "error: " not in said
     assert facts(tmp_path / "run") == saved
+
+
+@new_torch
+def test_the_fork_server_has_torch_loaded_in_any_working_directory(tmp_path):
+    options = ("--epochs=1", "--elastic=true", f"--output_dir={tmp_path / 'run'}")
+    run = ElasticRun(slow_job(tmp_path / "job.py", 0.05).name, *JOB, *options, cwd=tmp_path)
+    try:
+        run.wait_until(lambda each: each.pids)
+        server = psutil.Process(run.pids[0]).parent()
+        assert any("libtorch_cpu" in file.path for file in server.memory_maps())
+        assert run.finish() == 0, run.lines
+    finally:
+        run.kill()
 
 
 @new_torch

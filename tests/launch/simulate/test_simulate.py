@@ -152,9 +152,10 @@ def test_exit_codes(code, beginning):
         (["--fault=reschedule:node=1"], "expected reschedule with the keys [node], step"),
         (["--fault=term:rank=-1,step=1"], "rank=-1 is not a whole number"),
         (["--fault=kill:rank=0,step=0"], "step=0 is not a whole number in 1.."),
-        (["--fault=kill:every=10"], "--fault kill:every=10: every=10 is not a number of seconds such as 10s"),
-        (["--fault=kill:every=0s"], "every=0s is not a number of seconds"),
-        (["--fault=kill:every=2epochs"], "every=2epochs is not a number of seconds"),
+        (["--fault=kill:every=10"], "--fault kill:every=10: every=10 is not a number of steps such as"),
+        (["--fault=kill:every=0s"], "every=0s is not a number of steps such as 20step, or of seconds"),
+        (["--fault=kill:every=2epochs"], "every=2epochs is not a number of steps"),
+        (["--fault=pause:node=0,step=2,for=3step"], "for=3step is not a number of seconds"),
         (["--fault=kill:every=10s,step=2"], "expected kill with the keys rank, step or every, each once"),
         (["--fault=pause:node=0,step=2"], "expected pause with the keys node, step, for, each once"),
         (["--fault=pause:node=2,step=2,for=1s"], "node=2 is not a whole number in 0..1"),
@@ -245,6 +246,16 @@ def test_a_random_rank_is_killed_again_and_again(script):
     ]
     kills = re.findall(rf"fault {fault}: SIGKILL to rank (\d)", result.stdout)
     assert sorted(kills) == ["0", "1"]
+
+
+def test_a_random_rank_is_killed_every_20_steps(script):
+    fault = "kill:every=20step"
+    assert faults.parse(fault, 2, 1) == faults.Fault(fault, "kill", steps=20)
+    result = simulate("--nodes=2", "--fault", fault, script(STEPS), code=137)
+    kills = re.findall(rf"fault {fault}: SIGKILL to rank (\d) on node \d time=\S+ step=(\d+)", result.stdout)
+    (first, first_step), (second, second_step) = kills
+    assert {first, second} == {"0", "1"}
+    assert int(first_step) >= 20 and int(second_step) >= int(first_step) + 20
 
 
 def test_a_paused_node_continues(script):
