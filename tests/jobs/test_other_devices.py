@@ -49,6 +49,28 @@ def test_a_job_trains_and_resumes_bit_by_bit_on_another_device(job, tmp_path):
         assert values and values[-1][0] == 4 and values == _read(rest, name, key)
 
 
+KEEPS = """
+import gc, torch
+from tests.support import python_device
+python_device.register("GPU-0")
+kept = []
+for number in range(500):
+    tensor = torch.full((64, 64), float(number)).to(python_device.NAME)
+    kept.append((number, tensor[3:5], tensor.t().reshape(-1)[:7]))
+    del tensor
+    torch.empty(64, 64).fill_(-1.0)  # takes memory that was freed
+gc.collect()
+for number, *views in kept:
+    assert all(bool((view.cpu() == number).all()) for view in views), number
+print("kept")
+"""
+
+
+def test_a_tensor_of_the_device_keeps_its_memory():
+    """It is an attribute of the Python object of its storage, which lives as long as the storage."""
+    assert run("-c", KEEPS).stdout == "kept\n"
+
+
 def test_the_figures_are_those_of_the_cpu(tmp_path):
     _train("train", tmp_path / "device")
     run("jobs/train.py", *SMALL, "--report_every=2", f"--output_dir={tmp_path / 'cpu'}")

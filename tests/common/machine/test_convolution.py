@@ -7,9 +7,10 @@ import textwrap
 
 import pytest
 import torch
+from torch.distributed import fsdp
 
 from common.machine import convolution, processor
-from tests.conftest import environment, run
+from tests.conftest import environment, free_port, run
 
 pytestmark = pytest.mark.skipif(
     processor.widest() not in ("AVX2", "AVX512"), reason="this CPU has no kernels for AVX2"
@@ -35,6 +36,14 @@ SCRIPT = textwrap.dedent("""
             store = torch.distributed.HashStore()
             torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
             return nn.parallel.DistributedDataParallel(network)
+        if sys.argv[2] == "fsdp":
+            from torch.distributed.fsdp import fully_shard
+            os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+            os.environ["MASTER_PORT"] = sys.argv[3]
+            # FSDP has contiguous parameters only: the inputs are in channels_last
+            network = network.to(memory_format=torch.contiguous_format)
+            fully_shard(network, mesh=torch.distributed.init_device_mesh("cpu", (1,)))
+            return network
         if sys.argv[2] == "compiled":
             return torch.compile(network)
         return network
@@ -63,8 +72,9 @@ SCRIPT = textwrap.dedent("""
             loss = network(inputs.to(memory_format=torch.channels_last)).square().mean()
             loss.backward()
             for parameter, other in zip(network.parameters(), exact.parameters()):
+                gradient = getattr(parameter.grad, "full_tensor", lambda: parameter.grad)()
                 largest = other.grad.abs().max().clamp(min=1e-6)
-                difference = (parameter.grad - other.grad).abs().max() / largest
+                difference = (gradient - other.grad).abs().max() / largest
                 assert difference < 1e-3, (channels, side, step, difference)
     print("right")
     os._exit(0)
@@ -80,13 +90,18 @@ def test_the_gradients_are_right_with_several_processes():
     assert _run(1, "ddp") == "right\n"
 
 
+@pytest.mark.skipif(not hasattr(fsdp, "fully_shard"), reason="this torch has no fully_shard()")
+def test_the_gradients_of_a_sharded_network_are_right():
+    assert _run(1, "fsdp", str(free_port())) == "right\n"
+
+
 @pytest.mark.faults  # compiling takes a minute
 def test_the_gradients_of_a_compiled_network_are_right():
     assert _run(1, "compiled") == "right\n"
 
 
-def _run(threads, kind):
-    return run("-c", SCRIPT, str(threads), kind, env=environment(**AVX2)).stdout
+def _run(threads, kind, *words):
+    return run("-c", SCRIPT, str(threads), kind, *words, env=environment(**AVX2)).stdout
 
 
 def test_without_the_repair_the_fault_is_there():
