@@ -35,6 +35,7 @@ from common.distributed import ranks
 from common.ground import accelerator
 from common.ground.exits import BadInput
 from common.ground.parts import part_of
+from common.machine import convolution
 
 HELP = "shards of a step, a power of two: the same bits on any number of processes up to V"
 _FLAT = 2**25  # bytes that are sent together
@@ -111,6 +112,7 @@ class Shards:
         self._before: list[_Buffer] = []  # before the last step that was begun
         self._is_open = False  # from the forward pass of a shard until add()
         self._steps = self._collectives = 0
+        convolution.protect()
         torch.set_num_threads(1)  # the sums inside an operator depend on the number of threads
         if device.type != "cpu":
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first call of cuBLAS
