@@ -65,14 +65,14 @@ def _convolution_backward(
     # A clone, because contiguous() leaves the strides of dimensions of size 1, by which torch would choose
     # channels_last again.
     copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in (grad_output, inputs, weight)]
-    gradients = kernel(*copies, *rest)
-    # compiled code expects the memory format that torch's own kernel returns
-    memory_format = torch.contiguous_format
-    for tensor in (inputs, weight):
-        if suggest_memory_format(tensor) != torch.contiguous_format:
-            memory_format = suggest_memory_format(tensor)
-    results = []
-    for gradient in gradients:
-        is_image = gradient is not None and gradient.dim() == inputs.dim()  # the bias has one dimension
-        results.append(gradient.contiguous(memory_format=memory_format) if is_image else gradient)
-    return tuple(results)
+    of_inputs, of_weight, of_bias = kernel(*copies, *rest)
+    # Compiled code expects the memory format that torch's own kernel returns, and buckets of
+    # DistributedDataParallel the strides of the weight.
+    if of_inputs is not None:
+        memory_format = suggest_memory_format(inputs)
+        if memory_format == torch.contiguous_format:
+            memory_format = suggest_memory_format(weight)
+        of_inputs = of_inputs.contiguous(memory_format=memory_format)
+    if of_weight is not None:
+        of_weight = torch.empty_like(weight).copy_(of_weight)
+    return of_inputs, of_weight, of_bias
