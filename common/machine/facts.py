@@ -36,7 +36,7 @@ def describe() -> Facts:
     """
     facts: Facts = {
         THREADS: torch.get_num_threads(),
-        "ATen": torch.backends.cpu.get_cpu_capability(),
+        "ATen": aten_instructions(),
         "oneDNN": onednn_instructions(),
         "MKL": _mkl_instructions(),
         OPERATORS: probe.digest(),
@@ -51,6 +51,12 @@ def describe() -> Facts:
     if module:
         facts |= _describe_accelerator(module)
     return facts
+
+
+def aten_instructions() -> str:
+    """Return the instruction set of ATen's kernels: "DEFAULT", "AVX2" or "AVX512"."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return "DEFAULT" if capability.startswith("NO ") else capability  # torch 2.1: "NO AVX"
 
 
 def onednn_instructions() -> str:

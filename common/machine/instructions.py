@@ -83,13 +83,11 @@ def check(level: str | None) -> None:
     assert level is not None
     if platform.machine() not in ("x86_64", "AMD64"):
         raise BadInput(f"{OPTION} {level}: this CPU is {platform.machine()}, expected x86-64")
-    from common.machine import processor  # NumPy and torch, which a command line does not need
+    from common.machine import facts, processor  # they import torch, which a command line does not need
 
     if level == "avx2" and processor.widest() not in ("AVX2", "AVX512"):
         raise BadInput(f"{OPTION} {level}: {processor.name()} has no AVX2: begin the run with {OPTION} any")
-    import torch
-
-    used = torch.backends.cpu.get_cpu_capability().lower()
+    used = facts.aten_instructions().lower()
     expected = VARIABLES[level]["ATEN_CPU_CAPABILITY"]
     if level_in_use() == level and used == expected:
         return

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
+import torch.utils.checkpoint  # torch 2.1 does not import it
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook

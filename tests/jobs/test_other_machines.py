@@ -8,8 +8,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import torch
 
+from common.machine.facts import aten_instructions
 from launch.compare import compare_states
 from tests.conftest import QUICK, ROOT, environment, free_port, run
 from tests.support.exact import facts
@@ -18,7 +18,7 @@ JOB = (*QUICK, "--batch_size=240", "--max_steps=6", "--save_every=2", "--report_
 TRAIN, EXACT = "jobs/train.py", "jobs/train_exact.py"
 OTHER_INSTRUCTIONS = {"ATEN_CPU_CAPABILITY": "default"}  # as a CPU that has neither AVX2 nor AVX-512
 needs_instructions = pytest.mark.skipif(
-    torch.backends.cpu.get_cpu_capability() == "DEFAULT", reason="this CPU has no other instruction set"
+    aten_instructions() == "DEFAULT", reason="this CPU has no other instruction set"
 )
 
 
@@ -129,7 +129,7 @@ def cores() -> int:
 @needs_instructions
 def test_another_instruction_set_is_named_before_the_first_step(whole, tmp_path):
     part = cut(whole, tmp_path / "part")
-    used = torch.backends.cpu.get_cpu_capability()
+    used = aten_instructions()
     lines = train(part, threads=2, **OTHER_INSTRUCTIONS).stdout.splitlines()
     warning = f"warning: this run computed with ATen {used} until step 2, and this machine computes with "
     place = next(number for number, line in enumerate(lines) if line.startswith(warning))
@@ -141,7 +141,7 @@ def test_another_instruction_set_is_named_before_the_first_step(whole, tmp_path)
 @needs_instructions
 def test_an_exact_job_refuses_another_instruction_set_until_an_option_accepts_it(exact, tmp_path):
     part = cut(exact, tmp_path / "part")
-    used = torch.backends.cpu.get_cpu_capability()
+    used = aten_instructions()
     errors = train(part, job=EXACT, code=2, **OTHER_INSTRUCTIONS).stderr
     assert f"/step_2.pt: this run computed with ATen {used} until step 2, and this machine" in errors
     assert "--cpu_level native" in errors and len(errors.splitlines()) == 1
@@ -161,7 +161,7 @@ def test_a_level_is_recorded_and_kept(exact, tmp_path):
     part = cut(output, tmp_path / "part")
     train(part, "--cpu-level", "any", job=EXACT)
     assert facts(part) == facts(output)
-    if torch.backends.cpu.get_cpu_capability() != "DEFAULT":
+    if aten_instructions() != "DEFAULT":
         errors = train(cut(output, tmp_path / "without"), job=EXACT, code=2).stderr
         assert "this run computed with ATen DEFAULT until step 2" in errors
 
