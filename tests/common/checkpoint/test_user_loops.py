@@ -512,7 +512,7 @@ class Lost:
         (Lost.GeneratorOfTheCollateFunction, "warning: collate_fn.own: random number generators"),
     ],
 )
-def test_what_cannot_be_exact_is_named_once(case, text, tmp_path, capsys):
+def test_what_cannot_be_exact_is_named_once(case, text, tmp_path, capsys, optimizer_hooks):
     case().train(tmp_path)
     printed = capsys.readouterr().out
     assert printed.count(text) == 1 and printed.count("warning") == 1, printed

@@ -285,7 +285,7 @@ def test_a_model_that_depends_on_the_order_of_its_calls_is_refused(change, group
         train(shards, forward)
 
 
-def test_a_loop_that_depends_on_the_number_of_processes_is_refused(group):
+def test_a_loop_that_depends_on_the_number_of_processes_is_refused(group, optimizer_hooks):
     model = Small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     shards, forward = begin(model, optimizer=optimizer)

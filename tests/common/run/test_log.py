@@ -9,6 +9,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from common.distributed import ranks
+from common.machine.differences import in_words
 from common.run import environment
 from launch.report import cli as report
 from launch.report import runs as report_data
@@ -49,12 +50,14 @@ def test_the_first_lines_name_what_is_trained(tmp_path, monkeypatch):
     autocast = torch.autocast("cpu", dtype=torch.bfloat16)
     lines = environment.describe(args, model, autocast, 40, 10, ("s3://a", str(tmp_path)))
     assert lines[0] == "model net: 8 parameters, device cpu, precision bfloat16"
-    assert lines[1] == "global batch 16 = 1 process x 16, 1 thread; 10 steps an epoch, 40 in all"
+    threads = in_words("threads", torch.get_num_threads())
+    assert lines[1] == f"global batch 16 = 1 process x 16, {threads}; 10 steps an epoch, 40 in all"
     monkeypatch.setattr(ranks, "world_size", lambda: 4)
     for backend, processes in (("gloo", "4 processes"), ("nccl", "4 GPUs")):
         monkeypatch.setattr(torch.distributed, "get_backend", lambda backend=backend: backend)
         of_several = environment.describe(args, model, autocast, 40, 10)[1]
-        assert f"batch 16 = {processes} x 4 (--batch_size_per_gpu 16: 16 each), 1 thread each; 10 steps" in of_several
+        layout = f"batch 16 = {processes} x 4 (--batch_size_per_gpu 16: 16 each), {threads} each; 10 steps"
+        assert layout in of_several
     monkeypatch.undo()
     assert lines[2].startswith("results in s3://a; ") and f"launch report {tmp_path}, or" in lines[2]
     lines = environment.describe(args, model, contextlib.nullcontext(), 40, 10)
