@@ -48,7 +48,7 @@ _CALM = 1.0  # seconds after a change until a spare is forked: the others begin 
 _PRELOAD = "common.distributed.preload"
 _MOST_DEATHS = 5  # in a row, of processes that did not become members
 _SERVER_LOST = 255  # multiprocessing's exit code of a process whose fork server has ended
-_LONGEST_END = 1.0  # seconds from the last sign of life of a fork server to its end
+_LONGEST_END = 1.0  # seconds from the last answer of a fork server to its end
 _ENDS = {exits.BAD_INPUT, exits.NOT_SAVED, exits.DIVERGED, 1}  # exit codes that end the job
 
 
@@ -209,7 +209,7 @@ class _Agent:
             self._judge([name], child.exitcode, reason)
 
     def _replace_server(self, reason: str) -> None:
-        """End the processes of a fork server that has ended: nobody would learn of their ends. The next fork
+        """End the processes of a fork server that has ended: their ends would not be noticed. The next fork
         starts another server. reason: why it has ended."""
         if not self._is_over:
             exits.print_line(

@@ -307,7 +307,7 @@ def test_a_job_whose_processes_die_faster_than_it_makes_steps_ends(monkeypatch, 
     _begin(job, 0)
     name = _lose(job, name, "SIGKILL", after=60)
     _begin(job, 12)
-    counts = 1 if processes > 1 else 0  # if all are lost, nobody knows in which step it was
+    counts = 1 if processes > 1 else 0  # if all are lost, the step is not known
     for number in range(1, 21 - counts):
         assert not job.store.check(["failed"])
         name = _lose(job, name, "SIGKILL")
