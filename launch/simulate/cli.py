@@ -18,7 +18,7 @@ gets only the arguments that the platform passes (guides/own_script.md).
 
 --fault may be repeated:
     kill:rank=R,step=S  term:...  stop:...    SIGKILL, SIGTERM, SIGSTOP to the process of a global rank
-    kill:every=10s                            SIGKILL to a random process, every 10 s from the first step on
+    kill:every=20step                         SIGKILL to a random process, every 20 steps; every=10s: seconds
     pause:node=N,step=S,for=20s               SIGSTOP to all processes of a node, and SIGCONT after 20 s
     restart:node=N,step=S                     SIGKILL, then the command again in the same folders
     reschedule:node=N,step=S                  SIGKILL, then a new container with only a copy of the nodes'
