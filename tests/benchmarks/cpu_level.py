@@ -21,7 +21,7 @@ STEPS, FIRST = 12, 3  # of a run; those that warm up
 JOBS = {
     "train": ("jobs/train.py", "--custom_data=true", "--batch_size=32"),
     "imagenet": (
-        "jobs/imagenet.py", "--custom_data=true", "--arch=resnet18", "--image_size=128", "--batch_size=16",
+        "jobs/imagenet.py", "--custom_data=true", "--arch=resnet18", "--image_size=64", "--batch_size=16",
         "--lr=0.01", "--warmup=0", "--training_only",
     ),
     "train_text": ("jobs/train_text.py", "--batch_size=8"),
