@@ -18,7 +18,7 @@ ZOO := .venv-zoo
 REAL := .venv-real
 REAL_TESTS := tests/real tests/datasets/stores/test_redis_store.py
 COMPAT_PYTHON ?= $(foreach python,python3.10 python3.11,$(shell $(python) -c 'print("$(python)")' 2>/dev/null))
-COMPAT_TESTS := tests/datasets tests/common tests/jobs/test_start.py tests/jobs/test_bad_input.py tests/jobs/test_imagenet.py tests/jobs/test_resume.py tests/test_marks.py
+COMPAT_TESTS := tests/bootfile tests/datasets tests/common tests/jobs/test_start.py tests/jobs/test_bad_input.py tests/jobs/test_imagenet.py tests/jobs/test_resume.py tests/test_marks.py
 
 train: $(VENV)/installed
 	@$(RUN) jobs/train.py --dataset digits --batch_size 32 --epochs 5
@@ -87,7 +87,7 @@ lint: setup
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
-	@for package in jobs common datasets launch; do printf '%-10s%4d files%7d lines\n' $$package \
+	@for package in bootfile jobs common datasets launch; do printf '%-10s%4d files%7d lines\n' $$package \
 	  $$(find $$package -name '*.py' | wc -l) $$(find $$package -name '*.py' -exec cat {} + | wc -l); done
 
 setup: $(VENV)/installed-tests

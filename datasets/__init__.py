@@ -52,7 +52,7 @@ class _Installed:
     def create_module(cls, spec: importlib.machinery.ModuleSpec) -> Any:
         """Return a module of the installed package. Raises MissingPackage, which is an ImportError."""
         if not cls.load():
-            from common.ground.exits import MissingPackage
+            from bootfile.ground.errors import MissingPackage
 
             raise MissingPackage(f"{spec.name}: {_REASON}")
         module = importlib.import_module(spec.name)  # `__init__` may have imported it

@@ -9,8 +9,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from common.ground.exits import BadInput
-from common.ground.files import HOME, explained, is_url, locked, open_atomic
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained, open_atomic
+from common.ground.files import HOME, is_url, locked
 
 _TIMEOUT = 20  # seconds without a byte
 _BLOCK = 1 << 20

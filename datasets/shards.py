@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from common.ground.exits import BadInput, import_optional
-from common.ground.files import explained, is_url
+from bootfile.ground.errors import BadInput, import_optional
+from bootfile.ground.files import explained
+from common.ground.files import is_url
 from datasets.folders import tar_files
 
 _GROUPS = 8  # row groups that a process keeps in memory

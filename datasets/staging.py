@@ -20,10 +20,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import sync_folder
+from bootfile.ground.heartbeat import Heartbeat
 from common.distributed import barrier
-from common.ground.exits import BadInput
-from common.ground.files import locked, sync_folder
-from common.ground.heartbeat import Heartbeat
+from common.ground.files import locked
 from common.object_store.paths import SCRATCH, check_keys, scratch_folder
 from common.object_store.store import Object, ObjectStore
 

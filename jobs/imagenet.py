@@ -33,19 +33,21 @@ from common.distributed.entry import entry  # before torch, so that Ctrl-C ends 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from bootfile.ground.errors import BadInput
+from bootfile.processes import ranks
+from bootfile.sampling import sampler
 from common.checkpoint import weights
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.compute import averaging, losses, models, optimizers, precision
 from common.console import arguments
 from common.console.arguments import FLAG, IDENTITY, OPERATION, boolean, positive_int
-from common.distributed import process_group, ranks
-from common.ground.exits import BadInput
+from common.distributed import process_group
 from common.parallel import compilation, exact_shards, gradients
 from common.platform import node
 from common.run import evaluation, metrics
 from common.run.run import Run
 from datasets.loaders import aliases, image_folders, measure
-from datasets.sampling import effects, sampler
+from datasets.sampling import effects
 
 WARM_UP_BATCHES = 10  # of --prof
 

@@ -23,17 +23,18 @@ from common.distributed.entry import entry  # before torch, so that Ctrl-C ends 
 # isort: split
 import torch
 
+from bootfile.ground import accelerator
+from bootfile.processes import ranks
+from bootfile.sampling.sampler import WholeBatchSampler
 from common.checkpoint import resume
 from common.console import arguments
 from common.console.arguments import positive_int
-from common.distributed import process_group, ranks
-from common.ground import accelerator
+from common.distributed import process_group
 from common.run.job import JobParser
 from common.run.run import Run
 from datasets.folders import contact_sheet, paired_images, random_pairs
 from datasets.loaders import backends, node_index
-from datasets.loaders.loader import Loader
-from datasets.sampling.sampler import WholeBatchSampler
+from datasets.loaders.image_loader import ImageLoader
 from datasets.stores.files import PairFiles
 
 
@@ -74,7 +75,7 @@ def main() -> None:
     log.info(f"data {args.split}={len(pairs)} pairs, steps_per_epoch={len(plan)} source={pairs.source}")
     workers, store = args.num_workers or backends.cores(), PairFiles(pairs)
     engine = backends.engine("threads", store, device, workers)
-    with Loader(engine, plan, device, mean=(0.5,) * 3, std=(0.5,) * 3) as loader:  # pixels in -1..1
+    with ImageLoader(engine, plan, device, mean=(0.5,) * 3, std=(0.5,) * 3) as loader:  # pixels in -1..1
         resume.claim(args, run.output)
         log.start(loader, 0, loader.total_steps)
         step, total = 0, 0.0

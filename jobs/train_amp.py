@@ -17,6 +17,7 @@ from common.distributed.entry import entry  # before torch, so that Ctrl-C ends 
 # isort: split
 import torch
 
+from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.compute import models
 from common.console.arguments import BATCH_SIZE_HELP, boolean, positive_float, positive_int, seed
@@ -24,7 +25,6 @@ from common.run import evaluation
 from common.run.run import Run
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import image_set
-from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 
 @entry  # bad input ends the job with one line `error: ...` and exit code 2

@@ -19,6 +19,7 @@ from common.distributed.entry import entry  # before torch, so that Ctrl-C ends 
 # isort: split
 import torch
 
+from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.compute import models
 from common.console.arguments import BATCH_SIZE_HELP, boolean, positive_float, positive_int, seed
@@ -26,7 +27,6 @@ from common.run import evaluation
 from common.run.run import Run
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import image_set
-from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 
 @entry  # bad input ends the job with one line `error: ...` and exit code 2
@@ -63,7 +63,7 @@ def main() -> None:
 
     from sklearn.datasets import load_diabetes
 
-    from datasets.loaders.engines.map_style import map_style_loader
+    from bootfile.loaders.map_style import map_style_loader
 
     # - train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
     table, progression = (torch.from_numpy(each).float() for each in load_diabetes(return_X_y=True))

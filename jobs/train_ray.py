@@ -18,6 +18,7 @@ from common.distributed.entry import entry  # before torch, so that Ctrl-C ends 
 # isort: split
 import torch
 
+from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
 from common.compute import models
 from common.console.arguments import BATCH_SIZE_HELP, boolean, positive_float, positive_int, seed
@@ -25,7 +26,6 @@ from common.run import evaluation
 from common.run.run import Run
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import image_set
-from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 
 @entry  # bad input ends the job with one line `error: ...` and exit code 2
@@ -44,7 +44,7 @@ def main() -> None:
     optimization.add_argument("--epochs", type=positive_int, default=20, help="default: %(default)s")
 
     ### 新增 (new) 1/2, the loader of train.py by default, else actors of Ray, here or on a cluster ###
-    from common.ground import exits
+    from common.ground import endings
     from datasets.loaders import backends
     from datasets.loaders.ray import engine as ray_engine
     from datasets.loaders.ray import pool as ray_pool
@@ -74,7 +74,7 @@ def main() -> None:
     if args.distribute_mode:
         actors = ray_engine.RayWorkers(args.workers, args.ray_address)
         train_loader = make_loader(train_set, train_sampler, device, augment=True, workers=actors)
-        exits.at_success("loaders", train_loader.close)
+        endings.at_success("loaders", train_loader.close)
     ### 新增 (new) 2/2, the same batches, made by actors; Ray replaces an actor that is lost ###
 
     model = models.resnet18(train_set.channels, train_set.classes, args.width)

@@ -6,10 +6,10 @@ import sys
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # if this folder is a link
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before another `common`
-from common import __version__
+from bootfile import __version__
+from bootfile.ground import errors
+from bootfile.ground.errors import BadInput
 from common.distributed.entry import entry
-from common.ground import exits
-from common.ground.exits import BadInput
 
 VERBS = {  # verb: (module of this package with main(arguments) -> exit code, what it does)
     "new": ("new.cli", "write a project of your own: a job, a test, a job.toml"),
@@ -49,7 +49,7 @@ def main() -> None:
         sys.exit()
     if verb not in VERBS:
         print(USAGE if not verb else f"error: unknown command {verb!r}\n{USAGE}", file=sys.stderr)
-        sys.exit(exits.BAD_INPUT)
+        sys.exit(errors.BAD_INPUT)
     try:
         sys.exit(importlib.import_module(f"launch.{VERBS[verb][0]}").main(arguments))
     except OSError as error:  # of a path, or of a folder that is needed to work; a verb names most itself

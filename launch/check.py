@@ -16,10 +16,10 @@ import argparse
 import os
 import time
 
+from bootfile.ground.errors import BadInput, printable
 from common.console.arguments import Parser, boolean
 from common.distributed import options
-from common.ground import exits
-from common.ground.exits import BadInput, printable
+from common.ground import endings
 from common.ground.files import ROOT
 from common.platform.platforms import STARTED_BY
 from common.platform.topology import Topology, resolve
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
     add("--nodes", action="store_true", help="measure the network between the processes")
     args, ignored = parser.parse_known_args(arguments)
-    from common.ground import accelerator  # imports torch, which --help does not need
+    from bootfile.ground import accelerator  # imports torch, which --help does not need
     from common.platform import node
 
     gpus = 0 if args.enable_gpu is False else accelerator.count()
@@ -85,5 +85,5 @@ def _measure(args: argparse.Namespace, topology: Topology) -> int:
         print(
             f"all_reduce bytes={size} ranks={ranks} backend={backend} {seconds=:.4g} bus_gb_per_s={bus:.4g}"
         )
-    exits.end(None)  # it leaves the group, and ends the process
+    endings.end(None)  # it leaves the group, and ends the process
     return 0

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from common.ground.exits import BadInput
-from common.ground.files import explained, open_atomic, opener
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained, open_atomic, opener
 
 _HEAD = 4096  # bytes of a file in which the mark is searched
 

@@ -4,7 +4,8 @@ import datetime
 import signal
 from collections.abc import Iterable, Sequence
 
-from common.ground.exits import BAD_INPUT, DIVERGED, LOST_CONTACT, NO_RENDEZVOUS, NOT_SAVED
+from bootfile.ground.errors import BAD_INPUT, DIVERGED, NOT_SAVED
+from common.ground.endings import LOST_CONTACT, NO_RENDEZVOUS
 
 NEVER_FIRED = 3  # exit code of the simulation: every node ended with 0, but a fault never fired
 DIFFERS, UNVERIFIED = 20, 21  # exit codes of `prove`

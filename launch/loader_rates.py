@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from tqdm import tqdm
 
+from bootfile.ground import accelerator
+from bootfile.sampling.sampler import BatchSampler, Plan
 from common.compute import models
 from common.distributed import devices
-from common.ground import accelerator
 from datasets.folders import image_folder, tar_files
 from datasets.loaders import backends, measure
 from datasets.sampling.augment import random_resized_crop
-from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import pack
 from datasets.stores.files import FileStore
 from datasets.stores.store import Store

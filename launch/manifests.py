@@ -15,9 +15,9 @@ import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+from bootfile.ground.errors import BadInput, printable
+from bootfile.ground.files import PARTIAL, sha256_file
 from common.checkpoint import output_list
-from common.ground.exits import BadInput, printable
-from common.ground.files import PARTIAL, sha256_file
 from common.object_store.errors import of_the_disk
 from common.object_store.paths import check_keys
 

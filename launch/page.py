@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from common.ground.exits import import_optional
+from bootfile.ground.errors import import_optional
 
 jinja2 = import_optional("jinja2", "the page needs jinja2")
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import psutil
 
-from common.distributed import preemption
+from bootfile.processes import signals
 
 # the line of a job with --elastic true (common/distributed/members.py): process ids by rank
 GENERATION = re.compile(r"(?:\[node \d+\] )?generation (\d+): pids ([\d ]+)")
@@ -38,7 +38,7 @@ def start(
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        preexec_fn=functools.partial(preemption.die_with_parent, signal.SIGKILL),
+        preexec_fn=functools.partial(signals.die_with_parent, signal.SIGKILL),
     )
 
 

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 
 MODELARTS_JOB = "modelarts-job-simulated"  # the real name contains the job's id
 VARIABLES = re.compile(  # names of variables that a platform or a launcher sets

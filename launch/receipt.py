@@ -18,11 +18,11 @@ import itertools
 
 import numpy as np
 
+from bootfile.ground.errors import BadInput, printable
+from bootfile.receipt import loop_records, one_run, receipt
+from bootfile.receipt.compare import LOOP, compare_records, compare_states, find_receipt, read_setting
+from bootfile.receipt.recorded_run import Run
 from common.console.arguments import Parser
-from common.ground.exits import BadInput, printable
-from datasets.sampling import loop_records, one_run, receipt
-from launch.compare import LOOP, compare_records, compare_states, find_receipt, read_setting
-from launch.data.run import Run
 
 
 def main(arguments: list[str]) -> int:

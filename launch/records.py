@@ -12,8 +12,9 @@ import json
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-from common.ground.exits import BadInput, import_optional
-from common.ground.files import ROOT, explained, write_atomic
+from bootfile.ground.errors import BadInput, import_optional
+from bootfile.ground.files import explained, write_atomic
+from common.ground.files import ROOT
 
 if TYPE_CHECKING:
     import pydantic

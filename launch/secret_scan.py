@@ -7,8 +7,8 @@ and parameters in clear text to every user who can view the job.
 import os
 import re
 
-from common.ground.exits import SECRET_NAME, is_secret
-from common.ground.files import explained
+from bootfile.ground.files import explained
+from common.ground.secrets import SECRET_NAME, is_secret
 
 _FORMATS = {  # formats that only such keys have
     "a private key": r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d",

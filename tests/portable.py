@@ -28,7 +28,8 @@ JOBS = (
     "tests/jobs/test_train_own.py", "tests/jobs/test_train_text.py",
 )  # fmt: skip
 SMALL = (
-    "tests/common/machine", "tests/common/compute", "tests/common/exact", "tests/jobs/test_sample_losses.py",
+    "tests/bootfile/machine", "tests/bootfile/exact", "tests/common/compute",
+    "tests/jobs/test_sample_losses.py",
 )  # fmt: skip
 
 

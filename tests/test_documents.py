@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from common import __version__
+from bootfile import __version__
 from datasets.folders import random_folder, random_pairs
 from tests.conftest import ROOT, free_port, run
 from tests.support import pictures

@@ -10,7 +10,7 @@ import warnings
 import pytest
 import torch
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from tests.conftest import run
 from tests.gpu import __main__, checks, figures, report, watch
 from tests.gpu.lab import Setting, Stage, longest, run_stages

@@ -5,7 +5,7 @@ import re
 import pytest
 from packaging.version import Version
 
-from common import __version__
+from bootfile import __version__
 from tests.conftest import ROOT
 from tests.install import UV, read_settings
 

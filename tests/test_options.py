@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from bootfile.ground import errors
 from common.checkpoint.options import TrainingParser
 from common.console.arguments import IDENTITY, OPERATION, REMOVED, interval
-from common.ground import exits
+from common.ground import endings
 from tests.support.options import ROOT, documents, read_parsers, render, rewrite
 
 # between processes that Bootfile starts itself: no user sets them
@@ -134,13 +135,18 @@ def test_a_path_may_begin_with_the_home_folder():
 
 
 def test_environment_variables_are_all_in_the_table():
-    code = [path for room in ("common", "datasets", "launch", "jobs") for path in (ROOT / room).rglob("*.py")]
+    code = [
+        path
+        for room in ("bootfile", "common", "datasets", "launch", "jobs")
+        for path in (ROOT / room).rglob("*.py")
+    ]
     used = {name for path in code for name in re.findall(r"BOOTFILE_(\w+)", path.read_text(encoding="utf-8"))}
     told = set(re.findall(r"^- `BOOTFILE_(\w+)`", COMMON, re.MULTILINE))
     assert told == used - INTERNAL
 
 
 def test_exit_codes_are_all_in_the_table():
-    codes = {str(value) for name, value in vars(exits).items() if name.isupper() and isinstance(value, int)}
+    known = vars(errors) | vars(endings)
+    codes = {str(value) for name, value in known.items() if name.isupper() and isinstance(value, int)}
     page = (ROOT / "guides" / "trouble.md").read_text(encoding="utf-8")
     assert codes <= set(re.findall(r"^\| `(\d+)`", page, re.MULTILINE)) and len(codes) == 6

@@ -13,17 +13,19 @@ from typing import Any
 
 import torch
 
+from bootfile.exact import digest
+from bootfile.exact.choose import newest
+from bootfile.exact.files import plain_names, write_weights
+from bootfile.exact.loop import Due, Exact, NotSaved
+from bootfile.exact.nonfinite import Diverged
+from bootfile.ground.errors import BadInput
+from bootfile.machine import instructions
+from bootfile.processes import ranks, signals
 from common.checkpoint import resume
 from common.checkpoint.options import TrainingParser as TrainingParser  # jobs import both
 from common.console import arguments
-from common.distributed import barrier, preemption, ranks
-from common.exact import digest
-from common.exact.choose import newest
-from common.exact.files import plain_names, write_weights
-from common.exact.loop import Due, Exact, NotSaved
-from common.exact.nonfinite import Diverged
-from common.ground.exits import BadInput
-from common.machine import instructions
+from common.distributed import barrier
+from common.ground import endings
 from common.run import output
 from common.run.run import Run
 
@@ -82,13 +84,16 @@ class Checkpointer(Exact):
         """
         if self.args.evaluate:  # the batch size, the seed and the training data may differ
             self._load_weights(self.args.weights or newest(self._wanted), complete=True)
-            preemption.watch(self.grace, ranks.store())
+            signals.watch(self.grace, ranks.store())
             self.log.start(self.loader, self.total_steps or 0, self.total_steps)
             return self.total_steps or 0
         step = self._restore()
         if self._writes and ranks.is_first():  # another run's checkpoint is not in this folder
             self._saver.resume_at(step if self._wanted == "auto" else 0, self._members is not None)
         self._begin(step, self._writes)
+        endings.explain_with(self.loader)
+        if self._writes:
+            endings.at_end("results", self._end)
         if self._sample_losses:
             self._sample_losses.begin(step)
         if self._mirror:
@@ -134,7 +139,7 @@ class Checkpointer(Exact):
         val_sums: the result of evaluation.evaluate(), over all ranks.
         model: the model that was evaluated (default: the model that is trained).
         """
-        step, asked = self.loader.step, float(preemption.asked())
+        step, asked = self.loader.step, float(signals.asked())
         if self._replicas:
             digests = self._replicas.note(step)
             asked, *maxima = ranks.maxima(torch.cat([digests.new_full((1,), asked), digests]))

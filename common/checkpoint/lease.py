@@ -4,7 +4,7 @@ import contextlib
 import json
 import time
 
-from common.ground.exits import print_line
+from bootfile.ground.errors import print_line
 from common.object_store.store import ObjectStore
 from common.run.lease import Lease
 

@@ -20,19 +20,20 @@ import shutil
 import threading
 import time
 
+from bootfile.exact import files as checkpoint
+from bootfile.exact.saver import describe
+from bootfile.ground import errors
+from bootfile.ground.errors import BadInput, print_line
+from bootfile.ground.files import sha256_file, state_of
+from bootfile.ground.heartbeat import Heartbeat
+from bootfile.ground.results import CHECKPOINTS, WEIGHTS, checkpoint_names, dtensor_folder
+from bootfile.processes import signals
 from common.checkpoint import output_list
 from common.checkpoint import restore as restoring
 from common.checkpoint.lease import UrlLease
 from common.checkpoint.output_list import File
 from common.checkpoint.restore import HISTORY, names_of
-from common.distributed import preemption
-from common.exact import files as checkpoint
-from common.exact.saver import describe
-from common.ground import exits
-from common.ground.exits import BadInput, print_line
-from common.ground.files import sha256_file, state_of
-from common.ground.heartbeat import Heartbeat
-from common.ground.results import CHECKPOINTS, WEIGHTS, checkpoint_names, dtensor_folder
+from common.ground import endings
 from common.object_store.store import ObjectStore, StoreError
 from common.run.output import Output
 
@@ -72,7 +73,7 @@ class Mirror:
                 reason = f"{error.strerror} ({error.filename})"
                 raise BadInput(f"cannot restore into {self.folder}: {reason}") from error
             raise
-        exits.at_end("upload", self._end)
+        endings.at_end("upload", self._end)
 
     def _look(self, resume: str | None) -> None:
         self._files, self._etag = restoring.read_list(self.store)  # the complete files at the URL; the list's
@@ -124,8 +125,8 @@ class Mirror:
     def _end(self, error: BaseException | None) -> None:
         reason = self.finish(_LAST if error else None)
         if reason and not error:
-            exits.say_error(reason)
-            exits.leave(exits.NOT_SAVED)
+            endings.say_error(reason)
+            errors.leave(errors.NOT_SAVED)
 
     # the thread
 
@@ -152,7 +153,7 @@ class Mirror:
         names = [f"{CHECKPOINTS}/{name}" for name in checkpoint_names(os.path.join(self.folder, CHECKPOINTS))]
         steps = sorted(restoring.steps_of(names))[-self.keep :]
         early = [step for step in steps if step < self._step and names_of(step)[0] not in self._files]
-        return [self._step, *([] if preemption.asked() else reversed(early))]
+        return [self._step, *([] if signals.asked() else reversed(early))]
 
     def _release(self) -> None:
         with contextlib.suppress(BadInput):  # the next job takes over a lease that does not change

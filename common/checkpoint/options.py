@@ -5,6 +5,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from bootfile.ground.errors import BadInput
+from bootfile.machine import instructions, vector_math
 from common.console.arguments import (
     IDENTITY,
     OPERATION,
@@ -16,8 +18,6 @@ from common.console.arguments import (
     positive_int,
 )  # fmt: skip
 from common.distributed import devices
-from common.ground.exits import BadInput
-from common.machine import instructions, vector_math
 from common.run import output
 from common.run.job import JobParser
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from bootfile.ground.errors import BadInput, in_one_line
+from bootfile.ground.files import sha256_file
 from common.console.arguments import TIMM, import_timm
-from common.ground.exits import BadInput, in_one_line
-from common.ground.files import sha256_file
 
 DEFAULT = "DEFAULT"
 

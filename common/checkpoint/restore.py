@@ -5,12 +5,12 @@ import os
 import re
 from collections.abc import Collection, Iterable
 
+from bootfile.exact import files as checkpoint
+from bootfile.ground.errors import BadInput, printable
+from bootfile.ground.heartbeat import Heartbeat
+from bootfile.ground.results import CHECKPOINTS, WEIGHTS, dtensor_folder
 from common.checkpoint import output_list
 from common.checkpoint.output_list import File
-from common.exact import files as checkpoint
-from common.ground.exits import BadInput, printable
-from common.ground.heartbeat import Heartbeat
-from common.ground.results import CHECKPOINTS, WEIGHTS, dtensor_folder
 from common.object_store.store import MISSING, ObjectStore, StoreError
 
 HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "starts.jsonl")  # the job truncates the first three

@@ -5,11 +5,12 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from bootfile.ground.errors import BadInput, print_line
+from bootfile.ground.results import checkpoints
+from bootfile.processes import ranks
 from common.console import arguments
-from common.distributed import barrier, ranks
-from common.ground.exits import BadInput, print_line
+from common.distributed import barrier
 from common.ground.files import check_rename
-from common.ground.results import checkpoints
 from common.platform import platforms
 from common.run import environment, starts
 from common.run.output import Output, list_results

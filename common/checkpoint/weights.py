@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
+from bootfile.exact import dtensors
+from bootfile.exact import files as checkpoint
+from bootfile.ground.errors import BadInput, import_optional, in_one_line, printable
+from bootfile.ground.files import explained, opener
+from bootfile.ground.results import CLASSES, checkpoints
+from bootfile.processes import ranks
 from common.checkpoint import pretrained
-from common.distributed import ranks
-from common.exact import files as checkpoint
-from common.ground.exits import BadInput, import_optional, in_one_line, printable
-from common.ground.files import explained, opener
-from common.ground.results import CLASSES, checkpoints
-from common.parallel import dtensors
 from common.run.output import Output
 
 _SHOWN = 3  # tensors named in a line

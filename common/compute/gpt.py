@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 
 
 class GPT(nn.Module):

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from bootfile.ground.errors import BadInput
 from common.console.arguments import non_negative_float
-from common.ground.exits import BadInput
 
 
 def add_arguments(add: Callable[..., Any]) -> None:

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained
 from common.console import arguments, config
-from common.ground.exits import BadInput
-from common.ground.files import explained
 
 # torch.optim.SGD(..., **FUSED[device.type]): on CUDA one kernel updates all weights, and the host does not
 # wait for the device to check whether a step is finite. SGD has it since torch 2.3.

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch.optim import lr_scheduler
 
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained
 from common.compute.models import FUSED
 from common.console import config
 from common.console.arguments import non_negative_float, positive_float
-from common.ground.exits import BadInput
-from common.ground.files import explained
 
 _KINDS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 _BLOCK = re.compile(r"(?:.*?\.)?(?:\w*_)?\d+(?=\.)")  # the beginning of a weight's name

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from common.ground import accelerator
+from bootfile.ground import accelerator
 
 GradScaler = (torch.amp if hasattr(torch.amp, "GradScaler") else accelerator.of("cuda").amp).GradScaler
 

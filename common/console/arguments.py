@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
-from common.ground.exits import BadInput, hide, import_optional, is_secret, mask
+from bootfile.ground.errors import BadInput, import_optional
+from bootfile.ground.intervals import Interval
+from bootfile.ground.numbers import parse_number
 from common.ground.files import is_url
-from common.ground.intervals import Interval
-from common.platform.platforms import parse_number
+from common.ground.secrets import hide, is_secret, mask
 
 BATCH_SIZE_HELP = "samples of a step over all processes; scale --lr with it (default: %(default)s)"
 

@@ -13,8 +13,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from common.ground.exits import BadInput, import_optional
-from common.ground.files import explained, read_file
+from bootfile.ground.errors import BadInput, import_optional
+from bootfile.ground.files import explained, read_file
 
 
 def read(path: str) -> dict[str, Any]:

@@ -26,13 +26,15 @@ from typing import Any
 
 import torch
 
+from bootfile.ground import accelerator, errors
+from bootfile.ground.errors import BadInput, print_line
+from bootfile.machine.cores import available_cores
+from bootfile.processes import signals
 from common.console.arguments import boolean
-from common.distributed import crash, entry, launcher, preemption, process_group, rendezvous
+from common.distributed import crash, entry, launcher, process_group, rendezvous
 from common.distributed.members import Plan, announce, announce_failure, read
 from common.distributed.roll import HEARTBEAT, SILENCE, Roll
-from common.ground import accelerator, exits
-from common.ground.exits import BadInput, print_line
-from common.machine.cores import available_cores
+from common.ground import endings
 from common.platform.platforms import HELD, MEMBER, STARTED_BY
 from common.platform.topology import Topology
 
@@ -49,7 +51,7 @@ _PRELOAD = "common.distributed.preload"
 _MOST_DEATHS = 5  # in a row, of processes that did not become members
 _SERVER_LOST = 255  # multiprocessing's exit code of a process whose fork server has ended
 _LONGEST_END = 1.0  # seconds from the last answer of a fork server to its end
-_ENDS = {exits.BAD_INPUT, exits.NOT_SAVED, exits.DIVERGED, 1}  # exit codes that end the job
+_ENDS = {errors.BAD_INPUT, errors.NOT_SAVED, errors.DIVERGED, 1}  # exit codes that end the job
 
 
 def start(topology: Topology, args: argparse.Namespace, hold: Callable[[], object]) -> None:
@@ -124,8 +126,8 @@ class _Agent:
         roll = None
         if topology.node_rank == 0:
             roll = Roll(self._store, topology.nodes, topology.processes_per_node, self._timeout)
-        preemption.forget()
-        for number in preemption.SIGNALS:
+        signals.forget()
+        for number in signals.SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._forward)
         context = multiprocessing.get_context("forkserver")
@@ -145,15 +147,15 @@ class _Agent:
             self._code = self._code or int(read(self._store, "failed") or 0)  # rank 0, in its last writes
             line = read(self._store, "failure")
             if line:
-                exits.say_error(line)
+                endings.say_error(line)
             self._store.set(f"ended/{topology.node_rank}", "")
             if roll:
                 roll.wait_for_ends()
         except torch.distributed.DistError as error:
             reason, node = next(iter(str(error).splitlines()), ""), topology.node_rank
-            exits.say_error(f"node {node} lost contact with node 0, which has the members: {reason}")
+            endings.say_error(f"node {node} lost contact with node 0, which has the members: {reason}")
             self._kill()
-            return exits.LOST_CONTACT
+            return endings.LOST_CONTACT
         return self._code
 
     def _fork_missing(self) -> None:
@@ -167,7 +169,7 @@ class _Agent:
             try:
                 self._fork(name)
             except (OSError, EOFError) as error:  # the fork server has ended meanwhile: try it again
-                self._deaths.append(exits.in_one_line(error))
+                self._deaths.append(errors.in_one_line(error))
                 if line := self._explain_deaths():
                     self._fail(128 + signal.SIGKILL, line)
                 return
@@ -212,7 +214,7 @@ class _Agent:
         """End the processes of a fork server that has ended: their ends would not be noticed. The next fork
         starts another server. reason: why it has ended."""
         if not self._is_over:
-            exits.print_line(
+            errors.print_line(
                 f"node {self._topology.node_rank}: the fork server, which starts the processes of the node, "
                 f"has ended ({reason}): they end with it and are started again"
             )
@@ -311,7 +313,7 @@ class _Agent:
         """Let the members end by themselves, after code 0 without a limit: rank 0 may still write. After an
         error, and if they are spares, end them."""
         self._is_over, self._code = True, code
-        is_error = code in _ENDS or not (self._asked or code in (0, preemption.exit_code()))
+        is_error = code in _ENDS or not (self._asked or code in (0, signals.exit_code()))
         if code:
             self._limit(launcher.GRACE if is_error else self._grace + launcher.GRACE)
         for name, child in self._children.items():
@@ -337,7 +339,7 @@ class _Agent:
 
 
 def _exit_code(number: int) -> int:
-    """Return the exit code of a job that a signal has stopped, as preemption.exit_code() does."""
+    """Return the exit code of a job that a signal has stopped, as signals.exit_code() does."""
     return 128 + (signal.SIGTERM if number == signal.SIGUSR2 else number)
 
 

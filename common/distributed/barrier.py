@@ -17,9 +17,10 @@ import time
 
 import torch
 
-from common.distributed import ranks
-from common.ground.exits import BAD_INPUT, NO_RENDEZVOUS, BadInput, NoRendezvous
-from common.ground.heartbeat import Heartbeat
+from bootfile.ground.errors import BAD_INPUT, BadInput
+from bootfile.ground.heartbeat import Heartbeat
+from bootfile.processes import ranks
+from common.ground.endings import NO_RENDEZVOUS, NoRendezvous
 from common.platform.platforms import has_local_rank_0
 
 _POLL, _LOOK_EVERY, _TICK, _LONGEST, _LINGER = 0.1, 2.0, 10.0, 6 * 3600, 3.0  # seconds

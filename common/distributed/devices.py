@@ -7,8 +7,8 @@ import warnings
 
 import torch
 
-from common.ground import accelerator
-from common.ground.exits import BadInput
+from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput
 from common.platform.topology import Topology, is_distributed, promised_gpus, resolve
 
 

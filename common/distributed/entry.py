@@ -13,13 +13,14 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from common.distributed import preemption
-from common.ground import exits
-from common.ground.exits import BAD_INPUT, INTERRUPTED, BadInput, leave, say_error, say_traceback
-from common.machine import instructions
+from bootfile.ground.errors import BAD_INPUT, INTERRUPTED, BadInput, leave
+from bootfile.machine import instructions
+from bootfile.processes import signals
+from common.ground import endings, streams
+from common.ground.endings import say_error, say_traceback
 from common.platform.platforms import MEMBER
 
-exits.protect_output()  # at once: the imports of a job open files
+streams.protect_output()  # at once: the imports of a job open files
 main_of_job = ""  # the name of the function that entry() decorates
 _OURS = ("", "common", "datasets", "launch", "jobs")  # if one of their modules is missing, it is a defect
 
@@ -33,7 +34,7 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
     @functools.wraps(main)
     def run() -> None:
         try:
-            preemption.end_on_interrupt()
+            signals.end_on_interrupt()
             try:
                 if MEMBER in os.environ:
                     from common.distributed import members  # imports torch
@@ -44,23 +45,23 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
             except BadInput:
                 raise
             except Exception as error:
-                if not (reason := exits.explain(error)):
+                if not (reason := endings.explain(error)):
                     raise
                 raise BadInput(reason) from error
-            exits.end(None)
+            endings.end(None)
         except KeyboardInterrupt as error:
             say_error("interrupted")
-            exits.end(error)
+            endings.end(error)
             leave(INTERRUPTED)
         except BadInput as error:
             say_error(str(error))
-            in_group = exits.in_group()
-            exits.end(error)
+            in_group = endings.in_group()
+            endings.end(error)
             if error.code == BAD_INPUT and not in_group:  # no other process can block the exit
                 sys.exit(error.code)
             leave(error.code)
         except Exception as error:
-            exits.end(error)
+            endings.end(error)
             raise
 
     return run

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed import Backend, ProcessGroup, ProcessGroupGloo
 
-from common.distributed.ranks import ELASTIC
+from bootfile.processes.ranks import ELASTIC
 
 _PAUSE, _CONNECTS = datetime.timedelta(seconds=0.2), datetime.timedelta(seconds=3)
 _COLLECTIVES = (

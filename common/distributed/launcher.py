@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from common.distributed import preemption
-from common.ground import exits
-from common.ground.exits import ERROR_PIPE
-from common.machine import threads
-from common.machine.cores import available_cores
+from bootfile.ground import errors
+from bootfile.ground.errors import ERROR_PIPE
+from bootfile.machine import threads
+from bootfile.machine.cores import available_cores
+from bootfile.processes import signals
+from common.ground import endings
 from common.platform.platforms import STARTED_BY
 from common.platform.topology import Topology
 
@@ -76,12 +77,12 @@ def start(topology: Topology, grace: float) -> int:
     def forward(number: int, frame: FrameType | None) -> None:
         asked.append((number, time.monotonic()))
         presses = [at for each, at in asked if each == number == signal.SIGINT]
-        again = bool(presses) and presses[-1] - presses[0] > preemption.SAME_PRESS
+        again = bool(presses) and presses[-1] - presses[0] > signals.SAME_PRESS
         for child in children:
             child.send_signal(signal.SIGKILL if again else number)
 
-    preemption.forget()
-    for number in preemption.SIGNALS:
+    signals.forget()
+    for number in signals.SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, forward)
     # A child imports torch before it can handle Ctrl-C: it unblocks the signal when it can.
@@ -121,7 +122,7 @@ def _wait(
     if not code:
         return 0
     if code < 0 and asked and asked[0][0] == signal.SIGINT:
-        code = exits.INTERRUPTED  # killed by a second Ctrl-C, or by SIGINT inside a library
+        code = errors.INTERRUPTED  # killed by a second Ctrl-C, or by SIGINT inside a library
     if code < 0:
         name = signal.Signals(-code).name
         print(f"rank {first_rank + failed} (pid {children[failed].pid}) was ended by {name}", file=sys.stderr)
@@ -141,7 +142,7 @@ def _suspicion(code: int | None) -> int:
     if not code:
         return 0
     own = 3 if code > 0 else 4
-    return {exits.LOST_CONTACT: 1, exits.NO_RENDEZVOUS: 1, -signal.SIGABRT: 2}.get(code, own)
+    return {endings.LOST_CONTACT: 1, endings.NO_RENDEZVOUS: 1, -signal.SIGABRT: 2}.get(code, own)
 
 
 def _end(children: list[subprocess.Popen], seconds: float) -> None:
@@ -160,6 +161,6 @@ def die_with_parent() -> None:
     """Make this child end when its parent ends, so that a killed parent leaves no process on the GPUs."""
     parent = os.environ.get(STARTED_BY)
     if parent and sys.platform == "linux":
-        preemption.die_with_parent(signal.SIGTERM)
+        signals.die_with_parent(signal.SIGTERM)
         if os.getppid() != int(parent):  # the parent ended before the call
             sys.exit(128 + signal.SIGTERM)

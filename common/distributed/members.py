@@ -23,10 +23,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common.distributed import barrier, preemption, ranks
-from common.distributed.ranks import Changed
-from common.ground import exits
-from common.ground.exits import BadInput
+from bootfile.ground import errors
+from bootfile.ground.errors import BadInput
+from bootfile.processes import ranks, signals
+from bootfile.processes.ranks import Changed
+from common.distributed import barrier
+from common.ground import endings
 from common.platform.platforms import MEMBER, STARTED_BY
 
 _TIMEOUT = datetime.timedelta(seconds=300)
@@ -125,7 +127,7 @@ class Members:
         self._stop, self._number = False, 0
         self._told = 0  # number of the last reason that this process has told
         self._voice = contextlib.ExitStack()
-        preemption.defer(self._note_signal)
+        signals.defer(self._note_signal)
         threading.Thread(target=self._listen, name="members", daemon=True).start()
 
     def arrive(self, facts: dict[str, Any]) -> None:
@@ -195,7 +197,7 @@ class Members:
         if self.keep:
             self.kept, self.keep = self.keep(), None
         self._voice.close()
-        exits.end(Changed())
+        endings.end(Changed())
         if torch.distributed.is_initialized():
             group = torch.distributed.group.WORLD
             getattr(group, "leave", lambda: None)()
@@ -224,16 +226,16 @@ class Members:
             if self.name in plan.ids and self._meet(plan):
                 break
             if self._number and self.name not in plan.ids:
-                exits.print_line(f"process {self.name} leaves, as asked; the others continue")
-                exits.leave(preemption.exit_code())
+                errors.print_line(f"process {self.name} leaves, as asked; the others continue")
+                errors.leave(signals.exit_code())
             generation += self.name not in plan.ids
         with self._lock:
             self.plan, self.due = plan, False
             self._has_lost.clear()
         self._look(self._store)  # _listen() may have seen a later plan before this one was known
         os.environ.update(plan.place(self.name))
-        preemption.identify(plan.ids.index(self.name), "")
-        exits.STARTED = time.monotonic()
+        signals.identify(plan.ids.index(self.name), "")
+        endings.STARTED = time.monotonic()
 
     def silence(self) -> contextlib.AbstractContextManager:
         """Print nothing until begin(), in a generation that is not the first: it was printed before."""
@@ -258,7 +260,7 @@ class Members:
         self._ticks += 1
         barrier.wait_for(self._store, f"tick/{self._ticks}", _TIMEOUT.total_seconds())
         if self._has("done"):
-            exits.leave(0)
+            errors.leave(0)
 
     def _has(self, key: str) -> bool:
         return self._store.check([key])
@@ -277,7 +279,7 @@ class Members:
             thread = threading.Thread(target=self._report_orphan, daemon=True)
             thread.start()
             thread.join(_FAREWELL)
-            exits.leave(exits.LOST_CONTACT)
+            errors.leave(endings.LOST_CONTACT)
         self._number = number
         threading.Thread(target=self._ask, args=[number], daemon=True).start()
 
@@ -297,15 +299,17 @@ class Members:
             self._listen_until_end(connect())
         except RuntimeError as error:
             reason = next(iter(str(error).splitlines()), "")
-            exits.say_error(f"process {self.name} lost contact with node 0, which has the members: {reason}")
-            exits.leave(exits.LOST_CONTACT)
+            endings.say_error(
+                f"process {self.name} lost contact with node 0, which has the members: {reason}"
+            )
+            errors.leave(endings.LOST_CONTACT)
 
     def _listen_until_end(self, store: torch.distributed.Store) -> None:
         ticks = store.add("ticks", 0)
         while True:
             if not self._stop and store.check(["stop"]):
                 self._stop = True
-                preemption.hear(0, int(store.get("stop")))
+                signals.hear(0, int(store.get("stop")))
             self._look(store)
             ticks += 1
             store.wait([f"tick/{ticks}"], _TIMEOUT)

@@ -8,12 +8,12 @@ import signal
 import sys
 import threading
 
-from common.distributed import preemption
+from bootfile.processes import signals
 from common.platform.platforms import STARTED_BY
 
 # The fork server of multiprocessing ends with the agent, and not by a signal to all processes of the job: its
 # forks end with it, and they have to save.
-preemption.die_with_parent(signal.SIGKILL)
+signals.die_with_parent(signal.SIGKILL)
 if os.getppid() != int(os.environ[STARTED_BY]):
     sys.exit(128 + signal.SIGKILL)
 
@@ -24,18 +24,18 @@ def _continue(number: int, frame: object) -> None:
 
 def reset_signals() -> None:
     """Let signals end this process again: a fork inherits the handlers of the fork server."""
-    for number in preemption.SIGNALS:
+    for number in signals.SIGNALS:
         if signal.getsignal(number) is _continue:
             signal.signal(number, signal.SIG_DFL)
 
 
-for _number in {*preemption.SIGNALS} - {signal.SIGINT}:  # multiprocessing itself ignores SIGINT there
+for _number in {*signals.SIGNALS} - {signal.SIGINT}:  # multiprocessing itself ignores SIGINT there
     if signal.getsignal(_number) is signal.SIG_DFL:
         signal.signal(_number, _continue)
 # The forks inherit the id of their parent. They cannot look it up: if the fork server has just ended, each
 # has another parent already, and would live for ever.
 os.environ[STARTED_BY] = str(os.getpid())
-for _name in ("torch._dynamo", "torch.utils.tensorboard", "common.exact.replicas"):
+for _name in ("torch._dynamo", "torch.utils.tensorboard", "bootfile.exact.replicas"):
     with contextlib.suppress(ImportError):
         importlib.import_module(_name)
 with contextlib.suppress(ImportError):

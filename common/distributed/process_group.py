@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 
-from common.distributed import devices, launcher, ranks, rendezvous
+from bootfile.ground import accelerator, errors
+from bootfile.ground.numbers import count_in
+from bootfile.processes import ranks
+from common.distributed import devices, launcher, rendezvous
 from common.distributed.options import add_arguments  # noqa: F401  # jobs name it here
-from common.ground import accelerator, exits
+from common.ground import endings
 from common.platform import network, platforms
 from common.platform.topology import Topology
 
@@ -37,23 +40,23 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     launcher.die_with_parent()
     if torch.distributed.is_initialized():  # %run for a second time in one notebook
         if (size := torch.distributed.get_world_size()) > 1:
-            raise exits.BadInput(f"a process group of {size} exists: call destroy_process_group() first")
+            raise errors.BadInput(f"a process group of {size} exists: call destroy_process_group() first")
         torch.distributed.destroy_process_group()
     if ranks.members and not ranks.members.is_alone:
         return ranks.members.options(topology, args.timeout)
     gpus = devices.count_gpus(args)
     if gpus and topology.source == "slurm":  # it may show each process only its own GPU
-        gpus = platforms.count_in(os.environ, "SLURM_GPUS_ON_NODE") or gpus
+        gpus = count_in(os.environ, "SLURM_GPUS_ON_NODE") or gpus
     own = accelerator.backend() if gpus else "gloo"  # nccl, for example
     backend = own if topology.processes_per_node <= gpus else f"{own} or gloo" if gpus else "gloo"
     store = rendezvous.meet(topology, args.timeout, backend)
     if topology.world_size > 1 or gpus:  # nccl warns if its group is not destroyed
-        exits.at_end("processes", lambda error: _leave_group(topology, error))
+        endings.at_end("processes", lambda error: _leave_group(topology, error))
     if backend == f"{own} or gloo":  # processes share GPUs, or the launcher shows each one only its own GPU
         gpus = rendezvous.count_different(store, topology, devices.identify_gpu(), args.timeout)
         backend = own if gpus == topology.world_size else "gloo"
         if backend == "gloo" and (kind := accelerator.kind()) != "cuda":
-            raise exits.BadInput(
+            raise errors.BadInput(
                 f"{topology.world_size} processes share the accelerators ({kind}, {gpus} in all), and gloo"
                 " sends none of their tensors: start one process for each, or add --enable_gpu=false"
             )
@@ -80,7 +83,7 @@ def choose_interface(topology: Topology, backend: str) -> None:
     is_used = topology.world_size > 1 if gloo else topology.nodes > 1 and backend == "nccl"
     preset = os.environ.get(variable)
     if preset and (is_used or backend == "nccl") and (error := network.missing_interface(variable, preset)):
-        raise exits.BadInput(error)
+        raise errors.BadInput(error)
     if not is_used or preset is not None:
         return
     host = "127.0.0.1" if topology.nodes == 1 or not topology.master_host else topology.master_host
@@ -92,7 +95,7 @@ def choose_interface(topology: Topology, backend: str) -> None:
         if name:
             os.environ[variable] = name if gloo else f"={name}"  # NCCL takes a name without "=" as a prefix
             if not gloo and platforms.has_local_rank_0():
-                exits.print_line(f"{variable}=={name}: also for gradients, without InfiniBand")
+                errors.print_line(f"{variable}=={name}: also for gradients, without InfiniBand")
 
 
 def _leave_group(topology: Topology, error: BaseException | None) -> None:
@@ -101,19 +104,19 @@ def _leave_group(topology: Topology, error: BaseException | None) -> None:
     if error is None:
         _destroy_group()
         if multiprocessing.parent_process():  # torchrun --run-path waits until main() returns
-            atexit.register(exits.leave, 0)
+            atexit.register(errors.leave, 0)
             return
-        exits.leave(0)
-    if not isinstance(error, Exception) or isinstance(error, exits.BadInput):
+        errors.leave(0)
+    if not isinstance(error, Exception) or isinstance(error, errors.BadInput):
         return
     first_line = next(iter(str(error).splitlines()), "")
     if isinstance(error, RuntimeError) and _COMMUNICATION.search(f"{type(error).__name__} {first_line}"):
-        exits.say_error(
+        endings.say_error(
             f"rank {topology.rank} on {socket.gethostname()} lost contact with another process: {first_line}"
         )
-        exits.leave(exits.LOST_CONTACT)
-    exits.say_traceback(error)
-    exits.leave(1)
+        errors.leave(endings.LOST_CONTACT)
+    endings.say_traceback(error)
+    errors.leave(1)
 
 
 def _destroy_group() -> None:

@@ -20,11 +20,13 @@ from typing import TypeVar
 
 import torch
 
-from common.distributed import barrier, preemption
+from bootfile.ground.errors import BadInput, leave
+from bootfile.ground.files import opener, write_atomic
+from bootfile.ground.heartbeat import Heartbeat, alarm
+from bootfile.processes import signals
+from common.distributed import barrier
 from common.distributed.launcher import AGENT_STORE, store_options
-from common.ground.exits import NO_RENDEZVOUS, BadInput, NoRendezvous, leave, say_error
-from common.ground.files import opener, write_atomic
-from common.ground.heartbeat import Heartbeat, alarm
+from common.ground.endings import NO_RENDEZVOUS, NoRendezvous, say_error
 from common.platform import network
 from common.platform.platforms import has_local_rank_0
 from common.platform.topology import Topology
@@ -58,7 +60,7 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
             token = _share_token(store, folders)
             error, rest = _claim(store, topology, backend), deadline - time.monotonic()
             barrier.gather(store, "start", "", error, topology.rank, topology.world_size, rest)
-            preemption.identify(topology.rank, "" if store.add("without token", 0) else token)
+            signals.identify(topology.rank, "" if store.add("without token", 0) else token)
     except RuntimeError as error:
         raise NoRendezvous(
             f"rank {topology.rank}: the store at {_address(topology)} closed while waiting for the other "

@@ -1,1 +1,1 @@
-"""Exit codes, files and long waits: what every other room uses."""
+"""What every other room of a job uses: the end of a job, its secrets, its streams, locks of files."""

@@ -1,7 +1,7 @@
 """Explain the errors of an object store in one line that a user can act on."""
 
-from common.ground.exits import BadInput, printable
-from common.ground.files import explain_write
+from bootfile.ground.errors import BadInput, printable
+from bootfile.ground.files import explain_write
 
 MISSING = ("404", "NoSuchKey", "NotFound")  # reasons of a StoreError: no such object
 _KEYS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY"

@@ -9,7 +9,7 @@ import sys
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from common.ground.exits import BadInput, printable
+from bootfile.ground.errors import BadInput, printable
 
 _USE_HTTPS = "S3_USE_HTTPS"
 _USE_VARIABLES = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY instead"

@@ -6,8 +6,8 @@ import re
 import tempfile
 from collections.abc import Iterable
 
-from common.ground.exits import BadInput, printable
-from common.ground.files import PARTIAL, explained
+from bootfile.ground.errors import BadInput, printable
+from bootfile.ground.files import PARTIAL, explained
 from common.object_store.errors import of_the_disk
 from common.object_store.location import find_endpoint, parse
 

@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
-from common.ground.exits import BadInput, import_optional, printable
-from common.ground.files import has_digest, open_atomic, sha256_file, state_of
+from bootfile.ground.errors import BadInput, import_optional, printable
+from bootfile.ground.files import open_atomic, sha256_file, state_of
+from common.ground.files import has_digest
 from common.object_store.errors import MISSING, Damaged, StoreError, explain, of_the_disk
 from common.object_store.location import check_encrypted, find_endpoint, parse
 

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from common.ground import accelerator
-from common.ground.exits import BadInput
+from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput
 
 _VENDORS = ("nccl", "hccl", "xccl")  # their devices have the kernels of torch.nn.SyncBatchNorm
 _KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

@@ -8,8 +8,9 @@ from typing import Any, cast
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from common.distributed import barrier, ranks
-from common.parallel.gradients import backward_without_trace
+from bootfile.exact.buckets import backward_without_trace
+from bootfile.processes import ranks
+from common.distributed import barrier
 from common.platform.platforms import has_local_rank_0
 
 _PASSES = 3  # the second pass records CUDA graphs, the third replays them

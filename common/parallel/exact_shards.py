@@ -32,11 +32,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from common.distributed import ranks
-from common.ground import accelerator
-from common.ground.exits import BadInput
-from common.ground.parts import part_of
-from common.machine import convolution
+from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput
+from bootfile.ground.numbers import part_of
+from bootfile.machine import convolution
+from bootfile.processes import ranks
 
 HELP = "shards of a step, a power of two: the same bits on any number of processes up to V"
 _FLAT = 2**25  # bytes that are sent together

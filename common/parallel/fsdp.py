@@ -13,9 +13,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from bootfile.ground.errors import BadInput
 from common.compute import models
 from common.console.arguments import OPERATION, boolean
-from common.ground.exits import BadInput
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

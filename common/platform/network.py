@@ -3,7 +3,7 @@
 import ipaddress
 import socket
 
-from common.ground.exits import import_optional
+from bootfile.ground.errors import import_optional
 
 OUTSIDE = "192.0.2.1"  # an address for documentation (RFC 5737): its route leads to other machines
 

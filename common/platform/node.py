@@ -29,10 +29,10 @@ from pathlib import Path
 
 import torch
 
-from common.ground import accelerator
-from common.ground.exits import BadInput, print_line
+from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput, print_line
+from bootfile.ground.numbers import count_in
 from common.platform import network
-from common.platform.platforms import count_in
 from common.platform.topology import Topology, is_distributed, promised_gpus
 
 _SHM = 1e9  # bytes that platforms guarantee; DataLoader workers pass their batches through /dev/shm

@@ -9,13 +9,13 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from common.ground.exits import BadInput
-from common.ground.files import explained
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained
+from bootfile.ground.numbers import count_in, parse_number
 
 # Options that platforms add to the command line of a job.
 INJECTED = frozenset({"init_method", "rank", "world_size", "local_rank", "node_rank", "num_gpus"})
@@ -101,19 +101,6 @@ def has_local_rank_0() -> bool:
     local = (names.split()[2] for names in _MPI.values())
     name = _first(os.environ, "LOCAL_RANK", *local, "SLURM_LOCALID", "ASCEND_DEVICE_ID")
     return not name or os.environ[name] == "0"
-
-
-def parse_number(text: str, kind: Callable[[str], Any] = int) -> Any:
-    """Return a number of this kind, int or float. Raises ValueError, also for 1_0 and the digits of other
-    scripts, which int() and float() accept."""
-    return kind(text if text.isascii() and "_" not in text else "")
-
-
-def count_in(env: Mapping[str, str], name: str) -> int | None:
-    """Return the number in a variable; None if it is a word, is not above 0, or is not set."""
-    with contextlib.suppress(ValueError):
-        return max(0, parse_number(env.get(name, ""))) or None
-    return None
 
 
 def count_restarts(env: Mapping[str, str]) -> int:

@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.ground.numbers import count_in
 from common.platform import platforms
 from common.platform.platforms import STARTED_BY, Claim, whole
 
@@ -130,7 +131,7 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
 
 def promised_gpus(env: Mapping[str, str]) -> int | None:
     """Return the number of GPUs of this node in the platform's variables; None if it is not set or 0."""
-    return next(filter(None, (platforms.count_in(env, name) for name in _PROMISES)), None)
+    return next(filter(None, (count_in(env, name) for name in _PROMISES)), None)
 
 
 def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:

@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from common import __version__
-from common.distributed import ranks
-from common.ground import accelerator
-from common.machine import facts as machine
-from common.machine import processor
-from common.machine.cores import available_cores
-from common.machine.differences import THREADS, in_words
-from common.platform.platforms import count_in
+from bootfile import __version__
+from bootfile.ground import accelerator
+from bootfile.ground.numbers import count_in
+from bootfile.machine import facts as machine
+from bootfile.machine import processor
+from bootfile.machine.cores import available_cores
+from bootfile.machine.differences import THREADS, in_words
+from bootfile.processes import ranks
 from common.run.output import writes_nothing
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from common.compute import loss_means
-from common.distributed import ranks
-from common.ground import accelerator
-from common.ground.exits import BadInput, print_line
-from common.parallel import dtensors
+from bootfile.exact import dtensors, loss_means
+from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput, print_line
+from bootfile.processes import ranks
+from common.ground import endings
 from common.run.metrics import Metrics, count_samples
 
 _EXPECTED = "expected one number, the mean over the batch (reduction='mean')"
@@ -92,25 +92,26 @@ def evaluate(
         turns = _in_step(batches, stop, device)
     else:
         turns = itertools.takewhile(lambda _: not stop(), batches)
-    for number, (inputs, targets) in enumerate(turns):
-        outputs = model(inputs)
-        if mirrored:
-            outputs = (outputs + model(inputs.flip(3))) / 2
-        if targets is None:
-            continue
-        with loss_means.LabelMean() as seen:
-            loss = criterion(outputs, targets)
-        batch = _sums(loss, outputs, targets)
-        divisor = batch[2]
-        if seen.loss is loss:
-            batch[0], divisor, labels = seen.total, seen.divisor, labels + seen.labels
-        elif is_new and number & (number + 1) == 0:  # batches 0, 1, 3, 7, ... of the first evaluation
-            share = count_samples(targets) // 3
-            first = first or _samples(outputs, targets, slice(share))
-            is_new = not _warn_of_parts(criterion, first, _samples(outputs, targets, slice(share, None)))
-        if not accelerator.has_float64(device):  # the metrics are computed where their sums are
-            outputs, targets = tree_map_only(torch.Tensor, torch.Tensor.cpu, (outputs, targets))
-        total += torch.cat([batch, *metrics.sums(outputs, targets), divisor[None]])
+    with endings.explained_by(batches):
+        for number, (inputs, targets) in enumerate(turns):
+            outputs = model(inputs)
+            if mirrored:
+                outputs = (outputs + model(inputs.flip(3))) / 2
+            if targets is None:
+                continue
+            with loss_means.LabelMean() as seen:
+                loss = criterion(outputs, targets)
+            batch = _sums(loss, outputs, targets)
+            divisor = batch[2]
+            if seen.loss is loss:
+                batch[0], divisor, labels = seen.total, seen.divisor, labels + seen.labels
+            elif is_new and number & (number + 1) == 0:  # batches 0, 1, 3, 7, ... of the first evaluation
+                share = count_samples(targets) // 3
+                first = first or _samples(outputs, targets, slice(share))
+                is_new = not _warn_of_parts(criterion, first, _samples(outputs, targets, slice(share, None)))
+            if not accelerator.has_float64(device):  # the metrics are computed where their sums are
+                outputs, targets = tree_map_only(torch.Tensor, torch.Tensor.cpu, (outputs, targets))
+            total += torch.cat([batch, *metrics.sums(outputs, targets), divisor[None]])
     model.train(training)
     metrics.is_compared = True
     if wanted is None:

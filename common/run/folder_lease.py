@@ -11,8 +11,9 @@ import os
 import re
 from collections.abc import Iterable
 
-from common.ground import exits
-from common.ground.files import opener
+from bootfile.ground import errors
+from bootfile.ground.files import opener
+from common.ground import endings
 from common.run.lease import Lease
 
 FOLDER = ".lease"
@@ -81,5 +82,5 @@ class FolderLease(Lease):
                 os.unlink(os.path.join(self.names, name))
 
     def _stop(self) -> None:
-        exits.say_error(self.lost)
-        exits.leave(exits.NOT_SAVED)
+        endings.say_error(self.lost)
+        errors.leave(errors.NOT_SAVED)

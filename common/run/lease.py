@@ -13,7 +13,7 @@ import time
 import uuid
 from typing import Any
 
-from common.ground.exits import BadInput, print_line, printable
+from bootfile.ground.errors import BadInput, print_line, printable
 
 RENEW, WATCH = 10.0, 25.0  # seconds
 _LATE = 3  # reads, one a second, of a lease that is not found: some stores show a new object late

@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from bootfile.ground import accelerator, errors
+from bootfile.ground.data_sets import check_map_style, class_names_of
+from bootfile.ground.errors import MissingPackage, import_optional, printable
+from bootfile.ground.files import append_json_line, check_mounted, opener, write_atomic
+from bootfile.ground.heartbeat import watched
+from bootfile.ground.results import CLASSES
+from bootfile.processes import ranks
+from bootfile.processes.ranks import Changed
 from common.console import arguments
-from common.distributed import ranks
-from common.distributed.ranks import Changed
-from common.ground import accelerator, exits
-from common.ground.data_sets import check_map_style, class_names_of
-from common.ground.exits import MissingPackage, import_optional, printable
-from common.ground.files import append_json_line, check_mounted, opener, write_atomic
-from common.ground.heartbeat import watched
-from common.ground.results import CLASSES
+from common.ground import endings
 from common.run import environment, starts
 from common.run.metrics import Metrics
 from common.run.output import Output, writes_nothing
@@ -47,11 +48,11 @@ class Log:
         self._path = os.path.join(output.folder, "metrics.jsonl")
         self.metrics, self._autocast = Metrics(), contextlib.nullcontext()
         self._laps: dict[str, float] = {}  # seconds of each part of the run
-        self._lap_start = exits.STARTED  # importing torch counts as set-up
+        self._lap_start = endings.STARTED  # importing torch counts as set-up
         self._trackers: dict[str, Any] | None = None  # from the first report on
         self._bar: tqdm | None = None
         self._loader: Any = None
-        self.warn_once = exits.Once(self.info)  # a line, or the first line of a subject
+        self.warn_once = errors.Once(self.info)  # a line, or the first line of a subject
         self._profiled: list[float] = []  # with --prof: the times of the two reports
         self._class_names: tuple[str, ...] = ()
         self._unit = "images", 1  # what is counted for the speed, and how many a sample has
@@ -103,7 +104,7 @@ class Log:
             "training data": loader.receipt.fingerprint, "data backend": getattr(loader, "backend", ""),
             "sampling": getattr(loader, "sampling", {}),
         }  # fmt: skip
-        exits.at_end("results", self._end)
+        endings.at_end("results", self._end)
         if model is None or continues or not ranks.is_first():
             return
         folder = str(self.output), self.output.folder
@@ -260,7 +261,7 @@ class Log:
                 sys.stdout.flush()
 
     def _end_lap(self, name: str) -> None:
-        """Add the time since the last call (the first time: since exits.STARTED) to the lap `name`."""
+        """Add the time since the last call (the first time: since endings.STARTED) to the lap `name`."""
         now = time.monotonic()
         self._laps[name] = self._laps.get(name, 0.0) + now - self._lap_start
         self._lap_start = now

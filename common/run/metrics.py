@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from bootfile.ground.errors import BadInput
 from common.compute.losses import multi_hot
-from common.ground.exits import BadInput
 
 _MOST_IN_A_MATRIX = 1000  # classes: of 8 MB; of 100,000 it would have 80 GB
 

@@ -22,11 +22,12 @@ import sys
 import tempfile
 import time
 
-from common.ground import exits
-from common.ground.exits import BadInput, print_line
-from common.ground.files import HOME, check_fstab, explained, is_at, is_url, opener
-from common.ground.heartbeat import watched
-from common.ground.results import CHECKPOINTS, WEIGHTS, checkpoints
+from bootfile.ground.errors import BadInput, print_line
+from bootfile.ground.files import explained, opener
+from bootfile.ground.heartbeat import watched
+from bootfile.ground.results import CHECKPOINTS, WEIGHTS, checkpoints
+from common.ground import endings
+from common.ground.files import HOME, check_fstab, is_at, is_url
 from common.platform.platforms import HELD, STARTED_BY
 from common.platform.topology import Topology
 from common.run.folder_lease import FolderLease, find_local_locks
@@ -96,7 +97,7 @@ class Output:
                 )
             time.sleep(0.2)
         self._lock, self._made = file, made
-        exits.at_end("folder", lambda error: self.release())
+        endings.at_end("folder", lambda error: self.release())
         if kind := find_local_locks(os.path.realpath(self.folder)):
             try:
                 self._lease = FolderLease(self.folder)
@@ -211,7 +212,7 @@ def make_default() -> str:
                 os.mkdir(path)
                 break
     made.append(path)
-    exits.at_end("folder", lambda error: _remove_empty(made))
+    endings.at_end("folder", lambda error: _remove_empty(made))
     atexit.register(_remove_empty, made)
     os.environ[_OWN] = path
     print_line(f"output_dir {path}")

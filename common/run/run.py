@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from bootfile.ground.errors import BadInput, print_line
 from common.console.arguments import Arguments
 from common.distributed import devices
-from common.ground.exits import BadInput, print_line
 from common.platform import platforms
 from common.platform.topology import Topology
 from common.run.log import Log

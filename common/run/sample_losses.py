@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from common.ground import accelerator
-from common.ground.exits import BadInput
-from common.ground.files import check_mounted, explained, opener
+from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import check_mounted, explained, opener
 from common.parallel.exact_shards import Shards
 
 STEP = np.dtype([("step", "<i8"), ("count", "<i8")])

@@ -19,20 +19,16 @@ This module imports no torch.
 """
 
 import argparse
-import contextlib
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import append_json_line, parse_json_lines
+from bootfile.receipt.starts import FILE, keep_complete, read
 from common.console import arguments
-from common.ground.exits import BadInput
-from common.ground.files import append_json_line, parse_json_lines, read_json_lines
 from common.run.output import Output
-
-FILE = "starts.jsonl"  # in a run's output folder
-_MOST = 2**26  # bytes of FILE
-_OBJECTS = ("settings", "environment")
 
 
 def write(folder: str, args: argparse.Namespace, environment: Mapping[str, Any], **facts: Any) -> None:
@@ -46,21 +42,13 @@ def write(folder: str, args: argparse.Namespace, environment: Mapping[str, Any],
     append_json_line(os.path.join(folder, FILE), facts | known)
 
 
-def read(folder: str, whole: bool = False) -> list[dict]:
-    """Return the starts of the run in a folder, in order, without damaged lines. whole: raise BadInput if
-    lines are damaged."""
-    with contextlib.suppress(OSError):
-        return _keep_complete(read_json_lines(os.path.join(folder, FILE), _MOST, whole))
-    return []
-
-
 def read_output(output: Output) -> list[dict]:
     """Return the starts of the run in an output, those at its URL on a new node. Raises BadInput."""
     starts = read(output.folder)
     if not starts and output.url:
         from common.object_store.store import ObjectStore  # a job without a URL imports nothing of it
 
-        starts = _keep_complete(parse_json_lines(ObjectStore(output.url).read_version(FILE)[0]))
+        starts = keep_complete(parse_json_lines(ObjectStore(output.url).read_version(FILE)[0]))
     return starts
 
 
@@ -75,7 +63,3 @@ def check_settings(settings: Mapping[str, Any], kinds: dict[str, Any], folder: s
             except argparse.ArgumentTypeError as error:
                 raise BadInput(f"{os.path.join(folder, FILE)}: {name}: {error!s:.200}") from None
     return checked
-
-
-def _keep_complete(starts: list[dict]) -> list[dict]:
-    return [each for each in starts if all(isinstance(each.get(name), dict) for name in _OBJECTS)]

@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from common.ground.exits import MissingPackage, import_optional
+from bootfile.ground.errors import MissingPackage, import_optional
 
 _TAG = "bootfile.run"  # the tag of an MLflow run with our run id, which a checkpoint stores
 # short time-outs: the training waits for each request

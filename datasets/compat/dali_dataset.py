@@ -21,15 +21,15 @@ from typing import Any
 import torch
 from torch.nn.functional import one_hot
 
-from common.distributed import ranks
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.loaders import loader as loaders
+from bootfile.processes import ranks
+from bootfile.receipt.receipt import Receipt
+from bootfile.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.folders import image_folder
 from datasets.loaders import backends
-from datasets.loaders import loader as loaders
-from datasets.loaders.loader import MEAN, STD
+from datasets.loaders.image_loader import MEAN, STD
 from datasets.sampling.augment import center_crop, random_resized_crop
-from datasets.sampling.receipt import Receipt
-from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores.files import FileStore
 
 _MEAN, _STD = (tuple(255 * each for each in part) for part in (MEAN, STD))

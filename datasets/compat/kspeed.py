@@ -29,10 +29,10 @@ import numpy as np
 from PIL import Image
 from torchvision.datasets import ImageFolder
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.sampling.sampler import WholeBatchSampler
 from datasets.folders import image_folder, images
 from datasets.folders.listing import SPLITS, find_split
-from datasets.sampling.sampler import WholeBatchSampler
 from datasets.stores.shared import address
 from datasets.stores.store import Store
 from datasets.stores.tiers import Stores

@@ -5,7 +5,7 @@ import os
 import torch
 import torchvision
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 
 
 def save(path: str, blurry: torch.Tensor, sharp: torch.Tensor) -> None:

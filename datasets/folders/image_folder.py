@@ -27,8 +27,9 @@ from typing import IO
 
 import numpy as np
 
-from common.ground.exits import BadInput, printable
-from common.ground.files import explained, locked, make_folder_atomic, own_place
+from bootfile.ground.errors import BadInput, printable
+from bootfile.ground.files import explained
+from common.ground.files import locked, make_folder_atomic, own_place
 from datasets.folders import images, listing, tar_files
 from datasets.folders.listing import FILES_PER_TASK, VAL_SHARE, Listing, Log, map_files, progress, shown
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from common.ground.exits import import_optional
+from bootfile.ground.errors import import_optional
 
 simplejpeg = import_optional("simplejpeg", "images need simplejpeg")
 

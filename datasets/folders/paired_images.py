@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.sampling.sampler import Plan
 from datasets import files
 from datasets.folders import images
 from datasets.folders.image_folder import ImageFolderIndex, one_line, scan_listing
 from datasets.folders.listing import Listing, Log, find_split, shown, walk
 from datasets.sampling.augment import center_square, square_crop
-from datasets.sampling.sampler import Plan
 
 SIDES = (("blurry", "sharp"), ("img", "gt"))
 

@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from common.ground.exits import import_optional
+from bootfile.ground.errors import import_optional
 from datasets.folders import random_folder
 
 cv2 = import_optional("cv2", "images need OpenCV", "opencv-python-headless")

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import torch
 
-from common.ground.exits import import_optional
+from bootfile.ground.errors import import_optional
 
 cv2 = import_optional("cv2", "images need OpenCV", "opencv-python-headless")
 

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from common.ground.exits import BadInput
-from common.ground.files import locked, open_atomic, own_place
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import open_atomic
+from common.ground.files import locked, own_place
 from datasets import files
 from datasets.folders import images, listing
 from datasets.folders.listing import Listing, Log, is_image, map_files, progress, shown

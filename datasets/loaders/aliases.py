@@ -5,10 +5,10 @@ import os
 import sys
 from typing import Any
 
+from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput
 from common.checkpoint import pretrained
 from common.console.arguments import FLAG, OPERATION, TIMM, Parser, arch
-from common.ground import accelerator
-from common.ground.exits import BadInput
 from datasets.loaders.backends import SPELLINGS
 
 _TIMM = {  # option of timm's train.py -> ours

@@ -9,18 +9,19 @@ from typing import Any
 
 import torch
 
-from common.ground import accelerator
-from common.ground.exits import BadInput
-from common.machine.cores import available_cores
-from common.platform.platforms import count_in
+from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput
+from bootfile.ground.numbers import count_in
+from bootfile.loaders.loader import Engine
+from bootfile.loaders.workers import WorkerEngine, Workers
+from bootfile.machine.cores import available_cores
+from bootfile.sampling.sampler import Plan
 from datasets.loaders.engines.crops import TorchvisionCrops
 from datasets.loaders.engines.dali import Dali, missing
 from datasets.loaders.engines.synthetic import Synthetic
 from datasets.loaders.engines.threads import Threads
-from datasets.loaders.engines.workers import WorkerEngine, Workers
-from datasets.loaders.loader import Engine, Loader
+from datasets.loaders.image_loader import ImageLoader
 from datasets.loaders.ray.pool import RAY
-from datasets.sampling.sampler import Plan
 
 CACHED = {"kspeed": "threads", "dali-kspeed": "dali"}  # backend with a cache of samples -> its engine
 BACKENDS = ("pytorch", "threads", "dali", "dali-gpu", "synthetic", *CACHED, "ray")
@@ -63,12 +64,12 @@ def build(
     workers: int | None = None,
     antialias: bool | str = True,
     **delivery: Any,
-) -> Loader:
+) -> ImageLoader:
     """Return a Loader of the plan's batches on `device`.
 
     delivery: mean, std and dtype of Loader. The others: see engine().
     """
-    loader = Loader(engine(backend, store, device, workers, antialias), plan, device, **delivery)
+    loader = ImageLoader(engine(backend, store, device, workers, antialias), plan, device, **delivery)
     loader.backend = backend
     return loader
 

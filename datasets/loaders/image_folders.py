@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from bootfile.ground.errors import BadInput
+from bootfile.processes import ranks
+from bootfile.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from common.checkpoint import weights
 from common.compute import models
 from common.console.arguments import IDENTITY, OPERATION, boolean, positive_int
-from common.distributed import barrier, ranks
-from common.ground import exits
-from common.ground.exits import BadInput
+from common.distributed import barrier
+from common.ground import endings
 from common.run import starts
 from common.run.job import JobParser
 from common.run.log import Log
@@ -22,11 +24,10 @@ from common.run.output import Output, check_writable
 from datasets.folders import image_folder, listing, random_folder
 from datasets.loaders import backends, measure, node_index, preprocessing
 from datasets.loaders.engines.synthetic import SyntheticIndex
-from datasets.loaders.loader import Loader
+from datasets.loaders.image_loader import ImageLoader
 from datasets.loaders.ray import pool as ray_pool
 from datasets.sampling import augment, effects
 from datasets.sampling import weights as sample_weights
-from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores import forms, tiers
 
 _SYNTHETIC = {"train": 1_281_167, "val": 50_000}  # images of ImageNet
@@ -150,10 +151,10 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
         check_paths(class_weights=args.class_weights)
     if backend == "ray":
         pool = ray_pool.connect(args.ray_address, args.workers or backends.cores())
-        exits.at_success("loaders", pool.shutdown)
+        endings.at_success("loaders", pool.shutdown)
     pack, cache = (None, None) if backend == "synthetic" else (args.pack, args.cache)
     stores = tiers.Stores(pack, cache, args.cache_mode, log.info, args.pack_form)
-    exits.at_success("loaders", stores.close)
+    endings.at_success("loaders", stores.close)
     return stores
 
 
@@ -209,7 +210,7 @@ def open_loaders(
     stores: tiers.Stores,
     indexes: tuple[Any, Any],
     eval_batch: int,
-) -> tuple[Loader, Loader]:
+) -> tuple[ImageLoader, ImageLoader]:
     """Return (training loader, evaluation loader), on every rank. They are closed when the job ends.
 
     args: those of add_arguments(), batch_size, exact_shards (None: one shard per process), seed, epochs,
@@ -264,7 +265,7 @@ def open_loaders(
     train_loader = backends.build(backend, train_store, train_plan, device, **how)
     val_loader = backends.build(backend, val_store, val_plan, device, **how)
     for loader in (train_loader, val_loader):
-        exits.at_success("loaders", loader.close)
+        endings.at_success("loaders", loader.close)
     if args.evaluate:
         log.info(f"data test={len(val_index)} source={val_index.source}")
     else:

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from common.distributed import ranks
-from common.ground import accelerator
-from common.ground.exits import BadInput, MissingPackage
+from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput, MissingPackage
+from bootfile.loaders.loader import Loader
+from bootfile.loaders.workers import NotDelivered
+from bootfile.processes import ranks
+from bootfile.sampling.sampler import Batch, Plan
 from common.run.log import Log
 from datasets.loaders import backends
-from datasets.loaders.engines.workers import NotDelivered
-from datasets.loaders.loader import Loader
-from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.store import Store
 
 _SECONDS = 2.0  # for each backend, after its first batches

@@ -5,8 +5,9 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-from common.distributed import barrier, ranks
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.processes import ranks
+from common.distributed import barrier
 from common.ground.files import is_url
 from datasets import files
 from datasets.folders import image_folder, paired_images, tar_files

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from bootfile.ground import accelerator
+from bootfile.sampling.generators import seed_all
+from bootfile.sampling.philox import Operation, draw
+from bootfile.sampling.sampler import Batch, Plan, rows
 from common.compute.losses import multi_hot
-from common.ground import accelerator
 from datasets.sampling import effects as drawing
 from datasets.sampling.effects import MIXUP, ONE, OPERATIONS, STRONGEST, Drawn, Effects, draw_effects
-from datasets.sampling.generators import seed_all
-from datasets.sampling.philox import Operation, draw
-from datasets.sampling.sampler import Batch, Plan, rows
 
 Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # of (images, labels)
 

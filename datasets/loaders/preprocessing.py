@@ -8,13 +8,13 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from bootfile.ground.errors import BadInput
 from common.checkpoint import pretrained, weights
 from common.console.arguments import IDENTITY, TIMM, import_timm, non_negative_float, positive_float
-from common.ground.exits import BadInput
 from common.run import starts
 from datasets.folders import image_folder
 from datasets.folders.resize import BICUBIC
-from datasets.loaders.loader import MEAN, STD
+from datasets.loaders.image_loader import MEAN, STD
 
 
 def _text(value: Any) -> Any:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.ground.exits import BadInput
-from common.ground.files import explained
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained
 from datasets.files import download, local_folder, read_checked
 from datasets.memory.image_set import ImageSet, generate_sets
 

@@ -11,8 +11,8 @@ import os
 import numpy as np
 import torch
 
-from common.ground.exits import MissingPackage
-from common.ground.files import explained
+from bootfile.ground.errors import MissingPackage
+from bootfile.ground.files import explained
 from datasets.files import local_folder
 from datasets.memory.image_set import ImageSet, generate_sets
 

@@ -11,7 +11,7 @@ import os
 import numpy as np
 import torch
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from datasets.files import local_folder, read_checked
 from datasets.memory.image_set import ImageSet, generate_sets
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from common.distributed import ranks
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.processes import ranks
 
 NAMES = ("cifar10", "digits", "fashion_mnist")  # modules of this folder, each with a function load()
 GENERATED_CLASSES, GENERATED_TRAIN, GENERATED_TEST = 10, 5000, 100  # a smoke test evaluates all

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.ground.exits import BadInput
-from common.ground.files import explained, opener
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained, opener
 from datasets.files import local_folder
 
 _BINS = "train.bin", "val.bin"

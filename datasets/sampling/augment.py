@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datasets.sampling.philox import Operation, below, draw, uniform
+from bootfile.sampling.philox import Operation, below, draw, uniform
 
 _RATIO = 3 / 4, 4 / 3  # width / height of a box
 _ATTEMPTS = 10  # to find a box that fits; two from each block of random words
@@ -126,7 +126,7 @@ def square_crop(index: Any, ids: np.ndarray, seed: int, epoch: int, side: int) -
     """Return squares of `side` pixels anywhere, mirrored in either direction with probability 1/2 each.
 
     index: as for random_resized_crop(), with sides of at least `side` pixels. All views of a sample
-    (datasets/sampling/sampler.py) get the same square. Crop.flip is uint8 in 0..3.
+    (bootfile/sampling/sampler.py) get the same square. Crop.flip is uint8 in 0..3.
     """
     widths, heights = _sizes(index, ids)
     words = draw(seed, epoch, ids % len(index), Operation.SQUARE_CROP)

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bootfile.ground.errors import BadInput
+from bootfile.sampling.philox import Operation, below, draw, uniform
 from common.console.arguments import FLAG, non_negative_float
-from common.ground.exits import BadInput
-from datasets.sampling.philox import Operation, below, draw, uniform
 
 ONE = 2**16  # factors and shares are multiples of 1 / ONE
 STRONGEST = 30  # strengths of operations are -30..30

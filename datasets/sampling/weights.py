@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import read_file
 from common.console.arguments import parse_number
-from common.ground.exits import BadInput
-from common.ground.files import read_file
 
 BALANCED = "balanced"
 HELP = (

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from common.ground.exits import BadInput
-from common.ground.files import explained
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained
+from bootfile.loaders.reading import reading
 from datasets.folders import tar_files
-from datasets.stores.reading import reading
 from datasets.stores.store import Store
 
 

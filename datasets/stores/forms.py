@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from common.ground.exits import BadInput, import_optional
+from bootfile.ground.errors import BadInput, import_optional
 from datasets.folders import images
 
 simplejpeg = import_optional("simplejpeg", "images need simplejpeg")

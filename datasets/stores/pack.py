@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from common.ground.exits import BadInput, import_optional
-from common.ground.files import explained, locked, open_atomic, read_file, sweep, write_atomic
-from common.machine.cores import available_cores
+from bootfile.ground.errors import BadInput, import_optional
+from bootfile.ground.files import explained, open_atomic, read_file, sweep, write_atomic
+from bootfile.machine.cores import available_cores
+from common.ground.files import locked
 from datasets.folders.listing import progress
 from datasets.stores import forms
 from datasets.stores.ahead import work_ahead

@@ -7,8 +7,8 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from common.exact.loop import Exact
-from datasets.loaders.engines.torch_loader import torch_loader
+from bootfile.exact.loop import Exact
+from bootfile.loaders.torch_loader import torch_loader
 
 torch.distributed.init_process_group("gloo")  # "nccl" on GPUs
 out = sys.argv[1]

@@ -7,9 +7,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from common.exact.loop import Exact
-from datasets.loaders.engines.map_style import map_style_loader
-from datasets.sampling.sampler import BatchSampler
+from bootfile.exact.loop import Exact
+from bootfile.loaders.map_style import map_style_loader
+from bootfile.sampling.sampler import BatchSampler
 
 torch.distributed.init_process_group("gloo")  # "nccl" on GPUs
 out = sys.argv[1]

@@ -23,8 +23,8 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Sequence
 
+from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser
-from common.ground.exits import BadInput
 from launch import manifests, secret_scan
 from launch.bundle import one_file, requirements, snapshot
 from launch.bundle.code_folder import REQUIREMENTS, CodeFolder

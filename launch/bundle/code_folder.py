@@ -7,8 +7,8 @@ import zipfile
 from collections import Counter
 from pathlib import Path, PurePosixPath
 
-from common.ground.exits import BadInput
-from common.ground.files import explained
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained
 from common.object_store.paths import check_keys
 from launch import manifests
 from launch.bundle import ignore

@@ -4,8 +4,8 @@ import os
 import re
 from collections.abc import Sequence
 
-from common.ground.exits import BadInput, import_optional
-from common.ground.files import read_file
+from bootfile.ground.errors import BadInput, import_optional
+from bootfile.ground.files import read_file
 
 pathspec = import_optional("pathspec", "rules of skipped files need pathspec")
 

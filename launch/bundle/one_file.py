@@ -7,8 +7,8 @@ import io
 import os
 import zipfile
 
-from common.ground.exits import BadInput
-from common.ground.files import explained, write_atomic
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained, write_atomic
 from launch import manifests
 
 _MAIN = '''"""Run the job of this archive, as `python -m {module}` would."""

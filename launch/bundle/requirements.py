@@ -6,8 +6,8 @@ import os
 import re
 from collections.abc import Iterator
 
-from common.ground.exits import BadInput
-from common.ground.files import explained
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained
 
 # The platform's image has these, for its driver and GPUs. torchaudio needs one version of torch.
 _OF_THE_IMAGE = re.compile(r"torch|torch-npu|torchvision|torchaudio|triton|nvidia-.+")

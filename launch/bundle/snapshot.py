@@ -4,8 +4,9 @@ import contextlib
 import os
 import subprocess
 
-from common.ground.exits import BadInput
-from common.ground.files import explained, locked, make_folder_atomic
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained
+from common.ground.files import locked, make_folder_atomic
 from launch import manifests
 
 

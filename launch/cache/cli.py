@@ -25,9 +25,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from bootfile.ground.errors import BadInput
+from bootfile.machine.cores import available_cores
 from common.console import arguments
-from common.ground.exits import BadInput
-from common.machine.cores import available_cores
 from datasets.folders import image_folder, listing
 from datasets.stores import forms
 from datasets.stores.shared import address, leases

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.stores import forms, pack
 from launch.cache.check import DAMAGED, MISSING, Read

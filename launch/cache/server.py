@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from tqdm import tqdm
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.listing import progress
 from datasets.stores import forms

@@ -6,11 +6,11 @@ import os
 
 import numpy as np
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.receipt.recorded_run import Run
 from common.run import sample_losses
 from launch import confirm
 from launch.data import samples, sheet
-from launch.data.run import Run
 from launch.explain import align
 
 STEPS, SHOWN = 5, 10  # --around: steps up to the one that was asked for, and samples that are shown

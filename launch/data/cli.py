@@ -12,8 +12,8 @@ are read from the files, on the CPU, without a `transform` of your own. Every an
 receipt. Exit codes: 0; 2 bad input, or other data: another fingerprint, or another digest than the receipt's.
 """
 
+from bootfile.ground.errors import BadInput, print_line
 from common.console.arguments import Parser, positive_int
-from common.ground.exits import BadInput, print_line
 
 
 def main(arguments: list[str]) -> int:

@@ -12,7 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.receipt.receipt import batch_sums
+from bootfile.receipt.recorded_run import Run
+from bootfile.sampling.sampler import Plan
 from common.run import output
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends, image_folders, pixels, preprocessing
@@ -20,10 +23,7 @@ from datasets.loaders.engines.memory import Memory, plan_of
 from datasets.memory import image_set
 from datasets.sampling import augment, weights
 from datasets.sampling.effects import Effects
-from datasets.sampling.receipt import batch_sums
-from datasets.sampling.sampler import Plan
 from datasets.stores.files import FileStore
-from launch.data.run import Run
 
 
 class Step(NamedTuple):

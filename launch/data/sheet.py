@@ -6,7 +6,7 @@ import re
 import numpy as np
 from PIL import Image, ImageDraw, PngImagePlugin
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from launch import confirm
 from launch.data.samples import Step
 

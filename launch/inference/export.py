@@ -11,8 +11,8 @@ equal those of the original to 1e-4, also for batches of other sizes than the ex
 
 import os
 
+from bootfile.ground.errors import BadInput
 from common.console.arguments import FLAG, Parser
-from common.ground.exits import BadInput
 from launch.inference import arguments as of_network
 
 _FORMS = (".onnx", ".pt2")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from common.ground.exits import BadInput, import_optional, in_one_line
+from bootfile.ground.errors import BadInput, import_optional, in_one_line
 from launch import confirm
 from launch.inference import trained
 from launch.inference.trained import Trained

@@ -15,16 +15,16 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput, printable
+from bootfile.ground.files import opener
 from common.compute import precision
 from common.distributed import devices
-from common.ground import accelerator
-from common.ground.exits import BadInput, printable
-from common.ground.files import opener
 from datasets.files import local_folder
 from datasets.folders import images, listing
 from datasets.folders.resize import fit
 from datasets.loaders.backends import cores
-from datasets.loaders.loader import ToDevice
+from datasets.loaders.image_loader import ToDevice
 from datasets.sampling import augment
 from launch import confirm
 from launch.inference import trained

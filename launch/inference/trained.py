@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from bootfile.ground.errors import BadInput, in_one_line
 from common.checkpoint import weights
 from common.compute import models
 from common.console.arguments import boolean, positive_int
-from common.ground.exits import BadInput, in_one_line
 from common.run import starts
 from datasets.loaders import preprocessing
 from datasets.memory import image_set

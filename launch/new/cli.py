@@ -26,8 +26,8 @@ import shlex
 import shutil
 from pathlib import Path
 
+from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser
-from common.ground.exits import BadInput
 from launch.new import blocks
 
 _HOME = Path(__file__).resolve().parents[2]  # links resolved
@@ -96,7 +96,7 @@ def _write_receipt(folder: Path) -> None:
 
     # one file, for any program
     imported = re.compile(r"^from ((?:common|datasets)\.\w+\.\w+) import (?:\([^)]*\)|.*)\n", re.MULTILINE)
-    text = imported.sub(module, _read("datasets/sampling/loop_receipt.py"))
+    text = imported.sub(module, _read("bootfile/receipt/loop_receipt.py"))
     files = {folder / "receipt.py": text, folder / _PLUGIN: _read(f"launch/new/template/{_PLUGIN}")}
     for path, content in files.items():
         if path.exists() and path.read_text(encoding="utf-8") != content:

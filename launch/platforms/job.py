@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
+from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser
-from common.ground.exits import BadInput
 from launch import records
 from launch.explain import explain_exit_code, format_time
 from launch.platforms.service import ModelArts

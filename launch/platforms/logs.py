@@ -13,8 +13,9 @@ read; 130 interrupted: the job continues.
 import sys
 import time
 
+from bootfile.ground.errors import printable
 from common.console.arguments import positive_float
-from common.ground.exits import has_reader, printable
+from common.ground.streams import has_reader
 from launch.platforms.job import OVER, Job, make_parser
 from launch.platforms.service import Preview, ServiceError, is_temporary
 

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from common.object_store import location as object_store
 from launch.platforms.config import JobConfig
 from launch.profiles import MODELARTS_JOB, Folders, make_starts

@@ -14,7 +14,7 @@ import sys
 import urllib.parse
 from typing import Any, NamedTuple
 
-from common.ground.exits import BadInput, import_optional
+from bootfile.ground.errors import BadInput, import_optional
 from common.object_store.location import is_clear_text
 
 _PACKAGE = "huaweicloudsdkmodelarts"

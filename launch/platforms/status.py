@@ -6,7 +6,7 @@ JOB: the id that `submit` printed, or its record. An id without a record needs M
 MODELARTS_ENDPOINT) and HUAWEICLOUD_SDK_PROJECT_ID. Exit codes: 0 shown, 2 bad input, or the service refused.
 """
 
-from common.ground.exits import printable
+from bootfile.ground.errors import printable
 from launch.platforms.job import Job, make_parser
 
 _EVENTS = 5  # that are shown

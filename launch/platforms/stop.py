@@ -7,7 +7,7 @@ service's documents do not say whether the nodes get a SIGTERM first: rely on th
 Exit codes: 0 stopped, or it had ended before; 1 the answer was no; 2 bad input, or the service refused.
 """
 
-from common.ground.exits import printable
+from bootfile.ground.errors import printable
 from launch import confirm
 from launch.platforms.job import ENDED, Job, make_parser
 

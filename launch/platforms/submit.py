@@ -22,8 +22,8 @@ import json
 import os
 import shlex
 
+from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser
-from common.ground.exits import BadInput
 from common.ground.files import ROOT
 from launch import confirm, records
 from launch.platforms import request, templates

@@ -12,7 +12,7 @@ import os
 import shlex
 from typing import Any
 
-from common.ground.exits import BadInput, import_optional
+from bootfile.ground.errors import BadInput, import_optional
 from launch.platforms.config import JobConfig
 from launch.platforms.request import make_outputs
 

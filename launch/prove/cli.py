@@ -35,8 +35,8 @@ With --check: 0 the proof still holds; 20 something has changed, or the verdict 
 
 import os
 
+from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser, positive_int
-from common.ground.exits import BadInput
 
 
 def main(arguments: list[str]) -> int:

@@ -2,11 +2,11 @@
 
 import contextlib
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.receipt import receipt
+from bootfile.receipt.compare import find_receipt
+from bootfile.receipt.recorded_run import Run
 from common.run import starts
-from datasets.sampling import receipt
-from launch.compare import find_receipt
-from launch.data.run import Run
 from launch.prove.jobs import REFERENCE, Job
 from launch.prove.verdict import Row
 

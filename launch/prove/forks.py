@@ -11,8 +11,8 @@ from typing import IO, Any
 
 import torch
 
-from common.distributed import preemption
-from common.ground import accelerator
+from bootfile.ground import accelerator
+from bootfile.processes import signals
 from launch import processes
 from launch.prove import surroundings
 
@@ -39,7 +39,7 @@ class Forks:
             stderr=subprocess.DEVNULL,
             bufsize=0,
             start_new_session=True,
-            preexec_fn=functools.partial(preemption.die_with_parent, signal.SIGKILL),
+            preexec_fn=functools.partial(signals.die_with_parent, signal.SIGKILL),
         )
 
     def start(

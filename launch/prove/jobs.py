@@ -12,15 +12,15 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
+from bootfile.exact import digest, files
+from bootfile.ground.errors import BadInput
+from bootfile.receipt import receipt
+from bootfile.receipt.compare import find_files, find_receipt
+from bootfile.receipt.records import RECORD
 from common.console.arguments import mask_words
 from common.distributed import agent
-from common.exact import digest, files
-from common.ground.exits import BadInput
 from common.run import starts
-from datasets.sampling import receipt
-from datasets.sampling.records import RECORD
 from launch import processes
-from launch.compare import find_files, find_receipt
 from launch.prove import forks, surroundings, trial
 from launch.prove.losses import Losses
 from launch.simulate.commands import get_option

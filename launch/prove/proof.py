@@ -12,7 +12,7 @@ job: the path of the job as the user gave it.
 tree: the git commit of the job's folder, and whether no tracked file differs from it; null without git.
 files: the job and the modules that `launch pack` would upload with it, below the code folder.
 runs: what was done to them, the commands, and what was compared: receipts, digests of the state, and weights.
-machines: what computed a run (common/machine/facts.py); [] for a script that does not use Bootfile.
+machines: what computed a run (bootfile/machine/facts.py); [] for a script that does not use Bootfile.
 """
 
 import contextlib
@@ -22,17 +22,17 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from common.exact import digest_lines
-from common.ground import accelerator
-from common.ground.exits import BadInput, import_optional
-from common.ground.files import explained, read_file, sha256_file
-from common.machine.differences import INSTRUCTIONS
+from bootfile.exact import digest_lines
+from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput, import_optional
+from bootfile.ground.files import explained, read_file, sha256_file
+from bootfile.machine.differences import INSTRUCTIONS
+from bootfile.receipt import receipt
+from bootfile.receipt.compare import PARTS, find_files
 from common.run import environment, starts
-from datasets.sampling import receipt
 from launch import confirm, page
 from launch.bundle.code_folder import CodeFolder
 from launch.bundle.snapshot import describe_git
-from launch.compare import PARTS, find_files
 from launch.prove.jobs import REFERENCE, Job
 from launch.prove.verdict import Row
 

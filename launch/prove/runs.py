@@ -10,9 +10,9 @@ import sys
 import tempfile
 import time
 
+from bootfile.ground.errors import BadInput, print_line
+from bootfile.processes import signals
 from common.console.arguments import mask_words
-from common.distributed import preemption
-from common.ground.exits import BadInput, print_line
 from launch import confirm
 from launch.explain import DIFFERS
 from launch.prove import coverage, proof, trial, verdict
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace, options: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # under nohup it stays ignored
             signal.signal(number, lambda number, frame: sys.exit(128 + number))  # and end the job's processes
-    preemption.unwind_within(_UNWIND)
+    signals.unwind_within(_UNWIND)
     with contextlib.ExitStack() as stack:
         folder = args.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="bootfile-prove-"))
         confirm.make_empty(folder)

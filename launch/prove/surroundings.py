@@ -5,8 +5,8 @@ import os
 import shutil
 from collections.abc import Iterator
 
-from common.machine import threads
-from common.platform.platforms import count_in
+from bootfile.ground.numbers import count_in
+from bootfile.machine import threads
 
 _REVERSED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reversed_listings")
 HASH, FOLDER, LISTING = "another PYTHONHASHSEED", "another working folder", "another order of os.listdir"

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from launch import compare
-from launch.compare import Line
+from bootfile.receipt import compare  #
+from bootfile.receipt.compare import Line
 from launch.explain import DIFFERS, UNVERIFIED
 from launch.prove import trial
 from launch.prove.jobs import (

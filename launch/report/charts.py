@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from common.ground.exits import import_optional
+from bootfile.ground.errors import import_optional
 from launch.report.runs import UNITS, Run
 
 matplotlib = import_optional("matplotlib", "the charts need matplotlib")

@@ -12,8 +12,8 @@ import os
 import re
 import time
 
+from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser
-from common.ground.exits import BadInput
 from launch import confirm
 from launch.explain import format_time
 from launch.report import runs as report_runs

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from common.ground.exits import BadInput
-from common.ground.files import explained, parse_json_lines, read_file
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained, parse_json_lines, read_file
 from common.run import starts
 
 METRICS = "metrics.jsonl"

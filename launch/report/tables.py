@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.exact import digest_lines
-from common.ground.exits import BadInput
-from datasets.sampling import receipt
-from launch.compare import compare_machines, compare_records
+from bootfile.exact import digest_lines
+from bootfile.ground.errors import BadInput
+from bootfile.receipt import receipt
+from bootfile.receipt.compare import compare_machines, compare_records
 from launch.explain import format_time
 from launch.report.runs import SPLIT, UNITS, Run, Start
 

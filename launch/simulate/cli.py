@@ -38,8 +38,8 @@ import signal
 import tempfile
 from typing import NoReturn
 
+from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser, expand_home, positive_float, positive_int
-from common.ground.exits import BadInput
 from datasets.folders import tar_files
 from launch import confirm
 from launch.bundle.code_folder import CodeFolder

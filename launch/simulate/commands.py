@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 
-from common.ground.exits import BadInput
-from common.machine.cores import available_cores
+from bootfile.ground.errors import BadInput
+from bootfile.machine.cores import available_cores
 from common.object_store.paths import SCRATCH
 from launch.profiles import VARIABLES, make_rank_table, make_starts
 from launch.simulate.nodes import INPUT, Node

@@ -3,9 +3,9 @@
 import argparse
 from dataclasses import dataclass
 
+from bootfile.ground.errors import BadInput
+from bootfile.ground.intervals import Interval
 from common.console.arguments import interval
-from common.ground.exits import BadInput
-from common.ground.intervals import Interval
 
 KINDS = {  # kind: its keys, in [] if they may be missing
     "kill": "rank step or every",  # SIGKILL to a rank, or to a random process every N steps or seconds

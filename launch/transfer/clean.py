@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from bootfile.ground.errors import BadInput, printable
 from common.console.arguments import Parser, positive_int
-from common.ground.exits import BadInput, printable
 from common.object_store.store import ObjectStore
 from launch import confirm, manifests
 from launch.explain import align, format_time, human_size

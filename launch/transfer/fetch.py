@@ -24,10 +24,11 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from bootfile.ground.errors import BadInput, printable
+from bootfile.ground.files import sweep
 from common.checkpoint import output_list
 from common.console.arguments import Parser
-from common.ground.exits import BadInput, printable
-from common.ground.files import has_digest, sweep
+from common.ground.files import has_digest
 from common.object_store.errors import of_the_disk
 from common.object_store.paths import check_keys, make_path
 from common.object_store.store import Object, ObjectStore

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from tqdm import tqdm
 
-from common.distributed import preemption
+from bootfile.processes import signals
 from common.object_store.store import ObjectStore
 from launch.explain import human_size
 
@@ -20,7 +20,7 @@ def run(store: ObjectStore, text: str, size: int, tasks: Iterable[Callable[..., 
 
     text: the title of the bar. size: bytes of all tasks. progress takes a number of bytes.
     """
-    preemption.unwind_within(_ABORTING)
+    signals.unwind_within(_ABORTING)
     interval = 0.1 if os.isatty(2) else 10  # seconds
     with tqdm(desc=text, total=size, unit="B", unit_scale=True, delay=0.5, mininterval=interval) as bar:
         store.run(partial(task, progress=bar.update) for task in tasks)

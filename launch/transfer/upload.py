@@ -16,8 +16,8 @@ import os
 import time
 from functools import partial
 
+from bootfile.ground.errors import BadInput, printable
 from common.console.arguments import Parser
-from common.ground.exits import BadInput, printable
 from common.object_store.errors import of_the_disk
 from common.object_store.paths import check_keys
 from common.object_store.store import ObjectStore

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
+from bootfile.ground.errors import BadInput
 from common.compute import models
 from common.console import arguments
 from common.distributed.entry import entry
-from common.ground.exits import BadInput
 from datasets.compat.dali_dataset import Dataset
 from datasets.folders import image_folder
 from datasets.loaders import backends

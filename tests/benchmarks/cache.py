@@ -18,10 +18,10 @@ import time
 import redis
 import torch
 
+from bootfile.sampling.sampler import BatchSampler, Plan
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
-from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address, connection

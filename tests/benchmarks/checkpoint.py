@@ -3,7 +3,7 @@
 python -m tests.benchmarks.checkpoint [--device cuda] [--rounds 7] [--parameters 100000000]
 
 - Seconds for which a save of ResNet-18 with momentum blocks training: torch.save and fsync, compared with the
-  copy of common/exact/saver.py, whose thread then writes the same state with its checksum.
+  copy of bootfile/exact/saver.py, whose thread then writes the same state with its checksum.
 - Seconds of a receipt, compared with a training step of 128 CIFAR-sized images on this device.
 - With --parameters: CPU seconds of one thread for a state with momentum: the copy that blocks, the digest of
   the state compared with the write, and the verified read of a resume compared with torch.load.
@@ -17,15 +17,15 @@ from collections.abc import Callable
 
 import torch
 
+from bootfile.exact import digest
+from bootfile.exact import files as checkpoint
+from bootfile.exact.saver import HostCopies, size_of
+from bootfile.receipt.receipt import Receipt
+from bootfile.sampling.sampler import BatchSampler
 from common.compute import models
-from common.exact import digest
-from common.exact import files as checkpoint
-from common.exact.saver import HostCopies, size_of
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import cifar10
 from datasets.sampling.augment import crop_flip
-from datasets.sampling.receipt import Receipt
-from datasets.sampling.sampler import BatchSampler
 from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns, timed
 
 

@@ -12,8 +12,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from common.ground.exits import BadInput
-from common.machine.instructions import LEVELS
+from bootfile.ground.errors import BadInput
+from bootfile.machine.instructions import LEVELS
 from tests.benchmarks.rounds import conditions, make_parser, print_ratios, take_turns
 from tests.conftest import environment, run
 

@@ -15,8 +15,8 @@ import torch
 import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
+from bootfile.ground import errors
 from common.compute import models
-from common.ground import exits
 from common.parallel import exact_shards
 from tests.benchmarks.rounds import conditions, make_parser, print_ratios, take_turns, timed
 from tests.conftest import free_port
@@ -77,7 +77,7 @@ def measure(rank: int, args: argparse.Namespace, port: int) -> None:
         seconds = take_turns(turns, args.rounds)
         if rank == 0:
             print_ratios(title, seconds, ".3f", "s")
-    exits.leave(0)  # the interpreter's teardown aborts if a thread of gloo still runs
+    errors.leave(0)  # the interpreter's teardown aborts if a thread of gloo still runs
 
 
 def timed_together(function: Callable[[], object]) -> float:

@@ -18,7 +18,7 @@ import torch.multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from common.ground import exits
+from bootfile.ground import errors
 from common.parallel import fsdp
 from tests.benchmarks.rounds import conditions, make_parser
 from tests.conftest import free_port
@@ -62,7 +62,7 @@ def measure(rank: int, args: argparse.Namespace, processes: int, port: int) -> N
         before, after, peak = figures.tolist()
         state = args.layers * SIDE**2 * 16 / processes / 1e6
         print(f"| {processes} | {before:.0f} | {state:.0f} | {after:.0f} | {peak:.0f} |", flush=True)
-    exits.leave(0)  # the interpreter's teardown aborts if a thread of gloo still runs
+    errors.leave(0)  # the interpreter's teardown aborts if a thread of gloo still runs
 
 
 def main() -> None:

@@ -24,12 +24,12 @@ import numpy as np
 import psutil
 import torch
 
+from bootfile.exact import digest_lines
+from bootfile.receipt import loop_receipt, receipt
+from bootfile.sampling.sampler import BatchSampler
 from common.console.arguments import positive_int
-from common.exact import digest_lines
 from common.ground.files import ROOT
 from common.run import log
-from datasets.sampling import loop_receipt, receipt
-from datasets.sampling.sampler import BatchSampler
 from tests.benchmarks import start
 from tests.benchmarks.rounds import conditions, make_parser, spread, timed
 

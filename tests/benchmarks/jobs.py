@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from common.distributed import preemption
-from common.ground import exits
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.processes import signals
 from common.ground.files import ROOT
 from common.run import starts
 from tests.benchmarks.rounds import tail
@@ -30,13 +29,13 @@ def run(command: list[str], is_done: Callable[[], bool], timeout: float, env: di
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
             command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
-            start_new_session=True, preexec_fn=functools.partial(preemption.die_with_parent, signal.SIGKILL),
+            start_new_session=True, preexec_fn=functools.partial(signals.die_with_parent, signal.SIGKILL),
         )  # fmt: skip
         started = time.time()
         try:
             while True:
                 code = process.poll()
-                if is_done() or code in (0, exits.DIVERGED):
+                if is_done() or code in (0, errors.DIVERGED):
                     return started
                 if code is not None or time.time() > started + timeout:
                     errors.seek(0)

@@ -240,8 +240,8 @@ class Tars(Row):
     """Bootfile's TarShards, with Pillow and torchvision's transforms in worker processes."""
 
     def __init__(self, *data):
-        from datasets.loaders.engines.map_style import map_style_loader
-        from datasets.sampling.sampler import BatchSampler
+        from bootfile.loaders.map_style import map_style_loader
+        from bootfile.sampling.sampler import BatchSampler
         from datasets.shards import TarShards
 
         super().__init__(*data)
@@ -352,10 +352,10 @@ class Ours(Row):
         workers: int = WORKERS,
         tars: bool = False,
     ):
+        from bootfile.sampling.sampler import BatchSampler, Plan
         from datasets.folders import image_folder
         from datasets.loaders import backends
         from datasets.sampling.augment import random_resized_crop
-        from datasets.sampling.sampler import BatchSampler, Plan
         from datasets.stores import pack
         from datasets.stores.files import FileStore
 

@@ -17,8 +17,8 @@ import sys
 import tempfile
 from collections.abc import Callable
 
+from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser
-from common.ground.exits import BadInput
 from common.ground.files import ROOT
 from tests.benchmarks import rounds
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
+from bootfile.ground.errors import BadInput
 from common.console import arguments
 from common.distributed.entry import entry
-from common.ground.exits import BadInput
 from common.ground.files import ROOT
 from tests.benchmarks.rounds import conditions, make_parser, print_ratios, tail, take_turns
 

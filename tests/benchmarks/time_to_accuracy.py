@@ -24,10 +24,10 @@ import sys
 import tempfile
 import time
 
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import write_atomic
 from common.console import arguments
 from common.distributed.entry import entry
-from common.ground.exits import BadInput
-from common.ground.files import write_atomic
 from common.run import starts
 from launch.loader_rates import log
 from tests.benchmarks import jobs, rounds

@@ -23,10 +23,10 @@ import tempfile
 
 import torch
 
+from bootfile.ground.errors import BadInput
 from common.compute import models
 from common.console import arguments
 from common.distributed.entry import entry
-from common.ground.exits import BadInput
 from common.ground.files import ROOT
 from datasets.loaders import backends
 from launch.loader_rates import log

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import trustme
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from common.ground.files import ROOT
 from datasets.files import download, local_folder
 

@@ -6,7 +6,7 @@ from importlib import metadata
 
 import pytest
 
-from datasets.sampling import receipt
+from bootfile.receipt import receipt
 from tests.conftest import ROOT, environment, refused, run
 from tests.jobs.test_train_own import OPTIONS, write_job
 
@@ -48,15 +48,15 @@ def test_the_two_packages_have_no_name_in_common():
 )
 def test_any_first_use_imports_each_module_once(first):
     code = (
-        f"import sys, datasets.sampling.philox\n{first}\n"
+        f"import sys, bootfile.sampling.philox\n{first}\n"
         "import datasets, datasets.arrow_dataset, datasets.table\n"
         "assert datasets.Dataset is datasets.arrow_dataset.Dataset\n"
         "assert datasets.table.Table is sys.modules['datasets.arrow_dataset'].Table\n"
         "assert datasets.table.__spec__.loader.get_filename() == datasets.table.__file__\n"
-        "print(datasets.sampling.philox.__file__, datasets.__version__, hasattr(datasets, 'nonsense'))"
+        "print(bootfile.sampling.philox.__file__, datasets.__version__, hasattr(datasets, 'nonsense'))"
     )
     file, version, has_nonsense = run("-c", code, env=ENVIRONMENT, fresh=True).stdout.split()
-    assert file == str(ROOT / "datasets/sampling/philox.py")
+    assert file == str(ROOT / "bootfile/sampling/philox.py")
     assert version == metadata.version("datasets") and has_nonsense == "False"
 
 
@@ -104,8 +104,8 @@ def test_its_data_sets_work_in_a_job(tmp_path):
 import multiprocessing, os, sys
 sys.path.insert(0, {str(ROOT)!r})
 import torch
-from datasets.loaders.engines.map_style import map_style_loader
-from datasets.sampling.sampler import BatchSampler
+from bootfile.loaders.map_style import map_style_loader
+from bootfile.sampling.sampler import BatchSampler
 
 def double(row):
     return {{"x": [2 * each for each in row["x"]]}}
@@ -169,7 +169,7 @@ def test_the_example_of_the_guide_trains_and_resumes(tmp_path):
     (example,) = re.findall(r"^```python\n(from datasets import load_dataset\n.*?)^```$", guide, re.M | re.S)
     data = f"""
     import functools
-    from datasets.loaders.engines.map_style import map_style_loader
+    from bootfile.loaders.map_style import map_style_loader
     # - train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
     {example.replace("DATA/", f"{tmp_path}/DATA/").replace(chr(10), chr(10) + "    ")}
     """

@@ -11,10 +11,10 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from common.ground.exits import BadInput
-from datasets.loaders.engines.map_style import map_style_loader
-from datasets.sampling import receipt
-from datasets.sampling.sampler import BatchSampler
+from bootfile.ground.errors import BadInput
+from bootfile.loaders.map_style import map_style_loader
+from bootfile.receipt import receipt
+from bootfile.sampling.sampler import BatchSampler
 from datasets.shards import ParquetRows, TarShards
 from tests.conftest import finish, read_until, run_ranks, start_ranks
 from tests.jobs.test_resume import same_weights, weights
@@ -152,7 +152,7 @@ def test_a_job_continues_exactly(folder, tmp_path):
     data = f"""
     import functools
     import numpy as np
-    from datasets.loaders.engines.map_style import map_style_loader
+    from bootfile.loaders.map_style import map_style_loader
     from datasets.shards import ParquetRows, TarShards
     # - train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
     def from_tar(sample):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from common.ground.files import locked
 from common.object_store.paths import SCRATCH, scratch_folder
 from datasets import staging
@@ -18,7 +18,7 @@ from tests.support.hostile_store import HostileStore, listing
 # as above, in a process group of two; logs what it waits for
 STAGE_TOGETHER = """
 import datetime, sys, time, torch
-from common.ground import heartbeat
+from bootfile.ground import heartbeat
 from common.distributed import barrier
 from common.distributed.entry import entry
 from datasets import staging

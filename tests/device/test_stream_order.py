@@ -8,12 +8,12 @@ import types
 import pytest
 import torch
 
-from common.exact.saver import HostCopies
-from datasets.loaders.engines.map_style import MoveToDevice
+from bootfile.exact.saver import HostCopies
+from bootfile.loaders.loader import Loader
+from bootfile.sampling.sampler import BatchSampler, Plan
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.engines.threads import Threads
-from datasets.loaders.loader import Loader, ToDevice
-from datasets.sampling.sampler import BatchSampler, Plan
+from datasets.loaders.image_loader import ImageLoader, ToDevice
 from tests.support import fake_gpu
 
 pytestmark = pytest.mark.skipif(torch.__version__ < "2.11", reason="the stand-ins are for torch 2.11")
@@ -93,9 +93,9 @@ def _train(recorder, engine, steps=None):
     """Iterate over an epoch, completely or for some steps, and then over another one."""
     index = SyntheticIndex(BATCHES * 16, "train", 10)
     plan = Plan(index, BatchSampler(len(index), 16, 0), None, SIZE)
-    to_device = MoveToDevice(fake_gpu.DEVICE) if engine is _Nested else None
+    kind = Loader if engine is _Nested else ImageLoader
     weights = torch.zeros(1, device="cuda")
-    with Loader(engine(recorder), plan, fake_gpu.DEVICE, to_device=to_device) as loader:
+    with kind(engine(recorder), plan, fake_gpu.DEVICE) as loader:
         for epoch in range(2):
             loader.seek(epoch * BATCHES)
             for step, (images, labels) in enumerate(loader, start=1):
@@ -144,7 +144,7 @@ def test_an_order_that_is_missing_is_found(fault, engine, monkeypatch):
 def test_the_next_batch_is_copied_while_one_is_used(monkeypatch):
     with fake_gpu.fake_gpu(monkeypatch) as recorder:
         index, begun = SyntheticIndex(BATCHES * 16, "train", 10), []
-        loader = Loader(
+        loader = ImageLoader(
             _Ring(recorder), Plan(index, BatchSampler(len(index), 16, 0), None, SIZE), fake_gpu.DEVICE
         )
         begin = loader.to_device.begin

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from common.exact import digest
-from datasets.sampling import receipt
+from bootfile.exact import digest
+from bootfile.receipt import receipt
 from tests.conftest import QUICK, ROOT, environment, finish, read_until, run_ranks
 from tests.support.network import LINK, namespace, needs_namespace
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from bootfile.receipt import receipt
 from common.run import starts
-from datasets.sampling import receipt
 from launch import processes
 from tests.conftest import LONGEST, QUICK, ROOT, environment, free_port, run, wait_until
 from tests.support.exact import changed, facts

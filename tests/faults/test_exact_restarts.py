@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.exact import digest
-from common.exact import files as checkpoint
-from datasets.sampling import receipt
+from bootfile.exact import digest
+from bootfile.exact import files as checkpoint
+from bootfile.receipt import receipt
 from tests.conftest import finish, processes_of, run, start
 
 pytestmark = pytest.mark.faults

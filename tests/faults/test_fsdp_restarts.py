@@ -12,8 +12,8 @@ import time
 
 import pytest
 
-from common.exact import digest
-from datasets.sampling import receipt
+from bootfile.exact import digest
+from bootfile.receipt import receipt
 from tests.conftest import QUICK, finish, losses, processes_of, read_until, run, start
 
 pytestmark = pytest.mark.faults

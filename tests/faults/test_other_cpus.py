@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from common.machine import processor
-from launch.compare import compare_states
+from bootfile.machine import processor
+from bootfile.receipt.compare import compare_states
 from tests.conftest import LONGEST, environment, run
 from tests.support.exact import facts
 

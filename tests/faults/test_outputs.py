@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.exact import files as checkpoint
+from bootfile.exact import files as checkpoint
 from tests.conftest import finish, read_until, start
 from tests.support import small_disk as disks
 

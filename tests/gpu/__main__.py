@@ -23,10 +23,10 @@ from common.distributed.entry import entry
 # isort: split
 import torch
 
+from bootfile.ground.errors import BadInput
+from bootfile.machine.cores import available_cores
 from common.console import arguments
-from common.ground.exits import BadInput
 from common.ground.files import ROOT
-from common.machine.cores import available_cores
 from tests.gpu import checks, figures, report
 from tests.gpu.lab import Setting, Stage, run_stages
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from datasets.sampling import receipt
+from bootfile.receipt import receipt
 from tests.benchmarks import jobs
 from tests.gpu.lab import Failed, Run, Stage
 

@@ -7,7 +7,8 @@ import subprocess
 
 import torch
 
-from common.ground.files import ROOT, write_atomic
+from bootfile.ground.files import write_atomic
+from common.ground.files import ROOT
 from tests.benchmarks import rounds
 
 JSON, TABLE = "gpu.json", "gpu.md"

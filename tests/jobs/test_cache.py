@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bootfile.receipt import receipt
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
-from datasets.sampling import receipt
 from datasets.stores.shared import address, leases
 from tests.conftest import environment, finish, run, start, start_ranks
 from tests.support.redis_server import (

@@ -7,9 +7,9 @@ import signal
 import pytest
 import torch
 
+from bootfile.ground.errors import BadInput
 from common.checkpoint import pretrained
 from common.compute import models, optimizers
-from common.ground.exits import BadInput
 from datasets.folders import random_folder
 from tests.conftest import interrupt, records, run
 

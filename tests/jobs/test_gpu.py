@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from datasets.sampling import receipt
+from bootfile.receipt import receipt
 from tests.conftest import environment, finish, losses, read_until, run, start
 
 pytestmark = pytest.mark.gpu

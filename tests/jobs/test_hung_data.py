@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import ROOT, finish, start
 
 BLOCK = """
-    from datasets.stores import reading
+    from bootfile.loaders import reading
     reading._PATIENCE = reading._POLL = 0.2
 
     class Hangs(torch.utils.data.TensorDataset):

@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from common.ground import exits
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.receipt import receipt
+from common.ground import endings
 from datasets.folders import image_folder
 from datasets.loaders import backends
-from datasets.sampling import receipt
 from tests.conftest import (
     ROOT,
     finish,
@@ -244,7 +244,7 @@ def test_what_the_arguments_decide_is_refused_before_the_scan(arguments, message
     ])  # fmt: skip
     monkeypatch.setattr(imagenet.Run, "join", lambda run: (0, 1))
     monkeypatch.setattr(image_folder, "load", lambda *_: pytest.fail("the images were scanned"))
-    monkeypatch.setattr(exits, "_at_end", {place: [] for place in exits.PLACES})
+    monkeypatch.setattr(endings, "_at_end", {place: [] for place in endings.PLACES})
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "nothing"))
     monkeypatch.setattr(torch.hub, "download_url_to_file", _no_network)
     monkeypatch.setattr(torch.hub, "_hub_dir", None)

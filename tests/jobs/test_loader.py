@@ -6,9 +6,9 @@ import pytest
 import torch
 from PIL import Image
 
+from bootfile.receipt import receipt
 from datasets.folders import paired_images, random_pairs
 from datasets.loaders import backends
-from datasets.sampling import receipt
 from tests.conftest import environment, records, refused, run, run_ranks
 
 MISSING = backends.reasons(torch.device("cpu"))["dali"]

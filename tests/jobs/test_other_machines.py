@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from common.machine.facts import aten_instructions
-from launch.compare import compare_states
+from bootfile.machine.facts import aten_instructions
+from bootfile.receipt.compare import compare_states
 from tests.conftest import QUICK, ROOT, environment, free_port, run
 from tests.support.exact import facts
 
@@ -121,7 +121,7 @@ def test_each_launcher_gives_the_same_threads(tmp_path):
 
 
 def cores() -> int:
-    from common.machine import threads
+    from bootfile.machine import threads
 
     return threads.share(1)
 
@@ -184,8 +184,8 @@ def test_a_level_in_a_file_comes_too_late(tmp_path):
 LOOP = """
 import sys, torch
 from torch.utils.data import DataLoader, TensorDataset
-from common.exact.loop import Exact
-from datasets.loaders.engines.torch_loader import torch_loader
+from bootfile.exact.loop import Exact
+from bootfile.loaders.torch_loader import torch_loader
 torch.manual_seed(0)
 x = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
 loader = torch_loader(DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), 16), torch.device("cpu"), epochs=2)

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 import torch
 
-from datasets.sampling import receipt
+from bootfile.receipt import receipt
 from tests.conftest import ROOT, run, run_ranks
 from tests.jobs.test_resume import same_weights
 from tests.jobs.test_train_own import write_job

@@ -11,10 +11,10 @@ import torch
 from sklearn.metrics import accuracy_score
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from bootfile.sampling.sampler import SequentialBatchSampler
 from common.compute.models import resnet18
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import digits
-from datasets.sampling.sampler import SequentialBatchSampler
 from tests.conftest import QUICK, records, run, run_ranks, start
 
 
@@ -122,7 +122,7 @@ def test_a_terminal_gets_a_progress_bar(tmp_path):
 
 
 def test_a_receipt_that_cannot_be_written_is_an_error(tmp_path):
-    """What was deleted is written again (tests/datasets/sampling/test_receipt.py). Here that fails."""
+    """What was deleted is written again (tests/bootfile/receipt/test_receipt.py). Here that fails."""
     (tmp_path / "receipt.bin").mkdir()
     done = run("jobs/train.py", *QUICK, "--max_steps=3", "--report_every=1", "--output_dir", tmp_path, code=6)
     assert done.stdout.count("warning: receipt.bin in ") == 1

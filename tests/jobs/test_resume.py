@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.exact import files as checkpoint
+from bootfile.exact import files as checkpoint
+from bootfile.receipt import receipt
 from datasets.memory import digits
-from datasets.sampling import receipt
 from tests.conftest import (
     QUICK,
     ROOT,
@@ -231,7 +231,8 @@ def test_a_run_that_diverges_ends(tmp_path):
 def test_one_bad_step_is_skipped_on_every_process(tmp_path):
     """If only rank 1 has a batch with NaN, no process takes the step, and BatchNorm's statistics stay."""
     poison = (
-        "import runpy, sys, torch; sys.path.insert(0, '.'); from datasets.loaders import loader\n"
+        "import runpy, sys, torch; sys.path.insert(0, '.')\n"
+        "from datasets.loaders import image_loader as loader\n"
         "original, count = loader.ToDevice.end, 0\n"
         "def poisoned(self, copy):\n"
         "    global count\n"

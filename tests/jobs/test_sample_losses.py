@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from common.run.sample_losses import SampleLosses, path_of, read
 from launch.data import cli
 from tests.conftest import QUICK, environment, interrupt, losses, records, refused, run, run_ranks

@@ -9,14 +9,15 @@ import pytest
 import torch
 from sklearn.metrics import f1_score
 
+from bootfile.ground.errors import BadInput
+from bootfile.receipt import receipt
+from bootfile.receipt.recorded_run import Run
+from bootfile.sampling.sampler import BatchSampler, Plan
 from common.compute.losses import BinaryCrossEntropy
-from common.ground.exits import BadInput
 from common.run.metrics import F1
 from datasets.folders import image_folder, random_folder
-from datasets.sampling import augment, receipt
-from datasets.sampling.sampler import BatchSampler, Plan
+from datasets.sampling import augment
 from launch.data import samples
-from launch.data.run import Run
 from launch.inference import predict, predictions, trained
 from tests.conftest import interrupt, records, refused, run
 

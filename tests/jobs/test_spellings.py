@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from bootfile.ground.errors import BadInput
+from bootfile.ground.intervals import Interval
 from common.distributed import devices
-from common.ground.exits import BadInput
-from common.ground.intervals import Interval
 from tests.conftest import ROOT
 
 # NVIDIA's ConvNets in KSpeed's documentation: a backend by name, and the folder as a positional argument

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from common.exact import digest
+from bootfile.exact import digest
 from launch.new.cli import make_job
 from tests.conftest import QUICK, losses, refused, run, run_ranks
 from tests.support.exact import changed, facts

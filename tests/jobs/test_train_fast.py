@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from datasets.sampling import receipt
+from bootfile.receipt import receipt
 from tests.conftest import QUICK, environment, interrupt, losses, run
 from tests.jobs.test_resume import DATA, figures, same_weights, weights
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from PIL import Image
 
+from bootfile.exact import digest
+from bootfile.exact import files as checkpoint
+from bootfile.ground import errors
+from bootfile.ground.errors import BadInput
+from bootfile.receipt import receipt
 from common.checkpoint.weights import read
-from common.exact import digest
-from common.exact import files as checkpoint
-from common.ground import exits
-from common.ground.exits import BadInput
 from common.parallel import fsdp
-from datasets.sampling import receipt
 from tests.common.checkpoint.test_mirror import keys, read_list
 from tests.conftest import CAN_FORK, QUICK, losses, records, run, run_ranks
 from tests.jobs.test_urls import output_of
@@ -179,7 +179,7 @@ def test_nodes_with_folders_of_their_own_save_nothing(tmp_path):
     nodes = ("--nodes=2", "--platform=modelarts", f"--keep={tmp_path / 'nodes'}")
     job = (JOB, "--", *SMALL, SHARDED, "--max_steps=2")
     shown = run("-m", "launch", "simulate", *nodes, *job, code=None).stdout
-    assert "step_2.pt was not saved: " in shown and rows(shown)["0"].code == exits.NOT_SAVED
+    assert "step_2.pt was not saved: " in shown and rows(shown)["0"].code == errors.NOT_SAVED
     assert not [*tmp_path.rglob("step_*.pt")] and [*tmp_path.rglob("step_2.shards")]
 
 

@@ -16,7 +16,7 @@ TEXT = (
     """
     import functools
 
-    from datasets.loaders.engines.map_style import map_style_loader
+    from bootfile.loaders.map_style import map_style_loader
 
     # - train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
     class Words(torch.utils.data.Dataset):  # does a word hold an "a"? Some letters are hidden at random

@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from common.ground.exits import LOST_CONTACT
+from common.ground.endings import LOST_CONTACT
 from tests.conftest import QUICK, environment, finish, losses, records, refused, run, start, wait_until
 from tests.support.ray_nodes import RayNodes, processes
 

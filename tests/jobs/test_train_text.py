@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from bootfile.ground.errors import BadInput
 from common.compute.gpt import GPT, generate
-from common.ground.exits import BadInput
 from common.run.metrics import Perplexity
 from datasets.memory import tokens
 from launch.new.cli import make_job

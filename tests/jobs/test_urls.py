@@ -13,11 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
+from bootfile.exact import digest
+from bootfile.exact import files as checkpoint
+from bootfile.receipt import receipt
 from common.checkpoint import lease
-from common.exact import digest
-from common.exact import files as checkpoint
 from datasets.memory import cifar10
-from datasets.sampling import receipt
 from tests.common.checkpoint.test_mirror import keys, read_list, read_object, steps
 from tests.conftest import environment, finish, free_port, interrupt, read_until, records, run, start
 from tests.jobs.test_resume import figures, same_weights, weights

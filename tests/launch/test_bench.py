@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from datasets.folders import random_folder
 from datasets.loaders import backends
 from launch import bench

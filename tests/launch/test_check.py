@@ -11,7 +11,7 @@ import time
 import pytest
 import torch
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from common.platform import node
 from common.platform.topology import resolve
 from common.run.output import folder_of

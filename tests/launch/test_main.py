@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from common.exact import digest_lines
-from common.ground.exits import BadInput
+from bootfile.exact import digest_lines
+from bootfile.ground.errors import BadInput
+from bootfile.receipt import receipt
 from common.run import starts
-from datasets.sampling import receipt
 from launch.__main__ import VERBS, main
 from tests.conftest import ROOT, environment, run
 

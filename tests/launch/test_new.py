@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from launch.new.cli import main, make_job
 from tests.conftest import ROOT, environment, run
 from tests.support.packed import listed

@@ -5,8 +5,8 @@ import shutil
 import numpy as np
 import pytest
 
-from datasets.sampling import receipt
-from datasets.sampling.records import RECORD
+from bootfile.receipt import receipt
+from bootfile.receipt.records import RECORD
 from tests.conftest import refused, run
 
 JOB = ("--dataset=digits", "--width=8", "--batch_size=128", "--epochs=2", "--enable_gpu=false")

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from common.exact import digest, files
-from datasets.sampling.receipt import Receipt
-from launch import compare
+from bootfile.exact import digest, files
+from bootfile.receipt import compare  #
+from bootfile.receipt.receipt import Receipt
 from tests.conftest import run
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 import yaml
 
-from datasets.sampling import loop_records
-from datasets.sampling.loop_receipt import Receipt
+from bootfile.receipt import loop_records
+from bootfile.receipt.loop_receipt import Receipt
 from tests.conftest import ROOT, run
 
 PAGE = (ROOT / "guides" / "trainers.md").read_text()

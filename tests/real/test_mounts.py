@@ -8,10 +8,10 @@ import subprocess
 
 import pytest
 
-from common.exact import files
+from bootfile.exact import files
+from bootfile.receipt import receipt
 from common.run.folder_lease import FOLDER
 from datasets.memory.cifar10 import CLASSES
-from datasets.sampling import receipt
 from tests.conftest import (
     QUICK,
     finish,

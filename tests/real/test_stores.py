@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ResponseStreamingError
 
+from bootfile.exact import digest
+from bootfile.receipt import receipt
 from common.checkpoint import lease, output_list
-from common.exact import digest
 from common.object_store.store import ObjectStore
-from datasets.sampling import receipt
 from launch import manifests
 from tests.conftest import ROOT, environment, finish, run, start, wait_until
 from tests.real import stores

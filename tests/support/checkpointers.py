@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
+from bootfile.ground.intervals import Interval
+from bootfile.receipt.receipt import Receipt
 from common.checkpoint.checkpointer import Checkpointer
 from common.console.arguments import IDENTITY, OPERATION, Arguments, interval
-from common.ground.intervals import Interval
 from common.run.log import Log
 from common.run.output import Output
-from datasets.sampling.receipt import Receipt
 
 DEFAULTS = {
     "weights": None, "evaluate": False, "evaluate_every": 0, "epoch_weights": True,
@@ -28,6 +28,7 @@ class StubLoader:
 
     def __init__(self, steps_per_epoch: int, fingerprint: str = "", total_steps: int | None = None):
         self.receipt, self.waited, self.step = Receipt(fingerprint), 0.0, 0
+        self.is_whole = True
         self.plan = SimpleNamespace(index=SimpleNamespace())
         self.to_device = SimpleNamespace(device=torch.device("cpu"))
         self._steps_per_epoch, self.collate_fn, self.total_steps = steps_per_epoch, None, total_steps
@@ -37,9 +38,6 @@ class StubLoader:
 
     def lead(self, step, part):
         self.step = step
-
-    def call_when_stopped(self, save):
-        pass
 
     def add_generator(self, value):
         return False

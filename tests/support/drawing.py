@@ -19,15 +19,15 @@ PICTURE = ROOT / "guides" / "batch.png"
 
 # title, module, what it gives to the next one
 WAY = (
-    ("sampler", "datasets/sampling/sampler.py", "ids of the step, a function of (seed, epoch, step)"),
+    ("sampler", "bootfile/sampling/sampler.py", "ids of the step, a function of (seed, epoch, step)"),
     ("augmentation plan", "datasets/sampling/augment.py", "box and flip of each id"),
     ("store", "datasets/stores/tiers.py", "bytes or pixels: pack, then shared cache, then file"),
     ("engine", "datasets/loaders/engines/", "uint8 [n, H, W, 3], decoded, cropped, resized"),
-    ("loader", "datasets/loaders/loader.py", "float [n, 3, H, W] on the device, normalised"),
+    ("loader", "bootfile/loaders/loader.py", "float [n, 3, H, W] on the device, normalised"),
     ("your step", "jobs/*.py", "loss, gradients, weights"),
 )
 ASIDE = (  # number of the box on the way, title, module
-    (1, "receipt", "datasets/sampling/receipt.py"),
+    (1, "receipt", "bootfile/receipt/receipt.py"),
     (4, "effects, mixup", "datasets/sampling/effects.py"),
 )
 _BLUE, _GREEN, _LINE = "#dbe9f8", "#dff1e0", "#33475b"

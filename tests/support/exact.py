@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from common.exact import digest, files
-from datasets.sampling import receipt
+from bootfile.exact import digest, files
+from bootfile.receipt import receipt
 from tests.conftest import ROOT
 
 _OF_TIME = {

@@ -23,12 +23,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bootfile.exact import replicas  # noqa: F401 - it must know the real DistributedDataParallel
+from bootfile.exact.loop import Due
+from bootfile.ground import accelerator
+from bootfile.processes import ranks
 from common.checkpoint.checkpointer import Checkpointer
 from common.compute import models
-from common.distributed import barrier, devices, process_group, ranks
-from common.exact import replicas  # noqa: F401 - it must know the real DistributedDataParallel
-from common.exact.loop import Due
-from common.ground import accelerator, exits
+from common.distributed import barrier, devices, process_group
+from common.ground import endings
 from common.parallel import batchnorm
 from common.run import environment, log, output
 from common.run.run import Run
@@ -397,7 +399,7 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
     monkeypatch.setattr(sys, "argv", [path, *arguments, *common])
     for place in (output, log, environment):
         monkeypatch.setattr(place, "writes_nothing", lambda _: True)
-    monkeypatch.setattr(exits, "_at_end", {place: [] for place in exits.PLACES})
+    monkeypatch.setattr(endings, "_at_end", {place: [] for place in endings.PLACES})
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # jobs set it
     for place, name in (
         (memory.Windows, "__init__"), (memory.Windows, "__call__"), (models, "resnet18"),

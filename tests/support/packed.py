@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from launch.bundle.cli import pack
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from datasets.sampling.receipt import Receipt
-from datasets.sampling.sampler import Plan
+from bootfile.receipt.receipt import Receipt
+from bootfile.sampling.sampler import Plan
 
 
 def sums_of(plan: Plan, epoch: int = 1) -> torch.Tensor:

@@ -20,8 +20,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common.exact import digest, files
-from launch.compare import compare_runs
+from bootfile.exact import digest, files
+from bootfile.receipt.compare import compare_runs
 from tests.zoo.cases import CASES, STATES, Case, State
 
 HERE = Path(__file__).parent

@@ -10,8 +10,8 @@ import torch
 from start import OPTIONS, load, receipt, record, samples, save, stop, train
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from datasets.loaders.engines.map_style import map_style_loader
-from datasets.sampling.sampler import BatchSampler
+from bootfile.loaders.map_style import map_style_loader
+from bootfile.sampling.sampler import BatchSampler
 
 SAVE, WORKERS = int(OPTIONS[0]), int(OPTIONS[1])
 

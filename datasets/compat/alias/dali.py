@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.sampling.sampler import Plan, WholeBatchSampler
 from datasets.compat.dali_dataset import Loader
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import center_crop, random_resized_crop
-from datasets.sampling.sampler import Plan, WholeBatchSampler
 from datasets.stores.files import FileStore
 
 

@@ -3,8 +3,8 @@
 import functools
 from typing import Any
 
-from common.distributed import ranks
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.processes import ranks
 from datasets.compat.dali_dataset import Dataset
 
 

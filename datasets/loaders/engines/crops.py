@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from bootfile.sampling.sampler import Batch, Plan
 from datasets.folders.resize import BICUBIC, fit
-from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.forms import cannot_decode
 from datasets.stores.store import Store, scaled
 

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.ground.exits import BadInput, import_optional
+from bootfile.ground.errors import BadInput, import_optional
+from bootfile.loaders.loader import Data, Engine
+from bootfile.sampling.sampler import Batch, Plan
 from datasets.folders.resize import BICUBIC
 from datasets.loaders.engines.reader import Reader
-from datasets.loaders.loader import Engine, Images
 from datasets.sampling.augment import Crop
-from datasets.sampling.sampler import Batch, Plan
 from datasets.stores import forms
 from datasets.stores.ahead import work_ahead
 from datasets.stores.store import Store
@@ -67,7 +67,7 @@ class Dali(Engine):
         self._pipeline: Any = None
         self._built_for = (0, 0)  # size, largest batch
 
-    def run(self, plan: Plan) -> Images:
+    def run(self, plan: Plan) -> Data:
         self._inputs, self._in_flight = self._read_ahead(plan), collections.deque()
         pipeline, ended = self._built(plan), False
         try:

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.ground.exits import import_optional
-from datasets.loaders.loader import Engine, Images, Loader
+from bootfile.ground.errors import import_optional
+from bootfile.loaders.loader import Data, Engine, Loader
+from bootfile.sampling.sampler import Batch, Plan
+from datasets.loaders.image_loader import ImageLoader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.augment import CropFlip, crop_flip
-from datasets.sampling.sampler import Batch, Plan
 
 cv2 = import_optional("cv2", "images need OpenCV", "opencv-python-headless")
 
@@ -29,15 +30,15 @@ def make_loader(
     process, which is faster for images in memory.
     """
     if not isinstance(data, ImageSet):
-        from datasets.loaders.engines.map_style import map_style_loader
+        from bootfile.loaders.map_style import map_style_loader
 
         return map_style_loader(data, sampler, device, workers=workers or 0)
     engine: Any = Memory(data, augment)
     if workers:
-        from datasets.loaders.engines.workers import WorkerEngine  # most jobs have none
+        from bootfile.loaders.workers import WorkerEngine  # most jobs have none
 
         engine = WorkerEngine(workers, engine)
-    return Loader(engine, plan_of(data, sampler, augment), device, data.mean, data.std)
+    return ImageLoader(engine, plan_of(data, sampler, augment), device, data.mean, data.std)
 
 
 def plan_of(data: ImageSet, sampler: Any, augment: bool) -> Plan:
@@ -70,7 +71,7 @@ class Memory(Engine):
         """Return the images of a batch, uint8 [n, H, W, C]."""
         return self._windows(batch.ids, corners(batch))
 
-    def run(self, plan: Plan) -> Images:
+    def run(self, plan: Plan) -> Data:
         for batch in plan:
             yield batch, torch.from_numpy(self(batch))
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.loaders.loader import Data
+from bootfile.sampling.sampler import Batch, Plan
 from datasets.loaders.engines.dali import NVJPEG, Dali, load_dali
-from datasets.loaders.loader import Images
 from datasets.sampling.augment import Crop
-from datasets.sampling.sampler import Batch, Plan
 from datasets.stores.files import PairFiles
 
 
@@ -29,7 +29,7 @@ class PairedDali(Dali):
             raise BadInput("--dali_device gpu: it needs a GPU")
         super().__init__(store, workers, device if where == "gpu" else None)
 
-    def run(self, plan: Plan) -> Images:
+    def run(self, plan: Plan) -> Data:
         self._empty: list[Batch] = []
         yield from super().run(plan)
         for batch in self._empty:

@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.ground import accelerator
+from bootfile.ground import accelerator
+from bootfile.loaders.loader import Data, Engine, Loader
+from bootfile.sampling.sampler import Plan
 from datasets.loaders.engines.memory import corners, make_loader, pad, plan_of
-from datasets.loaders.loader import Engine, Images, Loader
+from datasets.loaders.image_loader import ImageLoader
 from datasets.memory.image_set import ImageSet
-from datasets.sampling.sampler import Plan
 
 _CHUNK = 4096  # images gathered at a time (at least a batch), for fewer copies and kernels
 
@@ -23,7 +24,7 @@ def resident_loader(data: ImageSet, sampler: Any, device: torch.device, augment:
     if device.type == "cpu":
         return make_loader(data, sampler, device, augment)
     plan = plan_of(data, sampler, augment)
-    return Loader(Resident(data, augment, device), plan, device, data.mean, data.std)
+    return ImageLoader(Resident(data, augment, device), plan, device, data.mean, data.std)
 
 
 class Resident(Engine):
@@ -40,7 +41,7 @@ class Resident(Engine):
         self.rows = torch.arange(self.height, device=device).view(1, -1, 1)
         self.columns = torch.arange(self.width, device=device).view(1, 1, -1)
 
-    def run(self, plan: Plan) -> Images:
+    def run(self, plan: Plan) -> Data:
         batches = iter(plan)
         while several := list(itertools.islice(batches, max(1, _CHUNK // plan.largest))):
             columns = [np.stack([batch.ids, *corners(batch)]) for batch in several]

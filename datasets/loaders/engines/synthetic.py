@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from datasets.loaders.loader import Engine, Images
-from datasets.sampling.sampler import Plan
+from bootfile.loaders.loader import Data, Engine
+from bootfile.sampling.sampler import Plan
 
 
 class SyntheticIndex:
@@ -33,7 +33,7 @@ class Synthetic(Engine):
         self.device = device
         self._images: torch.Tensor | None = None
 
-    def run(self, plan: Plan) -> Images:
+    def run(self, plan: Plan) -> Data:
         shape = (plan.largest, plan.size, plan.size, 3)
         if self._images is None or self._images.shape != shape:
             generator = torch.Generator().manual_seed(0)

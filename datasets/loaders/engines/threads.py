@@ -13,10 +13,11 @@ import threading
 import numpy as np
 import torch
 
+from bootfile.loaders.loader import Data, Engine
+from bootfile.sampling.sampler import Batch, Plan
 from datasets.loaders.engines.crops import Crops, Row
 from datasets.loaders.engines.reader import Reader
-from datasets.loaders.loader import Engine, Images, start_pool
-from datasets.sampling.sampler import Batch, Plan
+from datasets.loaders.image_loader import start_pool
 from datasets.stores.ahead import work_ahead
 from datasets.stores.store import Store
 
@@ -43,7 +44,7 @@ class Threads(Engine):
         self._ring: list[torch.Tensor] = []
         self._own = threading.local()
 
-    def run(self, plan: Plan) -> Images:
+    def run(self, plan: Plan) -> Data:
         self._reader.per_task = max(_LEAST, min(_MOST, plan.largest // self.workers))
         ring = itertools.cycle(self._memory(plan.largest, plan.size))
         batches = ((batch, memory[: len(batch.ids)]) for batch, memory in zip(plan, ring, strict=False))

@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, _DatasetKind
 from torch.utils.data._utils import worker as torch_worker
 
-from common.ground import accelerator
+from bootfile.ground import accelerator
+from bootfile.sampling.generators import EPOCH_START, derive_seed, seed_all
 from datasets.loaders.ray.pool import Pool
-from datasets.sampling.generators import EPOCH_START, derive_seed, seed_all
 
 _Batch = TypeVar("_Batch")
 

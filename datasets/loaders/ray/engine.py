@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
+from bootfile.loaders.workers import Workers
+from bootfile.sampling.sampler import Batch
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.loaders.engines.crops import Crops
-from datasets.loaders.engines.workers import Workers
 from datasets.loaders.ray.data_loader import RayDataLoader
-from datasets.sampling.sampler import Batch
 from datasets.stores.files import FileStore
 
 CPUS = 0.5  # per worker of images: the workers of training and of evaluation do not work at the same time

@@ -1,7 +1,7 @@
 """Connect this process to Ray, and run functions on a pool of actors, with the results in order.
 
 Ray restarts an actor whose process or node is lost, and runs its tasks again. If the head is lost, the job
-ends with exit code 5 (common/ground/exits.py), and the next start resumes it. A process has one connection
+ends with exit code 5 (bootfile/ground/errors.py), and the next start resumes it. A process has one connection
 to Ray.
 """
 
@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 from torch.utils._pytree import tree_map_only
 
-from common.ground.exits import LOST_CONTACT, BadInput, import_optional, in_one_line, print_line
+from bootfile.ground.errors import BadInput, import_optional, in_one_line, print_line
+from common.ground.endings import LOST_CONTACT
 from common.ground.files import ROOT
 from datasets.loaders.ray import worker
 

@@ -14,8 +14,8 @@ import re
 import urllib.parse
 from typing import NamedTuple
 
-from common.ground.exits import BadInput
-from common.ground.files import explained
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained
 from datasets.stores.forms import SIZED
 
 PASSWORD, PASSWORD_FILE, CA = "BOOTFILE_CACHE_PASSWORD", "BOOTFILE_CACHE_PASSWORD_FILE", "BOOTFILE_CACHE_CA"

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from common.ground.exits import BadInput, import_optional
+from bootfile.ground.errors import BadInput, import_optional
 from datasets.stores.shared import address as addresses
 
 CONNECT, READ = 1.0, 1.0  # seconds to connect; seconds without a byte

@@ -16,11 +16,11 @@ from typing import ClassVar
 import pytest
 import torch
 
+from bootfile.exact import files as checkpoint
+from bootfile.ground.errors import BadInput
 from common.checkpoint import lease as url_lease
 from common.checkpoint import mirror, output_list
 from common.checkpoint import restore as restoring
-from common.exact import files as checkpoint
-from common.ground.exits import BadInput
 from common.object_store.store import ObjectStore, StoreError
 from common.run import lease as run_lease
 from common.run.job import JobParser

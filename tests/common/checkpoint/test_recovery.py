@@ -6,10 +6,10 @@ import os
 import pytest
 import torch
 
-from common.exact import files as checkpoint
-from common.exact import nonfinite
-from common.ground.exits import BadInput
-from common.ground.intervals import Interval
+from bootfile.exact import files as checkpoint
+from bootfile.exact import nonfinite
+from bootfile.ground.errors import BadInput
+from bootfile.ground.intervals import Interval
 from common.run.metrics import Metrics, absolute_error
 from tests.support.checkpointers import make
 
@@ -24,7 +24,7 @@ def recovery(request, tmp_path, monkeypatch):
     The Checkpointer is at step 0 of 20. With a fused optimizer the verdict on a step comes one step later."""
     if request.param and not _FUSED:
         pytest.skip("this torch has no fused SGD")
-    monkeypatch.setattr("common.distributed.preemption.watch", lambda *arguments: None)
+    monkeypatch.setattr("bootfile.processes.signals.watch", lambda *arguments: None)
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     fused = {"fused": True} if request.param else {}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, **fused)
@@ -422,7 +422,7 @@ def test_evaluation_takes_weights_from_any_file_of_any_run(recovery, tmp_path, c
 
 
 def test_averaged_weights_begin_at_the_given_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr("common.distributed.preemption.watch", lambda *arguments: None)
+    monkeypatch.setattr("bootfile.processes.signals.watch", lambda *arguments: None)
     model = torch.nn.Linear(3, 2)
     ema = torch.optim.swa_utils.AveragedModel(model)
     given = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}

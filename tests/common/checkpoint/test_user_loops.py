@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from bootfile.exact import digest
+from bootfile.ground.errors import BadInput
+from bootfile.ground.intervals import Interval
+from bootfile.loaders.map_style import map_style_loader
+from bootfile.sampling.sampler import BatchSampler
 from common.checkpoint.checkpointer import Checkpointer
-from common.exact import digest
-from common.ground.exits import BadInput
-from common.ground.intervals import Interval
-from datasets.loaders.engines.map_style import map_style_loader
-from datasets.sampling.sampler import BatchSampler
 from tests.support.checkpointers import run_of
 
 EPOCHS, BATCH, SIZE = 3, 8, 80  # 30 steps
@@ -439,7 +439,7 @@ CASES = [
 
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
-    monkeypatch.setattr("common.distributed.preemption.watch", lambda *arguments: None)
+    monkeypatch.setattr("bootfile.processes.signals.watch", lambda *arguments: None)
 
 
 def digests(folder):

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from bootfile.exact import files as checkpoint
+from bootfile.ground.errors import BadInput
+from bootfile.ground.results import CLASSES
 from common.checkpoint import weights
 from common.compute.models import resnet18
-from common.exact import files as checkpoint
-from common.ground.exits import BadInput
-from common.ground.results import CLASSES
 from common.run import starts
 from tests.support.hostile_pickle import Hostile
 

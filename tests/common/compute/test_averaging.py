@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from bootfile.exact.nonfinite import Guard
 from common.compute.averaging import MovingAverage
-from common.exact.nonfinite import Guard
 
 
 def _train(skipped, **options):

@@ -3,10 +3,10 @@ import contextlib
 import pytest
 import torch
 
+from bootfile.ground.errors import BadInput
 from common.compute import models
 from common.compute.models import build, check, resnet18
 from common.console import arguments
-from common.ground.exits import BadInput
 
 
 def test_parameters_of_the_seed():

@@ -5,9 +5,9 @@ import argparse
 import pytest
 import torch
 
+from bootfile.ground.errors import BadInput
 from common.compute import models, optimizers
 from common.console.arguments import Parser
-from common.ground.exits import BadInput
 
 CPU = torch.device("cpu")
 

@@ -5,10 +5,11 @@ import sys
 
 import pytest
 
+from bootfile.ground import errors
+from bootfile.ground.errors import BadInput, printable
 from common.console import arguments
 from common.console.arguments import FLAG, NAMELESS, Parser
-from common.ground import exits
-from common.ground.exits import BadInput, printable
+from common.ground import endings, secrets
 from common.run.job import JobParser
 from datasets.folders import image_folder
 
@@ -105,7 +106,9 @@ def test_outside_a_platform_an_unknown_option_is_an_error(words, said, parse):
     with pytest.raises(BadInput) as error:
         parse(*words)
     assert (
-        said in str(error.value) and error.value.code == exits.BAD_INPUT and "hunter2" not in str(error.value)
+        said in str(error.value)
+        and error.value.code == errors.BAD_INPUT
+        and "hunter2" not in str(error.value)
     )
 
 
@@ -269,7 +272,7 @@ def test_numbers_without_sense(kind, texts):
 def test_errors_and_notes_about_files_are_printable(capsys):
     assert printable("a b é 好") == "a b é 好"
     assert printable("a\nb\x1b]0;x\x07\udcff\t\u202e") == r"a\nb\x1b]0;x\x07\udcff\t\u202e"
-    exits.say_error("no\nsuch file \x1b[2J\udcff")
+    endings.say_error("no\nsuch file \x1b[2J\udcff")
     assert capsys.readouterr().err == "error: no such file \\x1b[2J\\udcff\n"
     image_folder.one_line(print)("bad\nfile \x1b[2J\udcff")
     assert capsys.readouterr().out == "bad file \\x1b[2J\\udcff\n"
@@ -295,7 +298,7 @@ OTHERS = [
 @pytest.mark.parametrize("text", ["{}", "--cache {} is no", "--cache='{}': no", "a {}, b s3://c/d", "x={}"])
 def test_no_part_of_an_address_that_may_be_secret_is_shown(text):
     for address in [form.format(each) for form in HOLDS_USERS for each in PASSWORDS] + OTHERS:
-        shown = exits.mask(text.format(address))
+        shown = secrets.mask(text.format(address))
         assert "hunter2" not in shown, address
 
 
@@ -307,13 +310,13 @@ def test_no_part_of_an_address_that_may_be_secret_is_shown(text):
     ],
 )  # fmt: skip
 def test_other_text_is_shown(text):
-    assert exits.mask(text) == text
+    assert secrets.mask(text) == text
 
 
 def test_addresses_in_the_settings_and_in_errors_are_masked(parse, capsys):
     for address in OTHERS:
         parse("--title", address)
-        exits.say_error(f"--title {address}: no such file")
+        endings.say_error(f"--title {address}: no such file")
     printed = capsys.readouterr()
     assert "hunter2" not in printed.out + printed.err and printed.err.count("error: ") == len(OTHERS)
 
@@ -331,8 +334,8 @@ HARMLESS = """
 
 
 def test_names_of_secrets():
-    assert [name for name in SECRET_NAMES.split() if not exits.is_secret(name, "x")] == []
-    assert [each for each in HARMLESS.split() if exits.is_secret(*each.split("="))] == []
+    assert [name for name in SECRET_NAMES.split() if not secrets.is_secret(name, "x")] == []
+    assert [each for each in HARMLESS.split() if secrets.is_secret(*each.split("="))] == []
 
 
 @pytest.mark.parametrize(
@@ -371,7 +374,7 @@ def test_a_value_without_an_option_is_masked():
     ],
 )  # fmt: skip
 def test_a_secret_in_a_text_is_masked(text):
-    assert "hunter2" not in exits.mask(text) and "***" in exits.mask(text)
+    assert "hunter2" not in secrets.mask(text) and "***" in secrets.mask(text)
 
 
 @pytest.mark.parametrize(
@@ -386,8 +389,8 @@ def test_an_error_does_not_quote_the_value_of_a_secret_option(words, capsys):
     parser.add_argument("--number", type=number)
     with pytest.raises(BadInput) as caught:
         parser.parse_args(words)
-    exits.say_error(str(caught.value))
-    exits.say_traceback(caught.value)
+    endings.say_error(str(caught.value))
+    endings.say_traceback(caught.value)
     printed = capsys.readouterr().err
     assert "hunter2" not in printed and "invalid" in printed
 

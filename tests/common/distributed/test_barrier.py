@@ -9,9 +9,10 @@ import time
 import pytest
 import torch
 
+from bootfile.ground import heartbeat
+from bootfile.ground.errors import BadInput
 from common.distributed import barrier, launcher
-from common.ground import heartbeat
-from common.ground.exits import NO_RENDEZVOUS, BadInput, NoRendezvous
+from common.ground.endings import NO_RENDEZVOUS, NoRendezvous
 from tests.conftest import ROOT, finish, start, wait_until
 
 

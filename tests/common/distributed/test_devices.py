@@ -6,9 +6,9 @@ import textwrap
 import pytest
 import torch
 
+from bootfile.ground.errors import BadInput
+from bootfile.machine.cores import available_cores
 from common.distributed.devices import find_topology, select
-from common.ground.exits import BadInput
-from common.machine.cores import available_cores
 from tests.conftest import ROOT, environment, free_port, run
 
 GPUS = 2

@@ -15,9 +15,10 @@ import psutil
 import pytest
 import torch
 
-from common.distributed import agent, crash, launcher, members, ranks, roll
+from bootfile.ground.errors import BadInput
+from bootfile.processes import ranks
+from common.distributed import agent, crash, launcher, members, roll
 from common.distributed.members import Plan
-from common.ground.exits import BadInput
 from common.platform.topology import Topology
 from tests.conftest import CAN_FORK, LONGEST, free_port, run, wait_until
 from tests.support import checkpointers

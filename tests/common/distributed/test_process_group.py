@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bootfile.ground import errors
 from common.distributed import process_group
-from common.ground import exits
+from common.ground import endings
 from common.platform.topology import Topology
 from tests.conftest import QUICK, ROOT, environment, finish, processes_of, refused, run, start, wait_until
 
@@ -58,7 +59,7 @@ def test_an_nccl_group_is_left_on_the_own_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: did.append((threading.get_ident(), device)))
     ending = lambda: did.append((threading.get_ident(), "left"))  # noqa: E731
     monkeypatch.setattr(torch.distributed, "destroy_process_group", ending)
-    monkeypatch.setattr(exits, "leave", did.append)
+    monkeypatch.setattr(errors, "leave", did.append)
     process_group._leave_group(None, None)
     (first, device), (second, left), code = did
     assert (device, left, code) == (3, "left", 0) and first == second != threading.get_ident()
@@ -67,7 +68,7 @@ def test_an_nccl_group_is_left_on_the_own_gpu(monkeypatch):
 def test_a_group_of_one_gpu_is_left(monkeypatch):
     """nccl warns of a group that is not destroyed."""
     left = []
-    monkeypatch.setattr(exits, "at_end", lambda place, end: left.append(place))
+    monkeypatch.setattr(endings, "at_end", lambda place, end: left.append(place))
     monkeypatch.setattr(process_group.rendezvous, "meet", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     args = argparse.Namespace(timeout=1.0, enable_gpu=None)
@@ -134,7 +135,9 @@ def test_a_missing_interface_is_refused():
 # Holds the interpreter's lock while it waits. Gloo's destructor in torch 2.1 may do this without end.
 LEAVE = """
 import ctypes, torch
+from bootfile.ground import errors
 from common.distributed import process_group
+from common.ground import endings
 store = torch.distributed.HashStore()
 torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
 torch.distributed.destroy_process_group = lambda: ctypes.PyDLL(None).sleep(1000)

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from common.ground.exits import BadInput
-from common.ground.files import is_url, sha256_file
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import sha256_file
+from common.ground.files import is_url
 from common.object_store import paths as object_store_paths
 from common.object_store import store as object_store
 from common.object_store.errors import explain

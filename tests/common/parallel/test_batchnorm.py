@@ -6,7 +6,7 @@ import textwrap
 import pytest
 import torch
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from common.parallel import batchnorm
 from tests.conftest import ROOT, run_ranks
 

@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 
+from bootfile.exact.buckets import backward_without_trace, settle_buckets
 from common.parallel.compilation import compile_module
-from common.parallel.gradients import backward_without_trace, settle_buckets
 from tests.conftest import environment, run, run_ranks
 
 
@@ -117,7 +117,7 @@ RANKS = """
 import os, sys, torch
 from torch.nn.parallel import DistributedDataParallel
 from common.parallel import compilation
-from common.distributed import ranks
+from bootfile.processes import ranks
 torch.distributed.init_process_group("gloo")
 failing, rank = int(sys.argv[1]), ranks.rank()
 begun, store = [], ranks.store()

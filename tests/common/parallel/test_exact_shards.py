@@ -9,11 +9,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from common.ground.exits import BadInput
-from common.ground.parts import part_of
+from bootfile.ground.errors import BadInput
+from bootfile.ground.numbers import part_of
+from bootfile.loaders.map_style import map_style_loader
+from bootfile.sampling.sampler import SequentialBatchSampler
 from common.parallel import exact_shards
-from datasets.loaders.engines.map_style import map_style_loader
-from datasets.sampling.sampler import SequentialBatchSampler
 
 SHARDS = 8
 

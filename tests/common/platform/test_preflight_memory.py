@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from common.platform import node
 
 LAYERS = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 1000), torch.nn.ReLU())

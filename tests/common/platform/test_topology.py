@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from common.platform.platforms import STARTED_BY, first_host
 from common.platform.topology import Topology, promised_gpus, resolve
 from launch.profiles import PROFILES, Folders, make_rank_table, make_starts

@@ -6,12 +6,13 @@ from sklearn import metrics as reference
 from sklearn.metrics import accuracy_score, log_loss
 from torch import nn
 
-from common.compute import loss_means, losses
-from common.ground.exits import BadInput
+from bootfile.exact import loss_means
+from bootfile.ground.errors import BadInput
+from bootfile.sampling.sampler import SequentialBatchSampler
+from common.compute import losses
 from common.run import metrics
 from common.run.evaluation import batch_sums, evaluate
 from common.run.metrics import R2, ConfusionMatrix, Metrics, Perplexity, absolute_error, top
-from datasets.sampling.sampler import SequentialBatchSampler
 
 cross_entropy = nn.functional.cross_entropy
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from common.run import folder_lease, lease
 from common.run.folder_lease import FolderLease
 from tests.conftest import QUICK, ROOT, environment, finish, is_stopped, read_until, start, wait_until

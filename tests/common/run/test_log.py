@@ -8,8 +8,8 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from common.distributed import ranks
-from common.machine.differences import in_words
+from bootfile.machine.differences import in_words
+from bootfile.processes import ranks
 from common.run import environment
 from launch.report import cli as report
 from launch.report import runs as report_data

@@ -6,8 +6,8 @@ import os
 import pytest
 import torch
 
-from common.exact import choose
-from common.exact import files as checkpoint
+from bootfile.exact import choose
+from bootfile.exact import files as checkpoint
 from tests.support.checkpointers import StubLoader, begin, log_of
 
 

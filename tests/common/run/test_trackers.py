@@ -15,7 +15,7 @@ import pytest
 import torch
 import trustme
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from common.run import trackers
 from tests.support.checkpointers import StubLoader, begin, log_of
 

@@ -71,7 +71,7 @@ for get in (
 @pytest.mark.parametrize("words", ["interpolation='bicubic'", "augmentation='autoaugment'"])
 def test_what_the_loaders_of_kspeed_do_not_have(words, folder, tmp_path):
     code = f"""
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from kspeeddataloader import get_kspeed_train_loader
 try:
     get_kspeed_train_loader(data, 32, 5, 3, {words})

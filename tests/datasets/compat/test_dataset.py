@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from common.distributed import ranks
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.processes import ranks
 from datasets.compat.dali_dataset import Dataset
 from datasets.loaders import backends
 from tests.conftest import ROOT, run

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from datasets.compat.kspeed import KSpeedCallable, KSpeedFolder, KSpeedImageFolder
 from datasets.loaders import backends
 from datasets.stores import pack

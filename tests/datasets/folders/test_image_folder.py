@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from datasets.folders import image_folder
 from datasets.folders.image_folder import fraction, load, open_index
 from datasets.stores.files import FileStore

@@ -11,13 +11,13 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.sampling.sampler import WholeBatchSampler
 from datasets.folders import paired_images, random_pairs
 from datasets.loaders import backends
 from datasets.loaders.engines.paired_dali import PairedDali
 from datasets.loaders.engines.threads import Threads
-from datasets.loaders.loader import Loader
-from datasets.sampling.sampler import WholeBatchSampler
+from datasets.loaders.image_loader import ImageLoader
 from datasets.stores.files import PairFiles
 from tests.support.receipts import sums_of
 
@@ -70,7 +70,7 @@ def plan_of(pairs, rank=0, world_size=1, batch=BATCH, crop=CROP, training=True):
 
 def loader_of(pairs, engine, *place, **options):
     plan = plan_of(pairs, *place, **options)
-    return Loader(engine(PairFiles(pairs), 2, CPU), plan, CPU, HALF, HALF)
+    return ImageLoader(engine(PairFiles(pairs), 2, CPU), plan, CPU, HALF, HALF)
 
 
 def levels(images: torch.Tensor) -> np.ndarray:
@@ -280,7 +280,7 @@ def test_on_a_gpu_the_same_pairs_and_nearly_the_same_pixels(rows, tmp_path):
         ("cpu", PairedDali(PairFiles(pairs), 2, device, "cpu")),
         ("gpu", PairedDali(PairFiles(pairs), 2, device)),
     ):
-        with Loader(engine, plan, device, HALF, HALF) as loader:
+        with ImageLoader(engine, plan, device, HALF, HALF) as loader:
             for epoch in (1, 2):
                 loader.seek((epoch - 1) * len(loader))
                 batches = [(blurry.cpu(), sharp.cpu()) for blurry, sharp in pairs_of(loader)]

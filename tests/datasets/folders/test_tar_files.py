@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from datasets.folders import image_folder, listing, tar_files
 from datasets.stores import pack
 from datasets.stores.files import FileStore

@@ -18,7 +18,9 @@ import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.receipt.receipt import Receipt
+from bootfile.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.folders import image_folder
 from datasets.loaders import backends, measure, pixels
 from datasets.loaders.engines import threads
@@ -27,8 +29,6 @@ from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.image_folders import progressive_size
 from datasets.sampling.augment import center_crop, random_resized_crop
 from datasets.sampling.effects import Effects, draw_effects
-from datasets.sampling.receipt import Receipt
-from datasets.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 from datasets.stores.store import scaled
@@ -296,7 +296,7 @@ import sys, torch
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
-from datasets.sampling.sampler import BatchSampler, Plan
+from bootfile.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
 
 if __name__ == "__main__":

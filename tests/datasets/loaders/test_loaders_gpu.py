@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
+from bootfile.sampling.sampler import BatchSampler, Plan
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends, pixels
-from datasets.loaders.loader import ToDevice
+from datasets.loaders.image_loader import ToDevice
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.effects import Effects, draw_effects
-from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
 
 pytestmark = pytest.mark.gpu

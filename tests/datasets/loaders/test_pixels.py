@@ -8,7 +8,8 @@ import torch
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.sampling.sampler import BatchSampler, Plan
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends, pixels
 from datasets.sampling import augment
@@ -22,7 +23,6 @@ from datasets.sampling.effects import (
     from_args,
     operation_at,
 )
-from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
 
 CPU, MEAN = torch.device("cpu"), (0.5, 0.4, 0.3)

@@ -8,12 +8,12 @@ import pytest
 import torch
 from PIL import Image
 
+from bootfile.ground.errors import BadInput
+from bootfile.sampling.sampler import Plan, SequentialBatchSampler
 from common.compute import models
-from common.ground.exits import BadInput
 from datasets.folders import image_folder, random_folder, resize
 from datasets.loaders import backends, preprocessing
 from datasets.sampling.augment import center_crop
-from datasets.sampling.sampler import Plan, SequentialBatchSampler
 from datasets.stores.files import FileStore
 from launch.inference import trained
 from tests.conftest import records, refused, run

@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, get_worker_info
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.sampling.sampler import BatchSampler, Plan
 from datasets.compat.dpex import DpexDataLoader, RayDataLoader
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
@@ -23,7 +24,6 @@ from datasets.loaders.ray import pool
 from datasets.loaders.ray.engine import RayWorkers
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.effects import Effects
-from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
 from tests.conftest import run, wait_until
 from tests.support.ray_data_sets import Draws, Noisy, Squares

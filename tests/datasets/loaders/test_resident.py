@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 import torch
 
+from bootfile.receipt.receipt import batch_sums
+from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
 from datasets.loaders.engines.memory import Windows, make_loader, plan_of
 from datasets.loaders.engines.resident import Resident, resident_loader
-from datasets.loaders.loader import Loader
+from datasets.loaders.image_loader import ImageLoader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.augment import CropFlip, crop_flip
-from datasets.sampling.receipt import batch_sums
-from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler
 
 
 def _on_any_device(data, sampler, device, augment):
     """Return a resident loader that also gathers on the CPU, for which resident_loader() is make_loader()."""
-    return Loader(
+    return ImageLoader(
         Resident(data, augment, device), plan_of(data, sampler, augment), device, data.mean, data.std
     )
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from datasets.memory import cifar10
 from tests.support.hostile_pickle import Hostile
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from datasets.memory import cifar10, digits, fashion_mnist
 from datasets.memory.image_set import ImageSet
 

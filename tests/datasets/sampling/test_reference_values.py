@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from datasets.sampling import augment, generators, receipt
+from bootfile.receipt import receipt
+from bootfile.sampling import generators
+from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler, WholeBatchSampler, permute
+from datasets.sampling import augment
 from datasets.sampling.effects import Effects, draw_effects
-from datasets.sampling.sampler import BatchSampler, SequentialBatchSampler, WholeBatchSampler, permute
 
 IDS = np.array([0, 1, 7, 99, 100, 299, 2**31, 2**33 + 5])
 SIZES = np.arange(300) % 37 * 16 + 40

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.receipt import receipt
 from datasets.folders import image_folder, random_folder
-from datasets.sampling import receipt, weights
+from datasets.sampling import weights
 from launch.data import cli
 from tests.conftest import interrupt, records, run, run_ranks
 

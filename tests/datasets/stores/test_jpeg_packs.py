@@ -12,12 +12,12 @@ import torch
 from PIL import Image, JpegImagePlugin
 from sklearn.datasets import load_sample_images
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.sampling.sampler import BatchSampler, Plan
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.loaders.ray.engine import RemoteCrops
 from datasets.sampling.augment import random_resized_crop
-from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import trustme
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from datasets.folders import image_folder
 from datasets.stores import forms
 from datasets.stores.files import FileStore

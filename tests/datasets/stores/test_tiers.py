@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.sampling.sampler import BatchSampler, Plan
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
-from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores import forms, pack, tiers
 from datasets.stores.files import FileStore
 from datasets.stores.shared import connection

@@ -9,7 +9,7 @@ import zipfile
 
 import pytest
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from launch.bundle.cli import pack
 from tests.conftest import QUICK, ROOT, environment, finish, run, start
 from tests.support.packed import refused, tree

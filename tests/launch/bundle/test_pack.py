@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from launch import manifests
 from launch.bundle import requirements
 from launch.bundle.cli import pack

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from datasets.folders import image_folder
 from datasets.stores import forms, pack
 from datasets.stores.files import FileStore

@@ -9,16 +9,16 @@ import pytest
 import torch
 from PIL import Image
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from bootfile.receipt.recorded_run import Run
+from bootfile.sampling.sampler import BatchSampler, Plan
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import image_set
 from datasets.sampling import augment, effects
-from datasets.sampling.sampler import BatchSampler, Plan
 from datasets.stores.files import FileStore
 from launch.data import cli, samples, sheet
-from launch.data.run import Run
 from tests.conftest import QUICK, run, run_ranks
 from tests.support import pictures
 

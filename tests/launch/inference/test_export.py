@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from launch.inference import export, exports
 from launch.inference.trained import load
 

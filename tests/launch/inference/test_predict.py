@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from common.run import starts
 from datasets.memory import digits as digit_set
 from launch.inference import predict, predictions

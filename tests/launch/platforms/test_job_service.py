@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from common.ground import exits
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from common.ground import endings
 from launch import records as job_records
 from launch.platforms import config as job_config
 from launch.platforms import logs as job_logs
@@ -83,7 +83,7 @@ class User:
         try:
             found = importlib.import_module(f"launch.platforms.{verb}").main([*map(str, arguments)])
         except BadInput as error:
-            exits.say_error(str(error))
+            endings.say_error(str(error))
             found = error.code
         output, errors = self._capsys.readouterr()
         result = subprocess.CompletedProcess(arguments, found, output, errors)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from botocore.validate import ParamValidator
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from common.platform import topology
 from launch.platforms import config as job_config
 from launch.platforms import request as job_request

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from common.ground.files import sha256_file
+from bootfile.ground.files import sha256_file
 from launch.prove import proof
 from tests.conftest import ROOT, run
 from tests.support import proofs

@@ -8,12 +8,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bootfile.ground.errors import BadInput
+from bootfile.receipt import receipt
+from bootfile.receipt.compare import LOOP, find_receipt
 from common.distributed import agent
-from common.ground.exits import BadInput
 from datasets.folders import random_folder
-from datasets.sampling import receipt
 from launch import processes
-from launch.compare import LOOP, find_receipt
 from launch.prove import coverage, forks, jobs, surroundings, trial, verdict
 from launch.prove.losses import Losses
 from tests.conftest import QUICK, ROOT, environment, finish, run, start, wait_until
@@ -58,7 +58,7 @@ def test_a_job_of_bootfile_is_exact(tmp_path):
     assert {"state.jsonl", "receipt.bin"} < runs["reference"]["files"].keys() and len(runs) == 7
     assert runs["reference"]["seed"] == 0 and runs["another seed"]["seed"] == 1
     assert runs["another seed"]["commands"][0].startswith("jobs/train_ddp.py --dataset=digits ")
-    assert {"jobs/train_ddp.py", "common/run/starts.py", "datasets/sampling/receipt.py"} < proof[
+    assert {"jobs/train_ddp.py", "common/run/starts.py", "bootfile/receipt/receipt.py"} < proof[
         "files"
     ].keys()
     assert len([each for each in proof["comparisons"] if each["part"] == "data"]) == 6
@@ -194,7 +194,7 @@ def test_most_runs_are_forks_and_a_fork_alone_makes_no_difference(fault, starts,
 
 SLOW_DISK = """import time
 
-from common.exact import files
+from bootfile.exact import files
 
 
 def write_late(path, state, write=files.write, **facts):
@@ -267,7 +267,7 @@ def test_what_was_not_run_is_not_compared(tmp_path):
 CHECKED = """
 import glob, os, sys, time, torch
 sys.path.insert(0, {root!r})
-from datasets.sampling.receipt import Receipt
+from bootfile.receipt.receipt import Receipt
 state, data = {{"step": 0, "weight": torch.ones(4), "seen": torch.zeros(8)}}, Receipt()
 os.makedirs("OUT", exist_ok=True)
 names = sorted(glob.glob("OUT/*.pt")) if "--resume" in sys.argv and {how!r} != "ignores" else []

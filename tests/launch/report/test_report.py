@@ -14,7 +14,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from launch.report import charts
 from launch.report import cli as report
 from tests.conftest import QUICK, environment, finish, records, run, start

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
 from launch.explain import explain_exit_code
 from launch.simulate import cli, faults
 from tests.conftest import QUICK, environment, start

@@ -13,8 +13,8 @@ import time
 
 import pytest
 
-from common.ground import exits
-from common.ground.exits import BadInput
+from bootfile.ground.errors import BadInput
+from common.ground import endings
 from launch import manifests
 from launch import records as job_records
 from launch.transfer import clean, fetch, upload
@@ -48,7 +48,7 @@ def launch(server, monkeypatch, capsys):
             try:
                 ended = VERBS[verb].main([*map(str, arguments)])
             except BadInput as error:
-                exits.say_error(str(error))
+                endings.say_error(str(error))
                 ended = error.code
         output, errors = capsys.readouterr()
         assert ended == code, output + errors

@@ -1,0 +1,64 @@
+"""Add the gradients of DistributedDataParallel in the same order after a restart."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+
+def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: Any) -> None:
+    """Run backward passes that change no state, on every rank before training.
+
+    After its first backward pass DistributedDataParallel reorders the buckets by the time at which gradients
+    are ready. Three or more processes then add them in another order, which rounds differently. Without this
+    call the first step after a restart differs from the same step of an uninterrupted run. With static_graph
+    the first pass only counts the gradients; the second pass finds their order.
+
+    Weights, buffers and random state do not change. inputs: a batch of at least two samples, any values.
+    """
+    if torch.distributed.get_world_size() < 3:
+        return
+    # torch 2.6 and later can run a compiled model without compiling it for this batch.
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    # cudnn.benchmark would try all algorithms for this batch.
+    with (
+        set_stance("force_eager") if set_stance else contextlib.nullcontext(),
+        torch.backends.cudnn.flags(enabled=True, benchmark=False),
+    ):
+        backward_without_trace(forward, forward, inputs, 2 if forward.static_graph else 1)
+
+
+def backward_without_trace(forward: Callable, module: torch.nn.Module, inputs: Any, passes: int) -> None:
+    """Run forward and backward passes that do not change weights, buffers and random state, even if a pass
+    fails. Afterwards the gradients are None.
+
+    forward: the function to call; it calls module.
+    module: the raw model.
+    inputs: a tensor [n, ...] or nested tensors, any values, n >= 2 for BatchNorm.
+    passes: the number of passes.
+    """
+    parameter = next(module.parameters())
+    kind = parameter.device.type
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(parameter) if tensor.is_floating_point() else tensor.to(parameter.device)
+
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    try:
+        with torch.random.fork_rng([parameter.device] * (kind != "cpu"), device_type=kind):
+            for _ in range(passes):
+                module.zero_grad()
+                # `output` lives until after backward(), as in training: otherwise torch records the CUDA
+                # graphs again in training
+                output = forward(tree_map_only(torch.Tensor, move, inputs))
+                parts = [
+                    each for each in tree_flatten(output)[0] if torch.is_tensor(each) and each.requires_grad
+                ]
+                torch.stack([each.sum() for each in parts]).sum().backward()
+    finally:
+        module.zero_grad()
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)

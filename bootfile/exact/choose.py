@@ -1,0 +1,58 @@
+"""Choose the checkpoint that a run continues from."""
+
+import os
+from collections.abc import Callable
+
+from bootfile.exact import files
+from bootfile.ground.errors import BadInput, in_one_line
+
+
+def choose(
+    wanted: str, folder: str, load: Callable[[dict], None], whole: bool = True
+) -> tuple[str, dict | None]:
+    """Return (path, state) of the newest whole checkpoint of this run; ("", None) without checkpoints.
+
+    wanted: "auto" for the checkpoints in `folder`, or the path of a checkpoint or of a folder of checkpoints.
+    load: called with the state of a file; it restores the state, or raises files.Refused. Every refused
+    file is printed with the reason.
+    whole: as for files.load().
+    Raises BadInput if there are checkpoints and none can be used, or if `wanted` does not exist.
+    """
+    if wanted == "auto":
+        paths = files.list_newest_first(folder)
+    elif os.path.isdir(wanted):
+        paths = _list(wanted)
+    else:
+        paths = [wanted] if os.path.exists(wanted) else []
+    if not paths and wanted != "auto":
+        raise BadInput(f"--resume {wanted}: no such file, or folder with checkpoints")
+    refused = []
+    for path in paths:
+        try:
+            state = files.read(path, whole)
+            load(state)
+            return path, state
+        except BadInput as error:  # this is the right checkpoint: do not try older ones
+            raise BadInput(f"{path}: {error}") from None
+        except files.Refused as reason:
+            refused.append(f"{path}: {reason}")
+        except Exception as error:  # load_state_dict() failed: the file is of another program
+            refused.append(f"{path}: it does not hold the state of this job: {in_one_line(error)}")
+        print(f"checkpoint refused: {refused[-1]}", flush=True)
+    if refused and os.path.isfile(wanted) and not os.path.exists(f"{wanted}.json"):
+        raise BadInput(f"--resume {refused[0]}; to take its weights only: --weights {wanted}")
+    if refused:
+        raise BadInput(
+            f"no checkpoint can be used: {'; '.join(refused)} (to start a new run, use another --output_dir)"
+        )
+    return "", None
+
+
+def newest(path: str) -> str:
+    """Return the path of the newest checkpoint in a folder; another path is returned as it is."""
+    return next(iter(_list(path)), path)
+
+
+def _list(path: str) -> list[str]:
+    """Return the checkpoints in a folder, or in the output folder of a run, the newest first."""
+    return files.list_newest_first(path) or files.list_newest_first(os.path.join(path, "checkpoints"))

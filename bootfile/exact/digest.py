@@ -1,0 +1,160 @@
+"""The digest of a run's state: weights, buffers and the state of optimizers, equal for equal bits.
+
+    FOLDER/state.jsonl    {"step": 44, "format": 2, "digest": "9f3c...",
+                           "parts": {"model.fc.weight": "1d22c0ab", ...}}
+
+There is a line for each checkpoint and each epoch. The digest does not depend on the device, the memory
+format or the number of processes. It has the numbers of an optimizer's parameter groups, such as the learning
+rate. Version 0.25 and earlier wrote no format, and hashed the bits of a tensor in another way.
+"""
+
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from bootfile.exact import dtensors
+from bootfile.exact.digest_lines import FILE, cut, read, write
+from bootfile.ground.mixing import mix
+from bootfile.processes import ranks
+
+__all__ = ["FILE", "FORMAT", "KERNELS", "add_bytes", "cut", "leaves", "read", "summarize", "write"]
+
+FORMAT = 2  # digests of other formats cannot be compared
+_WORDS = 2**13  # words of 8 bytes in a block
+_BLOCK = 8 * _WORDS
+KERNELS = {"params", "fused", "foreach", "capturable", "differentiable"}  # not hyperparameters
+_WITHOUT = {"receipt"}  # objects of a checkpoint that are not state of the model
+
+
+def leaves(objects: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values in the objects of a checkpoint, for example "model.fc.weight"."""
+    for name, value in objects.items():
+        if name not in _WITHOUT:
+            yield from _leaves(name, value)
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    parts: Iterable[tuple[Any, Any]]
+    if isinstance(value, dict):
+        if value.keys() >= {"state", "param_groups"}:
+            groups = [
+                {key: each for key, each in group.items() if key not in KERNELS}
+                for group in value["param_groups"]
+            ]
+            value = {"state": value["state"], "param_groups": groups}
+        parts = value.items()
+    elif isinstance(value, list | tuple):
+        parts = enumerate(value)
+    else:
+        yield name, value
+        return
+    for part, each in parts:
+        yield from _leaves(f"{name}.{part}", each)
+
+
+def summarize(step: int, objects: dict[str, Any]) -> dict:
+    """Return a line of FILE. objects: those of a checkpoint. If they are sharded, call it on every rank: each
+    rank reads its own part, and one all_reduce adds the sums of all tensors."""
+    parts, whole = {}, hashlib.blake2b(digest_size=8)
+    named = sorted(leaves(objects), key=lambda leaf: leaf[0])
+    sums = iter(_add_tensors([each for _, each in named if isinstance(each, torch.Tensor)]))
+    for name, value in named:
+        if isinstance(value, torch.Tensor):
+            text = f"{value.dtype} {list(value.shape)} {next(sums)}"
+        else:
+            text = repr(sorted(value, key=repr) if isinstance(value, set) else value)
+        digest = hashlib.blake2b(text.encode(), digest_size=16)
+        parts[name] = digest.hexdigest()[:8]
+        whole.update(f"{name}\0".encode() + digest.digest())
+    return {"step": step, "format": FORMAT, "digest": whole.hexdigest(), "parts": parts}
+
+
+def _add_tensors(tensors: list[torch.Tensor]) -> list[int]:
+    """Return add_bytes() of the elements of each tensor, in the order of their indices."""
+    if not tensors:
+        return []
+    sharded: Any = next(filter(dtensors.is_dtensor, tensors), None)
+    device = tensors[0].device if sharded is None else torch.device(sharded.device_mesh.device_type)
+    sums = []
+    for tensor in tensors:
+        part, start = dtensors.own_part(tensor)
+        part = part.detach() if part.layout == torch.strided else part.detach().to_dense()
+        content = part.contiguous().reshape(-1).view(torch.uint8)
+        sums.append(add_bytes(content, start * part.element_size()).to(device))
+    added = torch.cat(sums)
+    return (added if sharded is None else ranks.total(added, device)).tolist()
+
+
+def add_bytes(content: Any, start: int = 0) -> torch.Tensor:
+    """Return the sum of bytes, each times a number that depends on its place, modulo 2^64: int64 [1].
+
+    The sum of a whole is that of its parts, wherever they are cut, so ranks add parts. Each word of 4 bytes
+    is multiplied by an odd number: one other word is another sum, and several other words have the same sum
+    with a probability of 2^-32 or less (multilinear hashing; Lemire and Kaser 2014, arXiv:1202.4961).
+
+    content: uint8 [n], an array, or a tensor on any device. start: the place of its first byte in the whole.
+    """
+    if isinstance(content, torch.Tensor) and content.device.type == "cpu":
+        content = content.numpy()  # NumPy multiplies int64 twice as fast as torch
+    added: Any = 0
+    first = min(-start % _BLOCK, len(content))  # a part of a block; whole blocks follow, and a part of one
+    last = first + (len(content) - first) // _BLOCK * _BLOCK
+    for begin, end in ((0, first), (first, last), (last, len(content))):
+        if begin < end:
+            block, offset = divmod(start + begin, _BLOCK)
+            words = _words(content[begin:end], offset % 8, -(start + end) % 8)
+            added += _add_words(words.reshape(max((end - begin) // _BLOCK, 1), -1), block, offset // 8)
+    return torch.as_tensor(added).reshape(1)
+
+
+def _words(content: Any, before: int, after: int) -> Any:
+    """Return bytes as int64 [n], with zeros before and after them."""
+    if isinstance(content, np.ndarray):
+        return (np.pad(content, (before, after)) if before or after else content).view(np.int64)
+    if before or after or content.storage_offset() % 8:
+        content = torch.nn.functional.pad(content, (before, after))
+    return content.view(torch.int64)
+
+
+def _add_words(blocks: Any, block: int, word: int) -> Any:
+    """Return the sum of blocks of words, or of a part of one: int64 []. block, word: the place of the first
+    word."""
+    is_array, sums = isinstance(blocks, np.ndarray), []
+    device = torch.device("cpu") if is_array else blocks.device
+    most = 16 if is_array else 512  # blocks at a time: on a CPU they fit in its cache
+    low, high = (each[word : word + blocks.shape[1]] for each in _keys(device))
+    for first in range(0, len(blocks), most):
+        words = blocks[first : first + most]
+        # the upper half of a word has another number: its highest bit counts
+        sums.append(_multiply(words >> 32, high) + _multiply(words, low))
+    whole = np.concatenate(sums) if is_array else torch.cat(sums)
+    return torch.as_tensor(whole * _factors(block, len(blocks), device)).sum()
+
+
+def _multiply(words: Any, numbers: Any) -> Any:
+    """Return the scalar product of each row with the numbers: int64 [len(words)]."""
+    if isinstance(words, np.ndarray):
+        return np.einsum("ij,j->i", words, numbers)  # in one pass, without the products in memory
+    return (words * numbers).sum(1)
+
+
+@functools.cache
+def _keys(device: torch.device) -> list:
+    """Return the numbers for the words of a block: for each word, and for its upper half."""
+    return [_odd(np.arange(first, 2 * _WORDS, 2), device) for first in (0, 1)]
+
+
+@functools.lru_cache(64)
+def _factors(block: int, count: int, device: torch.device) -> Any:
+    """Return the numbers for the sums of blocks."""
+    return _odd(np.arange(block, block + count) + 2 * _WORDS, device)
+
+
+def _odd(places: np.ndarray, device: torch.device) -> Any:
+    """Return an odd number for each place, int64: an array for the CPU, or a tensor on another device."""
+    odd = (mix(places.astype(np.uint64)) | np.uint64(1)).view(np.int64)
+    return odd if device.type == "cpu" else torch.from_numpy(odd).to(device)

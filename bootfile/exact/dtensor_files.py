@@ -1,0 +1,103 @@
+"""The sharded tensors of a checkpoint, in a folder that torch.distributed.checkpoint writes and reads.
+
+    FOLDER/step_400.pt         the state (files.py); a sharded tensor in it is on the meta device
+    FOLDER/step_400.pt.json    also the files of step_400.shards: "shards": {name: [size in bytes, sha256]}
+    FOLDER/step_400.shards/    __<rank>_0.distcp with the tensors of each rank, and .metadata
+
+All ranks must see the same FOLDER. A checkpoint can be read by any number of ranks.
+"""
+
+import os
+import pickle
+import warnings
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from bootfile.exact import digest, dtensors
+from bootfile.ground.files import opener, sha256_file
+from bootfile.ground.results import dtensor_folder
+from bootfile.processes import ranks
+
+# what the pickle in .metadata may name
+_SAFE = {
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata", "TensorStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING",
+        "ChunkStorageMetadata", "MetadataIndex", "StorageMeta",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.serialization": {"_get_layout"},
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},  # Python 3.13
+    "torch": {"Size", *(name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype))},
+}  # fmt: skip
+
+
+def save(path: str, objects: dict) -> tuple[dict, dict[str, list]]:
+    """Write the sharded tensors of a checkpoint's objects. Call it on every rank. Return the objects with
+    meta tensors in their places, and the files: name -> [size in bytes, sha256]. Raises RuntimeError."""
+    import torch.distributed.checkpoint as dcp
+
+    folder, world_size = dtensor_folder(path), ranks.world_size()
+    tensors = {name: each for name, each in digest.leaves(objects) if dtensors.is_dtensor(each)}
+    try:
+        dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder))
+    except dcp.api.CheckpointException as error:  # a BaseException, the same on every rank
+        raise _first_failure(error) from None
+    names = sorted(os.listdir(folder))
+    own = {name: _facts_of(folder, name) for name in names[ranks.rank() :: world_size]}
+    parts = ranks.gather_objects((names, own))
+    if any(theirs != names for theirs, _ in parts):  # then every rank raises
+        raise RuntimeError(f"{folder} differs: all processes must see the same --output_dir")
+    facts = {name: each for _, part in parts for name, each in part.items()}
+    return dtensors.outline(objects, objects), facts
+
+
+def _facts_of(folder: str, name: str) -> list:
+    with open(os.path.join(folder, name), "rb", opener=opener) as file:
+        return [os.fstat(file.fileno()).st_size, sha256_file(file)]
+
+
+def load(path: str, objects: dict, **options: Any) -> None:
+    """Read the sharded tensors of a checkpoint into the tensors of its objects, which may be sharded. Call it
+    on every rank. options: of torch.distributed.checkpoint.load(). Raises RuntimeError."""
+    import torch.distributed.checkpoint as dcp
+
+    class Reader(dcp.FileSystemReader):
+        def read_metadata(self, *_: Any, **__: Any) -> Any:
+            with open(os.path.join(self.path, ".metadata"), "rb", opener=opener) as file:
+                return _Unpickler(file).load()
+
+    reader = Reader(dtensor_folder(path))
+    stored = reader.read_metadata().state_dict_metadata
+    tensors = {name: each for name, each in digest.leaves(objects) if name in stored}
+    try:
+        dcp.load(tensors, storage_reader=reader, **options)
+    except dcp.api.CheckpointException as error:
+        raise _first_failure(error) from None
+
+
+def _first_failure(error: Any) -> RuntimeError:
+    rank, (reason, _) = min(error.failures.items(), key=lambda failure: failure[0])
+    return RuntimeError(f"rank {rank}: {reason}")
+
+
+def load_whole(path: str, objects: dict) -> dict:
+    """Return the objects of a checkpoint with whole tensors for its meta tensors. Only this process reads."""
+    allocate = lambda each: torch.empty_like(each, device="cpu") if each.is_meta else each  # noqa: E731
+    objects = tree_map_only(torch.Tensor, allocate, objects)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        options = {"no_dist": True} if ranks.is_initialized() else {}  # torch 2.6 has no no_dist
+        load(path, objects, **options)
+    return objects
+
+
+class _Unpickler(pickle.Unpickler):
+    """An unpickler that executes nothing of the file: torch's own reads .metadata with pickle.load()."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name in _SAFE.get(module, ()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is not expected in .metadata")

@@ -1,0 +1,92 @@
+"""The states of a model that torch's fully_shard (FSDP2) shards: on one process, or on all.
+
+A sharded tensor is a DTensor: each rank holds a part of its first dimension. The buffers of a model are not
+sharded. Guide: guides/large_models.md.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from bootfile.processes import ranks
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether fully_shard() was called on a model."""
+    return any(kind.__name__ == "FSDPModule" for kind in type(model).__mro__)  # torch 2.5 does not have it
+
+
+def is_dtensor(value: Any) -> bool:
+    """Return whether a value is a sharded tensor."""
+    return hasattr(value, "full_tensor")
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """Return this rank's part of a sharded tensor; another tensor is returned as it is."""
+    return tensor.to_local() if is_dtensor(tensor) else tensor
+
+
+def full(tensor: Any) -> torch.Tensor:
+    """Return a sharded tensor as a whole; another tensor is returned as it is. Call it on every rank."""
+    return tensor.full_tensor() if is_dtensor(tensor) else tensor
+
+
+def own_part(tensor: Any) -> tuple[torch.Tensor, int]:
+    """Return the elements that this rank has to count, and the place of the first one in the whole tensor.
+    The parts of all ranks make the whole. Call it on every rank.
+
+    If the first dimension is sharded once, these are the rank's own elements, or none if it has a replica of
+    them. Otherwise rank 0 gets the whole tensor.
+    """
+    if not is_dtensor(tensor):
+        return (tensor if ranks.is_first() else tensor.reshape(-1)[:0]), 0
+    mesh, rows = tensor.device_mesh, tensor.shape[0] if tensor.ndim else 0
+    sharded = [place for place, each in enumerate(tensor.placements) if not each.is_replicate()]
+    if len(sharded) != 1 or not tensor.placements[sharded[0]].is_shard(0):
+        return own_part(full(tensor))
+    has_replica = any(mesh.get_local_rank(place) for place in range(mesh.ndim) if place not in sharded)
+    shard = -(-rows // mesh.size(sharded[0]))  # rows of a part; the last ones may be shorter, or empty
+    first = min(mesh.get_local_rank(sharded[0]) * shard, rows)
+    part = local(tensor)
+    return (part[:0] if has_replica else part), first * (tensor.numel() // max(rows, 1))
+
+
+def broadcast(state: Any, like: Any) -> Any:
+    """Return rank 0's state on every rank, as distribute() does. Other ranks have no whole tensor in it."""
+    received = ranks.broadcast_object(outline(state, like))
+    return distribute(state if ranks.is_first() else received, like)
+
+
+def outline(state: Any, like: Any) -> Any:
+    """Return the state with a meta tensor, which has only a shape and a type, for each one that is sharded in
+    `like`."""
+    return _map(lambda tensor, _: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), state, like)
+
+
+def distribute(state: Any, like: Any) -> Any:
+    """Return nested dictionaries with rank 0's tensors, sharded like the tensors at their places in `like`.
+
+    A sharded tensor in `like` that has the place of a dictionary stands for all tensors of its shape in it.
+    Other values stay as they are. Call it on every rank.
+    """
+    return _map(_distribute, state, like)
+
+
+def _map(change: Callable[[torch.Tensor, Any], Any], state: Any, like: Any) -> Any:
+    if isinstance(state, dict):
+        return {
+            name: _map(change, each, like.get(name) if isinstance(like, dict) else like)
+            for name, each in state.items()
+        }
+    is_same = is_dtensor(like) and isinstance(state, torch.Tensor) and state.shape == like.shape
+    return change(state, like) if is_same else state
+
+
+def _distribute(tensor: torch.Tensor, like: Any) -> torch.Tensor:
+    from torch.distributed.tensor import distribute_tensor  # not in torch 2.4
+
+    if tensor.is_meta:  # its values come from rank 0
+        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=like.device)
+    return distribute_tensor(tensor.contiguous(), like.device_mesh, like.placements)

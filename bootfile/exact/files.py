@@ -1,0 +1,413 @@
+"""Checkpoints on disk: write them atomically, verify them by checksum, and refuse damaged ones.
+
+    FOLDER/step_400.pt         a dictionary of plain types, torch.load(..., weights_only=True)
+    FOLDER/step_400.pt.json    its sha256, size in bytes, step and run, and the sum of its bytes
+                               (digest.add_bytes), which is faster to verify
+
+A file appears under its name only when it and its checksum are on the disk (temporary file, fsync, rename,
+fsync of the folder). So a job that is killed at any moment leaves the files of other names as they were.
+Overwriting a checkpoint needs two renames, for the checksum and the data. If the job is killed between them,
+this checkpoint is refused.
+"""
+
+import contextlib
+import glob
+import hashlib
+import io
+import itertools
+import json
+import os
+import pickle
+import shutil
+import sys
+import warnings
+import zipfile
+from collections.abc import Iterator
+from typing import IO, Any, cast
+
+import numpy as np
+import torch
+
+from bootfile.exact.digest import add_bytes, leaves
+from bootfile.ground.errors import in_one_line
+from bootfile.ground.files import (
+    explained,
+    open_atomic,
+    opener,
+    read_file,
+    sha256_file,
+    state_of,
+    sync_folder,
+    write_atomic,
+)
+from bootfile.ground.results import checkpoint_names, dtensor_folder
+
+CONVERT = "python -c \"import torch; torch.save({}, 'new.pth')\""  # of a state_dict
+_ZIP, _TORCHSCRIPT = b"PK\3\4", "constants.pkl"
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names of tensors
+_PIECE = 2**20  # bytes that are read and added at a time
+_OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the first bytes of torch before 1.6
+
+
+class Refused(Exception):
+    """A checkpoint cannot be used. The message has the reason."""
+
+
+def name_of(step: int) -> str:
+    return f"step_{step}.pt"
+
+
+def step_of(path: str) -> int:
+    """Return the step of the checkpoint with this path."""
+    return int(os.path.basename(path).removeprefix("step_").removesuffix(".pt"))
+
+
+def write(path: str, state: dict, **facts: Any) -> None:
+    """Write a checkpoint atomically, and next to it <path>.json with its checksum and `facts` (plain types).
+
+    state: nested dictionaries and lists of tensors and plain types. Raises OSError with the system's reason.
+    Files of other names are not touched.
+    """
+    with open_atomic(path) as file:
+        target = _Hashed(file)
+        _save(state, target)
+        # The checksum is written first, so a checkpoint always has one.
+        write_facts(path, facts | target.facts())
+    sync_folder(os.path.dirname(path))
+
+
+def write_facts(path: str, facts: dict) -> None:
+    """Write the .json of a checkpoint: the facts, with a digest that shows if this file itself is damaged."""
+    write_atomic(f"{path}.json", _sealed(facts))
+
+
+def write_weights(path: str, weights: dict) -> None:
+    """Write a plain state_dict atomically, without a checksum. Raises OSError."""
+    with open_atomic(path) as file:
+        _save(weights, _Checked(file))
+    sync_folder(os.path.dirname(path))
+
+
+def plain_names(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a model with the names that it has without wrappers of the model or its parts."""
+    parallel = torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel
+    modules = dict(model.named_modules(remove_duplicate=False))
+
+    def plain(name: str) -> str:
+        parts = name.split(".")
+        owners = (modules.get(".".join(parts[:place])) for place in range(len(parts)))
+        pairs = zip(parts, owners, strict=True)
+        return ".".join(each for each, own in pairs if each not in WRAPPERS and not isinstance(own, parallel))
+
+    return {plain(name): each for name, each in state.items()}
+
+
+def verify(path: str) -> dict:
+    """Check every byte of a checkpoint and return its facts (facts_of). Raises Refused with the reason."""
+    facts = facts_of(path)
+    with _verified(path, facts):
+        return facts
+
+
+def _verify(path: str, size: int, sha256: str, it: str) -> None:
+    with explained(f"{it} cannot be read", kind=Refused), open(path, "rb", opener=opener) as file:
+        if (own := os.fstat(file.fileno()).st_size) != size:
+            raise Refused(f"{it} has {own} bytes, expected {size}")
+        if sha256_file(file) != sha256:
+            raise Refused(f"{it} changed after it was written: the sha256 differs")
+
+
+def facts_of(path: str) -> dict:
+    """Return the content of a checkpoint's .json: sha256, size (bytes) and the facts of write(). Raises
+    Refused."""
+    name = os.path.basename(f"{path}.json")
+    try:
+        content = read_file(f"{path}.json", 2**20)
+    except FileNotFoundError:
+        raise Refused(f"its checksum {name} is missing") from None
+    except OSError as error:
+        raise Refused(f"its checksum {name} cannot be read: {error.strerror}") from error
+    return parse_facts(content, name)
+
+
+def parse_facts(content: bytes, name: str) -> dict:
+    """Return the facts in the content of a checkpoint's .json. name: of this file. Raises Refused."""
+    with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
+        facts = json.loads(content)
+        del facts["seal"]
+        is_plain = all(name == os.path.basename(name) for name in facts.get("shards", {}))
+        types = type(facts["size"]), type(facts["sha256"])
+        if _sealed(facts).encode() == content and types == (int, str) and is_plain:
+            return facts
+    raise Refused(f"its checksum {name} is damaged")
+
+
+def check_readable(objects: dict) -> None:
+    """Raise ValueError with the name and the type of a part that torch.load(weights_only=True) refuses.
+
+    objects: nested dictionaries, lists and tuples. Tensors are not read. Numbers of NumPy become plain ones.
+    """
+    if not _is_readable(objects):
+        names = (
+            f"{name}, a {type(each).__name__}" for name, each in leaves(objects) if not _is_readable(each)
+        )
+        name = next(names, "one of its parts")
+        raise ValueError(f"it cannot hold {name}: use tensors, numbers, text, lists and dictionaries")
+
+
+def _is_readable(value: Any) -> bool:
+    file = io.BytesIO()
+    with contextlib.suppress(Exception):  # pickle raises many types
+        torch.save(_outline(value), file)
+        file.seek(0)
+        _torch_load(file)
+        return True
+    return False
+
+
+def _torch_load(file: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # torch 2.1 warns of its own code
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _outline(value: Any) -> Any:
+    """Return a nested value with empty tensors."""
+    if isinstance(value, torch.Tensor):
+        return torch.empty(0)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: _outline(each) for key, each in value.items()}
+    return [_outline(each) for each in value] if type(value) in (list, tuple) else value
+
+
+def _sealed(facts: dict) -> str:
+    seal = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+    return json.dumps(facts | {"seal": seal})
+
+
+def read(path: str, whole: bool = True) -> dict:
+    """Verify a checkpoint and return its state, as load() does: each byte is read once. Raises Refused."""
+    with _verified(path, facts_of(path)) as file:
+        return load(path, whole=whole, file=file)
+
+
+def load(path: str, most: int = sys.maxsize, whole: bool = True, file: Any = None) -> dict:
+    """Return the dictionary that torch.save wrote to a file, on the CPU; nothing in it is executed.
+
+    most: its tensors.
+    whole: read the folder of a sharded checkpoint, too. Otherwise its sharded tensors are meta tensors, and
+        "shards" is the path for dtensor_files.load().
+    file: the open file, if it is not read by its path.
+    Raises Refused, also for the formats of torch before 1.6 and for TorchScript archives: torch.load of torch
+    before 2.6 may execute these (CVE-2025-32434).
+    """
+    with explained("it cannot be read", kind=Refused), open(path, "rb", opener=opener) as opened:
+        start, size = opened.read(64), os.fstat(opened.fileno()).st_size
+    if not start.startswith(_ZIP):  # an HTML page shows here that a download has failed
+        reason = f"it begins with {start[:15]!r}, expected {_ZIP!r}: torch.save writes a zip file"
+        if start.startswith(_OLD):
+            reason += "; it is of torch before 1.6: " + CONVERT.format(
+                f"torch.load({path!r}, weights_only=True)"
+            )
+        elif start.startswith(b"version https://git-lfs"):
+            reason += "; it is a pointer of Git LFS: git lfs pull"
+        raise Refused(reason)
+    try:
+        records = torch._C.PyTorchFileReader(path).get_all_records()  # torch.load reads the same list
+        if _TORCHSCRIPT in records:
+            script = CONVERT.format(f"torch.jit.load({path!r}).state_dict()")
+            raise Refused(
+                f"it is a TorchScript archive, a program: save model.state_dict(); if you trust it: {script}"
+            )
+        with zipfile.ZipFile(path) as archive:
+            unpacked = sum(record.file_size for record in archive.infolist())
+        if len(records) > most or unpacked > size:  # torch.save does not compress
+            raise Refused(f"it has {len(records)} records and {size} bytes, and unpacks to {unpacked} bytes")
+        state = _torch_load(file or path)
+        if isinstance(state, dict) and "shards" in state:
+            state["shards"] = path
+            if whole:
+                from bootfile.exact import dtensor_files
+
+                state["objects"] = dtensor_files.load_whole(state.pop("shards"), state["objects"])
+    except Refused:
+        raise
+    except pickle.UnpicklingError as error:
+        raise Refused(
+            "torch cannot load it: it is damaged, or holds objects that are not tensors or plain types (save "
+            "model.state_dict(), not the model). If you trust it, with its modules on PYTHONPATH: "
+            + CONVERT.format(f"torch.load({path!r}, weights_only=False).state_dict()")
+            + " (of a dictionary: ['state_dict'], for example, in place of .state_dict())"
+        ) from error
+    except Exception as error:  # a damaged file can make torch raise any exception
+        raise Refused(f"torch cannot load it: {in_one_line(error)}") from error
+    if not isinstance(state, dict):
+        raise Refused(f"it holds a {type(state).__name__}, not a dictionary")
+    return state
+
+
+def list_newest_first(folder: str) -> list[str]:
+    """Return the paths of the checkpoints in a folder, the highest step first."""
+    with explained(f"checkpoints in {folder} cannot be listed"):
+        return [os.path.join(folder, name) for name in reversed(checkpoint_names(folder))]
+
+
+def keep(newest: str, count: int, whole: dict[str, tuple]) -> None:
+    """Delete the checkpoints in a folder except the last `count` whole ones.
+
+    A damaged checkpoint is not counted, and is deleted only if there are `count` whole ones.
+
+    newest: the checkpoint that was just written; it stays.
+    count: the number of whole checkpoints to keep.
+    whole: the checkpoints that are known to be whole, path -> identity; updated, so each file is read once.
+    """
+    folder, stays = os.path.dirname(newest), {newest}
+    whole[newest] = state_of(newest)
+    paths = list_newest_first(folder)
+    for path in paths:
+        if len(stays) < count and path not in stays and _is_whole(path, whole):
+            stays.add(path)
+    for path in paths if len(stays) >= count else ():
+        if path not in stays:
+            discard(path)
+    for each in glob.glob(os.path.join(glob.escape(folder), "*.shards")):  # left by a job that was killed
+        if not os.path.exists(path := f"{each.removesuffix('.shards')}.pt"):
+            discard(path)
+
+
+def _is_whole(path: str, known: dict[str, tuple]) -> bool:
+    if known.get(path) != state_of(path):
+        try:
+            verify(path)
+        except Refused:
+            return False
+        known[path] = state_of(path)
+    return True
+
+
+def discard(path: str) -> None:
+    """Delete a checkpoint, or what a killed job has left of it."""
+    for each in (path, f"{path}.json"):
+        with contextlib.suppress(OSError):
+            os.unlink(each)
+    shutil.rmtree(dtensor_folder(path), ignore_errors=True)
+
+
+def _save(state: dict, file: "_Checked") -> None:
+    """Save into a file with torch.save. Raises OSError."""
+    try:
+        torch.save(state, cast("IO[bytes]", file))  # it calls write() and flush() only
+    except RuntimeError as error:  # torch raises it if the disk is full, for example
+        raise file.error or error from None
+    if file.error:
+        raise file.error
+
+
+class _Checked:
+    """A file for torch.save that keeps the error of the system."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file, self.flush = file, file.flush
+        self.error: OSError | None = None
+
+    def write(self, chunk: bytes | memoryview) -> int:
+        try:
+            self.file.write(chunk)
+        except OSError as error:
+            self.error = error
+            raise
+        return len(chunk)
+
+
+class _Hashed(_Checked):
+    """A file for torch.save that computes the sha256 and the sum of its bytes."""
+
+    def __init__(self, file: IO[bytes]):
+        super().__init__(file)
+        self._sha256, self._sum, self._size = hashlib.sha256(), 0, 0
+        self._small = bytearray()  # chunks whose sum is not computed yet
+
+    def write(self, chunk: bytes | memoryview) -> int:
+        size = super().write(chunk)
+        self._sha256.update(chunk)
+        if size < _PIECE // 4:
+            self._small += chunk
+        if size >= _PIECE // 4 or len(self._small) >= _PIECE // 4:
+            self._add(self._small)
+            self._small = bytearray()
+        if size >= _PIECE // 4:
+            self._add(chunk)
+        return size
+
+    def _add(self, content: Any) -> None:
+        self._sum += int(add_bytes(np.frombuffer(content, np.uint8), self._size))
+        self._size += len(content)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the checksums and the size of what was written."""
+        self._add(self._small)
+        return {"sha256": self._sha256.hexdigest(), "size": self._size, "sum": _text(self._sum)}
+
+
+class _Summed:
+    """A file for torch.load that adds its bytes as they are read."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file, self.read, self.readline = file, file.read, file.readline
+        self.seek, self.tell = file.seek, file.tell
+        self._sum, self._parts = 0, [(0, 0)]  # the places that are in the sum
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill a buffer. torch reads the content of each tensor with one call."""
+        start, size = self.tell(), len(buffer)
+        is_new = size >= _PIECE // 64 and all(
+            start + size <= low or high <= start for low, high in self._parts
+        )
+        place = 0
+        while place < size:
+            piece = buffer[place : place + _PIECE - (start + place) % _PIECE]
+            if cast("io.BufferedReader", self.file).readinto(piece) < len(piece):
+                return self.tell() - start
+            if is_new:  # while the piece is in the processor's cache
+                self._sum += int(add_bytes(np.frombuffer(piece, np.uint8), start + place))
+            place += len(piece)
+        self._parts += [(start, start + size)] * is_new
+        return size
+
+    def total(self) -> int:
+        """Return the sum of all bytes; those that torch has not read are read now. Raises OSError."""
+        end = os.fstat(self.file.fileno()).st_size
+        parts = [*sorted(self._parts), (end, end)]
+        for (_, place), (end, _) in itertools.pairwise(parts):
+            self.seek(place)
+            while content := self.read(min(end - place, _PIECE)):
+                self._sum += int(add_bytes(np.frombuffer(content, np.uint8), place))
+                place += len(content)
+        return self._sum
+
+
+@contextlib.contextmanager
+def _verified(path: str, facts: dict) -> Iterator[_Summed | None]:
+    """Open a checkpoint for torch.load, and verify each byte at the end of the block. One of version 0.25 or
+    earlier, which has no sum, is verified before the block, and not opened. Raises Refused."""
+    for name, (size, sha256) in facts.get("shards", {}).items():
+        _verify(os.path.join(dtensor_folder(path), name), size, sha256, f"its file {name}")
+    if "sum" not in facts:
+        _verify(path, facts["size"], facts["sha256"], "it")
+        yield None
+        return
+    with explained("it cannot be read", kind=Refused), open(path, "rb", opener=opener) as file:
+        if (size := os.fstat(file.fileno()).st_size) != facts["size"]:
+            raise Refused(f"it has {size} bytes, expected {facts['size']}")
+        summed = _Summed(file)
+        try:
+            yield summed
+        finally:  # also if torch cannot read a damaged file
+            if _text(summed.total()) != facts["sum"]:
+                raise Refused("it changed after it was written: the sum of its bytes differs")
+
+
+def _text(added: int) -> str:
+    return f"{added % 2**64:016x}"

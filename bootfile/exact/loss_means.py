@@ -1,0 +1,136 @@
+"""By what a loss divides: over all samples, or over the weights of their labels."""
+
+import inspect
+import math
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from bootfile.ground import accelerator
+
+_NAMES = ("cross_entropy", "nll_loss", "linear_cross_entropy")  # the last one since torch 2.12
+_OF_LABELS: dict[Any, inspect.Signature] = {
+    getattr(functional, name): inspect.signature(getattr(functional, name))
+    for name in _NAMES
+    if hasattr(functional, name)
+}
+_IS_MEAN = ["mean", None, None]  # the last two are the former names
+_NODES = 50  # nodes that are searched in the graph of an output
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class LabelMean(TorchFunctionMode):
+    """Sees by what cross_entropy(), nll_loss() and linear_cross_entropy() divide, also in torch.nn's modules.
+
+    `loss`: the last result that is a mean and requires no gradient, or None. It is `total` / `divisor`,
+    float64 []; the divisor is the sum of the weights of the labels that are not ignored. `labels`: the number
+    of all labels.
+    """
+
+    loss: torch.Tensor | None = None
+    _is_watching = False
+    _is_other: torch.Tensor | None = None  # bool []: whether a divisor since watch() was not `labels`
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _OF_LABELS:
+            bound = _OF_LABELS[func].bind(*args, **(kwargs or {}))
+            bound.apply_defaults()
+            given = bound.arguments
+            if [given.get(name) for name in ("reduction", "reduce", "size_average")] == _IS_MEAN:
+                self.labels, self.divisor = _count_labels(**given)
+                if result.requires_grad:
+                    self._note(self.divisor != self.labels)
+                    return result
+                self.loss = result
+                if given["weight"] is None:
+                    self.total = torch.where(self.divisor > 0, accelerator.double(result) * self.divisor, 0.0)
+                else:  # with label smoothing a total is not 0 if all weights are
+                    self.total = accelerator.double(func(**given | {"reduction": "sum"}))
+        return result
+
+    def watch(self, output: Any) -> None:
+        """See the losses of this thread until stop(). output: of the model; it may hold a loss already."""
+        if not torch.is_grad_enabled():
+            return
+        for each in tree_flatten(output)[0]:
+            if isinstance(each, torch.Tensor) and each.ndim == 0:
+                for node in _find_means(each):
+                    self._note(node._saved_total_weight != node._saved_target.numel())
+        if not self._is_watching:
+            self._is_watching = True
+            self.__enter__()
+
+    def _note(self, is_other: torch.Tensor) -> None:
+        self._is_other = is_other if self._is_other is None else self._is_other | is_other
+
+    def stop(self, device: torch.device) -> torch.Tensor:
+        """Return whether a loss with a gradient since watch() was not a mean over samples: float32 [1] on the
+        device, 1 or 0, without synchronising."""
+        if self._is_watching:
+            self._is_watching = False
+            self.__exit__(None, None, None)
+        is_other, self._is_other = self._is_other, None
+        return torch.zeros(1, device=device) if is_other is None else is_other.float().to(device)[None]
+
+
+def _find_means(loss: torch.Tensor) -> Iterator[Any]:
+    """Yield the nodes of nll_loss() with reduction="mean" in the graph of a loss, before its backward()."""
+    nodes: list[Any] = [loss.grad_fn]
+    for node in nodes:  # grows
+        if node is None:
+            continue
+        if node.name().startswith("NllLoss") and node._saved_reduction == 1:  # the mean
+            yield node
+        if len(nodes) < _NODES:
+            nodes += [each for each, _ in node.next_functions]
+
+
+def _count_labels(target: torch.Tensor, weight: Any, ignore_index: int | None, **_: Any) -> Any:
+    """Return the number of labels, and the sum of the weights of those that are not ignored, float64 []."""
+    if target.is_floating_point():  # shares of the classes: each sample counts 1, whatever the weights
+        samples = target.numel() // target.shape[min(1, target.ndim - 1)]
+        return samples, accelerator.double(torch.full((), samples, device=target.device))
+    is_counted = target != (-100 if ignore_index is None else ignore_index)
+    if weight is None:
+        return target.numel(), accelerator.double(is_counted.sum())
+    return target.numel(), accelerator.double(weight[target.where(is_counted, 0)] * is_counted).sum()
+
+
+def compare_parts(criterion: Callable, *parts: tuple[Any, Any]) -> tuple[float, float] | None:
+    """Return the criterion of the samples of all parts, and the mean over the samples of the parts' criteria,
+    if they differ by more than rounding. None if they agree, or if the parts cannot be joined.
+
+    parts: (outputs, targets), any nesting of tensors [n, ...]. Random state and the buffers of the criterion
+    do not change.
+    """
+    leaves = [tree_flatten(part) for part in parts]
+    device = leaves[0][0][0].device if torch.is_tensor(leaves[0][0][0]) else torch.device("cpu")
+    buffers = dict(criterion.named_buffers()) if isinstance(criterion, torch.nn.Module) else {}
+
+    def call(part: tuple[Any, Any]) -> float:
+        if not buffers:
+            return float(criterion(*part))
+        copies: Any = {name: each.clone() for name, each in buffers.items()}
+        return float(torch.func.functional_call(cast(torch.nn.Module, criterion), copies, part))
+
+    try:
+        counts = [{len(leaf) for leaf in each} for each, _ in leaves]
+        if any(len(each) != 1 for each in counts):
+            return None
+        joined = [torch.cat(each) for each in zip(*(each for each, _ in leaves), strict=True)]
+        with torch.random.fork_rng([device] * (device.type != "cpu"), device_type=device.type):
+            whole = call(tree_unflatten(joined, leaves[0][1]))
+            values = [call(part) for part in parts]
+    except Exception:  # a criterion of the user may raise any, for example if it needs a whole batch
+        return None
+    numbers = [each.pop() for each in counts]
+    mean = sum(map(operator.mul, values, numbers)) / sum(numbers)
+    rounding = 0.03 if any(leaf.dtype in _HALF for leaf in joined) else 1e-3
+    agree = math.isnan(whole) or math.isclose(whole, mean, rel_tol=rounding, abs_tol=1e-6)
+    return None if agree else (whole, mean)

@@ -1,0 +1,132 @@
+"""Keep the bits of a run when it is started again: its threads, and the instruction sets that it has used."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bootfile.ground.errors import BadInput
+from bootfile.machine import differences, facts, threads
+from bootfile.machine.differences import THREADS, in_words
+from bootfile.machine.instructions import OPTION, VARIABLES, level_in_use
+from bootfile.processes import ranks
+
+# These change from machine to machine in a fleet whose instructions are the same.
+_MAY_DIFFER = (THREADS, differences.CPU)
+
+
+class Machines:
+    """The machines that have computed a run, the present one last.
+
+    same_instructions: whether another instruction set than that of the checkpoint is refused. On a GPU the
+        CPU's is not.
+    wanted_threads: threads of each process, if the user names a number: it counts from then on.
+    device: of the model.
+    say: prints a line on rank 0.
+    `history`: the facts of each machine (bootfile/machine/facts.py) and its first step ("step"). A checkpoint
+    and each digest of a state hold it.
+    """
+
+    def __init__(
+        self,
+        same_instructions: bool,
+        wanted_threads: int | None,
+        device: torch.device,
+        say: Callable[[str], object],
+    ):
+        self._is_on_cpu = device.type == "cpu"
+        self.same_instructions = same_instructions and self._is_on_cpu
+        self._wanted_threads, self._say = wanted_threads, say
+        self.history: list[dict[str, Any]] = []
+
+    def compare_starts(self, state: dict[str, Any]) -> None:
+        """Name what differs from the machine before.
+
+        Call it on rank 0, before a checkpoint is compared with the run: generated data may differ by the same
+        cause. state: of the checkpoint. Raises BadInput if the instruction set has to be the same.
+        """
+        saved, step = state.get("machines"), state["step"]  # a version before 0.30 has none
+        if not saved:
+            return
+        before, now = saved[-1], facts.describe()
+        difference = differences.other_instructions(before, now)
+        if difference and self.same_instructions and not _is_new_level(before):
+            name, there, here = difference
+            raise BadInput(
+                f"this run computed with {in_words(name, there)} until step {step}, and this machine "
+                f"computes with {in_words(name, here)}: the bits would differ. Continue on the same kind "
+                f"of CPU, or accept it from here on: {OPTION} native (same_instructions=False in a loop of "
+                f"your own). {_REMEDY}"
+            )
+        others = [each for each in differences.find_differences(before, now) if each[0] not in _MAY_DIFFER]
+        if not others:
+            return
+        name, there, here = others[0]
+        more = f" ({len(others) - 1} more facts differ)" if len(others) > 1 else ""
+        self._say(
+            f"warning: this run computed with {in_words(name, there)} until step {step}, and this machine "
+            f"computes with {in_words(name, here)}{more}: its bits may differ from here on"
+        )
+
+    def settle(self, step: int, saved: Sequence[dict[str, Any]], is_fixed: bool) -> None:
+        """Compute with the threads of the run from here on, and add this machine to the history.
+
+        Call it on every rank, when the checkpoint was read and before the first step.
+
+        step: of the checkpoint; 0 without one.
+        saved: the history of the checkpoint.
+        is_fixed: whether the threads are set already, as with exact shards.
+        Raises BadInput, on every rank, if the ranks have other instruction sets and they have to be the same.
+        """
+        self.history = [dict(machine) for machine in saved]
+        before = self.history[-1] if self.history else {}
+        if self._is_on_cpu and not is_fixed:
+            self._set_threads(before.get(THREADS))
+        now = facts.describe()
+        self._compare_ranks(now)
+        now = ranks.broadcast_object(now)
+        known = [differences.without_step(machine) for machine in self.history]
+        if now not in known:
+            self.history.append({"step": step + 1, **now})
+        elif known[-1] != now:  # it has computed before: the next start compares with it
+            self.history.append(self.history.pop(known.index(now)))
+
+    def _set_threads(self, saved: int | None) -> None:
+        """Set the threads of this process: those that the user names, those of the run, or a first number."""
+        place = threads.find_place()
+        own = threads.choose(ranks.gather_objects(list(place)))
+        number = self._wanted_threads or saved or own
+        if saved and not self._wanted_threads and own != saved:
+            asks = place.source or "the cores of this node"
+            self._say(
+                f"{in_words(THREADS, saved)} in each process, as this run began: {asks} would give "
+                f"{own}, and other bits (--threads {own} changes it)"
+            )
+        torch.set_num_threads(number)
+
+    def _compare_ranks(self, own: facts.Facts) -> None:
+        """Compare the machines of all ranks. Raises BadInput on every rank, or prints a warning."""
+        everyone = ranks.gather_objects(own)
+        for rank, other in enumerate(everyone):
+            difference = differences.other_instructions(everyone[0], other)
+            if difference is None:
+                continue
+            name, first, there = difference
+            line = f"rank 0 computes with {in_words(name, first)}, rank {rank} with {in_words(name, there)}"
+            if self.same_instructions:
+                raise BadInput(f"{line}: the bits would depend on who computes what. {_REMEDY}")
+            self._say(f"warning: {line}: another order of the nodes gives other bits. {_REMEDY}")
+            return
+
+
+def _is_new_level(before: dict[str, Any]) -> bool:
+    """Return whether the user has named a level that the machine before did not have: it counts now."""
+    level = level_in_use()
+    if level is None:
+        return False
+    variables = VARIABLES[level]
+    had_level = before.get("MKL") == variables["MKL_CBWR"]
+    return not had_level or str(before.get("ATen")).lower() != variables["ATEN_CPU_CAPABILITY"]
+
+
+_REMEDY = f"A run that moves between kinds of CPUs begins with {OPTION} avx2 or any (guides/exact.md)"

@@ -1,0 +1,342 @@
+"""Save checkpoints and weights in the background. A failed save is reported; the training continues."""
+
+import collections
+import concurrent.futures
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_flatten
+
+from bootfile.exact import digest, dtensors, files
+from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import check_mounted, explain_write, sweep
+from bootfile.ground.heartbeat import watched
+from bootfile.processes import ranks
+
+# a file system refuses what a save needs: unlike a full disk, this does not pass
+_FINAL, _MOST_FAILURES = (errno.ENOSYS, errno.EROFS, errno.EPERM, errno.EOPNOTSUPP, errno.ENODEV), 3
+_ALIGNED, _PADDING = 64, 2**20  # bytes: of a tensor in pinned memory, and for all alignment
+
+
+class Saver:
+    """Writes checkpoints and weights to the output folder of a run, on rank 0.
+
+    folder: the output folder.
+    keep: the number of newest checkpoints to keep.
+    log: called with one line to print.
+    is_sharded: whether the model is. Then call save_checkpoint() and save_weights() on every rank.
+    by_rank: each rank writes its part of a sharded model (dtensor_files.py); otherwise rank 0 gathers them.
+    saved: called with the step of each new checkpoint, in the background.
+
+    `durable` is the step of the last checkpoint that is on the disk. The training waits for a copy to host
+    memory, and for writes in flight only if they use the memory that a copy needs.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        keep: int,
+        log: Callable[[str], object],
+        is_sharded: bool = False,
+        by_rank: bool = False,
+    ):
+        self.folder, self.keep, self.log, self.is_sharded = folder, keep, log, is_sharded
+        self.by_rank = is_sharded and by_rank
+        self.saved: Callable[[int], object] = lambda step: None
+        self.checkpoints = os.path.join(folder, "checkpoints")
+        check_mounted(folder)  # remembers the mount
+        self.step = self.durable = 0  # of the last checkpoint that was submitted; of the last on the disk
+        self._states = HostCopies()
+        # the weights after an epoch do not wait for the write of a checkpoint; but rank 0 may have no room
+        # for a second copy of a sharded model
+        self._weights = self._states if is_sharded and not by_rank else HostCopies()
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, "writer")
+        self._writes: collections.deque[_Write] = collections.deque()  # until collect() has seen their ends
+        self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
+        self._refusals = 0  # failures in a row for a reason that does not pass
+        self.hopeless = ""  # why no checkpoint can be saved in this folder: the job has to end
+        self._marked: dict | None = None  # the line of state.jsonl of a checkpoint that is being written
+        self._digested = 0  # the step of the last state whose digest was submitted
+        self.machines: list[dict[str, Any]] = []  # those that have computed the run, for digest.FILE
+        self.infinite: set[str] = set()  # names of weights that may be infinite, such as a mask
+        self._is_readable = False  # whether the types in a checkpoint of this start were checked
+        self._whole: dict[str, tuple] = {}  # path -> identity of checkpoints that are known to be whole
+
+    def save_checkpoint(self, step: int, run: str, capture: Callable[[], dict], is_planned: bool) -> None:
+        """Write step_<step>.pt and delete old checkpoints, unless this step was submitted before.
+
+        is_planned: false if it is saved only because the run stops: an uninterrupted run does not
+        have it.
+        """
+        if self._agree(self.step != step):
+            self.step = step
+            write = lambda state: self._write_checkpoint(state, run, is_planned)  # noqa: E731
+            write_parts = lambda: self._write_parts(capture(), is_planned)  # noqa: E731
+            self._submit(files.name_of(step), write_parts if self.by_rank else capture, write, step)
+
+    def save_weights(
+        self,
+        name: str,
+        step: int,
+        model: torch.nn.Module | None,
+        objects: Callable[[], dict],
+        write_files: Callable[[dict], object],
+    ) -> None:
+        """Write weights in the background, and the digest of the state if this step has none.
+
+        They are copied also after save_checkpoint() of the same step: a job may have changed them since.
+
+        name: of the file, for reports; "" writes the digest only.
+        step: the optimizer steps so far.
+        model: the module whose weights are written; None: those of the state.
+        objects: returns the objects of a checkpoint.
+        write_files: called with the weights, in the background; writes them.
+        """
+
+        def write(state: dict) -> None:
+            tensors = state["objects"]["model"]
+            self._check_finite(tensors)
+            self._prepare(self.folder, tensors)
+            write_files(tensors)
+
+        def write_digest(state: dict) -> None:
+            self._check_finite(state["objects"]["model"])
+            self._digest(step, state["objects"])
+
+        if self._agree(self._digested != step):
+            if self.by_rank:
+                self._digest(step, objects())
+                self._digested = step
+            else:
+                self._submit(digest.FILE, lambda: {"objects": objects()}, write_digest, step)
+        if name:
+            weights = lambda: model.state_dict() if model else objects()["model"]  # noqa: E731
+            self._submit(name, lambda: {"objects": {"model": weights()}}, write)
+
+    def resume_at(self, step: int, from_memory: bool = False) -> None:
+        """Record that the checkpoint of this step is on the disk; from_memory: that of which step is. Delete
+        the digests of later steps."""
+        if from_memory:
+            newest = files.list_newest_first(self.checkpoints)[:1]
+            step_of_newest = files.step_of(newest[0]) if newest else 0
+            self.step = self.durable = self._digested = min(step, step_of_newest)
+        else:
+            self.step = self.durable = self._digested = step
+        with contextlib.suppress(OSError, BadInput):  # a digest that is missing is not an error of the run
+            digest.cut(self.folder, step)
+
+    def collect(self, wait: bool = False) -> None:
+        """Report the writes that have ended with an error. wait: wait for those in flight first."""
+        while self._writes and (wait or self._writes[0].future.done()):
+            name, _, future = self._writes.popleft()
+            if error := future.exception():
+                self._report(name, error)
+            else:
+                self._failures.pop(os.path.splitext(name)[1], None)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the writes in flight, at most `seconds`."""
+        concurrent.futures.wait([each.future for each in self._writes], seconds)
+
+    def stop(self) -> None:
+        """End the thread that writes, after its last write."""
+        self._pool.shutdown(wait=False)
+
+    def finish(self) -> list[str]:
+        """Wait for the last write. Return the reasons why files are missing."""
+        self.collect(wait=True)
+        return list(self._failures.values())
+
+    def _submit(
+        self, name: str, capture: Callable[[], dict], write: Callable[[dict], object], step: int = 0
+    ) -> None:
+        """Copy what capture() returns, and write the copy in the background. step: of a whole state; 0 if it
+        is only weights. The copy waits for writes that use its memory. That of a state waits for all writes:
+        they may change values that are part of it."""
+
+        def run(state: dict) -> None:
+            try:
+                with watched(self.folder):
+                    write(state)
+            finally:
+                self._unmark()
+
+        copies = self._states if step else self._weights
+        try:
+            if step or any(each.copies is copies for each in self._writes):
+                self.collect(wait=True)
+            copy = copies.make(capture())
+            self._digested = step or self._digested
+            if ranks.is_first():
+                self._writes.append(_Write(name, copies, self._pool.submit(run, copy)))
+        except (RuntimeError, MemoryError, OSError, ValueError) as error:  # no memory or thread, for example
+            if step:  # then no write is in flight
+                self._unmark()
+            self._report(name, error)
+
+    def _agree(self, decision: bool) -> bool:
+        """Return rank 0's decision: only rank 0 knows which writes have failed."""
+        return ranks.broadcast_object(decision) if self.is_sharded else decision
+
+    def _digest(self, step: int, objects: dict, is_planned: bool = True, is_saved: bool = False) -> None:
+        """Write the digest of the state after `step` steps, before its checkpoint is on the disk: then a run
+        that is resumed from the checkpoint has it."""
+        line = digest.summarize(step, objects) | {"planned": is_planned, "saved": is_saved}
+        line["machines"] = self.machines
+        if not ranks.is_first():
+            return
+        try:
+            digest.write(self.folder, line)
+            self._marked = line if is_saved else self._marked
+        except OSError as error:
+            self.log(f"warning: {digest.FILE} lacks step {step}: {describe(error, self.folder)}")
+
+    def _unmark(self) -> None:
+        """Take back the mark `saved` of a checkpoint whose write has failed."""
+        line, self._marked = self._marked, None
+        with contextlib.suppress(OSError):
+            if line:
+                digest.write(self.folder, line | {"saved": False})
+
+    def _write_parts(self, state: dict[str, Any], is_planned: bool) -> dict[str, Any]:
+        """Write the sharded tensors of a state on every rank; the training waits. Return the rest of it."""
+        objects, path = state["objects"], os.path.join(self.checkpoints, files.name_of(state["step"]))
+        self._check_finite(objects["model"])
+        self._digest(state["step"], objects, is_planned, is_saved=True)
+        if ranks.is_first():
+            files.discard(path)
+        from bootfile.exact import dtensor_files
+
+        rest, facts = dtensor_files.save(path, objects)
+        return state | {"objects": rest, "shards": facts}
+
+    def _write_checkpoint(self, state: dict[str, Any], run: str, is_planned: bool) -> None:
+        self._check_finite(state["objects"]["model"])
+        if not self.by_rank:
+            self._digest(state["step"], state["objects"], is_planned, is_saved=True)
+        self._prepare(self.checkpoints, state)
+        if not self._is_readable:  # once: a later state has the same types
+            files.check_readable(state["objects"])
+            self._is_readable = True
+        facts = {"shards": state["shards"]} if self.by_rank else {}
+        path = os.path.join(self.checkpoints, files.name_of(state["step"]))
+        files.write(path, state, step=state["step"], run=run, **facts)
+        self.durable, self._marked, self._refusals = state["step"], None, 0
+        files.keep(path, self.keep, self._whole)
+        self.saved(state["step"])
+
+    def _prepare(self, folder: str, state: dict) -> None:
+        """Make the folder for a state, and delete what a killed write has left. Raises OSError if the disk is
+        full."""
+        check_mounted(self.folder)
+        if not os.path.isdir(folder):
+            os.makedirs(folder, exist_ok=True)
+            if self.durable:
+                self.log(f"warning: {folder} was deleted and is created again: older checkpoints are lost")
+        sweep(folder)
+        space, size = os.statvfs(folder), size_of(state)
+        if space.f_bavail * space.f_frsize < size:
+            raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {size / 1e6:.1f} MB are needed")
+
+    def _check_finite(self, tensors: dict) -> None:
+        if find_infinite(tensors) - self.infinite:
+            raise ValueError("the weights are not finite")
+
+    def _report(self, name: str, error: BaseException) -> None:
+        reason = f"{name} was not saved: {describe(error, self.folder)}"
+        if ranks.is_first():  # only it learns later whether a write succeeds
+            self._failures[os.path.splitext(name)[1]] = reason
+        self.step = self.durable
+        self._refusals += isinstance(error, OSError) and error.errno in _FINAL
+        others = "older checkpoints are unchanged" if self.durable else "there is no checkpoint yet"
+        if not self.durable and self._refusals == _MOST_FAILURES:
+            self.hopeless = f"{reason}, {_MOST_FAILURES} times, and no checkpoint was saved before"
+        self.log(f"warning: {reason}; the training continues, {others}")
+
+
+class _Write(NamedTuple):
+    """A write in flight. copies: with the memory that it reads."""
+
+    name: str
+    copies: "HostCopies"
+    future: concurrent.futures.Future
+
+
+class HostCopies:
+    """Copies states to the host. All copies use the same memory, so make the next one after the last use."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple, torch.Tensor] = {}
+        # the rest of a pinned block, which tensors share because the driver takes milliseconds for each
+        self._block, self._size = np.empty(0, np.uint8), 0
+
+    def make(self, state: dict) -> dict:
+        """Return a copy of nested dictionaries, lists and tuples of tensors and plain types. If tensors are
+        sharded, call it on every rank; only rank 0 has a copy."""
+        self._size = size_of(state) + _PADDING
+        copy = self._copied(state, ())
+        if module := accelerator.in_use():
+            stream = module.current_stream() if hasattr(module, "current_stream") else module
+            stream.synchronize()  # the copies from the device have arrived
+        return copy
+
+    def _copied(self, value: Any, place: tuple) -> Any:
+        if isinstance(value, torch.Tensor) and not value.is_meta:
+            whole = dtensors.full(value)
+            return self._buffer(whole, place).copy_(whole, non_blocking=True) if ranks.is_first() else None
+        if isinstance(value, dict):
+            return {key: self._copied(each, (*place, key)) for key, each in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(self._copied(each, (*place, index)) for index, each in enumerate(value))
+        return value.item() if isinstance(value, np.generic) else value
+
+    def _buffer(self, tensor: torch.Tensor, place: tuple) -> torch.Tensor:
+        """Return host memory of the tensor's shape and strides, pinned if the tensor is on a GPU."""
+        kept = self._buffers.get(place)
+        if kept is None and tensor.numel() and accelerator.has_streams(tensor.device):
+            kept = self._buffers[place] = self._pinned(tensor)
+        if kept is None or _layout(kept) != _layout(tensor):
+            pins = accelerator.has_streams(tensor.device)
+            kept = self._buffers[place] = torch.empty_like(tensor, device="cpu", pin_memory=pins)
+        return kept
+
+    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a part of the block as a storage of its own: torch.save() writes whole storages."""
+        size = -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+        if len(self._block) < size:
+            self._block = torch.empty(max(size, self._size), dtype=torch.uint8, pin_memory=True).numpy()
+        flat = torch.frombuffer(self._block, dtype=tensor.dtype, count=tensor.numel())
+        self._block = self._block[size:]
+        return flat.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
+
+
+def _layout(tensor: torch.Tensor) -> tuple:
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def size_of(state: Any) -> int:
+    """Return the bytes of the tensors in nested dictionaries, lists and tuples."""
+    leaves, _ = tree_flatten(state)
+    tensors = (each for each in leaves if isinstance(each, torch.Tensor) and not each.is_meta)
+    return sum(each.numel() * each.element_size() for each in tensors)
+
+
+def find_infinite(tensors: dict[str, Any]) -> set[str]:
+    """Return the names of tensors with a NaN or an infinity, such as the mask of an attention."""
+    return {
+        name
+        for name, each in tensors.items()
+        if isinstance(each, torch.Tensor) and each.is_floating_point() and not each.is_meta
+        if not torch.isfinite(each.sum()) and not torch.isfinite(each).all()  # a sum may overflow
+    }
+
+
+def describe(error: BaseException, path: str) -> str:
+    """Return the text of a write error with its path: "No space left on device (12.0 MB free at PATH)"."""
+    return explain_write(error, path) if isinstance(error, OSError | RuntimeError) else str(error)

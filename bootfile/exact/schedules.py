@@ -1,0 +1,239 @@
+"""Save and resume a learning-rate schedule and the hyperparameters of its optimizer, exactly.
+
+A checkpoint holds the scheduler's state_dict and how the schedule began. There are two kinds of schedules:
+
+- torch's schedules that depend only on the number of calls of step(). The schedule repeats these calls. If it
+  began with other settings (--lr, --epochs), it continues at the same step of the new schedule.
+- all others, such as ReduceLROnPlateau and classes of the user's own. Their state is loaded. It is an error
+  if --lr, --epochs or the schedule's own settings are not those of the checkpoint.
+
+A scheduler whose state a checkpoint cannot hold is refused by the name of its class, before training.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+
+from bootfile.exact.digest import KERNELS
+from bootfile.ground.errors import BadInput
+
+_TORCH = "torch.optim.lr_scheduler"
+_OF_THE_STEP = {
+    "LambdaLR", "MultiplicativeLR", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR",
+    "PolynomialLR", "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR",
+}  # fmt: skip
+_ARGUMENTS = ("lr", "epochs")
+
+
+class ScheduleState:
+    """The state of one scheduler and of its optimizer's parameter groups.
+
+    Make it before the first step: it records how the schedule began. scheduler: None if the job has none.
+    settings: the options of the job that may change the schedule, name -> plain value. Raises BadInput with
+    the name of the class if a checkpoint cannot hold the scheduler's state.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Any, settings: dict):
+        self.optimizer, self.scheduler, self.settings = optimizer, scheduler, settings
+        self.name = _name(scheduler)
+        self.change = ""  # how the schedule of the checkpoint differs from this one
+        self._check()
+        self._groups = [_hyperparameters(group) for group in optimizer.param_groups]
+        self._began = plain(scheduler.state_dict()) if scheduler else {}
+
+    def state(self) -> dict:
+        """Return the state for a checkpoint: plain types and tensors."""
+        return {
+            "class": self.name,
+            "calls": _calls(self.scheduler),
+            "began": {"state": self._began, "groups": self._groups, "settings": self.settings},
+            "state": plain(self.scheduler.state_dict()) if self.scheduler else {},
+            "groups": [_hyperparameters(group) for group in self.optimizer.param_groups],
+        }
+
+    def load(self, saved: dict) -> None:
+        """Load a result of state(). Raises BadInput, with both values, if the schedule cannot continue
+        exactly."""
+        self.change = self._change(saved)
+        if self.scheduler is None:
+            pass
+        elif _of_the_step(self.scheduler) and saved["calls"] is not None:
+            self._replay(saved)
+        elif change := self.change or self._changed_argument(saved["began"]["settings"]):
+            raise BadInput(
+                f"its schedule {self.name} depends on more than the step, so its settings must be the same: "
+                f"{change}"
+            )
+        else:
+            self.scheduler.load_state_dict(saved["state"])
+        self._load_groups(saved)
+
+    def _check(self) -> None:
+        """Raise BadInput if a checkpoint cannot hold the state of the scheduler."""
+        if self.scheduler is None:
+            return
+        refusal = f"the schedule {self.name} cannot be resumed: "
+        for method in ("step", "state_dict", "load_state_dict"):
+            if not hasattr(self.scheduler, method):
+                raise BadInput(f"{refusal}it has no {method}()")
+        state = self.scheduler.state_dict()
+        plain(state, f"{refusal}a checkpoint cannot hold its ")
+        if type(self.scheduler).__module__ == _TORCH:
+            return
+        for name, value in vars(self.scheduler).items():
+            if name not in state and value is not self.optimizer and not callable(value):
+                raise BadInput(f"{refusal}its state_dict() leaves out {name!r}")
+
+    def _change(self, saved: dict) -> str:
+        """Return how the schedule's beginning differs from the saved one; "" if it does not."""
+        if saved["class"] != self.name:
+            return f"it was {saved['class']}"
+        began = saved["began"]
+        groups = zip(began["groups"], self._groups, strict=True)
+        pairs = [
+            tuple({name: each[name] for name in each if _scheduled(name)} for each in pair) for pair in groups
+        ]
+        pairs.append((began["state"], self._began))
+        if _calls_a_function(self.scheduler):  # it may depend on any option
+            there = {name: began["settings"].get(name) for name in self.settings}
+            pairs.append((there, self.settings))
+        for there, here in pairs:
+            for name in sorted(there.keys() | here.keys()):
+                if not _same(there.get(name), here.get(name)):
+                    return f"its {name} began as {there.get(name)}, this run's as {here.get(name)}"
+        return ""
+
+    def _changed_argument(self, there: dict) -> str:
+        for name in _ARGUMENTS:
+            if there.get(name) != self.settings.get(name):
+                return f"its --{name} was {there.get(name)}, this run's is {self.settings.get(name)}"
+        return ""
+
+    def _replay(self, saved: dict) -> None:
+        """Call step() as often as on the old schedule: about 3 us for each call."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch warns if a scheduler steps before its optimizer
+                for _ in range(saved["calls"]):
+                    self.scheduler.step()
+        except ValueError as error:  # OneCycleLR after its last step
+            raise BadInput(f"its schedule {self.name} does not reach its step: {error}") from error
+        before, groups = saved["began"], (saved["groups"], self.optimizer.param_groups)
+        bases = ([group.get("initial_lr") for group in each] for each in (before["groups"], self._groups))
+        is_same = before["settings"] == self.settings and _same(*bases)
+        there, here = ([float(group["lr"]) for group in each] for each in groups)
+        if there != here and is_same and _calls_a_function(self.scheduler):
+            raise BadInput(
+                f"its schedule {self.name} had the learning rates {there} and now gives {here} for "
+                "the same step: it is another function, or depends on more than the step"
+            )
+
+    def _load_groups(self, saved: dict) -> None:
+        """Load the saved hyperparameters, except those that began with another value in this run and, if the
+        schedule is another one, those that it has set."""
+        groups, count = self.optimizer.param_groups, len(self._groups)
+        for group, values in zip(groups[count:], saved["groups"][count:], strict=True):
+            _set(group, values)  # the loop has added it
+        began = zip(saved["began"]["groups"], self._groups, strict=False)
+        for group, values, (began_there, began_here) in zip(groups, saved["groups"], began, strict=False):
+            taken = {}  # set together: lr and initial_lr may be the same tensor
+            for name, value in values.items():
+                first = began_here.get(name)
+                is_set = self.change and (_scheduled(name) or not _same(group.get(name), first))
+                if _same(began_there.get(name), first) and not is_set:
+                    taken[name] = value
+            _set(group, taken)
+
+
+def plain(value: Any, refusal: str = "a checkpoint cannot hold ") -> Any:
+    """Return a copy in types that torch.load(weights_only=True) reads on every supported version.
+
+    These are None, bool, int, float, str, lists, tuples, dictionaries and tensors. Functions are left out:
+    the job passes them to the scheduler again. For another type it raises BadInput: `refusal` and the type.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    for kind in (int, float, str):  # NumPy's float64 is a float, and weights_only refuses it
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, dict):
+        return {
+            plain(key, refusal): plain(each, f"{refusal}{key}, ")
+            for key, each in value.items()
+            if not callable(each)
+        }
+    if type(value) in (list, tuple):
+        return type(value)(plain(each, refusal) for each in value if not callable(each))
+    raise BadInput(f"{refusal}{type(value).__name__}")
+
+
+def _name(scheduler: Any) -> str:
+    """Return the classes of a scheduler: "StepLR", or "SequentialLR(LinearLR, StepLR)"."""
+    name = "none" if scheduler is None else type(scheduler).__name__
+    return f"{name}({', '.join(map(_name, scheduler._schedulers))})" if _is_composite(scheduler) else name
+
+
+def _parts(scheduler: Any) -> list:
+    """Return the schedulers in a composite one, or the scheduler itself."""
+    if not _is_composite(scheduler):
+        return [scheduler]
+    return [part for each in scheduler._schedulers for part in _parts(each)]
+
+
+def _is_composite(scheduler: Any) -> bool:
+    return _is_torchs(scheduler, {"SequentialLR", "ChainedScheduler"})
+
+
+def _is_torchs(scheduler: Any, names: set[str]) -> bool:
+    return type(scheduler).__module__ == _TORCH and type(scheduler).__name__ in names
+
+
+def _of_the_step(scheduler: Any) -> bool:
+    return all(_is_torchs(each, _OF_THE_STEP) for each in _parts(scheduler))
+
+
+def _calls_a_function(scheduler: Any) -> bool:
+    """Return whether a function of the user sets the rates: a state_dict does not contain it."""
+    return any(
+        _is_torchs(each, {"LambdaLR", "MultiplicativeLR"})
+        or (_is_torchs(each, {"CyclicLR"}) and each._scale_fn_custom is not None)
+        for each in _parts(scheduler)
+    )
+
+
+def _calls(scheduler: Any) -> int | None:
+    """Return how often step() was called; None if it was called with fractions of an epoch."""
+    if _is_torchs(scheduler, {"ChainedScheduler"}):
+        return _calls(scheduler._schedulers[0])
+    if scheduler is None or getattr(scheduler, "T_cur", 0) % 1:
+        return None
+    return getattr(scheduler, "last_epoch", None)
+
+
+def _hyperparameters(group: dict) -> dict:
+    return plain({name: value for name, value in group.items() if name not in KERNELS})
+
+
+def _set(group: dict, values: dict) -> None:
+    for name, value in values.items():
+        if name == "lr" and isinstance(group[name], torch.Tensor):  # a captured CUDA graph reads this tensor
+            group[name].copy_(torch.as_tensor(value))
+        else:  # old versions of torch have the same tensor as lr and initial_lr
+            group[name] = value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _scheduled(name: str) -> bool:
+    return name == "lr" or name.endswith(("_lr", "_momentum"))
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return torch.equal(torch.as_tensor(one), torch.as_tensor(other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one == other

@@ -1,0 +1,1 @@
+"""Exit codes, files and long waits: what every other room uses."""

@@ -1,0 +1,111 @@
+"""Errors with one clear line, the exit codes of a run, and lines that are safe to print.
+
+0        done
+1        an error in the program, with its traceback
+2        bad input: an argument, a path or a file; no result was written
+6        the last results could not be written
+7        training diverged: too many steps in a row without a finite loss and gradient
+130      interrupted by Ctrl-C (SIGINT), after a last checkpoint if training had begun
+128 + n  signal n ended a process of this node
+"""
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from types import ModuleType
+
+BAD_INPUT, NOT_SAVED, DIVERGED, INTERRUPTED = 2, 6, 7, 130
+# variable with a file descriptor: errors go to the parent process, which prints a shared error only once
+ERROR_PIPE = "BOOTFILE_ERROR_PIPE"
+
+# called with each text before it is printed: a job hides the values of its secret options
+masks: list[Callable[[str], str]] = []
+
+
+class BadInput(ValueError):
+    """An input (argument, file, folder, network) is not usable. The message shows the values."""
+
+    code = BAD_INPUT
+
+
+class MissingPackage(BadInput, ImportError):
+    """A package cannot be imported. The message has the reason and the command that installs it."""
+
+
+def printable(text: str) -> str:
+    """Return the text with a backslash escape for every character that is not printable, so that it is one
+    line and cannot control a terminal. Backslashes in the text do not change."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text
+    )
+
+
+def mask(text: str) -> str:
+    """Return the text after all `masks`."""
+    for change in masks:
+        text = change(text)
+    return text
+
+
+def print_line(line: str) -> None:
+    """Print a line at once, with escapes for what is not printable. `masks` hide secrets in it. A closed
+    standard output is ignored."""
+    with contextlib.suppress(OSError, ValueError):
+        print(printable(mask(line)), flush=True)
+
+
+def in_one_line(error: BaseException, most: int = 200) -> str:
+    """Return the class and the text of an error as one line of at most `most` characters."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:most]
+
+
+class Once:
+    """A function(line, subject="") that calls say(line) the first time only; of a subject only for its first
+    line. It can be pickled if `say` can."""
+
+    def __init__(self, say: Callable[[str], object]):
+        self._say = say
+        self._said = set[str]()
+
+    def __call__(self, line: str, subject: str = "") -> None:
+        if (subject or line) not in self._said:
+            self._said.add(subject or line)
+            self._say(line)
+
+
+def import_optional(module: str, purpose: str, package: str | None = None) -> ModuleType:
+    """Import a module and return it. Raises MissingPackage.
+
+    purpose: begins the message, for example "packs need Arrow". package: its name for pip (default: module).
+    """
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # not only ImportError: it may be built for another NumPy, or lack a library
+        reason = in_one_line(error, 1000)
+        raise MissingPackage(f"{purpose} ({reason}): pip install {package or module}") from error
+
+
+def say_error(text: str) -> None:
+    """Print `error: text` as one printable line on stderr. Processes that one parent started send it to the
+    parent, which prints it once."""
+    line = f"error: {printable(' '.join(mask(text).split()))}\n"
+    try:
+        os.write(int(os.environ[ERROR_PIPE]), line.encode())
+    except (KeyError, OSError, ValueError, OverflowError):  # no parent
+        with contextlib.suppress(OSError, ValueError):  # stderr may be closed; that must not stop the process
+            sys.stderr.write(line)
+            sys.stderr.flush()
+
+
+def leave(code: int) -> None:
+    """End the process at once, without destructors: a communication library may wait for a lost peer in its
+    destructor."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)

@@ -1,0 +1,230 @@
+"""Write files atomically, lock and hash them, and open regular files only.
+
+A temporary file gets a new name and the permissions that the umask allows. (tempfile makes files that only
+the owner may read, and the umask cannot be read without setting it for all threads.)
+"""
+
+import contextlib
+import errno
+import fcntl
+import functools
+import glob
+import hashlib
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from bootfile.ground.errors import BadInput, in_one_line, print_line
+
+PARTIAL = ".partial-"  # the names of temporary files and folders begin with this
+_BLOCK = 2**20  # bytes
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre and NFS without locks, for example
+_UNLOCKED = 86400.0  # seconds after which a temporary file is deleted on a file system without locks
+
+
+@contextlib.contextmanager
+def open_atomic(path: str, mode: int = 0o666) -> Iterator[BinaryIO]:
+    """Open a binary file for writing. It appears as `path`, synced to disk, when the block ends.
+
+    mode: permissions before the umask. If the block fails, the file is deleted. It is locked during the
+    block, so sweep() in another process does not delete it. Raises OSError.
+    """
+    while True:
+        name = os.path.join(os.path.dirname(path), f"{PARTIAL}{secrets.token_hex(8)}")
+        handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        with contextlib.suppress(OSError):
+            lock(handle, fcntl.LOCK_EX)
+        if os.path.lexists(name):
+            break
+        os.close(handle)  # sweep() of another thread was faster than the lock
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def write_atomic(path: str, content: str | bytes, mode: int = 0o666) -> None:
+    """Write a small file, as open_atomic() does. Text is encoded as UTF-8. Raises OSError."""
+    with open_atomic(path, mode) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def sync_folder(folder: str) -> None:
+    """Sync the names in a folder to disk, if the file system can. Raises OSError if it is missing."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # mounts of object stores cannot sync a folder
+            os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sweep(folder: str) -> None:
+    """Delete the temporary files of killed processes in a folder, but not those that a process has locked."""
+    for path in glob.glob(os.path.join(glob.escape(folder), f"{PARTIAL}*")):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            is_locked = lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_locked or time.time() - os.stat(path).st_mtime > _UNLOCKED:
+                os.unlink(path)
+
+
+def lock(handle: int, kind: int) -> bool:
+    """Lock an open file or folder. Return False on a file system without locks; a warning is then printed,
+    once. Raises OSError."""
+    try:
+        fcntl.flock(handle, kind)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        _warn_of_locks(error.strerror)
+        return False
+    return True
+
+
+@functools.cache  # one warning per process
+def _warn_of_locks(reason: str) -> None:
+    print_line(
+        f"warning: a file system has no locks ({reason}): do not start two jobs at a time that make the same "
+        "index, pack or download"
+    )
+
+
+def read_json_lines(path: str, most: int, whole: bool = False) -> list[dict]:
+    """Return the objects in a file of JSON lines of at most `most` bytes, without damaged lines; [] if the
+    file is missing. whole: raise BadInput if lines are damaged. Raises OSError."""
+    try:
+        content = read_file(path, most)
+    except FileNotFoundError:
+        return []
+    objects = parse_json_lines(content)
+    if whole:
+        count = sum(bool(line.strip()) for line in content.split(b"\n"))
+        if bad := count - len(objects):
+            raise BadInput(
+                f"{path}: {bad} of {count} lines are cut or damaged: delete them to use the others"
+            )
+    return objects
+
+
+def parse_json_lines(content: bytes) -> list[dict]:
+    """Return the objects in JSON lines, without damaged lines."""
+    objects = []
+    for text in content.decode(errors="replace").split("\n"):
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(text)
+            objects += [value] if isinstance(value, dict) else []
+    return objects
+
+
+def append_json_line(path: str, value: dict) -> None:
+    """Append an object to a file of JSON lines. Raises OSError."""
+    with open(path, "a", encoding="utf-8", opener=opener) as file:
+        file.write(json.dumps(value) + "\n")
+
+
+def state_of(path: str) -> tuple[int, int, int]:
+    """Return a value that changes when a file is replaced or written to: (inode, bytes, time of the last
+    change in ns). Raises OSError."""
+    status = os.stat(path)
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+@functools.cache
+def _mount_of(path: str) -> str:
+    path = os.path.realpath(path)
+    while not os.path.ismount(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def check_mounted(folder: str) -> None:
+    """Raise OSError if the mount that held a folder at the first call is gone: the folder below it is on
+    another file system."""
+    if not os.path.ismount(mount := _mount_of(folder)):
+        raise OSError(errno.ENODEV, f"{mount} is not mounted any more")
+
+
+def explain_write(error: Exception, path: str) -> str:
+    """Return the reason of an error of the disk and the free space at the path: "No space left on device
+    (12.0 MB free at FOLDER)"."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    if isinstance(error, OSError) and error.errno in (errno.EFBIG, errno.EDQUOT):
+        return f"{reason} (a limit of the size of files, or a quota, at {path})"
+    if isinstance(error, OSError) and error.errno == errno.ENODEV:
+        return reason
+    with contextlib.suppress(OSError):  # a stale mount
+        space = os.statvfs(path)
+        return f"{reason} ({space.f_bavail * space.f_frsize / 1e6:.1f} MB free at {path})"
+    return reason
+
+
+@contextlib.contextmanager
+def explained(failure: str, *others: type[Exception], kind: type[Exception] = BadInput) -> Iterator[None]:
+    """Raise `kind` for an OSError of the block, or one of the others: "cannot read FILE: Permission denied".
+
+    failure: the text before the reason. A BadInput of the block, which has a text for users, stays as it is,
+    and so does an error of this kind.
+    """
+    explainable: tuple[type[Exception], ...] = (OSError, *others)
+    try:
+        yield
+    except (BadInput, kind):  # BadInput is a ValueError, which may be one of the others
+        raise
+    except explainable as error:
+        reason = error.strerror or str(error) if isinstance(error, OSError) else ""
+        raise kind(f"{failure}: {reason or in_one_line(error)}") from error
+
+
+def sha256_file(file: str | BinaryIO) -> str:
+    """Return the sha256 of a file, 64 hex digits. file: a path, or an open file, which is read from its
+    position. Raises OSError.
+    """
+    if isinstance(file, str):
+        with open(file, "rb") as opened:
+            return sha256_file(opened)
+    return digest_file(file, hashlib.sha256())
+
+
+def digest_file(file: BinaryIO, digest: Any) -> str:
+    """Return the hex digits of a digest of hashlib, after the content of an open file from its position.
+    Raises OSError."""
+    while block := file.read(_BLOCK):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def opener(path: str, flags: int) -> int:
+    """Open a file for open(..., opener=opener). Raises OSError if it is not a regular file.
+
+    Without it, open() waits for ever on a FIFO without a writer, and writes to the target of a link.
+    """
+    flags |= os.O_NOFOLLOW * bool(flags & (os.O_WRONLY | os.O_RDWR))
+    handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return handle
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, "not a regular file", path)
+
+
+def read_file(path: str, most: int) -> bytes:
+    """Return the content of a regular file of at most `most` bytes. Raises OSError for any other."""
+    with open(path, "rb", opener=opener) as file:
+        is_small = os.fstat(file.fileno()).st_size <= most
+        if is_small and len(content := file.read(most + 1)) <= most:  # files of /proc have the size 0
+            return content
+    raise OSError(errno.EFBIG, f"larger than {most} bytes", path)

@@ -1,0 +1,23 @@
+"""Numbers in text and in variables, and parts of numbers."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def parse_number(text: str, kind: Callable[[str], Any] = int) -> Any:
+    """Return a number of this kind, int or float. Raises ValueError, also for 1_0 and the digits of other
+    scripts, which int() and float() accept."""
+    return kind(text if text.isascii() and "_" not in text else "")
+
+
+def count_in(env: Mapping[str, str], name: str) -> int | None:
+    """Return the number in a variable; None if it is a word, is not above 0, or is not set."""
+    with contextlib.suppress(ValueError):
+        return max(0, parse_number(env.get(name, ""))) or None
+    return None
+
+
+def part_of(count: int, rank: int, world_size: int) -> range:
+    """Return the part of a rank of 0..count-1: neighbours, of two ranks equally many or one more."""
+    return range(count * rank // world_size, count * (rank + 1) // world_size)

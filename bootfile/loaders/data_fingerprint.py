@@ -1,0 +1,141 @@
+"""Digests of data of any type: the fingerprint of a data set, and the hash of a sample's target."""
+
+import dataclasses
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Subset
+
+from bootfile.ground.mixing import mix
+
+_ITEMS = 64  # items that are read, evenly spaced
+_AGAIN = 0.5  # seconds for reading items twice
+_WHOLE = 1 << 28  # bytes: of larger arrays only some rows are digested
+
+
+def fingerprint(dataset: Any, read: Callable[[np.ndarray], list]) -> str:
+    """Return a digest of a map-style dataset, 32 hex digits.
+
+    If the dataset has a `fingerprint` (any text), only that is digested. Otherwise: its length; its
+    attributes that are tensors, arrays or lists of numbers (above 256 MB only evenly spaced rows); the names
+    and labels in torchvision's `samples`; and 64 evenly spaced items. The folder of the files does not count.
+    read(ids): returns items, with the same random transforms in every process.
+    """
+    digest = hashlib.sha256()
+    _add_dataset(digest, dataset)
+    if not isinstance(getattr(dataset, "fingerprint", None), str) and len(ids := _spread(len(dataset))):
+        for item in read(ids):
+            _add(digest, item)
+    return digest.hexdigest()[:32]
+
+
+def find_unstable(dataset: Any, read: Callable[[np.ndarray], Any]) -> int | None:
+    """Return the first of some samples that differs when it is read twice; None if none does.
+
+    At least two samples are read, and more for up to half a second. read(id): return a digest
+    of a sample. id: int64 [1].
+    """
+    end = time.monotonic() + _AGAIN
+    for place, id in enumerate(_spread(len(dataset))):
+        if read(id[None]) != read(id[None]):
+            return int(id)
+        if place and time.monotonic() > end:
+            break
+    return None
+
+
+def _spread(size: int) -> np.ndarray:
+    """Return evenly spaced ids."""
+    return np.unique(np.linspace(0, size - 1, _ITEMS if size else 0).astype(np.int64))
+
+
+def hash_value(value: Any) -> int:
+    """Return an integer itself, and 63 bits of a digest of any other value: a tensor, an array, text, or a
+    nested list or dictionary."""
+    is_scalar = isinstance(value, torch.Tensor | np.ndarray | np.integer) and value.ndim == 0
+    number = value.item() if is_scalar else value
+    if isinstance(number, int) and abs(number) < 2**63:
+        return int(number)
+    digest = hashlib.blake2b(digest_size=8)
+    _add(digest, value)
+    return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def hash_rows(values: Any) -> np.ndarray:
+    """Return hash_value() of each row, int64 [n]. values: a tensor [n, ...], or a list."""
+    if isinstance(values, torch.Tensor) and values.dtype != torch.bfloat16 and len(values):
+        rows = values.numpy()
+        if rows.ndim == 1 and rows.dtype.kind in "iub":
+            return rows.astype(np.int64)
+        return _hash_words(np.ascontiguousarray(rows).reshape(len(rows), -1).view(np.uint8))
+    return np.array([hash_value(value) for value in values], np.int64)
+
+
+def _hash_words(rows: np.ndarray) -> np.ndarray:
+    """Return a 63-bit hash of each row of uint8 [n, m]. Each word is mixed with its position (SplitMix64)."""
+    rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8))).view(np.uint64)
+    words = mix(rows + np.arange(rows.shape[1], dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    return (words.sum(axis=1) >> np.uint64(1)).astype(np.int64)
+
+
+def _add_dataset(digest: Any, dataset: Any) -> None:
+    own = getattr(dataset, "fingerprint", None)
+    if isinstance(own, str):
+        _add(digest, own)
+    elif isinstance(dataset, Subset):
+        _add(digest, list(dataset.indices))
+        _add_dataset(digest, dataset.dataset)
+    elif isinstance(dataset, ConcatDataset):
+        for each in dataset.datasets:
+            _add_dataset(digest, each)
+    else:
+        _add(digest, len(dataset))
+        for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
+            if name == "samples" and hasattr(dataset, "root"):  # torchvision's folders: [(path, label)]
+                value = [(os.path.relpath(path, dataset.root), label) for path, label in value]
+                _add(digest, value)
+            elif _is_data(value):
+                _add(digest, name)
+                _add(digest, value)
+
+
+def _is_data(value: Any) -> bool:
+    """Return whether an attribute holds numbers. Others may be paths, which differ from node to node."""
+    if isinstance(value, list | tuple) and value:
+        return all(isinstance(each, int | float | torch.Tensor | np.ndarray) for each in value)
+    return isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "iufbc")
+
+
+def _add(digest: Any, value: Any) -> None:
+    """Add a value to the digest. Of an array, add also its type and shape."""
+    if isinstance(value, torch.Tensor):
+        value = (value.detach() if value.layout == torch.strided else value.detach().to_dense()).cpu()
+        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        digest.update(f"{value.dtype} {value.shape}".encode())
+        if value.nbytes > _WHOLE:
+            value = value[np.linspace(0, len(value) - 1, _ITEMS).astype(np.int64)]
+        digest.update(np.ascontiguousarray(value).tobytes())
+    elif dataclasses.is_dataclass(value):
+        _add(digest, vars(value))
+    elif isinstance(value, Mapping):
+        for key in sorted(value, key=str):
+            _add(digest, key)
+            _add(digest, value[key])
+    elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
+        digest.update(f"list {len(value)}".encode())
+        for each in value:
+            _add(digest, each)
+    elif isinstance(value, str | bytes | int | float | complex | bool | np.generic | type(None)):
+        digest.update(repr(value).encode())
+    elif isinstance(value, set | frozenset):  # its order differs from process to process
+        _add(digest, sorted(map(repr, value)))
+    elif hasattr(value, "tobytes"):  # an image of Pillow
+        digest.update(value.tobytes())
+    else:
+        digest.update(type(value).__name__.encode())

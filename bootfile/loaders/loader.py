@@ -1,0 +1,306 @@
+"""The loader of a training loop: it turns a plan and an engine into batches on the device, with a receipt."""
+
+import collections
+import contextlib
+import itertools
+import time
+from collections.abc import Generator, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.utils._pytree import tree_map_only
+
+from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput
+from bootfile.processes import ranks
+from bootfile.processes.waits import waiting
+from bootfile.receipt.receipt import Receipt
+from bootfile.sampling import generators
+from bootfile.sampling.sampler import Batch, Plan
+
+Data = Generator[tuple[Batch, Any], None, None]  # yielded by Engine.run()
+
+
+class Engine(Protocol):
+    """A producer of a plan's batches.
+
+    reuses_memory: whether the data of a batch are overwritten when run() is resumed.
+    """
+
+    reuses_memory: bool = False
+
+    def run(self, plan: Plan) -> Data:
+        """Yield the plan's batches in order, each with its data: uint8 images [n, H, W, C] on the host or a
+        GPU for an ImageLoader, or a pair (inputs, targets) of nested tensors."""
+
+    def close(self) -> None:
+        """End threads and processes, and free memory, if the engine has any."""
+        return  # mypy takes a method without a statement for an abstract one
+
+
+class Copy(NamedTuple):
+    """A batch that is on its way to the device: tensors, or nested tensors. ready: an event; None without
+    streams."""
+
+    images: Any
+    labels: Any
+    ready: Any = None
+
+
+class Stage:
+    """The last stage of a loader, which moves batches to the device on a separate stream."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._stream = accelerator.of(device).Stream(device) if accelerator.has_streams(device) else None
+
+    def end(self, copy: Copy) -> tuple[Any, Any]:
+        """Return (inputs, targets) for use on the caller's stream."""
+        if copy.ready:
+            current = accelerator.of(self.device).current_stream(self.device)
+            current.wait_event(copy.ready)
+            # their memory is not reused while the caller's stream reads them
+            tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), copy[:2])
+        return copy.images, copy.labels
+
+    def wait(self) -> None:
+        """Wait until the memory of the last data given to begin() may be overwritten."""
+
+
+class MoveToDevice(Stage):
+    """The last stage of a loader of any Dataset: it moves nested tensors to the device."""
+
+    def begin(self, batch: Batch, data: tuple[Any, Any]) -> Copy:
+        """Start moving (inputs, targets) to the device."""
+        if self._stream is None:
+            return Copy(self._move(data[0]), self._move(data[1]))
+        with accelerator.of(self.device).stream(self._stream):
+            inputs, targets = self._move(data[0]), self._move(data[1])
+            ready = accelerator.new_event(self.device)
+            ready.record()
+        return Copy(inputs, targets, ready)
+
+    def _move(self, data: Any) -> Any:
+        move = lambda tensor: tensor.to(self.device, non_blocking=bool(self._stream))  # noqa: E731
+        return tree_map_only(torch.Tensor, move, data)
+
+
+class Loader:
+    """An iterable of (inputs, targets) on the device: the batches of a plan, which an engine reads.
+
+    On a GPU the next batch is copied while a batch is used. len: steps of an epoch. When a batch is handed
+    out, all generators of random numbers are seeded (bootfile/sampling/generators.py).
+
+    plan: may be replaced between two epochs.
+    to_device: the last stage (default: MoveToDevice).
+    `generators`: your own generators; each step seeds them too.
+    `step`: the number of the step whose batch was handed out last, from 1; 0 before the first.
+    `batch`: the last Batch that was handed out. `is_whole`: all shards of its step were handed out.
+    `waited`: seconds that the caller has waited for batches so far.
+    `receipt`: the digest of the yielded batches (bootfile/receipt/receipt.py).
+    `backend`: the name of the engine, if it was chosen by name.
+    """
+
+    def __init__(self, engine: Engine, plan: Plan, device: torch.device, to_device: Any = None):
+        self.engine, self.plan = engine, plan
+        self.to_device = to_device or MoveToDevice(device)
+        self._shards = getattr(plan.sampler, "shards", 1)  # batches a step, each with its own random numbers
+        self.waited, self.receipt = 0.0, Receipt(plan.fingerprint, self._shards)
+        self.step = 0
+        self.is_whole = True
+        self.batch: Batch | None = None
+        self.generators: list[generators.Generator] = []
+        self.backend = ""
+        self._ahead = 1 if device.type != "cpu" else 0  # on the CPU a batch ahead would only use memory
+
+    def seek(self, step: int) -> None:
+        """Set the position: the next batch is that of global step `step`, counted from 0."""
+        self.plan.seek(step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint of another trainer needs: the step, and the receipt up to commit()."""
+        seed, data = self.plan.sampler.seed, self.receipt.fingerprint
+        return {"step": self.step, "seed": seed, "data": data, "receipt": self.receipt.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the position, so that epochs_from(loader.step) yields the rest. The world size may differ.
+
+        Raises BadInput if the state is that of another seed or of other data.
+        """
+        for name, ours in {"seed": self.plan.sampler.seed, "data": self.receipt.fingerprint}.items():
+            if state[name] != ours:
+                raise BadInput(f"the loader's state is of {name} {state[name]}, not {ours}")
+        self.seek(state["step"])
+        self.step = state["step"]
+        self.receipt.load_state_dict(state["receipt"])
+
+    def epochs_from(self, step: int) -> Iterator[int]:
+        """Yield the remaining epochs, each with the position set (BatchSampler.epochs_from)."""
+        for epoch in self.plan.sampler.epochs_from(step):
+            self._seed(epoch, generators.EPOCH_START)
+            yield epoch
+
+    @property
+    def total_steps(self) -> int | Any:
+        """Return the steps of the whole training; None if it has no limit."""
+        return self.plan.sampler.total_steps
+
+    @property
+    def collate_fn(self) -> Any:
+        """Return the collate function of a loader of any Dataset; None if it is torch's."""
+        return getattr(self.engine, "collate_fn", None)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Return the values that determine the ids of each step."""
+        sampler = self.plan.sampler
+        return {
+            "sampler": type(sampler).__name__,
+            "samples": sampler.size,
+            "global batch": sampler.global_batch,
+            "seed": sampler.seed,
+            "epoch steps": getattr(sampler, "epoch_steps", None),
+            "shuffle": getattr(sampler, "shuffle", True),
+            "views": self.plan.views,
+            "weighted": getattr(sampler, "shares", None) is not None,
+        }
+
+    def lead(self, step: int, part: int = 0) -> None:
+        """Make this the loader of the training, at `step`: other loaders no longer seed this process. part:
+        of an epoch, in steps, see BatchSampler."""
+        generators.lead(self)
+        self.step = step
+        self.plan.sampler.part = part
+
+    def add_generator(self, value: Any) -> bool:
+        """Seed a generator of your own for each step, too. Return whether the value is a generator."""
+        if is_generator := generators.seed_function(value) is not None:
+            self.generators += generators.find_generators(value)
+        return is_generator
+
+    def find_unknown_generators(self, parts: dict[str, Any], saved: dict[str, Any]) -> list[str]:
+        """Return the paths of generators that parts hold, and that are neither seeded nor saved.
+
+        parts: name -> model, criterion or the like. saved: name -> object in a checkpoint.
+        """
+        others = [own for own in saved.values() if not any(own is part for part in parts.values())]
+        known = [each.value for each in (*self.generators, *generators.find_generators(others))]
+        return [
+            each.path
+            for name, part in parts.items()
+            for each in generators.find_generators(part, name)
+            if not any(each.value is other for other in known)
+        ]
+
+    def commit(self, step: int, folder: str) -> None:
+        """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
+        sums = torch.from_numpy(self.receipt.take())
+        if self.receipt.shared is None:
+            sums = ranks.total(sums, self.to_device.device)
+        else:
+            sums, self.receipt.shared = torch.cat([*self.receipt.shared, sums]), []
+        self.receipt.chain(step, len(self), sums.cpu().numpy(), folder if ranks.is_first() else None)
+
+    def share(self) -> None:
+        """Send the receipt's sums of this step to all ranks: one that is lost takes nothing along."""
+        if self.receipt.shared is not None:
+            sums = torch.from_numpy(self.receipt.take())
+            self.receipt.shared.append(ranks.total(sums, self.to_device.device))
+
+    def begin(self, batch: Batch, data: Any) -> tuple[Batch, Copy]:
+        """Start moving a batch to the device. Return it, as the receipt covers it, and its copy."""
+        return batch, self.to_device.begin(batch, data)
+
+    def example(self, count: int) -> Any:
+        """Return the inputs of `count` samples as a step gets them."""
+        return self.engine.example(count)  # type: ignore[attr-defined]  # those that need none have none
+
+    def explain(self, error: Exception) -> str:
+        """Return one line for an error of torch that a worker or an item of the last batch causes, or ""."""
+        text = next(iter(str(error).splitlines()), "")
+        if text.startswith("DataLoader worker (pid"):
+            return (
+                f"{text} `Bus error`: /dev/shm is full, give the container more with --shm-size, or use "
+                "--data_backend threads; `Killed`: the memory is full, use fewer --workers or a smaller "
+                "batch; else the code of an item ended it: --workers 0 shows where"
+            )
+        explain = getattr(self.engine, "explain", None)
+        with contextlib.suppress(Exception):  # the item cannot be read again
+            return explain(text, self.batch) if explain else ""
+        return ""
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        start, sampler = time.perf_counter(), self.plan.sampler
+        step, epoch, missing = sampler.step, sampler.epoch, sampler.remaining
+        if generators.leads(self) and missing and step != self.step:
+            raise BadInput(
+                f"the training loader is at step {step} after {self.step} batches: do not leave an epoch "
+                "early or iterate it a second time; open another loader for that"
+            )
+        shards = itertools.cycle(range(self._shards))
+        with contextlib.closing(self._copies()) as copies:
+            while following := self._next(copies):
+                batch, copy = following
+                self.receipt.add(batch.ids, batch.labels, batch.crops)
+                delivered = self.to_device.end(copy)
+                shard = next(shards)
+                self._seed(step, generators.BATCH, shard)  # after the loading, which may draw in this process
+                self.is_whole = shard == self._shards - 1
+                self.step, self.batch = step + 1, batch
+                if self.is_whole:
+                    step, missing = step + 1, missing - 1
+                following = None
+                self.waited += time.perf_counter() - start
+                yield delivered
+                del copy, delivered  # its memory may be reused
+                start = time.perf_counter()
+        if missing > 0:
+            raise RuntimeError(f"the data of epoch {epoch} ended at step {step}, {missing} steps too early")
+        self._seed(epoch, generators.EPOCH_END)
+
+    def _next(self, copies: Iterator[tuple[Batch, Copy]]) -> tuple[Batch, Copy] | None:
+        """Return the next batch and its copy; None at the end. If another loader leads, the random numbers of
+        its step continue afterwards."""
+        with contextlib.nullcontext() if generators.may_seed(self) else generators.restored(), waiting():
+            return next(copies, None)
+
+    def _seed(self, step: int, moment: int, shard: int = 0) -> None:
+        """Seed all generators for a step (or an epoch) of this rank, or for one of its shards, unless another
+        loader leads."""
+        if not generators.may_seed(self):
+            return
+        sampler = self.plan.sampler
+        part = sampler.first_shard + shard  # the same on any number of processes
+        seed = generators.derive_seed(sampler.seed, part, step, moment)
+        generators.seed_all(seed, self.to_device.device)
+        for place, each in enumerate(self.generators, 1):
+            each.seed((seed + place) % 2**64)
+
+    def _copies(self) -> Generator[tuple[Batch, Copy], None, None]:
+        """Yield batches with their started copies, on a GPU one batch ahead."""
+        begun: collections.deque[tuple[Batch, Copy]] = collections.deque()
+        with contextlib.closing(self.engine.run(self.plan)) as batches:
+            for batch, data in batches:
+                try:
+                    begun.append(self.begin(batch, data))
+                    del data
+                    if len(begun) > self._ahead:
+                        yield begun.popleft()
+                finally:  # also if the caller leaves the epoch: the engine then frees or reuses its memory
+                    if self.engine.reuses_memory:
+                        self.to_device.wait()
+            while begun:
+                yield begun.popleft()
+
+    def close(self) -> None:
+        """End the engine's threads and processes."""
+        self.engine.close()
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,40 @@
+"""Name the sample that a process waits for, if its read hangs, as on a mount that does not answer."""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+from bootfile.ground.errors import print_line
+
+_PATIENCE = 30.0  # seconds until the first line; each later one comes after twice the time
+_POLL = 1.0  # seconds
+
+_reads: dict[int, tuple[float, str]] = {}  # thread -> start, name of the sample
+_watched = set[int]()  # processes with a thread that watches: a forked one has none
+
+
+@contextlib.contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Watch this thread while it reads a sample. name: as a line shows it, a path or a number."""
+    if (process := os.getpid()) not in _watched:
+        _watched.add(process)
+        _reads.clear()
+        threading.Thread(target=_watch, name="hung reads", daemon=True).start()
+    _reads[threading.get_ident()] = time.monotonic(), name
+    try:
+        yield
+    finally:
+        _reads.pop(threading.get_ident(), None)
+
+
+def _watch() -> None:
+    limit = _PATIENCE
+    while True:
+        time.sleep(_POLL)
+        start, name = min([*_reads.copy().values()], default=(time.monotonic(), ""))
+        waited = time.monotonic() - start
+        if waited >= limit:
+            print_line(f"waiting for data for {waited:.0f} s: {name}")
+        limit = _PATIENCE if waited < _PATIENCE else limit * (1 + (waited >= limit))

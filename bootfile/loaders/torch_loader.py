@@ -1,0 +1,89 @@
+"""The batches of a torch DataLoader, the same after any restart.
+
+At the start of each epoch all generators are seeded, and those that the loader holds; without workers also
+before each batch. A restart within an epoch reads the epoch's first batches again, and passes over them.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from bootfile.ground.errors import BadInput
+from bootfile.loaders.loader import Data, Engine, Loader
+from bootfile.loaders.pairs import Index, pair_of
+from bootfile.processes import ranks
+from bootfile.receipt.loop_receipt import hash_batch
+from bootfile.sampling import generators
+from bootfile.sampling.sampler import Batch, BatchSampler, Plan
+
+_ORDER, _READ = 10, 11  # moments of generators.derive_seed()
+
+
+def torch_loader(loader: DataLoader, device: torch.device, *, seed: int = 0, epochs: int = 1) -> Loader:
+    """Return a Loader of (inputs, targets) on the device, of a torch DataLoader.
+
+    loader: of a map-style Dataset. A batch is (inputs, targets), nested in any way, or a dictionary with
+        one of pairs.TARGETS. Its sampler and its items may draw from the generators of torch, NumPy and
+        `random`, and from those that the loader holds. Each rank has its own, with a DistributedSampler: its
+        set_epoch() is called here.
+    seed, epochs: of the training.
+    Raises BadInput for an IterableDataset, and for persistent workers, which keep their random numbers.
+
+    The receipt covers the contents of the samples (loop_receipt.py). A restart does not compare the data.
+    With another number of processes the batches are others.
+    """
+    is_iterable = isinstance(loader.dataset, IterableDataset)
+    if is_iterable or loader.persistent_workers:
+        kind = "an IterableDataset" if is_iterable else "persistent_workers=True"
+        raise BadInput(f"the DataLoader has {kind}: its batches are not the same after a restart")
+    count, rank = ranks.world_size(), ranks.rank()
+    steps = len(loader)
+    sampler = BatchSampler(steps * count, count, seed, epochs).for_rank(rank, count)  # it counts the steps
+    plan = Plan(Index(steps * count), sampler)
+    return Loader(TorchBatches(loader), plan, device)
+
+
+class TorchBatches(Engine):
+    """An engine for Loader. loader: a DataLoader, which ends its workers."""
+
+    def __init__(self, loader: DataLoader):
+        self._loader, self.collate_fn = loader, loader.collate_fn
+        self._held: list[generators.Generator] = []
+
+    def run(self, plan: Plan) -> Data:
+        """Yield the rest of an epoch. Ids are hashes of the samples."""
+        sampler: BatchSampler = plan.sampler
+        first, begin = sampler.step, (sampler.epoch - 1) * len(sampler)
+        last = first + sampler.remaining
+        own: list[Any] = [self._loader.sampler, self._loader.batch_sampler]
+        for each in own:
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(sampler.epoch)
+        self._held = generators.find_generators(self._loader)
+        self._seed(sampler, sampler.epoch, _ORDER)
+        batches = iter(self._loader)
+        for step in range(begin, last):
+            if not self._loader.num_workers:  # the steps of the training draw, too
+                self._seed(sampler, step, _READ)
+            batch = next(batches, None)
+            if batch is None:
+                return
+            if step >= first:
+                ids = hash_batch(batch).astype(np.int64)
+                yield Batch(ids, np.zeros_like(ids), ()), pair_of(batch)  # type: ignore[misc]
+
+    def example(self, count: int) -> Any:
+        """Return the inputs of the first `count` samples of the data set."""
+        dataset: Any = self._loader.dataset
+        with generators.restored():
+            return pair_of(
+                self._loader.collate_fn([dataset[place % len(dataset)] for place in range(count)])
+            )[0]
+
+    def _seed(self, sampler: BatchSampler, step: int, moment: int) -> None:
+        seed = generators.derive_seed(sampler.seed, sampler.rank, step, moment)
+        generators.seed_all(seed)
+        for place, each in enumerate(self._held, 1):
+            each.seed((seed + place) % 2**63)

@@ -1,0 +1,289 @@
+"""The worker processes of torch's DataLoader, and an engine whose batches they make."""
+
+import concurrent.futures
+import fcntl
+import functools
+import gc
+import io
+import multiprocessing
+import os
+import resource
+import shutil
+import signal
+import socket
+import stat
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing.queues import Queue
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from bootfile.ground.errors import BadInput
+from bootfile.loaders.loader import Data, Engine
+from bootfile.processes import signals
+from bootfile.sampling import generators
+from bootfile.sampling.sampler import Batch, Plan
+
+# what a forked process must not use; files are opened again, see _reopen_files().
+_CONNECTIONS = {"sqlite3": "Connection", "lmdb": "Environment", "psycopg": "Connection",
+                "psycopg2.extensions": "connection", "duckdb": "DuckDBPyConnection", "zmq": "Socket",
+                "grpc": "Channel"}  # fmt: skip
+_FILES = (io.FileIO, io.BufferedReader, io.BufferedRandom, io.TextIOWrapper)
+_DEPTH = 14  # attributes of attributes that are searched: the pool of a boto3 client is that deep
+_SAFE = {"redis", "asyncio", "logging"}  # packages whose objects notice the fork, or which no item reads
+_CANNOT_SEND = "a worker of the loader cannot send a batch"
+_MORE_SHM = (
+    "give the container more (docker run --shm-size 8g), or use --data_backend threads or fewer --workers"
+)
+
+
+class NotDelivered(BadInput):
+    """Workers cannot deliver batches on this node. Another backend may."""
+
+
+class Workers:
+    """Worker processes of a DataLoader, kept from epoch to epoch. count: of processes; 0: this process does
+    their work. pinned: return batches in pinned memory."""
+
+    def __init__(self, count: int, pinned: bool):
+        self.count, self.pinned = count, pinned
+        self._loader: DataLoader | None = None
+        self._plan: Plan | None = None
+        # by "spawn" and "forkserver" they get a copy, in which no handle is open
+        method = (
+            multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+        )
+        self.forks = count > 0 and method == "fork"
+        self._closing = multiprocessing.Value("b", 0, lock=False) if count else None
+        weakref.finalize(self, _close, self._closing)
+
+    def load(self, plan: Plan, function: Callable[[Batch], Any]) -> Iterator[tuple[Batch, Any]]:
+        """Yield (batch, function(batch)) for each batch of a plan. Raises the function's BadInput.
+
+        The workers, and the function that they were started with, are kept as long as the plan is the same
+        object.
+        """
+        if self._loader is None or plan is not self._plan:
+            self._plan = plan
+            if self.forks:
+                _check_room(self.count, getattr(function, "batch_bytes", lambda plan: 0)(plan))
+            self._loader = self._open(
+                _Results(function),
+                batch_size=None,
+                sampler=plan,
+                collate_fn=_unchanged,
+                num_workers=self.count,
+                persistent_workers=self.count > 0,
+                generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
+            )
+        for batch, result in _started(self._loader):
+            if isinstance(result, BadInput):
+                raise result
+            if self.pinned and not self.count:  # torch 2.1 would make lists of nested tuples
+                result = tree_map_only(torch.Tensor, torch.Tensor.pin_memory, result)
+            yield batch, result
+
+    def call(self, function: Callable[..., Any], count: int = 1) -> list[Any]:
+        """Return function(None) of each of `count` workers of their own. What the function opens and keeps
+        open is not open in this process, so the workers of load() will not share it. Without forked workers
+        this process calls it once."""
+        if not self.forks:
+            return [function(None)]
+        options = {"batch_size": None, "sampler": [None] * count, "collate_fn": _unchanged}
+        workers = self._open(_Results(function), num_workers=count, generator=torch.Generator(), **options)
+        results = [result for _, result in _started(workers)]
+        for result in results:
+            if isinstance(result, BadInput):
+                raise result
+        return results
+
+    def close(self) -> None:
+        """End the workers."""
+        _close(self._closing)
+        self._loader = self._plan = None  # its workers end with it
+
+    def _open(self, results: Dataset, **options: Any) -> DataLoader:
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        begin = functools.partial(_begin, self._closing, in_main_thread)
+        pins = self.pinned and self.count > 0
+        return DataLoader(results, pin_memory=pins, worker_init_fn=begin, **options)
+
+
+def _started(loader: DataLoader) -> Iterator[Any]:
+    """Return iter(loader). Its workers begin without a garbage collector: _begin() starts it."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return iter(loader)
+    finally:
+        if collects:
+            gc.enable()
+
+
+class WorkerEngine(Engine):
+    """An engine for Loader.
+
+    workers: a Workers, or an object with its methods. function: called by the workers with a batch; it
+    returns the images, uint8 [n, H, W, C].
+    """
+
+    def __init__(self, workers: Any, function: Callable[[Batch], Any]):
+        self._workers, self._function = workers, function
+
+    def run(self, plan: Plan) -> Data:
+        for batch, images in self._workers.load(plan, self._function):
+            yield batch, torch.as_tensor(images)
+
+    def close(self) -> None:
+        self._workers.close()
+
+
+class _Results(Dataset):
+    """The results of a function of batches. A BadInput is returned, because a raised error would become
+    the text of a traceback. refusal: why a worker cannot work."""
+
+    def __init__(self, function: Callable[[Batch], Any]):
+        self.function = function
+        self.refusal: BadInput | None = None
+
+    def __getitem__(self, batch: Batch) -> tuple[Batch, Any]:
+        try:
+            if self.refusal:
+                raise self.refusal
+            return batch, self.function(batch)
+        except BadInput as error:
+            return batch, error
+        except Exception as error:
+            if get_worker_info() and (refusal := not_delivered(error)):
+                return batch, refusal
+            raise
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _begin(closing: Any, in_main_thread: bool, worker: int) -> None:
+    """Prepare a worker: it ignores SIGTERM until close(), because the job saves after the platform's.
+
+    in_main_thread: whether the main thread of the job has started it. Then it ends with the job, also if its
+    read hangs.
+    """
+    gc.freeze()  # a worker that deletes a pipeline of the job's DALI would wait for its threads for ever
+    gc.enable()
+    signals.ignore()
+    if in_main_thread:
+        signals.die_with_parent(signal.SIGKILL)
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if closing.value else None)
+    Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]  # it would only print the error
+    try:
+        _reopen_files()
+    except BadInput as error:
+        get_worker_info().dataset.refusal = error  # type: ignore[union-attr]
+
+
+def _send_error(queue: Any, error: Exception, item: tuple[int, Any]) -> None:
+    """Send the error of the thread that sends a worker's results, in place of the result. Otherwise the job
+    would wait for it for ever."""
+    queue.put((item[0], (None, not_delivered(error) or NotDelivered(f"{_CANNOT_SEND}: {error}"))))
+
+
+def not_delivered(error: Exception) -> NotDelivered | None:
+    """Return the refusal for an error that is due to the limits of the node; None for another error."""
+    if "shared memory" in str(error):
+        return NotDelivered(f"{_CANNOT_SEND}: /dev/shm is full ({error}): {_MORE_SHM}")
+    if "Too many open files" in str(error):
+        return NotDelivered(f"{_CANNOT_SEND}: {error}: set a higher ulimit -n, or use fewer --workers")
+    return None
+
+
+def _check_room(workers: int, batch_bytes: int) -> None:
+    """Raise NotDelivered if the node has too little shared memory, or may open too few files, for workers of
+    two loaders. Each worker prepares two batches, and all processes of the node share the memory."""
+    from bootfile.ground.numbers import count_in  # a loop without workers needs no platform
+
+    if sys.platform != "linux":
+        return
+    needed = (2 * workers + 1) * batch_bytes * (count_in(os.environ, "LOCAL_WORLD_SIZE") or 1)
+    free = shutil.disk_usage("/dev/shm").free if batch_bytes else needed
+    if free < needed:
+        raise NotDelivered(
+            f"{workers} workers need {needed / 1e6:.0f} MB of /dev/shm for their batches, and "
+            f"{free / 1e6:.0f} MB are free: {_MORE_SHM}"
+        )
+    files = len(os.listdir("/proc/self/fd")) + 10 * workers + 32
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if 0 <= limit < files:
+        raise NotDelivered(
+            f"{workers} workers need about {files} open files, and the limit is {limit}: set ulimit -n 1024, "
+            "or use --data_backend threads or fewer --workers"
+        )
+
+
+def _reopen_files() -> None:
+    """Open each file again that is open for reading: a forked process shares the position of its parent's
+    files, and would get the bytes of another worker's sample. Linux; elsewhere workers are not forked. Raises
+    BadInput if a file cannot be opened again."""
+    for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
+        file = int(name)
+        try:
+            flags = fcntl.fcntl(file, fcntl.F_GETFL)
+            is_file, place = stat.S_ISREG(os.fstat(file).st_mode), os.lseek(file, 0, os.SEEK_CUR)
+        except OSError:  # it has no position, or it was that of listdir()
+            continue
+        if file < 3 or not is_file or flags & os.O_ACCMODE == os.O_WRONLY:
+            continue
+        path = f"/proc/self/fd/{file}"
+        try:
+            new = os.open(path, flags & (os.O_ACCMODE | os.O_APPEND))
+        except OSError as error:
+            raise BadInput(
+                f"the open file {os.readlink(path)} cannot be opened again ({error.strerror}): workers would "
+                "share its position, and get each other's data. Open it at the first use in __getitem__, or "
+                "read without workers (--workers 0)"
+            ) from error
+        os.lseek(new, place, os.SEEK_SET)
+        os.dup2(new, file, inheritable=False)
+        os.close(new)
+
+
+def check_connections(owner: Any, name: str) -> None:
+    """Raise BadInput if an object holds a connection, a pipe or threads that forked workers would share or
+    lack. name: of the object in the message."""
+    if found := generators.search(owner, name, _connection, _DEPTH):
+        path, _, kind = found[0]
+        raise BadInput(
+            f"{path} is an open {kind}: workers cannot use it, they would get each other's data or wait for "
+            "ever. Open it at the first use in __getitem__, not in the constructor, or close it there; or "
+            "read without workers (--workers 0)"
+        )
+
+
+def _connection(value: Any) -> str:
+    """Return the kind of an open connection, pipe or pool; "" for another value."""
+    kind = f"{type(value).__module__}.{type(value).__name__}"
+    if kind.partition(".")[0] in _SAFE:
+        raise LookupError("not searched")
+    if isinstance(value, socket.socket):
+        return f"{kind} to {value.getpeername() or 'another process'}"  # OSError if it is not connected
+    if isinstance(value, _FILES):
+        is_pipe = value.readable() and value.fileno() > 2 and stat.S_ISFIFO(os.fstat(value.fileno()).st_mode)
+        return f"{kind}, a pipe" if is_pipe else ""
+    if isinstance(value, concurrent.futures.Executor):  # it has no threads before its first task
+        return kind if getattr(value, "_threads", None) or getattr(value, "_processes", None) else ""
+    for module, name in _CONNECTIONS.items():
+        known: Any = getattr(sys.modules.get(module), name, ())
+        if isinstance(value, known):
+            files = value.execute("pragma database_list") if module == "sqlite3" else [(0, "", kind)]
+            return f"{module}.{name}" if any(file for _, _, file in files) else ""  # others are in memory
+    return ""
+
+
+def _close(closing: Any) -> None:
+    if closing is not None:
+        closing.value = 1

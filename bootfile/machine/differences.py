@@ -1,0 +1,61 @@
+"""Compare what computed two runs, or two starts of a run. This module imports no torch."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+THREADS, CPU = "threads", "CPU"  # names of facts (facts.py)
+OPERATORS = "operators"
+# Those that decide about the instructions of a sum. Another one of them is another instruction set.
+INSTRUCTIONS = ("ATen", "oneDNN", "MKL", OPERATORS)
+
+
+def find_differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return (name, value of the first, value of the second) of all facts that differ, the most important
+    first. A fact that only one of them has is not compared: it may be of another version of Bootfile."""
+    names = [name for name in first if name in second]
+    return [(name, first[name], second[name]) for name in names if first[name] != second[name]]
+
+
+def other_instructions(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """Return the first difference of the instruction sets; None if they are equal."""
+    for difference in find_differences(first, second):
+        if difference[0] in INSTRUCTIONS:
+            return difference
+    return None
+
+
+def in_words(name: str, value: Any) -> str:
+    """Return a fact as a part of a sentence: "2 threads", "ATen AVX2"."""
+    if name == THREADS:
+        return f"{value} thread{'s' * (value != 1)}"
+    if name == CPU:
+        return f"the CPU {value}"
+    if name == OPERATORS:
+        return f"operators whose probe has the digest {value}"
+    return f"{name} {value}"
+
+
+def without_step(machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of a machine without its first step."""
+    return {name: value for name, value in machine.items() if name != "step"}
+
+
+def first_difference(
+    names: tuple[str, str], first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]
+) -> str:
+    """Return the first difference between the machines of two runs, in words; "" if there is none.
+
+    names: of the runs. first, second: `machines` of their states, the facts of each machine that has computed
+    with its first step ("step"), the last one at the end (bootfile/exact/machines.py).
+    """
+    for one, other in zip(first, second, strict=False):
+        for name, here, there in find_differences(without_step(one), without_step(other)):
+            return f"{names[0]} computed with {in_words(name, here)}, {names[1]} with {in_words(name, there)}"
+    for run, longer, shorter in ((names[0], first, second), (names[1], second, first)):
+        for machine in longer[len(shorter) :]:
+            for name, before, now in find_differences(without_step(longer[0]), without_step(machine)):
+                return (
+                    f"{run} computed with {in_words(name, before)} first, and with {in_words(name, now)} "
+                    f"from step {machine.get('step')} on"
+                )
+    return ""

@@ -1,0 +1,97 @@
+"""Fix the instruction set with which PyTorch computes, so that a run may move between kinds of CPUs.
+
+    python jobs/train_exact.py --cpu_level avx2
+
+A CPU kernel of PyTorch exists for several instruction sets, and a sum of floats depends on the one that is
+used. By default ATen, oneDNN and MKL each take the widest set that this CPU has, and MKL also asks for the
+vendor. A level makes all three take the same one on every CPU that has it:
+
+    native    what this CPU offers (the default)
+    avx2      for CPUs with AVX2: Intel since Haswell (2013), AMD since Zen (2017)
+    any       for every x86-64 CPU
+
+All three read their variables when torch is imported, so apply() comes before that. This module imports no
+torch.
+"""
+
+import os
+import platform
+import sys
+from collections.abc import Mapping, MutableMapping, Sequence
+
+from bootfile.ground.errors import BadInput
+
+OPTION = "--cpu_level"
+HELP = (
+    "instruction set of a run that moves between kinds of CPUs: avx2, or any (of x86-64); native: that of "
+    "this CPU, also if the checkpoint has another one (default: that of this CPU)"
+)
+NATIVE = "native"
+# MKL_CBWR=AVX2 has no effect on a CPU that is not Intel's. MKL's COMPATIBLE needs SSE2 only.
+VARIABLES: Mapping[str, Mapping[str, str]] = {
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_CBWR": "COMPATIBLE"},
+    "any": {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "MKL_CBWR": "COMPATIBLE"},
+}
+LEVELS = (NATIVE, *VARIABLES)
+
+
+def read_level(words: Sequence[str]) -> str | None:
+    """Return the level that a command line names; None without the option, or if the level is not known."""
+    level = None
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.replace("-", "_") != OPTION.replace("-", "_"):
+            continue
+        if not equals:
+            value = words[place + 1] if place + 1 < len(words) else ""
+        level = value if value in LEVELS else None
+    return level
+
+
+def apply(words: Sequence[str], environment: MutableMapping[str, str]) -> None:
+    """Set the variables of the level that a command line names; nothing without one, or for "native"."""
+    environment.update(VARIABLES.get(read_level(words) or NATIVE, {}))
+
+
+def level_in_use() -> str | None:
+    """Return the level whose variables this process has; None if it is not one of VARIABLES."""
+    for level, variables in VARIABLES.items():
+        if all(os.environ.get(name) == value for name, value in variables.items()):
+            return level
+    return None
+
+
+def use(level: str) -> None:
+    """Compute with the instruction set of a level in this process and in those that it starts.
+
+    level: one of LEVELS. Call it before torch is imported. Raises BadInput if torch was imported before, if
+    the level is not known, or if this CPU does not have it.
+    """
+    if level not in LEVELS:
+        raise BadInput(f"{level!r} is not a level of instructions: expected one of {', '.join(LEVELS)}")
+    if level == NATIVE:
+        return
+    if "torch" in sys.modules:
+        raise BadInput(f"instructions.use({level!r}) comes after the import of torch: call it before")
+    os.environ.update(VARIABLES[level])
+
+
+def check(level: str | None) -> None:
+    """Raise BadInput if torch does not compute with this level, although an option asks for it."""
+    if level in (None, NATIVE):
+        return
+    assert level is not None
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise BadInput(f"{OPTION} {level}: this CPU is {platform.machine()}, expected x86-64")
+    from bootfile.machine import facts, processor  # they import torch, which a command line does not need
+
+    if level == "avx2" and processor.widest() not in ("AVX2", "AVX512"):
+        raise BadInput(f"{OPTION} {level}: {processor.name()} has no AVX2: begin the run with {OPTION} any")
+    used = facts.aten_instructions().lower()
+    expected = VARIABLES[level]["ATEN_CPU_CAPABILITY"]
+    if level_in_use() == level and used == expected:
+        return
+    raise BadInput(
+        f"{OPTION} {level}: torch was imported before the level was set, and computes with {used.upper()}: "
+        "give the option on the command line, not in a file of --config, and start a new Python in a notebook"
+    )

@@ -1,0 +1,155 @@
+"""The rank of a process, and values that all ranks agree on.
+
+All functions also work in a job of one process that has not initialised torch.distributed.
+"""
+
+import io
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+
+from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput
+
+T = TypeVar("T")
+ELASTIC = "elastic"  # the backend of group.py, which is gloo
+members: Any = None  # the Members (members.py) of this process, if others are replaced when they die
+
+
+class Changed(BaseException):
+    """The members of the job change: main() ends, and runs again. Not an Exception, which a job may catch."""
+
+
+def is_initialized() -> bool:
+    """Return whether this process has initialised torch.distributed."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def rank() -> int:
+    """Return the global rank of this process."""
+    return torch.distributed.get_rank() if is_initialized() else 0
+
+
+def world_size() -> int:
+    """Return the number of processes of the job."""
+    return torch.distributed.get_world_size() if is_initialized() else 1
+
+
+def is_first() -> bool:
+    """Return whether this process is rank 0, which prints and writes for the job."""
+    return rank() == 0
+
+
+def uses_gloo() -> bool:
+    """Return whether the processes communicate with gloo: on the CPU, or if several share a GPU."""
+    return torch.distributed.get_backend() in ("gloo", ELASTIC)
+
+
+def store() -> torch.distributed.Store | None:
+    """Return the store of the default group, which all processes share; None in a job of one process."""
+    return torch.distributed.distributed_c10d._get_default_store() if world_size() > 1 else None
+
+
+def broadcast_object(value: T, source: int = 0, is_known: bool = False) -> T:
+    """Return the value of one rank on every rank: tensors on the CPU and plain types, whose reading runs no
+    code. is_known: this rank has the value."""
+    if world_size() == 1:
+        return value
+    data = _encode(value if rank() == source else None)
+    size = torch.tensor([len(data)], device=data.device)
+    torch.distributed.broadcast(size, source)
+    if rank() == source:
+        torch.distributed.broadcast(data, source)
+        return value
+    data = data.new_empty(int(size))
+    torch.distributed.broadcast(data, source)
+    return value if is_known else _decode(data)
+
+
+def _encode(value: object) -> torch.Tensor:
+    """Return a value as bytes on the device of the backend. torch's own functions for objects use pickle."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    device = torch.device("cpu")
+    if not uses_gloo():
+        device = torch.device(kind := accelerator.kind(), accelerator.of(kind).current_device())
+    return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8).to(device)
+
+
+def _decode(data: torch.Tensor) -> Any:
+    try:
+        return torch.load(io.BytesIO(data.cpu().numpy().tobytes()), "cpu", weights_only=True)
+    except Exception as error:  # it is not of this program
+        raise BadInput(f"a process sent a value that cannot be read ({type(error).__name__})") from error
+
+
+def call_on_first(function: Callable[[], T]) -> T:
+    """Return function() of rank 0 on every rank. If it raises BadInput, every rank does."""
+    value, error = None, None
+    if is_first():
+        try:
+            value = function()
+        except BadInput as refusal:
+            error = str(refusal)
+    value, error = broadcast_object((value, error))
+    if error:
+        raise BadInput(error)
+    return cast(T, value)
+
+
+def gather_objects(value: T) -> list[T]:
+    """Return the values of all ranks on every rank. They are as those of broadcast_object()."""
+    if world_size() == 1:
+        return [value]
+    data = _encode(value)
+    sizes = [torch.tensor([0], device=data.device) for _ in range(world_size())]
+    torch.distributed.all_gather(sizes, torch.tensor([len(data)], device=data.device))
+    padded = data.new_zeros(max(map(int, sizes)))
+    padded[: len(data)] = data
+    parts = [torch.empty_like(padded) for _ in sizes]
+    torch.distributed.all_gather(parts, padded)
+    return [_decode(part[: int(size)]) for part, size in zip(parts, sizes, strict=True)]
+
+
+def assert_equal_across_ranks(name: str, value: object) -> None:
+    """Raise BadInput, with both values, if a rank has another value than rank 0."""
+    values = gather_objects(value)
+    for other_rank, other in enumerate(values):
+        if other != values[0]:
+            raise BadInput(f"{name}: rank 0 has {values[0]}, rank {other_rank} has {other}")
+
+
+def broadcast_buffers(model: torch.nn.Module) -> None:
+    """Copy the buffers of rank 0 (BatchNorm's statistics) to every rank: rank 0 saves its own."""
+    if world_size() > 1:
+        for buffer in model.buffers():
+            torch.distributed.broadcast(buffer, 0)
+
+
+def maximum(value: float, device: torch.device) -> float:
+    """Return on every rank the largest value of all ranks. device: a device that the backend supports."""
+    return maxima(torch.tensor([float(value)], device=device))[0]
+
+
+def maxima(values: torch.Tensor) -> list[float]:
+    """Return on every rank the largest of each value [n] over all ranks. The values are overwritten."""
+    if world_size() > 1:
+        torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX)
+    return values.tolist()
+
+
+def total(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return on every rank the sum of the values over all ranks. device: as for maximum()."""
+    if is_initialized():
+        values = values.to(device)
+        torch.distributed.all_reduce(values)
+    return values
+
+
+def digest(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the digest of a tensor's bits, int64 []; the order of the elements does not change it."""
+    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = tensor.view(integers[tensor.element_size()])
+    return (bits * ((bits >> 3) * 2 + 1)).sum(dtype=torch.int64)

@@ -1,0 +1,258 @@
+"""Stop the job on a signal: SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU or SIGPWR from a platform, SIGINT (Ctrl-C) or
+SIGHUP (the terminal was closed) from a user. nohup and background jobs of a shell ignore a signal from the
+start; it stays ignored. SIGUSR1, SIGXCPU and SIGPWR stay with the job if it handles them itself.
+
+A Python signal handler cannot run while the main thread waits in a collective, for example for a lost peer.
+So the C-level handler writes the signal's number to a pipe (signal.set_wakeup_fd), and a thread reads it.
+"""
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from bootfile.ground.errors import INTERRUPTED, leave, print_line, say_error
+
+if TYPE_CHECKING:  # a job imports this module before torch
+    import torch
+
+_FREE = {getattr(signal, name) for name in ("SIGUSR1", "SIGXCPU", "SIGPWR") if hasattr(signal, name)}
+SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP, *sorted(_FREE))
+_CODES: dict[int, int] = {number: 128 + number for number in (signal.SIGINT, signal.SIGHUP, *_FREE)}
+SAME_PRESS = 0.5  # seconds: for one Ctrl-C both the terminal and the launcher send SIGINT
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork
+_KEY = "stop request"
+_POLL = 0.5  # seconds
+
+_asked = threading.Event()
+_watching = threading.Event()
+_followed: list[threading.Thread] = []  # the thread that reads the store, until unfollow()
+_grace = 25.0
+_unwind = 3.0  # seconds for the main thread to end by itself after Ctrl-C when no job is watched
+_code = 128 + signal.SIGTERM
+_number = 0  # the signal that this process got
+_reader: int | None = None  # the reading end of the pipe
+_store: "torch.distributed.Store | None" = None
+_rank, _token, _refused = 0, "", ""
+_deferred: Callable[[int], object] | None = None
+
+
+def asked() -> bool:
+    """Return whether this process, or another one of the job, was asked to stop."""
+    return _asked.is_set()
+
+
+def wait() -> None:
+    """Wait until asked()."""
+    _asked.wait()
+
+
+def exit_code() -> int:
+    """Return the exit code after signal n: 143 for SIGTERM and SIGUSR2, 128 + n for the others."""
+    return _code
+
+
+def end_on_interrupt() -> None:
+    """Make SIGINT raise KeyboardInterrupt in the main thread, and end the process 3 s later if it still runs,
+    or after the seconds of unwind_within(). Call it in the main thread."""
+    if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        _start()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked by launcher.start()
+
+
+def unwind_within(seconds: float) -> None:
+    """Set the time between Ctrl-C and the end of a process that cleans up first."""
+    global _unwind
+    _unwind = seconds
+
+
+def identify(rank: int, token: str) -> None:
+    """Name this process to the others of its job. token: only they know it; a request to stop has it."""
+    global _rank, _token
+    _rank, _token = rank, token
+
+
+def defer(report: Callable[[int], object]) -> None:
+    """Call report(number) for a signal. The job stops at the next call of hear()."""
+    global _deferred
+    _deferred = report
+
+
+def watch(grace: float, store: "torch.distributed.Store | None" = None) -> None:
+    """Make SIGNALS that are not ignored only set asked(); the job stops at its next step.
+
+    If the process still runs `grace` seconds after a signal, it ends with exit_code(). A second SIGINT ends
+    it at once. Call it once, in the main thread. A forked child (a DataLoader's worker) ignores the signals:
+    its parent ends it. store: the processes of the job share a signal through it. A platform may signal one
+    node only, and ranks that evaluate do not communicate otherwise.
+    """
+    global _grace, _store
+    _grace, _store = grace, store
+    _start()
+    _watching.set()
+    for number in SIGNALS:
+        if _is_ours(number):
+            signal.signal(number, _note)
+            signal.siginterrupt(number, False)  # libraries' system calls are restarted
+    if store:
+        _followed.append(threading.Thread(target=_follow, args=(store,), name="others' signals", daemon=True))
+        _followed[-1].start()
+
+
+def unfollow() -> None:
+    """End the thread that reads the store: a process that ends while it reads is aborted."""
+    threads, _followed[:] = list(_followed), []
+    for each in threads:
+        each.join()
+
+
+def ignore(worker: int = 0) -> None:
+    """Ignore the signals in a process that a job starts. It is also a DataLoader's worker_init_fn: after the
+    fork the loader installs handlers of its own in its workers."""
+    forget()
+    for number in SIGNALS:
+        if number not in _FREE or _is_ours(number):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def _is_ours(number: int) -> bool:
+    """Return whether a signal stops the job: not if it was ignored at the start, or if the job has a handler
+    of its own for a signal of _FREE, in Python or in C (faulthandler)."""
+    handler = signal.getsignal(number)
+    if number not in _FREE:
+        return number not in _CODES or handler != signal.SIG_IGN
+    caught = 0
+    with contextlib.suppress(OSError, StopIteration), open("/proc/self/status") as file:
+        caught = int(next(line for line in file if line.startswith("SigCgt:")).split()[1], 16)
+    return handler == _note or (handler == signal.SIG_DFL and not caught >> (number - 1) & 1)
+
+
+def forget() -> None:
+    """Undo end_on_interrupt(): the caller handles the signals itself."""
+    signal.set_wakeup_fd(-1)
+
+
+def die_with_parent(number: int) -> None:
+    """Make the kernel send this process a signal when its parent ends (Linux). Safe between fork and exec."""
+    if _libc:
+        PR_SET_PDEATHSIG = 1
+        _libc.prctl(PR_SET_PDEATHSIG, number)
+
+
+def _start() -> None:
+    """Start the thread that reads the numbers of signals."""
+    global _reader
+    if _reader is not None:
+        return
+    _reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=_after_fork)
+    threading.Thread(target=_listen, args=(_reader,), name="signals", daemon=True).start()
+
+
+def _after_fork() -> None:
+    if _watching.is_set():
+        ignore()
+    else:
+        forget()
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    """Do nothing: the thread has read the signal already when Python calls this handler."""
+
+
+def _listen(reader: int) -> None:
+    interrupted = first = None
+    while number := os.read(reader, 1)[0]:
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            if interrupted is not None and now - interrupted > SAME_PRESS:
+                _end(INTERRUPTED, "interrupted again: exiting without another checkpoint")
+            elif interrupted is None and not _watching.is_set():
+                _call_after(_unwind, _end, INTERRUPTED, "interrupted")
+            interrupted = interrupted or now
+        is_ours = number in SIGNALS and (number not in _FREE or signal.getsignal(number) == _note)
+        if is_ours and _watching.is_set() and first is None:
+            first = number
+            _ask(number)
+
+
+def _ask(number: int) -> None:
+    global _code, _number
+    _code, _number = _CODES.get(number, _code), number
+    if _deferred:
+        _deferred(number)
+        return
+    if _asked.is_set():  # another process was faster
+        return
+    _stop()  # before any call that could block or fail: the log may be closed
+    if _store:
+        with contextlib.suppress(RuntimeError):  # the store's process has ended: the others end soon
+            _store.set(_KEY, f"{_rank} {number:d} {_token}")
+    print_line(f"{signal.Signals(number).name}: stopping at the next step, within {_grace:.0f} s")
+
+
+def _stop() -> None:
+    _asked.set()
+    _call_after(_grace, _end, None, f"not stopped within {_grace:.0f} s: exiting without another checkpoint")
+
+
+def _call_after(seconds: float, function: Callable[..., object], *arguments: object) -> None:
+    """Call a function after `seconds`, even if other threads are blocked."""
+    timer = threading.Timer(seconds, function, arguments)
+    timer.daemon = True
+    timer.start()
+
+
+def _end(code: int | None, text: str) -> None:
+    """End the process with the code; None: exit_code()."""
+    code = _code if code is None else code
+    _call_after(1, os._exit, code)  # should the message block, as on a full pipe
+    say_error(text)
+    leave(code)
+
+
+def _follow(store: "torch.distributed.Store") -> None:
+    with contextlib.suppress(RuntimeError):
+        while not _asked.wait(_POLL) and _followed:
+            look(store)
+
+
+def received() -> int:
+    """Return the number of the signal that this process got; 0 if it got none."""
+    return _number
+
+
+def hear(rank: int, number: int) -> None:
+    """Stop because another rank got this signal, unless this process was asked to stop before."""
+    global _code
+    if not _asked.is_set():
+        _code = _CODES.get(number, _code)
+        _stop()
+        if _rank == 0:
+            name = signal.Signals(number).name
+            print_line(f"{name} at rank {rank}: stopping at the next step, within {_grace:.0f} s")
+
+
+def look(store: "torch.distributed.Store") -> None:
+    """Stop if another process of the job asks for it in the store. Other users of the node may reach the
+    store: a request without the token is ignored."""
+    global _refused
+    request = store.compare_set(_KEY, "", "").decode(errors="replace")
+    if not request or _asked.is_set():
+        return
+    if match := re.fullmatch(rf"(\d+) (\d+) {_token}", request):
+        hear(*map(int, match.groups()))
+    elif _rank == 0 and not _refused:
+        _refused = request
+        print_line("warning: ignored a request to stop in the job's store: not by a process of this job")

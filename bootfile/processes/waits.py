@@ -1,0 +1,48 @@
+"""Serve a request to stop while the main thread waits for data, which may never come."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from bootfile.processes import signals
+
+_SOON = 2.0  # seconds
+
+_working = threading.Lock()  # held by the thread of the loop while it does not wait
+_serve: Callable[[], object] | None = None  # of the last serve_when_stopped()
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Wait in this block. It does not end while a request to stop is served."""
+    is_held = _working.locked()
+    if is_held:
+        _working.release()
+    try:
+        yield
+    finally:
+        if is_held:
+            _working.acquire()
+
+
+def serve_when_stopped(serve: Callable[[], object]) -> None:
+    """Call serve() in a thread if the process is asked to stop while the calling thread is in waiting().
+
+    The calling thread continues when serve() returns. A process may call this again, as a notebook does: the
+    last function counts.
+    """
+    global _serve
+    is_first = _serve is None
+    _serve = serve
+    if is_first:
+        _working.acquire()
+        threading.Thread(target=_wait, name="stop while waiting", daemon=True).start()
+
+
+def _wait() -> None:
+    signals.wait()
+    time.sleep(_SOON)  # usually the next batch comes soon, and the loop saves by itself
+    with _working:
+        if _serve:
+            _serve()

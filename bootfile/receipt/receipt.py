@@ -1,0 +1,247 @@
+"""The receipt of a run: a digest over the sample ids, labels and crops of the batches that a loader yielded.
+
+It proves that two runs passed the same samples, labels and crops to the same training steps. Their loaders,
+world sizes and restarts may differ. It does not cover pixels, or batches that were prepared but not yielded.
+
+Each sample becomes three 64-bit hashes: of its id, of (id, label), of (id, augmentation parameters). The
+record of a step has their sums modulo 2^64. So the order inside a global batch and its division among the
+ranks do not matter, and one all_reduce combines the ranks. The steps are chained.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bootfile.ground.errors import BadInput, Once
+from bootfile.ground.files import check_mounted, explained, opener, read_file, write_atomic
+from bootfile.ground.mixing import mix
+from bootfile.receipt.records import RECORD, parse_records
+
+FILE = "receipt.bin"  # in a run's output folder
+PARTS = ("ids", "labels", "augmentation")
+_MOST = 2**30  # bytes of FILE: 33 million steps
+_CHUNK = 4096  # samples per computation of sums: spreads NumPy's cost per call over several steps
+
+
+class Receipt:
+    """The digest of one run. A loader calls add() for each batch that it yields, and take() and chain() at
+    each report.
+
+    fingerprint: a digest of the training data, any text that changes if a sample or a label does. A
+    checkpoint stores it, and a run on other data does not resume from that checkpoint.
+    batches: the number of batches of each step.
+    """
+
+    def __init__(self, fingerprint: str = "", batches: int = 1):
+        self.fingerprint, self.batches = fingerprint, batches
+        self.digest = bytes(8)
+        self.step = 0  # the last step that is in the digest
+        self._batches: list[tuple] = []  # (ids, labels, crops) whose sums are not computed yet
+        self._sums: list[np.ndarray] = []
+        self._content = bytearray()  # of FILE: it may be deleted or cut while the job runs
+        self._stored: int | None = None  # bytes of the content that are in FILE; None: FILE was not read yet
+        self._begun = 0, bytes(8)  # the step and the digest before the first record of this start
+        self._first: int | None = None  # the step before the first record of FILE, if it is known
+        self._warn = Once(_print_warning)
+        self.shared: list[Any] | None = None  # tensors: sums of all ranks, of steps that were not chained
+
+    def add(self, ids: np.ndarray, labels: np.ndarray, crops: Sequence[np.ndarray] = ()) -> None:
+        """Add one batch. ids, labels: int64 [n]; crops: arrays [n] of integers, booleans or float32. Several
+        labels of a sample: bool [n, classes].
+
+        The arrays must not change later: sums are computed for several batches at a time.
+        """
+        self._batches.append((ids, labels, crops))
+        if sum(len(ids) for ids, *_ in self._batches) >= _CHUNK:
+            self._sum()
+
+    def take(self) -> np.ndarray:
+        """Return and clear this rank's steps since the last take(): int64 [steps, 3], sums modulo 2^64."""
+        self._sum()
+        taken, self._sums = self._sums, []
+        sums = np.concatenate([np.zeros((0, len(PARTS)), np.int64), *taken])
+        return sums.reshape(-1, self.batches, len(PARTS)).sum(1)
+
+    def _sum(self) -> None:
+        if self._batches:
+            ids, labels, crops = zip(*self._batches, strict=True)
+            columns = [np.concatenate(column) for column in zip(*crops, strict=True)]
+            ends = np.cumsum([len(each) for each in ids])
+            self._sums.append(batch_sums(np.concatenate(ids), np.concatenate(labels), columns, ends))
+            self._batches.clear()
+
+    def chain(self, step: int, steps_per_epoch: int, sums: np.ndarray, folder: str | None) -> None:
+        """Extend the digest by the last steps up to `step`, and append them to FILE in the folder, if any.
+
+        sums: int64 [steps, 3], take() summed over all ranks. If a record cannot be written, a warning is
+        printed. The digest still covers it.
+        """
+        records = np.zeros(len(sums), dtype=RECORD)
+        records["step"] = np.arange(step - len(sums) + 1, step + 1)
+        records["epoch"] = (records["step"] - 1) // steps_per_epoch + 1
+        records["sums"] = sums.view(np.uint64)
+        for record in records:
+            self.digest = _extend(self.digest, record)
+        self.step = step
+        if folder is None:
+            return
+        self._content += records.tobytes()
+        try:
+            self._store(folder)
+        except OSError as error:
+            self._warn(f"{FILE} in {folder} is incomplete: {error.strerror or error}")
+
+    def begins_at(self, step: int) -> None:
+        """Expect the records after `step` in FILE, where the first start of this run began."""
+        self._first = step
+
+    def finish(self, folder: str) -> str:
+        """Compare FILE on rank 0 with the records of this run, and write it again if it differs. Return why
+        it is not whole, or ""."""
+        if not self.step:
+            return ""
+        try:
+            self._store(folder, compare=True)
+        except OSError as error:
+            return f"{FILE} in {folder} is not whole: {error}"
+        return ""
+
+    def _store(self, folder: str, compare: bool = False) -> None:
+        """Append the new records to FILE, or write it again if it is not as long as this run has left it.
+
+        FILE is open only here, and is not read meanwhile: s3fs has no name for a new file that is open.
+        """
+        check_mounted(folder)
+        path = os.path.join(folder, FILE)
+        if self._stored is None:
+            os.makedirs(folder, exist_ok=True)
+            self._content[:0] = kept = self._restore(path)
+            self._stored = len(kept)
+        size = os.path.getsize(path) if os.path.exists(path) else 0
+        if size != self._stored or (compare and size and read_file(path, _MOST) != self._content):
+            self._warn(
+                f"{path} was deleted, cut or changed while the job ran ({size} bytes, expected "
+                f"{self._stored}): all its records are written again"
+            )
+            write_atomic(path, bytes(self._content))
+        elif len(self._content) > size:
+            with open(path, "ab", opener=opener) as file:
+                file.write(self._content[size:])
+        self._stored = len(self._content)
+
+    def _restore(self, path: str) -> bytes:
+        """Return the records of earlier starts, and delete those that a resumed run writes again. A warning
+        is printed if steps of this run are missing."""
+        step, digest = self._begun
+        records, _ = parse_records(read_file(path, _MOST) if os.path.exists(path) else b"")
+        if (np.diff(records["step"].astype(np.int64)) <= 0).any():
+            records = records[:0]
+        kept = records[records["step"] <= step]
+        if os.path.exists(path) and os.path.getsize(path) != kept.nbytes:
+            with open(path, "r+b", opener=opener) as file:
+                file.truncate(kept.nbytes)
+        first, chained = self._first, bytes(8)
+        if first is None:
+            first = int(kept["step"][0]) - 1 if len(kept) else step
+        for record in kept if first == 0 else ():
+            chained = _extend(chained, record)
+        missing = max(0, step - first) - int((kept["step"] > first).sum())
+        if missing or (first == 0 and chained != digest):
+            what = f"lacks {missing} of the steps" if missing else "has other records than those of the steps"
+            self._warn(f"{path} {what} {first + 1} to {step}: it was deleted, cut or changed since")
+        return kept.tobytes()
+
+    def __str__(self) -> str:
+        return self.digest.hex()
+
+    def state_dict(self) -> dict:
+        return {"digest": str(self), "step": self.step}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.digest, self.step = bytes.fromhex(state["digest"]), int(state["step"])
+        self._begun = self.step, self.digest
+        self._batches.clear()
+        self._sums.clear()
+
+
+def _print_warning(line: str) -> None:
+    print(f"warning: {line}", flush=True)
+
+
+def batch_sums(
+    ids: np.ndarray, labels: np.ndarray, crops: Sequence[np.ndarray], ends: np.ndarray
+) -> np.ndarray:
+    """Return the sums of consecutive batches, modulo 2^64: int64 [batches, 3].
+
+    ids, labels, crops: one number per sample, [n]; labels may be bool [n, classes]. ends: the end of each
+    batch in them, int64 [batches].
+    """
+    hashed = mix(_words(ids))
+    augmented = hashed
+    for column in crops:
+        augmented = mix(augmented ^ _words(column))
+    # differences of running totals modulo 2^64: one call for batches of any size
+    totals = np.zeros((len(PARTS), len(hashed) + 1), np.uint64)
+    np.cumsum((hashed, mix(hashed ^ _words(labels)), augmented), axis=1, out=totals[:, 1:])
+    return np.diff(totals[:, [0, *ends]]).T.copy().view(np.int64)
+
+
+class Comparison(NamedTuple):
+    """The result of compare().
+
+    steps: number of steps that both runs recorded.
+    epoch, step: of the first step that differs (0: none).
+    parts: the entries of PARTS that differ in that step, or "epoch".
+    """
+
+    steps: int
+    epoch: int
+    step: int
+    parts: tuple[str, ...]
+
+
+def read(folder: str) -> np.ndarray:
+    """Return the records in an output folder: fields epoch, step, sums; steps ascend. Raises BadInput."""
+    path = os.path.join(folder, FILE)
+    with explained(f"no receipt of a run at {path}"):
+        records, is_cut = parse_records(read_file(path, _MOST))
+    if is_cut or not len(records) or (np.diff(records["step"].astype(np.int64)) <= 0).any():
+        raise BadInput(f"{path} is empty, cut or not a receipt: expected records with ascending steps")
+    return records
+
+
+def _extend(digest: bytes, record: np.void) -> bytes:
+    return hashlib.blake2b(digest + record.tobytes(), digest_size=8).digest()
+
+
+def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
+    """Find the first step that both runs recorded and that differs. Arguments: results of read()."""
+    _, left, right = np.intersect1d(first["step"], second["step"], return_indices=True)
+    ours, theirs = first[left], second[right]
+    is_other = ours["sums"] != theirs["sums"]  # [n, 3]
+    different = np.flatnonzero(is_other.any(axis=1) | (ours["epoch"] != theirs["epoch"]))
+    if not len(different):
+        return Comparison(len(ours), 0, 0, ())
+    place = different[0]
+    parts = tuple(part for part, each in zip(PARTS, is_other[place], strict=True) if each)
+    # if the ids differ, labels and crops differ too: report only the ids
+    parts = PARTS[:1] if is_other[place, 0] else parts or ("epoch",)
+    return Comparison(len(ours), int(ours["epoch"][place]), int(ours["step"][place]), parts)
+
+
+def _words(column: np.ndarray) -> np.ndarray:
+    """Return a column of one number per sample as 64-bit words, uint64 [n]: a hash of all labels if there are
+    several."""
+    column = np.asarray(column)
+    if column.ndim == 2:
+        words = np.zeros(len(column), np.uint64)
+        for first in range(0, column.shape[1], 32):
+            part = column[:, first : first + 32]
+            words = mix(words ^ (part @ (1 << np.arange(part.shape[1]))).astype(np.uint64))
+        return words
+    if column.dtype.kind == "f":
+        column = column.astype(np.float32).view(np.uint32)
+    return column.astype(np.uint64)

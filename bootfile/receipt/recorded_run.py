@@ -1,0 +1,77 @@
+"""The records of a run: the steps of its receipt, its starts, and the order of its samples."""
+
+import operator
+import os
+from typing import Any
+
+import numpy as np
+
+from bootfile.ground.errors import BadInput
+from bootfile.ground.numbers import part_of
+from bootfile.receipt import receipt, starts
+from bootfile.sampling.sampler import BatchSampler, WholeBatchSampler
+
+_SAMPLERS: dict[str, Any] = {kind.__name__: kind for kind in (BatchSampler, WholeBatchSampler)}
+
+
+class Run:
+    """The records in the output folder of a run: `records` of receipt.read(), and `starts`. Raises BadInput,
+    also if a line of starts.jsonl cannot be read: the rank of a sample would be wrong."""
+
+    def __init__(self, folder: str):
+        self.folder, self.path = folder, os.path.join(folder, starts.FILE)
+        self.records, known = receipt.read(folder), starts.read(folder, whole=True)
+        self.starts = [start for start in known if isinstance(start.get("step"), int)]
+        if not self.starts:
+            raise BadInput(f"{self.path} has no start that can be read: seed and world size are unknown")
+        self.first, self.last = self.records["step"][[0, -1]].tolist()
+
+    def start_of(self, step: int) -> dict:
+        """Return the start that made a step: the last one before it, which made later steps again."""
+        return [start for start in self.starts if start["step"] < step or start is self.starts[0]][-1]
+
+    def ranks(self, step: int, count: int) -> np.ndarray:
+        """Return the rank of each of the `count` samples of a step, int64 [count]. Raises BadInput."""
+        start = self.start_of(step)
+        size = start["environment"].get("world size")
+        if not isinstance(size, int) or size < 1:
+            raise BadInput(f"{self.path}: the world size of a start is {size!r}")
+        shards = start.get("settings", {}).get("exact_shards") or size
+        own = [len(part_of(shards, rank, size)) * count // shards for rank in range(size)]
+        return np.repeat(np.arange(size), own)
+
+    def check(self, step: int, sums: np.ndarray) -> None:
+        """Raise BadInput if the receipt has no such step, or other sums of the first receipt.PARTS."""
+        recorded = self.records[self.records["step"] == step]
+        if not len(recorded):
+            raise BadInput(f"{self.folder} has no step {step}: its receipt has {self.first}-{self.last}")
+        for part, theirs, ours in zip(receipt.PARTS, recorded["sums"][0], sums.view("u8"), strict=False):
+            if theirs != ours:
+                changed = f"{part} {theirs:016x}, and now {ours:016x}: data, options or code changed"
+                raise BadInput(f"the receipt of {self.folder} has another digest for step {step}: {changed}")
+
+    def sampler(self, step: int, weights: np.ndarray | None = None) -> Any:
+        """Return the batch sampler of all ranks before a step, its last one. Raises BadInput."""
+        facts = self.start_of(step).get("sampling") or {}
+        if facts.get("weighted") and weights is None:
+            raise BadInput(f"{self.folder} drew its samples with weights: expected --step N of imagenet.py")
+        try:
+            numbers = (operator.index(facts[name]) for name in ("samples", "global batch", "seed"))
+            limits = {"max_steps": step, "epoch_steps": facts.get("epoch steps")}
+            sampler = _SAMPLERS[facts["sampler"]](*numbers, **limits, weights=weights)
+            self.views, sampler.shuffle = operator.index(facts["views"]), bool(facts["shuffle"])
+        except (KeyError, TypeError) as error:
+            raise BadInput(f"{self.path} does not describe the order of the samples: {facts}") from error
+        sampler.seek(step - 1)
+        return sampler
+
+    def ids(self, sampler: Any, step: int) -> np.ndarray:
+        """Return the ids of a step over all ranks, after they were compared with the receipt."""
+        ids = sampler.batch(step - 1)
+        self.check(step, self.sum_ids(sampler, ids))
+        return ids
+
+    def sum_ids(self, sampler: Any, ids: np.ndarray) -> np.ndarray:
+        """Return the receipt's sum of the ids of a step, int64 [1]."""
+        images = np.concatenate([ids + view * sampler.size for view in range(self.views)])
+        return receipt.batch_sums(images, images, (), np.array([len(images)]))[0, :1]

@@ -1,0 +1,468 @@
+"""The samples of each step with their labels and crops: a pure function of (seed, epoch, step).
+
+The epoch's permutation is never stored. It is a keyed bijection on 0..size-1: a Feistel network over two
+digits of the sample number, with Philox as round function. The ids of a batch are the images of its
+positions. So any step of any epoch costs the time and memory of one batch, also for 10^9 samples. The state
+to resume is the number of completed steps. Source: J. Black and P. Rogaway, "Ciphers with Arbitrary Finite
+Domains", CT-RSA 2002 (the generalised Feistel cipher and cycle walking).
+
+With weights, an epoch draws its samples with replacement: the sample at a position is found by a Philox
+uniform of (seed, epoch, position) in the cumulative weights.
+
+Engines receive a Plan and deliver its batches. The samples of a step are chosen here, before files are read.
+"""
+
+import copy
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained
+from bootfile.ground.numbers import part_of
+from bootfile.sampling.philox import Operation, draw, philox4x32
+
+_Sampler = TypeVar("_Sampler", bound="BatchSampler")
+_ROUNDS = 8  # even; with 4 the tests of its quality fail, with 6 they pass
+# positions computed at a time while iterating: spreads NumPy's cost per call over several steps
+_CHUNK = 4096
+
+
+def permute(values: ArrayLike, size: int, seed: int, epoch: ArrayLike, inverse: bool = False) -> np.ndarray:
+    """Return the sample ids at these positions of the epoch's permutation of 0..size-1, int64 [n].
+
+    values: integers [n] in 0 <= value < size <= 2^62. epoch: a number, or one for each value, integers [n].
+    inverse: the values are ids, and their positions are returned.
+    """
+    # a value has the digits (high, low) with high < rows and low < side: few more pairs than samples
+    side = math.isqrt(size - 1) + 1
+    bases = np.uint64(-(-size // side)), np.uint64(side)
+    values = np.array(values, np.uint64)
+    epochs, outside = np.broadcast_to(np.asarray(epoch), values.shape), np.arange(len(values))
+    while True:
+        values[outside] = _feistel(values[outside], bases, seed, epochs[outside], inverse)
+        outside = np.flatnonzero(values >= size)  # cycle walking: repeat until the value is below size
+        if not len(outside):
+            return values.astype(np.int64)
+
+
+def _feistel(
+    values: np.ndarray, bases: tuple[np.uint64, np.uint64], seed: int, epochs: np.ndarray, inverse: bool
+) -> np.ndarray:
+    digits = [*np.divmod(values, bases[1])]
+    for number in range(_ROUNDS)[:: -1 if inverse else 1]:
+        digit, base = number % 2, bases[number % 2]
+        words = philox4x32((digits[1 - digit], number, epochs, int(Operation.ORDER)), seed)
+        shift = words[0] ^ (words[1] << np.uint64(31))  # 63 bits: the remainder is even to 2^-31, and it fits
+        digits[digit] = (digits[digit] + (base - shift % base if inverse else shift)) % base
+    return digits[0] * bases[1] + digits[1]
+
+
+def split_batch(global_batch: int, parts: int, kind: str = "processes") -> int:
+    """Return the number of samples of each part. kind: of the parts, for the message. Raises BadInput with
+    the nearest divisible sizes."""
+    local, rest = divmod(global_batch, parts)
+    if rest:
+        sizes = [str(each * parts) for each in (local, local + 1) if each]
+        raise BadInput(
+            f"batch size {global_batch} is not divisible by {parts} {kind}; "
+            f"expected {' or '.join(sizes)}, for example"
+        )
+    return local
+
+
+class BatchSampler:
+    """A batch sampler whose k-th global batch is the same set of samples at any world size.
+
+    Iterating yields int64 arrays of ids [global_batch / world_size]: this rank's contiguous part of each
+    global batch, from the position to the end of the epoch, or to `total_steps`. Every rank has the same
+    number of steps, at most size // global_batch in an epoch. The remaining samples, others each epoch, are
+    skipped.
+
+    size: samples in the data set.
+    global_batch: samples of one optimizer step over all ranks.
+    epochs, max_steps: limits of the training.
+    epoch_steps: the step after which each epoch ends; its other samples are skipped.
+    weights: numbers of at least 0 [size]. Each epoch then draws `size` samples with replacement, each with
+        the probability weight / sum of the weights.
+    `epoch`: of the position, counted from 1.
+    `total_steps`: of the training; None without epochs and max_steps.
+    `part`: iterating also stops after each global step that is a multiple of it; 0 (default): never.
+    `shards`: arrays that this rank yields for each global batch, see split(). `first_shard`: number of the
+        first one over all ranks.
+    Raises BadInput if the numbers are not valid.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        global_batch: int,
+        seed: int,
+        epochs: int | None = None,
+        max_steps: int | None = None,
+        epoch_steps: int | None = None,
+        *,
+        weights: ArrayLike | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ):
+        self.size, self.global_batch, self.seed = size, global_batch, seed
+        self.epoch_steps = epoch_steps
+        self.shares = None if weights is None else _cumulative(weights, size)
+        if not len(self):
+            raise BadInput(f"batch size {global_batch} is larger than the data set ({size} samples)")
+        if not 0 <= seed < 2**64:
+            raise BadInput(f"seed {seed} is not in 0..2^64-1")
+        self._set_rank(rank, world_size)
+        split_batch(global_batch, world_size)
+        limits = [epochs and epochs * len(self), max_steps]
+        # Any: jobs with a limit need no check for None
+        self.total_steps: int | Any = min((limit for limit in limits if limit is not None), default=None)
+        self.part = 0
+        self.seek(0)
+
+    def for_rank(self: _Sampler, rank: int, world_size: int) -> _Sampler:
+        """Return a batch sampler of this rank's part of every global batch. Raises BadInput."""
+        part = copy.copy(self)
+        part._set_rank(rank, world_size)
+        return part
+
+    def split(self: _Sampler, shards: int) -> _Sampler:
+        """Return a batch sampler of global batches of `shards` equal arrays. It yields those of this rank one
+        after the other, about shards / world_size. Raises BadInput."""
+        part = copy.copy(self)
+        part._split_among(shards, "shards")
+        split_batch(self.global_batch, shards, "shards")
+        return part
+
+    def _set_rank(self, rank: int, world_size: int) -> None:
+        if not 0 <= rank < world_size:
+            raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
+        self.rank, self.world_size = rank, world_size
+        self._split_among(world_size, "processes")
+
+    def _split_among(self, parts: int, kind: str) -> None:
+        self._parts, self._kind = parts, kind
+        own = part_of(parts, self.rank, self.world_size)
+        self.first_shard, self.shards = own.start, len(own)
+
+    @property
+    def largest(self) -> int:
+        """Return the number of ids in the largest array of this rank. Raises BadInput: for_rank() accepts a
+        batch that split() will divide otherwise."""
+        return split_batch(self.global_batch, self._parts, self._kind)
+
+    def seek(self, step: int) -> None:
+        """Set the position: the next batch is that of global step `step`, counted from 0.
+
+        Raises BadInput if it is not in 0..total_steps.
+        """
+        if step < 0 or (self.total_steps is not None and step > self.total_steps):
+            raise BadInput(f"step {step} is not in 0..{self.total_steps}, the steps of the training")
+        self.epoch, self._first = step // len(self) + 1, step % len(self)
+        self._last = self._ends(self.epoch)[-1]
+
+    @property
+    def step(self) -> int:
+        """Return the global step of the next batch, from 0."""
+        return (self.epoch - 1) * len(self) + self._first
+
+    @property
+    def remaining(self) -> int:
+        """Return the number of batches that iterating yields: to the end of the epoch, of its part, or of the
+        training."""
+        return self._last - self._first
+
+    def _ends(self, epoch: int) -> list[int]:
+        """Return the steps of an epoch, counted from its begin, after which its parts end."""
+        begin, last = (epoch - 1) * len(self), len(self)
+        if self.total_steps is not None:
+            last = min(last, self.total_steps - begin)
+        part = self.part or len(self)
+        return [*range(part - begin % part, last, part), last]
+
+    def epochs_from(self, step: int) -> Iterator[int]:
+        """Yield the numbers of the remaining epochs, from 1, each with the position set to its next batch. An
+        epoch that has parts comes once for each of them.
+
+        step: the number of completed steps. If it ends an epoch or a part, that comes first, without batches,
+        because its evaluation may be missing. Without total_steps the epochs never end. Raises BadInput as
+        seek() does.
+        """
+        self.seek(step)
+        last = math.inf if self.total_steps is None else -(-self.total_steps // len(self))
+        for epoch in itertools.count(max(1, -(-step // len(self)))):
+            if epoch > last:
+                return
+            first = max(0, step - (epoch - 1) * len(self))
+            for end in (end for end in self._ends(epoch) if end >= first):
+                self.epoch, self._first, self._last = epoch, first, end
+                yield epoch
+                first = end
+
+    def __len__(self) -> int:
+        """Return the number of steps of a whole epoch. It does not depend on the position."""
+        return min(self._whole, self.epoch_steps or self._whole)
+
+    @property
+    def _whole(self) -> int:
+        """Return the number of steps of an epoch that is not cut."""
+        return self.size // self.global_batch
+
+    def batch(self, step: int) -> np.ndarray:
+        """Return this rank's ids of global step `step` (from 0), int64 [n]. The position is not used."""
+        parts = self._batches(step // len(self) + 1, step % len(self), 1)
+        return np.concatenate([ids for ids, _ in parts])
+
+    def find(self, id: int, epochs: ArrayLike) -> np.ndarray:
+        """Return the global step (from 0) that has a sample on any rank, for each epoch, int64 [n].
+
+        It is -1 for an epoch that skips the sample. epochs: numbers from 1, integers [n]. Nothing is stored
+        or searched: it takes microseconds an epoch, also for 10^9 samples. Raises BadInput if the sample does
+        not exist, or if the sampler has weights, because a sample may then be in several steps.
+        """
+        if self.shares is not None:
+            raise BadInput("a sample has no single step in an epoch that draws its samples with weights")
+        if not 0 <= id < self.size:
+            raise BadInput(f"sample {id} is not in 0..{self.size - 1}")
+        epochs = np.asarray(epochs, np.int64)
+        steps = self._positions(id, epochs) // self.global_batch
+        return np.where(steps < len(self), (epochs - 1) * len(self) + steps, -1)
+
+    def _positions(self, id: int, epochs: np.ndarray) -> np.ndarray:
+        return permute(np.full(len(epochs), id), self.size, self.seed, epochs, inverse=True)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (ids for ids, _ in self.draws())
+
+    def draws(self) -> Iterator[tuple[np.ndarray, int | np.ndarray]]:
+        """Yield the ids that iterating yields, each with what random numbers take as their epoch: the epoch,
+        or with weights a number for each id, because a sample may be drawn several times in an epoch."""
+        last, at_a_time = self._first + self.remaining, max(1, _CHUNK * self.world_size // self.global_batch)
+        for step in range(self._first, last, at_a_time):
+            yield from self._batches(self.epoch, step, min(at_a_time, last - step))
+
+    def _batches(self, epoch: int, step: int, count: int) -> Iterator[tuple[np.ndarray, int | np.ndarray]]:
+        """Yield the draws of `count` steps."""
+        parts = self._places(step, count)
+        places, ends = np.concatenate(parts), np.cumsum([len(part) for part in parts])[:-1]
+        if self.shares is None:
+            return zip(np.split(self._permute(places, epoch), ends), itertools.repeat(epoch))
+        words = draw(self.seed, epoch, places, Operation.WEIGHTS)
+        uniforms = ((words[0] << np.uint64(21)) + (words[1] >> np.uint64(11))) / 2.0**53  # below 1
+        ids = np.searchsorted(self.shares, uniforms * self.shares[-1], side="right")
+        return zip(np.split(ids, ends), np.split(words[2], ends), strict=True)
+
+    def _places(self, step: int, count: int) -> Sequence[np.ndarray] | np.ndarray:
+        """Return the positions in the epoch of each array of `count` steps, from 0."""
+        largest = self.largest
+        first = np.arange(step, step + count)[:, None] * self.global_batch + self.first_shard * largest
+        return (first + np.arange(largest * self.shards)).reshape(-1, largest)
+
+    def _permute(self, places: np.ndarray, epoch: int) -> np.ndarray:
+        return permute(places, self.size, self.seed, epoch)
+
+
+def _cumulative(weights: ArrayLike, size: int) -> np.ndarray:
+    """Return the cumulative weights, float64 [size]. Raises BadInput."""
+    # NumPy and torch raise these
+    with explained("weights: expected an array of numbers", TypeError, ValueError, RuntimeError):
+        values = np.asarray(weights, np.float64)
+    if values.shape != (size,):
+        raise BadInput(f"weights of shape {list(values.shape)}: expected one for each of the {size} samples")
+    if len(wrong := np.flatnonzero(~(np.isfinite(values) & (values >= 0)))):
+        raise BadInput(f"the weight of sample {wrong[0]} is {values[wrong[0]]}: expected a number >= 0")
+    with np.errstate(over="ignore"):
+        sums = np.cumsum(values)
+    if not 0 < (total := sums.max(initial=0)) < np.inf:
+        raise BadInput(f"the weights have the sum {total:g}: expected a finite number above 0")
+    return sums
+
+
+class WholeBatchSampler(BatchSampler):
+    """A BatchSampler that skips no samples: the last batch of an epoch holds the remaining samples.
+
+    The ranks' parts of that batch differ by one sample at most. Lower ranks have the larger parts. A part may
+    be empty, because every rank has the same number of steps. global_batch may exceed size. shuffle: False
+    yields 0..size-1 in order. The other arguments are those of a BatchSampler.
+    """
+
+    def __init__(self, *arguments: Any, shuffle: bool = True, **options: Any):
+        super().__init__(*arguments, **options)
+        self.shuffle = shuffle
+
+    def split(self, shards: int) -> Any:
+        raise BadInput("a WholeBatchSampler has batches of different sizes: for shards use a BatchSampler")
+
+    @property
+    def _whole(self) -> int:
+        return -(-self.size // self.global_batch)
+
+    def _positions(self, id: int, epochs: np.ndarray) -> np.ndarray:
+        return super()._positions(id, epochs) if self.shuffle else np.full(len(epochs), id)
+
+    def _places(self, step: int, count: int) -> list[np.ndarray]:
+        parts = []
+        for first in range(step * self.global_batch, (step + count) * self.global_batch, self.global_batch):
+            here = min(self.global_batch, self.size - first)
+            begin, end = (-(-here * rank // self.world_size) for rank in (self.rank, self.rank + 1))
+            parts.append(np.arange(first + begin, first + end))
+        return parts
+
+    def _permute(self, places: np.ndarray, epoch: int) -> np.ndarray:
+        return super()._permute(places, epoch) if self.shuffle else places
+
+
+class SequentialBatchSampler:
+    """A batch sampler for evaluation: every sample exactly once over all ranks, no padding, nothing dropped.
+
+    Iterating yields int64 arrays of at most `batch` ids: this rank's contiguous part of 0..size-1 in order.
+    Ranks may have different numbers of batches (0 for some if size < world_size), so the ranks must not
+    communicate inside the loop.
+    """
+
+    seed, epoch, step = 0, 1, 0  # random numbers are the same in every evaluation
+
+    def __init__(self, size: int, batch: int, *, rank: int = 0, world_size: int = 1, shards: int = 0):
+        self.size, self.largest, self.rank, self.world_size = size, batch, rank, world_size
+        self.first_shard = rank  # the random numbers of an evaluation are by rank
+        count = shards or world_size
+        own = part_of(count, rank, world_size)
+        bounds = [size * place // count for place in range(own.start, own.stop + 1)]
+        self.parts = [range(*pair) for pair in itertools.pairwise(bounds)]  # see split()
+
+    def for_rank(self, rank: int, world_size: int) -> "SequentialBatchSampler":
+        """Return a batch sampler of this rank's part."""
+        return SequentialBatchSampler(self.size, self.largest, rank=rank, world_size=world_size)
+
+    def split(self, shards: int) -> "SequentialBatchSampler":
+        """Return a batch sampler of this rank's part of `shards` ranges of ids, `parts`. No batch has ids of
+        two ranges."""
+        own = {"rank": self.rank, "world_size": self.world_size, "shards": shards}
+        return SequentialBatchSampler(self.size, self.largest, **own)
+
+    def __len__(self) -> int:
+        return sum(len(part[:: self.largest]) for part in self.parts)
+
+    @property
+    def remaining(self) -> int:
+        """Return the number of batches that iterating yields."""
+        return len(self)
+
+    def draws(self) -> Iterator[tuple[np.ndarray, int]]:
+        """Yield the ids that iterating yields, each with the epoch."""
+        return zip(self, itertools.repeat(self.epoch))
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for part in self.parts:
+            for first in part[:: self.largest]:
+                yield np.arange(first, min(first + self.largest, part.stop))
+
+
+class Batch(NamedTuple):
+    """One rank's part of one step. ids, labels: int64 [n] (several labels: bool [n, classes]).
+    crops: a NamedTuple of arrays [n]; () without augmentation. epoch: of its random numbers
+    (BatchSampler.draws). size: side of its images, pixels (Plan.size)."""
+
+    ids: np.ndarray
+    labels: np.ndarray
+    crops: tuple
+    epoch: int | np.ndarray = 0
+    size: int = 0
+
+
+class Plan:
+    """An iterable of the Batches of an epoch, from the position of the sampler.
+
+    index: an ImageFolderIndex, an ImageSet, a PairIndex, or another object with `labels` (integers, by id),
+        `fingerprint` and the attributes that `augment` uses.
+    sampler: a batch sampler of bootfile/sampling/sampler.py.
+    augment: a function of datasets/sampling/augment.py, or another one with the arguments (index, ids, seed,
+        epoch) that returns a NamedTuple of arrays [n]. epoch: a number, or one for each id, see draws().
+    size: side of the square images that engines deliver, pixels, or a function of the epoch that returns it.
+        Engines that deliver whole images ignore it.
+    views: images per sample. Sample k has the ids k, len(index) + k and so on.
+    `largest`: number of images in the largest batch.
+    Raises BadInput if the sampler is another one, such as torch's.
+    """
+
+    def __init__(
+        self,
+        index: Any,
+        sampler: Any,
+        augment: Callable[[Any, np.ndarray, int, int], tuple] | None = None,
+        size: int | Callable[[int], int] = 224,
+        views: int = 1,
+    ):
+        if not hasattr(sampler, "largest"):
+            raise BadInput(
+                f"expected a sampler of datasets/sampling, got {type(sampler).__name__}, whose order is lost "
+                "at a restart: use BatchSampler, with weights=[...] to draw samples as WeightedRandomSampler"
+            )
+        self.index, self.sampler, self.augment, self.views = index, sampler, augment, views
+        self._size = size
+        self.largest = views * sampler.largest
+        self._labels = np.asarray(index.labels)
+
+    def __len__(self) -> int:
+        """Return the number of steps of a whole epoch."""
+        return len(self.sampler)
+
+    @property
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the data, and of the weights with which they are drawn."""
+        shares = getattr(self.sampler, "shares", None)
+        if shares is None:
+            return self.index.fingerprint
+        return f"{self.index.fingerprint}+{hashlib.sha256(shares.tobytes()).hexdigest()[:16]}"
+
+    @property
+    def size(self) -> int:
+        """Return the side of the images of this epoch, pixels."""
+        return self._size(self.sampler.epoch) if callable(self._size) else self._size
+
+    @property
+    def sizes(self) -> list[int]:
+        """Return the sides of the images of all epochs of a training with total_steps, pixels."""
+        size, epochs = self._size, -(-self.sampler.total_steps // len(self))
+        return sorted({size(epoch) for epoch in range(1, epochs + 1)}) if callable(size) else [size]
+
+    def seek(self, step: int) -> None:
+        """Set the position: the next batch is that of global step `step`, counted from 0."""
+        self.sampler.seek(step)
+
+    def __iter__(self) -> Iterator[Batch]:
+        waiting: list[tuple[np.ndarray, Any]] = []
+        for samples, epoch in self.sampler.draws():
+            views = [samples + view * len(self.index) for view in range(self.views)]
+            epochs = np.tile(epoch, self.views) if np.ndim(epoch) else epoch
+            waiting.append((np.concatenate(views), epochs))
+            if sum(len(ids) for ids, _ in waiting) >= _CHUNK:
+                yield from self._batches(waiting)
+                waiting = []
+        if waiting:
+            yield from self._batches(waiting)
+
+    def _batches(self, parts: list[tuple[np.ndarray, Any]]) -> Iterator[Batch]:
+        ids, epoch = np.concatenate([ids for ids, _ in parts]), parts[0][1]
+        if np.ndim(epoch):
+            epoch = np.concatenate([epochs for _, epochs in parts])
+        labels, crops = self._labels[ids], ()
+        if labels.dtype.kind in "iu":
+            labels = labels.astype(np.int64)
+        if self.augment:
+            crops = self.augment(self.index, ids, self.sampler.seed, epoch)
+        last = 0
+        for part, epochs in parts:
+            first, last = last, last + len(part)
+            yield Batch(part, labels[first:last], rows(crops, first, last), epochs, self.size)
+
+
+def rows(crops: tuple, first: int, last: int) -> tuple:
+    """Return some rows of crops, of the same type."""
+    return type(crops)(*(column[first:last] for column in crops))

@@ -1,0 +1,201 @@
+"""A damaged checkpoint file is refused with its reason, and no other file is lost."""
+
+import os
+import pickle
+import random
+import shutil
+import signal
+import textwrap
+import time
+
+import pytest
+import torch
+
+from bootfile.exact import files as checkpoint
+from bootfile.exact.files import Refused
+from bootfile.ground.files import write_atomic
+from tests.conftest import start
+from tests.support.hostile_pickle import Hostile
+from tests.support.small_disk import small_disk
+
+
+def _state(step: int = 1) -> dict:
+    return {"format": 1, "step": step, "objects": {"model": {"weight": torch.full((40, 30), float(step))}}}
+
+
+def _write(folder, step: int = 1, run: str = "a") -> str:
+    path = str(folder / checkpoint.name_of(step))
+    checkpoint.write(path, _state(step), step=step, run=run)
+    return path
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = _write(tmp_path, 7)
+    state = checkpoint.read(path)
+    assert state["step"] == 7 and torch.equal(state["objects"]["model"]["weight"], torch.full((40, 30), 7.0))
+    facts = checkpoint.verify(path)
+    assert facts["size"] == os.path.getsize(path) and facts["run"] == "a"
+    assert sorted(os.listdir(tmp_path)) == ["step_7.pt", "step_7.pt.json"]
+
+
+def test_every_single_bit_flip_is_found(tmp_path):
+    path, draw = _write(tmp_path), random.Random(0)
+    files = [path, f"{path}.json"]
+    sizes = [os.path.getsize(file) for file in files]
+    found = 0
+    for _ in range(1000):
+        file = draw.choices(files, weights=sizes)[0]
+        with open(file, "rb+") as content:
+            place = draw.randrange(os.path.getsize(file))
+            content.seek(place)
+            byte = content.read(1)[0]
+            for value in (byte ^ (1 << draw.randrange(8)), byte):  # flip, look, flip back
+                content.seek(place)
+                content.write(bytes([value]))
+                content.flush()
+                if value != byte:
+                    with pytest.raises(Refused):
+                        checkpoint.read(path)
+                    found += 1
+    assert found == 1000
+    checkpoint.read(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda content: content[:-100], r"it has \d+ bytes, expected \d+"),
+        (lambda content: content[:-5000] + bytes(5000), "it changed after it was written"),
+    ],
+)
+def test_damage_is_found(tmp_path, damage, reason):
+    path = tmp_path / "step_1.pt"
+    _write(tmp_path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(Refused, match=reason):
+        checkpoint.verify(str(path))
+
+
+def test_a_checkpoint_of_version_0_25_is_verified_by_its_sha256(tmp_path):
+    path = _write(tmp_path)
+    facts = checkpoint.facts_of(path)
+    del facts["sum"]
+    checkpoint.write_facts(path, facts)
+    assert checkpoint.read(path)["step"] == 1 and checkpoint.verify(path) == facts
+    with open(path, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    for function in (checkpoint.read, checkpoint.verify):
+        with pytest.raises(Refused, match="it changed after it was written: the sha256 differs"):
+            function(path)
+
+
+def test_a_resume_reads_each_byte_once(tmp_path):
+    def count():
+        with open("/proc/self/io") as file:
+            return int(file.readline().split()[1])
+
+    path, weights = (
+        str(tmp_path / "step_1.pt"),
+        {str(place): torch.randn(2**20 + place) for place in range(4)},
+    )
+    checkpoint.write(path, {"objects": {"model": weights}}, step=1)
+    before = count()
+    checkpoint.read(path)
+    assert count() - before < 1.05 * os.path.getsize(path)
+
+
+def test_a_checkpoint_without_its_checksum_is_refused(tmp_path):
+    path = _write(tmp_path)
+    os.unlink(f"{path}.json")
+    with pytest.raises(Refused, match=r"its checksum step_1.pt.json is missing"):
+        checkpoint.read(path)
+    with open(f"{path}.json", "w") as file:
+        file.write("[" * 100_000)
+    with pytest.raises(Refused, match=r"its checksum step_1.pt.json is damaged"):
+        checkpoint.read(path)
+
+
+@pytest.mark.parametrize("save", [torch.save, lambda value, file: pickle.dump(value, file)])
+def test_a_hostile_pickle_executes_nothing(tmp_path, save):
+    """A pickle with the right checksum executes nothing either."""
+    path, target = _write(tmp_path), tmp_path / "executed"
+    with open(path, "wb") as file:
+        save({"format": 1, "step": Hostile(os.mkdir, str(target))}, file)
+    content = open(path, "rb").read()  # noqa: SIM115
+    facts = {"sha256": __import__("hashlib").sha256(content).hexdigest(), "size": len(content)}
+    write_atomic(f"{path}.json", checkpoint._sealed(facts))
+    checkpoint.verify(path)
+    with pytest.raises(Refused, match=r"torch cannot load it|writes a zip file"):
+        checkpoint.read(path)
+    assert not target.exists()
+
+
+def test_order_is_numeric_and_the_last_ones_stay(tmp_path):
+    for step in (9, 100, 20, 10):
+        path = _write(tmp_path, step)
+    names = [os.path.basename(each) for each in checkpoint.list_newest_first(str(tmp_path))]
+    assert names == ["step_100.pt", "step_20.pt", "step_10.pt", "step_9.pt"]
+    assert checkpoint.list_newest_first(str(tmp_path / "nowhere")) == []
+    (tmp_path / "notes.txt").write_text("of the user")
+    checkpoint.keep(path, 2, {})  # it was just written, and stays
+    names = {"notes.txt", "step_10.pt", "step_10.pt.json", "step_100.pt", "step_100.pt.json"}
+    assert set(os.listdir(tmp_path)) == names
+
+
+def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
+    script = textwrap.dedent(f"""
+        import torch
+        from bootfile.exact import files as checkpoint
+        state = {{"weight": torch.zeros(1_000_000)}}
+        for step in range(1, 10**6):
+            checkpoint.write(f"{tmp_path}/step_{{step}}.pt", state, step=step, run="a")
+            print(step, flush=True)
+    """)
+    draw = random.Random(1)
+    writer = start("-c", script)
+    try:
+        for _ in range(3):
+            writer.stdout.readline()
+        time.sleep(draw.uniform(0, 0.1))
+    finally:
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+    paths = checkpoint.list_newest_first(str(tmp_path))
+    assert len(paths) >= 3
+    for path in paths:
+        checkpoint.read(path)
+
+
+def test_a_full_disk_is_named_and_costs_nothing(tmp_path):
+    """The error of the system is reported, and existing files do not change."""
+    path = _write(tmp_path)
+    with small_disk(tmp_path / "tiny", "64k") as folder:
+        kept = shutil.copy(path, folder)
+        shutil.copy(f"{path}.json", folder)
+        with pytest.raises(OSError, match="No space left on device"):
+            checkpoint.write(str(folder / "step_2.pt"), {"weight": torch.zeros(100_000)}, step=2, run="a")
+        assert sorted(os.listdir(folder)) == ["step_1.pt", "step_1.pt.json"]
+        checkpoint.read(kept)
+
+
+@pytest.mark.parametrize("damaged", [(), (2,), (2, 3), (3, 4), (1, 2, 3, 4)])
+def test_damaged_checkpoints_do_not_count(tmp_path, damaged):
+    """Damaged checkpoints are removed only if there are enough whole ones. The newest was just written."""
+    for step in (1, 2, 3, 4, 5):
+        _write(tmp_path, step)
+    for step in damaged:
+        path = tmp_path / f"step_{step}.pt"
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    known = {}
+    checkpoint.keep(str(tmp_path / "step_5.pt"), 3, known)
+    whole = [step for step in (5, 4, 3, 2, 1) if step not in damaged][:3]
+    there = {int(path.stem[5:]) for path in tmp_path.glob("step_*.pt")}
+    assert there == set(whole) | (set(damaged) if len(whole) < 3 else set())
+    (tmp_path / "step_5.pt").write_bytes(b"cut")  # the file changed after it was found to be whole
+    checkpoint.keep(_write(tmp_path, 6), 2, known)
+    assert [step for step in (6, 5) if (tmp_path / f"step_{step}.pt").exists()] == [6] + [5] * (
+        len(whole) < 2
+    )

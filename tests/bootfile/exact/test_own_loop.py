@@ -1,0 +1,86 @@
+"""The loops of guides/own_loop.md continue exactly: `launch prove` kills them."""
+
+import difflib
+import os
+import re
+import shutil
+
+import pytest
+
+from tests.conftest import ROOT, free_port, run
+
+_FOLDER = ROOT / "guides" / "own_loop"
+_PAGE = (ROOT / "guides" / "own_loop.md").read_text(encoding="utf-8")
+PATH = os.environ | {"PYTHONPATH": str(ROOT)}
+LOOP = (_FOLDER / "any_number.py").read_text()
+
+
+def start_alone():
+    """Return the environment of one process that torchrun started."""
+    return PATH | {
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("script", ["after.py", "any_number.py"])
+def test_a_loop_of_ones_own_continues_exactly(script, processes, tmp_path):
+    for path in _FOLDER.glob("*.py"):
+        shutil.copy(path, tmp_path)
+    two = tmp_path / "two.py"
+    two.write_text(two.read_text().replace('"2"', f'"{processes}"'))
+    [command] = re.findall(r"prove (two.py .* -- )after.py OUT$", _PAGE, re.MULTILINE)
+    words = ("two.py", "--kills=2", "--compare=OUT/*.pt", "--resume_with=", "--")
+    assert "--compare" in command and '--resume_with ""' in command
+    shown = run(ROOT / "launch", "prove", *words, script, "OUT", cwd=tmp_path, env=PATH).stdout
+    assert re.search(r"^exact: 2 runs equal the reference", shown, re.MULTILINE), shown
+    steps = 93 if script == "any_number.py" else 96 if processes == 2 else 189  # after.py: 16 on each rank
+    assert f"data equal for {steps} steps" in shown and "state equal at steps 10, 20" in shown
+
+
+@pytest.mark.parametrize("before, after", [("before.py", "after.py"), ("after.py", "any_number.py")])
+def test_the_page_shows_the_changes(before, after):
+    old, new = ((_FOLDER / name).read_text().splitlines()[1:] for name in (before, after))
+    lines = [line for line in difflib.ndiff(old, new) if line[:2] in ("- ", "+ ") and line[2:].strip()]
+    shown = re.findall(
+        r"^([-+] .+)$", "".join(re.findall(r"```diff\n(.*?)```", _PAGE, re.DOTALL)), re.MULTILINE
+    )
+    assert [line for line in lines if line not in shown] == []
+    if before == "before.py":
+        assert f"```python\n{(_FOLDER / before).read_text()}```" in _PAGE
+        assert sum(line.startswith("+") for line in lines) == 8
+
+
+def test_a_loop_of_ones_own_loads_neither_options_nor_logs(tmp_path):
+    (tmp_path / "loop.py").write_text(LOOP)
+    code = (
+        "import runpy, sys; sys.argv = ['loop.py', 'OUT']; runpy.run_path('loop.py'); "
+        "print('imported:', *(name for name in sys.modules if name.split('.')[0] in ('common', 'datasets')))"
+    )
+    shown = run("-c", code, cwd=tmp_path, env=start_alone(), fresh=True).stdout
+    names = shown.partition("imported: ")[2].split()
+    assert "bootfile.exact.loop" in names
+    assert not [
+        name for name in names if re.match(r"common\.(console|run|platform|checkpoint|object_store)", name)
+    ]
+
+
+OTHERS = {  # change of the loop -> reason of the refusal
+    ("seed=0", "seed=1"): "its samples have the seed 0, this run's the seed 1",
+    ("len(train_set), 32", "len(train_set), 50"): "the global batch 32, this run's the global batch 50",
+}
+
+
+def test_another_order_of_the_samples_is_refused(tmp_path):
+    """The core has no options that would tell."""
+    loop = LOOP.replace("epochs=3", "epochs=3, max_steps=10")
+    (tmp_path / "loop.py").write_text(loop)
+    run("loop.py", "OUT", cwd=tmp_path, env=start_alone())
+    for change, reason in OTHERS.items():
+        assert loop.count(change[0]) == 1
+        (tmp_path / "loop.py").write_text(loop.replace(*change))
+        assert reason in run("loop.py", "OUT", cwd=tmp_path, env=start_alone(), code=1).stderr

@@ -1,0 +1,168 @@
+"""The saver copies into reused memory, has one write in flight, and reports errors."""
+
+import errno
+import os
+import threading
+
+import pytest
+import torch
+
+from bootfile.exact import digest, files
+from bootfile.exact.saver import HostCopies, Saver, find_infinite, size_of
+from tests.conftest import CAN_FORK, environment, finish, free_port, start
+
+
+def test_training_goes_on_while_a_copy_is_written(tmp_path):
+    saver, go, seen = Saver(str(tmp_path), 1, print), threading.Event(), []
+    weight = torch.zeros(4)
+
+    def write(copy):
+        go.wait(10)
+        seen.append(copy["weight"].tolist())
+
+    saver._submit("best.pth", lambda: {"weight": weight}, write)
+    weight += 1  # the optimizer does not wait
+    saver.collect()
+    assert not seen
+    go.set()
+    assert saver.finish() == [] and seen == [[0.0] * 4]
+
+
+def _state(step: int, weight: torch.Tensor) -> dict:
+    objects = {"model": {"weight": weight}, "optimizer": {"momentum": torch.ones(4)}}
+    return {"format": 2, "step": step, "objects": objects}
+
+
+def test_reports_and_the_end_of_an_epoch_do_not_wait_for_the_writes_before(tmp_path):
+    """The thread that writes is busy all the time. Digests come in their order, and none is lost."""
+    saver, go, weight, written = Saver(str(tmp_path), 3, print), threading.Event(), torch.zeros(4), []
+    write = lambda tensors: written.append(tensors["weight"].tolist())  # noqa: E731
+    saver._pool.submit(go.wait)
+    saver.save_checkpoint(5, "run", lambda: _state(5, weight), True)
+    weight += 1  # a job may write other weights than those that it has saved
+    saver.save_weights("epoch_1.pth", 5, None, lambda: _state(5, weight)["objects"], write)
+    weight += 1
+    saver.collect()
+    assert not written and saver.durable == 0 and not go.is_set()
+    go.set()
+    saver.save_weights("epoch_2.pth", 9, None, lambda: _state(9, weight)["objects"], write)
+    assert saver.finish() == [] and saver.durable == 5
+    assert written == [[1.0] * 4, [2.0] * 4]
+    assert files.read(str(tmp_path / "checkpoints" / "step_5.pt"))["objects"]["model"]["weight"].sum() == 0
+    lines = digest.read(str(tmp_path))
+    assert list(lines) == [5, 9]
+
+
+def test_weights_that_cannot_be_copied_do_not_touch_the_checkpoint_in_flight(tmp_path):
+    saver, go = Saver(str(tmp_path), 3, lambda line: None), threading.Event()
+    saver.saved = lambda step: go.wait(10)
+
+    def fail():
+        raise MemoryError("no memory")
+
+    saver.save_checkpoint(5, "run", lambda: _state(5, torch.zeros(4)), True)
+    saver.save_weights("epoch_1.pth", 5, None, fail, lambda tensors: None)
+    go.set()
+    assert saver.finish() == ["epoch_1.pth was not saved: no memory"]
+    assert digest.read(str(tmp_path))[5]["saved"] is True
+
+
+def test_a_restart_deletes_the_digests_of_later_steps(tmp_path):
+    for step, planned in ((5, True), (8, True), (10, True), (12, True)):
+        line = digest.summarize(step, _state(step, torch.full((4,), 1.0))["objects"])
+        digest.write(str(tmp_path), line | {"planned": planned, "saved": True})
+    saver = Saver(str(tmp_path), 3, print)
+    saver.resume_at(10)
+    assert list(digest.read(str(tmp_path))) == [5, 8, 10]
+
+
+def test_memory_is_used_again():
+    copies = HostCopies()
+    weight = torch.randn(3, 4, 5, 5).contiguous(memory_format=torch.channels_last)
+    first, second = (copies.make({"a": [weight, (weight,)]})["a"][0] for _ in range(2))
+    assert first.data_ptr() == second.data_ptr() != weight.data_ptr()
+    assert first.stride() == weight.stride() and torch.equal(first, weight)
+
+
+def test_an_error_is_reported_once_and_forgotten_after_a_success(tmp_path):
+    lines: list[str] = []
+    saver = Saver(str(tmp_path), 1, lines.append)
+
+    def fail(copy):
+        raise OSError(28, "No space left on device")
+
+    saver._submit("best.pth", dict, fail)
+    (reason,) = saver.finish()
+    assert reason.startswith("best.pth was not saved: No space left on device (") and len(lines) == 1
+    saver._submit("best.pth", dict, lambda copy: None)
+    assert saver.finish() == [] and len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("reason", "durable", "is_hopeless"),
+    [(errno.EROFS, 0, True), (errno.EROFS, 4, False), (errno.ENOSPC, 0, False)],
+)
+def test_a_file_system_that_takes_no_checkpoint_at_all(tmp_path, reason, durable, is_hopeless):
+    """A full disk may have space again, and a run with checkpoints keeps them."""
+    saver = Saver(str(tmp_path), 1, lambda line: None)
+    saver.durable = durable
+
+    def fail(copy):
+        raise OSError(reason, os.strerror(reason))
+
+    for _ in range(3):
+        assert not saver.hopeless
+        saver._submit("step_8.pt", dict, fail)
+        saver.collect(wait=True)
+    assert bool(saver.hopeless) == is_hopeless
+
+
+def test_sizes_and_finiteness():
+    state = {"a": torch.zeros(10), "b": [torch.zeros(3, dtype=torch.int64), 5], "c": (torch.ones(2),)}
+    assert size_of(state) == 40 + 24 + 8
+    tensors = {"a": torch.tensor([0.0, float("nan")]), "b": torch.tensor(float("inf")), "c": torch.ones(2)}
+    assert find_infinite(tensors | {"extra": [1]}) == {"a", "b"}
+
+
+JOB = """
+import os, sys, torch, torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from bootfile.processes import ranks
+from bootfile.exact.saver import Saver
+from bootfile.exact import dtensors
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 3))
+fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+optimizer = torch.optim.AdamW(model.parameters())
+model(torch.randn(4, 7)).sum().backward()
+optimizer.step()
+gathered, full = [], dtensors.full
+dtensors.full = lambda each: gathered.append(dtensors.is_dtensor(each)) or full(each)
+
+
+def capture():
+    objects = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    return {"format": 2, "step": 3, "objects": objects}
+
+
+for name, by_rank in (("sharded", True), ("full", False)):
+    os.makedirs(folder := os.path.join(sys.argv[1], name), exist_ok=True)
+    saver = Saver(folder, 3, print, True, by_rank)
+    saver.save_checkpoint(3, "run", capture, True)
+    print(name, sum(gathered) > 0, saver.finish())
+"""
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="fully_shard() needs torch 2.6, too")
+def test_a_sharded_save_gathers_no_tensor_and_has_the_digest_of_a_full_one(tmp_path):
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    jobs = [start("-c", JOB, tmp_path, env=environment(**shared, RANK=str(rank))) for rank in range(2)]
+    assert [finish(job).stdout for job in jobs] == ["sharded False []\nfull True []\n"] * 2
+    lines = [digest.read(str(tmp_path / name))[3] for name in ("sharded", "full")]
+    assert lines[0] == lines[1] and len(lines[0]["parts"]) > 20 and lines[0]["saved"]
+    for name in ("sharded", "full"):
+        state = files.read(str(tmp_path / name / "checkpoints" / "step_3.pt"))
+        assert digest.summarize(3, state["objects"])["parts"] == lines[0]["parts"]

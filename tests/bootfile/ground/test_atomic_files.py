@@ -1,0 +1,196 @@
+"""Writes are atomic and have the permissions of the umask; locks and digests are right."""
+
+import errno
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from bootfile.exact import files as checkpoint
+from bootfile.ground import files
+from common.ground import files as job_files
+from datasets.folders import image_folder, random_folder
+from tests.support import pictures
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o022, 0o027])
+def test_what_is_written_has_the_permissions_of_the_umask(umask, tmp_path):
+    """This holds for checkpoints, weights, texts, generated images and indexes."""
+    before = os.umask(umask)
+    try:
+        checkpoint.write(str(tmp_path / "step_1.pt"), {"step": 1}, step=1, run="a")
+        checkpoint.write_weights(str(tmp_path / "best.pth"), {"weight": torch.zeros(1)})
+        files.write_atomic(str(tmp_path / "latest"), "step_1.pt")
+        folder = random_folder.make(str(tmp_path / "images"), lambda path: pictures.make(Path(path), 3, 0))
+        index = image_folder.load(folder, "train", str(tmp_path / "cache"))
+    finally:
+        os.umask(before)
+    for name in ("step_1.pt", "step_1.pt.json", "best.pth", "latest"):
+        assert os.stat(tmp_path / name).st_mode & 0o777 == 0o666 & ~umask, name
+    for path in (folder, index.folder):
+        assert os.stat(path).st_mode & 0o777 == 0o777 & ~umask, path
+
+
+def test_a_file_appears_at_the_end_of_the_block_or_not_at_all(tmp_path):
+    path = tmp_path / "a"
+    path.write_text("before")
+    with files.open_atomic(str(path)) as file:
+        file.write(b"after")
+        file.flush()
+        assert path.read_text() == "before"
+    assert path.read_text() == "after"
+    with pytest.raises(ZeroDivisionError), files.open_atomic(str(path)) as file:
+        file.write(b"never")
+        1 / 0  # noqa: B018
+    files.write_atomic(str(tmp_path / "b"), "\u00e4")
+    assert path.read_text() == "after" and (tmp_path / "b").read_bytes() == "\u00e4".encode()
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def test_a_folder_appears_at_the_end_of_the_block_or_not_at_all(tmp_path):
+    path = str(tmp_path / "a")
+    for content in ("one", "two"):  # the second replaces the first
+        with job_files.make_folder_atomic(path) as folder:
+            Path(folder, content).write_text(content)
+            assert os.path.dirname(folder) == str(tmp_path) and folder != path
+    with pytest.raises(ZeroDivisionError), job_files.make_folder_atomic(path) as folder:
+        1 / 0  # noqa: B018
+    assert os.listdir(path) == ["two"] and os.listdir(tmp_path) == ["a"]
+
+
+def test_sweep_removes_temporary_files_that_nobody_writes(tmp_path):
+    (tmp_path / f"{files.PARTIAL}left").write_text("of a killed writer")
+    (tmp_path / "notes.txt").write_text("of the user")
+    with files.open_atomic(str(tmp_path / "new")) as file:
+        name = os.path.basename(file.name) if isinstance(file.name, str) else None
+        files.sweep(str(tmp_path))
+        found = set(os.listdir(tmp_path))
+        assert name is None or name in found
+        assert len(found) == 2 and "notes.txt" in found
+    assert sorted(os.listdir(tmp_path)) == ["new", "notes.txt"]
+
+
+_HOLDER = """
+import sys
+from bootfile.ground import files
+from common.ground import files as job_files
+with job_files.locked(sys.argv[1], shared=sys.argv[2] == "shared"):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    "held, asked, free", [("shared", True, True), ("shared", False, False), ("", True, False)]
+)
+@pytest.mark.parametrize("kind", ["file", "folder"])
+def test_a_lock_excludes_other_processes(tmp_path, held, asked, free, kind):
+    path = str(tmp_path if kind == "folder" else tmp_path / "lock")
+    command = [sys.executable, "-c", _HOLDER, path, held]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=job_files.ROOT
+    ) as holder:
+        assert holder.stdout.readline() == b"locked\n"
+        if free:
+            with job_files.locked(path, shared=asked, wait=False):
+                pass
+        else:
+            with pytest.raises(BlockingIOError), job_files.locked(path, shared=asked, wait=False):
+                pass
+        holder.stdin.close()
+        with job_files.locked(path):  # waits until the holder ends
+            assert holder.wait() == 0
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_lock_excludes_threads_and_ends_with_the_block(tmp_path, is_deleted):
+    """A child may have inherited it. The next holder does not get a lock on a deleted file."""
+    path, order = str(tmp_path / "lock"), []
+
+    def take() -> None:
+        with job_files.locked(path) as handle:
+            order.append(job_files.is_at(handle, path))
+
+    with job_files.locked(path) as handle:
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join(0.2)
+        order.append("first")
+        inherited = os.dup(handle)
+        if is_deleted:
+            os.unlink(path)
+    thread.join()
+    os.close(inherited)
+    assert order == ["first", True]
+
+
+def test_digests_and_special_files(tmp_path):
+    content = os.urandom(2**20 + 5)
+    (tmp_path / "a").write_bytes(content)
+    assert files.sha256_file(str(tmp_path / "a")) == hashlib.sha256(content).hexdigest()
+    for digest in (hashlib.sha256(content[3:]).hexdigest(), hashlib.md5(content[3:]).hexdigest()):
+        with open(tmp_path / "a", "rb") as file:
+            file.seek(3)
+            assert job_files.has_digest(file, digest) and not job_files.has_digest(file, digest)
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", tmp_path):
+        with pytest.raises(OSError), open(path, opener=files.opener):
+            pass
+
+
+def test_a_sweep_in_another_thread_deletes_no_file_that_is_written(tmp_path):
+    """Without the lock before the first look, 6 % of the writes failed."""
+    ended = threading.Event()
+
+    def clean():
+        while not ended.is_set():
+            files.sweep(str(tmp_path))
+
+    cleaner = threading.Thread(target=clean)
+    cleaner.start()
+    try:
+        for number in range(500):
+            files.write_atomic(str(tmp_path / "file"), str(number))
+    finally:
+        ended.set()
+        cleaner.join()
+    assert (tmp_path / "file").read_text() == "499"
+
+
+@pytest.mark.parametrize("reason", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_gets_one_warning(tmp_path, monkeypatch, capsys, reason):
+    def fail(*_):
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(fcntl, "flock", fail)
+    files._warn_of_locks.cache_clear()
+    folder = random_folder.make(str(tmp_path / "images"), lambda path: pictures.make(Path(path), 3, 0))
+    image_folder.load(folder, "train", str(tmp_path / "cache"))
+    files.write_atomic(str(tmp_path / "a"), "a")
+    assert capsys.readouterr().out.count("warning: a file system has no locks") == 1
+    left = [tmp_path / f"{files.PARTIAL}{name}" for name in ("old", "new")]
+    for path in left:
+        path.touch()
+    os.utime(left[0], (0, 0))
+    files.sweep(str(tmp_path))
+    assert [path.exists() for path in left] == [False, True], "a process may still write the new one"
+
+
+def test_a_mount_that_is_gone_is_an_error(monkeypatch, tmp_path):
+    """Its folder is there, but on the file system below it."""
+    mounts, folder = {"/", str(tmp_path / "mount")}, str(tmp_path / "mount" / "run")
+    monkeypatch.setattr(os.path, "ismount", lambda path: path in mounts)
+    files.check_mounted(folder)
+    mounts.remove(str(tmp_path / "mount"))
+    os.makedirs(folder)
+    with pytest.raises(OSError, match="mount is not mounted any more") as raised:
+        files.check_mounted(folder)
+    assert files.explain_write(raised.value, folder) == f"{tmp_path / 'mount'} is not mounted any more"
+    mounts.add(str(tmp_path / "mount"))
+    files.check_mounted(folder)

@@ -1,0 +1,40 @@
+"""A heartbeat logs a line with the seconds when it is due, and not more often."""
+
+import sys
+import time
+
+from bootfile.ground import errors, heartbeat
+from bootfile.ground.heartbeat import Heartbeat, watched
+from tests.conftest import wait_until
+
+
+def test_a_line_is_logged_when_it_is_due(monkeypatch):
+    now, lines = 100.0, []
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now)
+    monkeypatch.setattr(heartbeat, "print_line", lines.append)
+    beats = Heartbeat()
+    for seconds in (0, 29, 31, 59, 62):
+        now = 100.0 + seconds
+        beats.beat("waiting")
+    assert lines == ["waiting (31 s)", "waiting (62 s)"] and beats.seconds == 62
+
+
+def test_a_closed_output_is_ignored(monkeypatch, capsys, tmp_path):
+    errors.print_line("one line")
+    assert capsys.readouterr().out == "one line\n"
+    with open(tmp_path / "closed", "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+    errors.print_line("lost")
+
+
+def test_a_write_that_takes_long_is_named_once(monkeypatch):
+    lines = []
+    monkeypatch.setattr(heartbeat, "print_line", lines.append)
+    with watched("/quick"):
+        pass
+    monkeypatch.setattr(heartbeat, "EVERY", 0.01)
+    with watched("/mount"):
+        wait_until(lambda: lines)
+        time.sleep(0.05)
+    line, = lines  # fmt: skip
+    assert "/mount has not answered for 0 s" in line

@@ -1,0 +1,320 @@
+"""What a Dataset of your own may hold and return: open files, unseeded numbers, items of several types."""
+
+import concurrent.futures
+import functools
+import io
+import os
+import re
+import socket
+import sqlite3
+import tempfile
+import time
+import zipfile
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, get_worker_info
+
+from bootfile.ground.errors import BadInput
+from bootfile.loaders.map_style import map_style_loader
+from bootfile.sampling.sampler import BatchSampler
+from common.ground import endings
+
+CPU = torch.device("cpu")
+SIZE, ITEM = 200, 16384  # an item is larger than the buffer of a file
+
+
+class Items(Dataset):
+    """A data set of what a function returns for a number."""
+
+    def __init__(self, item, size=SIZE, **held):
+        self.item, self.size, self.held = item, size, held
+
+    def __len__(self):
+        return self.size
+
+    def __getitem__(self, id):
+        return self.item(self, id)
+
+
+def loader(dataset, workers=0, batch=8, **options):
+    return map_style_loader(dataset, BatchSampler(len(dataset), batch, 0, 1), CPU, workers=workers, **options)
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "items.bin"
+    path.write_bytes(b"".join(np.full(ITEM // 4, id, np.int32).tobytes() for id in range(SIZE)))
+    with zipfile.ZipFile(tmp_path / "items.zip", "w") as archive:
+        for id in range(SIZE):
+            archive.writestr(str(id), np.full(ITEM // 4, id, np.int32).tobytes())
+    return path
+
+
+def _seek(data, id):
+    data.held["file"].seek(id * ITEM)
+    time.sleep(1e-3)  # another worker moves the position, if it is shared
+    return torch.from_numpy(np.fromfile(data.held["file"], np.int32, ITEM // 4)), id
+
+
+def _seek_later(data, id):
+    if "file" not in data.held:
+        data.held["file"] = data.held["path"].open("rb", buffering=0)
+    return _seek(data, id)
+
+
+def _unzip(data, id):
+    return torch.from_numpy(np.frombuffer(data.held["file"].read(str(id)), np.int32).copy()), id
+
+
+@pytest.mark.parametrize("kind", ["constructor", "unbuffered", "append", "nameless", "later", "zip", "raw"])
+def test_each_worker_reads_the_bytes_of_its_own_samples_from_a_file_that_is_open(path, kind):
+    if kind == "zip":
+        dataset = Items(_unzip, file=zipfile.ZipFile(path.with_suffix(".zip")))
+    elif kind == "later":
+        dataset = Items(_seek_later, path=path)
+    elif kind == "raw":
+        number = os.open(path, os.O_RDONLY)
+        dataset = Items(lambda data, id: (_raw(number, id), id))
+    elif kind == "append":
+        dataset = Items(_seek, file=path.open("a+b"))
+    elif kind == "nameless":
+        file = tempfile.TemporaryFile()  # noqa: SIM115
+        file.write(path.read_bytes())
+        file.flush()
+        dataset = Items(_seek, file=file)
+    else:
+        dataset = Items(_seek, file=path.open("rb", buffering=0 if kind == "unbuffered" else -1))
+    with loader(Subset(dataset, range(SIZE)), workers=2) as batches:
+        wrong = [ids[(inputs != ids[:, None]).any(1)].tolist() for inputs, ids in batches]
+    assert not any(wrong), wrong
+
+
+def _raw(number, id):
+    os.lseek(number, id * ITEM, os.SEEK_SET)
+    time.sleep(1e-3)
+    return torch.from_numpy(np.frombuffer(os.read(number, ITEM), np.int32).copy())
+
+
+def test_a_file_that_cannot_be_opened_again_ends_the_job_with_its_name(path, monkeypatch):
+    dataset = Items(_seek, file=path.open("rb"))
+    open_file = os.open
+
+    def refuse(name, *args, **options):
+        if str(name).startswith("/proc/self/fd/") and os.readlink(name) == str(path):
+            raise PermissionError(13, "Permission denied")
+        return open_file(name, *args, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(BadInput, match=r"items\.bin .*Permission denied.*--workers 0"):
+        loader(dataset, workers=1)
+
+
+def test_a_search_for_connections_does_not_change_what_it_looks_at():
+    spooled = tempfile.SpooledTemporaryFile(max_size=99)  # noqa: SIM115  # fileno() would write to a disk
+    spooled.write(bytes([7]))
+    loader(Items(lambda data, id: (torch.zeros(1), id), file=spooled), workers=1).close()
+    assert isinstance(spooled._file, io.BytesIO)
+
+
+def test_a_connection_that_workers_would_share_is_named(tmp_path):
+    database = sqlite3.connect(tmp_path / "x.db")
+    database.execute("create table items(id)")
+    ends = [socket.create_server(("127.0.0.1", 0))]
+    ends.append(socket.create_connection(ends[0].getsockname()))
+    pipe = os.fdopen(os.pipe()[0], "rb")
+    memory = sqlite3.connect(":memory:")
+    pool = concurrent.futures.ThreadPoolExecutor(1)
+    pool.submit(int).result()
+    session = SimpleNamespace(adapters={"http://": SimpleNamespace(manager=Pools(ends[1]))})  # as in requests
+    opened = functools.cache(lambda: database)
+    opened()
+
+    def item(data, id, default=pipe):
+        return torch.zeros(1), id
+
+    for held, name in (
+        ({"a": [database]}, r"held\.a\.0 .*Connection"),
+        ({"a": ends[1]}, r"held\.a .*socket"),
+        ({"a": socket.socketpair()}, r"held\.a\..*socket"),
+        ({"a": pool}, r"held\.a .*ThreadPoolExecutor"),
+        ({"a": session}, r"held\.a\..*sock .*socket"),
+        ({"a": functools.cache(lambda: None), "b": opened}, r"held\.b\..*Connection"),
+    ):
+        with pytest.raises(BadInput, match=rf"dataset\.dataset\.{name}.*__getitem__.*--workers 0"):
+            loader(Subset(Items(lambda data, id: (torch.zeros(1), id), **held), range(9)), workers=1, batch=3)
+    with pytest.raises(BadInput, match="a pipe"):
+        loader(Items(item), workers=1)
+    for held, workers in (({"a": database}, 0), ({"a": memory, "b": ends[0]}, 1)):
+        with loader(Items(lambda data, id: (torch.zeros(1), id), **held), workers) as batches:
+            assert len(list(batches)) == len(batches)
+
+
+class Pools:
+    """A pool of connections, as deep as that of requests."""
+
+    def __init__(self, sock):
+        queue = SimpleNamespace(queue=[None, SimpleNamespace(sock=sock)])
+        self.pools = SimpleNamespace(_container={("http", 80): SimpleNamespace(pool=queue)})
+
+
+def _keep(data, id):
+    if id not in data.held:
+        data.held[id] = torch.rand(1), id
+    return data.held[id]
+
+
+def _count(data, id):
+    data.held["count"] = data.held.get("count", 0) + 1
+    return torch.tensor([data.held["count"]]), id
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_item_that_draws_from_what_is_not_seeded_is_named_at_the_start(workers, capsys):
+    silent = (
+        lambda data, id: (torch.rand(1) + np.random.rand(), id),
+        lambda data, id: data.held.setdefault(id, (torch.zeros(2), id)),  # kept after the first read
+    )
+    for item in silent:
+        loader(Items(item), workers).close()
+    assert capsys.readouterr().out == ""
+    drawn = (
+        lambda data, id: (torch.tensor(list(os.urandom(8))), id),
+        lambda data, id: (torch.tensor(np.random.default_rng().random()), id),
+        lambda data, id: (torch.tensor(torch.initial_seed()), id),
+        _count,
+    )
+    for item in drawn:
+        loader(Items(item), workers).close()
+        line = capsys.readouterr().out
+        assert line.startswith("warning: sample 0 of Items differs") and line.count("\n") == 1
+    # kept after the first read, and random: the first sample is read twice until it is known to draw
+    loader(Items(_keep), workers).close()
+    assert capsys.readouterr().out.startswith("warning: sample 3 of Items differs")
+
+
+@dataclass
+class Sample:
+    value: float
+    label: int
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_collate_fn_that_draws_from_what_is_not_seeded_is_named(workers, capsys):
+    def batch(items, noise=None):
+        values, labels = zip(*((item.value, item.label) for item in items), strict=True)
+        return torch.tensor(values) + (torch.rand(1) if noise is None else noise()), torch.tensor(labels)
+
+    def refuse(items):
+        raise ValueError("too few") if len(items) < SIZE else batch(items)
+
+    for collate_fn in (batch, refuse):
+        loader(Items(lambda data, id: Sample(id, 0)), workers, collate_fn=collate_fn).close()
+    assert capsys.readouterr().out == ""
+    collate_fn = functools.partial(batch, noise=lambda: os.urandom(1)[0] % 2)
+    loader(Items(lambda data, id: Sample(id, 0)), workers, collate_fn=collate_fn).close()
+    assert capsys.readouterr().out.startswith("warning: collate_fn ")
+    table = TensorDataset(torch.zeros(64, 1), torch.zeros(64))
+    noisy = lambda items: [each + os.urandom(1)[0] for each in default_collate(items)]  # noqa: E731
+    loader(table, workers, collate_fn=noisy).close()
+    assert capsys.readouterr().out.startswith("warning: collate_fn ")
+    loader(Items(lambda data, id: Sample(os.urandom(1)[0], 0)), workers, collate_fn=batch).close()
+    assert capsys.readouterr().out.startswith("warning: sample ")
+
+
+def test_an_item_that_depends_on_its_worker_is_named(capsys):
+    loader(Items(lambda data, id: (torch.tensor(get_worker_info().id), id)), 2).close()
+    assert "differs in two workers" in capsys.readouterr().out
+
+
+X = torch.zeros(3, 8, 8)
+NO_BATCH = {
+    "size": (lambda id: (torch.zeros(3, 8 + id // 5, 8), 0), "sample 5 .*3, 9, 8.*3, 8, 8.*pad"),
+    "none": (lambda id: None if id == 5 else (X, 0), "sample 5 of Items is None"),
+    "pil": (lambda id: (Image.new("RGB", (8, 8)), 0), r"PIL image RGB \(8, 8\).*ToTensor"),
+    "object": (lambda id: (np.array([X, None], object), 0), r"object \[2\].*arrays of numbers"),
+    "key": (lambda id: {"x": X, "label": 0} | ({"y": X} if id == 5 else {}), "sample 5 .*y: float32"),
+    "sparse": (lambda id: (X.to_sparse(), 0), r"sparse_coo.*to_dense"),
+    "reversed": (lambda id: (np.zeros(4, np.float32)[::-1], 0), r"float32 \[4\].*arrays of numbers"),
+    "table": (
+        lambda id: (SimpleNamespace(mode=1, size=2), 0),
+        r"\(SimpleNamespace, int\).*arrays of numbers",
+    ),
+    "no key": (lambda id: ({"x": X} if id < 5 else {}, 0), "sample 5 "),
+    "ragged": (lambda id: ([0] * (1 + id // 5), 0), r"sample 5 .*\(int, int\)"),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", NO_BATCH)
+def test_items_that_are_no_batch_are_named_with_the_way_out(kind, workers):
+    item, expected = NO_BATCH[kind]
+    if kind == "sparse" and torch.__version__ < "2.2":
+        pytest.skip("this torch makes batches of sparse tensors")
+    batches = loader(Items(lambda data, id: item(id), 6), workers, batch=6)
+    with batches, pytest.raises(BadInput, match=f"(?s)^(?=sample ).*{expected}.*collate_fn$") as error:
+        list(batches)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_the_users_code_keeps_its_traceback_and_gets_the_samples_number(workers):
+    def fail(data, id):
+        raise OSError("bad file")
+
+    with pytest.raises(RuntimeError, match=r"sample 0 of Items raised OSError\('bad file'\)"):
+        loader(Items(fail), workers)
+    rows = Items(lambda data, id: (X, 0), 8)
+    batches = loader(rows, workers, collate_fn=lambda items: items[0].nothing)
+    with batches, pytest.raises(RuntimeError, match=r"collate_fn raised Attribute.* for samples \[\d+, "):
+        list(batches)
+
+
+def _loss(inputs, targets):
+    outputs = torch.nn.Linear(4, 3)(inputs)
+    if isinstance(targets, torch.Tensor) and targets.is_floating_point():
+        return torch.nn.functional.mse_loss(outputs[:, 0], targets)
+    return torch.nn.functional.cross_entropy(outputs, targets)
+
+
+@pytest.mark.parametrize(
+    "item, expected",
+    [
+        ((torch.zeros(4, dtype=torch.float64), 0), r"inputs float64 \[8, 4\]"),
+        ((torch.zeros(4, dtype=torch.uint8), 0), r"inputs uint8"),
+        ((np.arange(4), 0), r"inputs int64"),
+        ((torch.zeros(4), torch.tensor(0, dtype=torch.int32)), r"targets int32 \[8\]"),
+        ((torch.zeros(4), "cat"), r"targets \(str, "),
+        ((torch.zeros(4, dtype=torch.cfloat), 0), r"inputs complex64"),
+        ((b"ab", 0), r"inputs \(bytes, "),
+        ((torch.zeros(4), 3), r"has the target 3"),
+    ],
+)
+def test_an_error_of_the_model_or_the_loss_names_the_sample_whose_type_or_target_is_the_cause(item, expected):
+    batches = loader(Items(lambda data, id: item, 8))
+    [[inputs, targets]] = batches
+    with pytest.raises((RuntimeError, IndexError, TypeError)) as error:
+        _loss(inputs, targets).backward()
+    assert re.search(rf"sample \d of Items .*{expected}", endings.explain(error.value))
+    assert endings.explain(RuntimeError("mat1 and mat2 shapes cannot be multiplied (8x4 and 5x3)")) == ""
+
+
+def test_an_error_of_the_model_names_the_one_sample_of_another_type():
+    types = torch.float32, torch.float64
+    batches = loader(Items(lambda data, id: (torch.zeros(4, dtype=types[id == 5]), 0), 8))
+    [[inputs, targets]] = batches
+    with pytest.raises(RuntimeError) as error:
+        _loss(inputs, targets)
+    assert re.search(r"sample 5 of Items is \(float64 .*, and sample \d is", endings.explain(error.value))
+
+
+def test_tensors_without_plain_numbers_are_read_or_named():
+    sparse = [torch.eye(2).to_sparse(), 2 * torch.eye(2).to_sparse()]
+    both = [loader(Items(lambda data, id, each=each: (each, 0), 8)) for each in sparse]
+    assert both[0].receipt.fingerprint != both[1].receipt.fingerprint
+    with pytest.raises(BadInput, match=r"sample 0 of Items .*return ordinary tensors"):
+        loader(Items(lambda data, id: (torch.zeros(2, device="meta"), 0), 8))

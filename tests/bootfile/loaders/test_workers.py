@@ -1,0 +1,109 @@
+"""Workers that cannot deliver their batches end the job with one line, and never let it wait for ever."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bootfile.loaders import workers
+from bootfile.loaders.workers import NotDelivered, Workers
+from bootfile.sampling.sampler import BatchSampler, Plan
+from datasets.folders import random_folder
+from datasets.folders.image_folder import load
+from datasets.loaders import measure
+from datasets.sampling.augment import random_resized_crop
+from datasets.stores.files import FileStore
+from tests.conftest import run
+
+ROOT = Path(__file__).parents[3]
+
+
+class Index:
+    fingerprint = "x"
+
+    def __init__(self):
+        self.labels = np.zeros(8, np.int64)
+
+    def __len__(self):
+        return 8
+
+
+def plan():
+    return Plan(Index(), BatchSampler(8, 2, 0, 1), None, 8)
+
+
+def test_a_result_that_cannot_be_sent_is_an_error_of_the_job():
+    def result(batch):
+        return (lambda: None) if batch.ids[0] % 2 else torch.zeros(1)
+
+    with pytest.raises(NotDelivered, match=r"cannot send a batch: .*pickle"):
+        list(Workers(2, False).load(plan(), result))
+
+
+SMALL = """
+import os, sys; sys.path.insert(0, os.getcwd())
+import numpy as np, torch
+from common.distributed.entry import entry
+from bootfile.loaders.map_style import map_style_loader
+from bootfile.sampling.sampler import BatchSampler
+
+class Large(torch.utils.data.Dataset):
+    fingerprint = "x"
+    def __len__(self): return 8
+    def __getitem__(self, id): return torch.zeros(300_000), id
+
+entry(lambda: list(map_style_loader(Large(), BatchSampler(8, 4, 0, 1), torch.device("cpu"), workers=2)))()
+"""
+
+
+def test_a_small_dev_shm_ends_a_job_with_a_line_that_names_the_way_out():
+    command = 'mount -t tmpfs -o size=2m tmpfs /dev/shm && exec "$@"'
+    in_namespace = ["unshare", "-m", "bash", "-c", command, "bash"]
+    if subprocess.run([*in_namespace, "true"], capture_output=True).returncode:
+        pytest.skip("mounting a small /dev/shm needs root and unshare")
+    job = subprocess.run(
+        [*in_namespace, sys.executable, "-c", SMALL], cwd=ROOT, capture_output=True, text=True
+    )
+    last = job.stderr.splitlines()[-1].strip("\0")  # torch 2.1 ends its own line with one
+    assert job.returncode == 2 and last.startswith("error: ") and "--shm-size" in last, job.stderr
+
+
+@pytest.mark.parametrize("lacks", ["shm", "files"])
+def test_a_node_without_room_for_the_workers_is_refused_before_they_start(
+    tmp_path, monkeypatch, lacks, capsys
+):
+    index = load(random_folder.make(str(tmp_path / "images")), "train", str(tmp_path / "index"))
+    images = Plan(index, BatchSampler(len(index), 8, 0, 1), random_resized_crop, 32)
+    if lacks == "shm":
+        usage = lambda path: type("Usage", (), {"free": 8 * 32 * 32 * 3 * 5 - 1})  # noqa: E731
+        monkeypatch.setattr(workers.shutil, "disk_usage", usage)
+    else:
+        limits = lambda kind: (60, 60)  # noqa: E731
+        monkeypatch.setattr(workers.resource, "getrlimit", limits)
+    rates = measure.rates(FileStore(index), images, torch.device("cpu"), 2, seconds=0.01)
+    assert "pytorch" not in rates and "threads" in rates
+    expected = "MB of /dev/shm" if lacks == "shm" else "the limit is 60"
+    assert expected in capsys.readouterr().out
+
+
+UNFINISHED = """
+import sys; sys.path.insert(0, "")
+import torch
+from bootfile.loaders.map_style import map_style_loader
+from bootfile.sampling.sampler import BatchSampler
+
+data = torch.utils.data.TensorDataset(torch.zeros(64, 3), torch.arange(64))
+batches = iter(map_style_loader(data, BatchSampler(64, 4, 0, 1), torch.device("cpu"), workers=2))
+next(batches)
+kept = [batches]
+kept.append(kept)
+torch.kept = kept  # it lives until the process has ended
+sys.exit(3)
+"""
+
+
+def test_a_script_that_ends_within_an_epoch_ends_its_workers():
+    run("-c", UNFINISHED, code=3, fresh=True, timeout=60)

@@ -1,0 +1,179 @@
+"""What a run depends on, apart from code and data: threads, instruction sets, and their comparison."""
+
+import pytest
+import torch
+
+from bootfile.ground.errors import BadInput
+from bootfile.machine import instructions, processor, threads
+from bootfile.machine.cores import physical_cores
+from bootfile.machine.differences import find_differences, first_difference, other_instructions
+from bootfile.machine.facts import describe, onednn_instructions
+from bootfile.machine.threads import Place
+from tests.conftest import environment, run
+
+MACHINE = {"threads": 2, "ATen": "AVX2", "oneDNN": "AVX2", "MKL": "AMD AVX2", "CPU": "A", "torch": "2.14.1"}
+
+
+def place(cores=8, wish=0, host="a", quota=8, first=0):
+    names = [f"0:{number}" for number in range(first, first + cores)]
+    return Place(host, names, quota, wish, "")
+
+
+@pytest.mark.parametrize(
+    "places, expected",
+    [
+        ([place()], 8),
+        ([place(), place()], 4),
+        ([place()] * 16, 1),
+        ([place(quota=3)], 3),
+        ([place(quota=4), place(quota=4)], 2),
+        ([place(wish=3), place(wish=3)], 3),
+        ([place(host="a"), place(host="b")], 8),
+        ([place(host="a"), place(host="b", cores=4, quota=4)], 4),  # the same number on each node
+        # A launcher has bound each process to cores of its own: a node of 8 cores
+        ([place(cores=4, quota=4), place(cores=4, quota=4, first=4)], 4),
+        ([place(cores=1, quota=1), place(cores=1, quota=1, first=1)], 1),
+    ],
+)
+def test_processes_divide_the_cores_of_their_node(places, expected):
+    assert threads.choose([list(each) for each in places]) == expected
+
+
+def find_wish(**variables):
+    script = "from bootfile.machine.threads import find_place; print(find_place().wish)"
+    kept = {name: value for name, value in environment().items() if name not in threads.VARIABLES}
+    return int(run("-c", script, fresh=True, env=kept | variables).stdout)
+
+
+@pytest.mark.parametrize(
+    "variables, expected",
+    [
+        ({}, 0),
+        ({"OMP_NUM_THREADS": "1"}, 1),
+        ({"OMP_NUM_THREADS": "3,2"}, 3),
+        ({"MKL_NUM_THREADS": "1"}, 1),
+        ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2"}, 0),
+        ({"OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "1"}, 1),
+        ({"OMP_NUM_THREADS": "4", "TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "2"}, 4),
+    ],
+)
+def test_the_default_of_torchrun_is_not_a_wish(variables, expected):
+    assert find_wish(**variables) == expected
+
+
+def test_set_num_threads_is_a_wish():
+    number = len(physical_cores()) + 3
+    script = (
+        f"import torch; torch.set_num_threads({number}); "
+        "from bootfile.machine.threads import find_place; print(find_place().wish)"
+    )
+    assert run("-c", script, fresh=True).stdout == f"{number}\n"
+
+
+def test_two_hardware_threads_are_one_core(tmp_path):
+    for cpu, core in enumerate([0, 1, 0, 1]):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "physical_package_id").write_text("0\n")
+        (folder / "core_id").write_text(f"{core}\n")
+    assert len(physical_cores(range(4), str(tmp_path))) == 2
+    assert len(physical_cores([0, 2], str(tmp_path))) == 1
+    assert len(physical_cores(range(6), str(tmp_path))) == 4  # nothing is known of two CPUs
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ([], None),
+        (["--cpu_level", "avx2"], "avx2"),
+        (["--cpu-level=any", "--lr", "1"], "any"),
+        (["--cpu_level", "native"], "native"),
+        (["--cpu_level", "sse9"], None),  # the parser refuses it
+        (["--cpu_level"], None),
+    ],
+)
+def test_the_level_is_read_from_a_command_line(words, expected):
+    assert instructions.read_level(words) == expected
+    variables = {}
+    instructions.apply(words, variables)
+    assert variables == instructions.VARIABLES.get(expected, {})
+
+
+def test_a_level_after_the_import_of_torch_is_refused(monkeypatch):
+    with pytest.raises(BadInput, match="comes after the import of torch"):
+        instructions.use("avx2")
+    instructions.use("native")
+    with pytest.raises(BadInput, match="'sse9' is not a level"):
+        instructions.use("sse9")
+    monkeypatch.setattr(processor, "widest", lambda: "AVX512")
+    with pytest.raises(BadInput, match="torch was imported before the level was set"):
+        instructions.check("avx2")
+
+
+def test_a_cpu_without_avx2_is_named(monkeypatch):
+    monkeypatch.setattr(processor, "widest", lambda: "SSE41")
+    with pytest.raises(
+        BadInput, match=r"--cpu_level avx2: .* has no AVX2: begin the run with --cpu_level any"
+    ):
+        instructions.check("avx2")
+
+
+@pytest.mark.parametrize("level, used", [("avx2", "AVX2"), ("any", "DEFAULT")])
+def test_torch_computes_with_the_level(level, used):
+    if level == "avx2" and processor.widest() not in ("AVX2", "AVX512"):
+        pytest.skip("this CPU has no AVX2")
+    script = f"""
+        from bootfile.machine import instructions
+        instructions.use("{level}")
+        from bootfile.machine.facts import describe
+        facts = describe()
+        print(facts["ATen"], facts["MKL"], facts["oneDNN"])
+    """
+    words = run("-c", "\n".join(map(str.strip, script.splitlines())), fresh=True).stdout.split()
+    assert words == [used, "COMPATIBLE", {"avx2": "AVX2", "any": "SSE41"}[level]]
+
+
+@pytest.mark.parametrize(
+    "limit, expected", [("AVX2", "AVX2"), ("SSE41", "SSE41"), ("avx512_core_vnni", None)]
+)
+def test_a_limit_of_onednn_counts(limit, expected, monkeypatch):
+    if processor.widest() != "AVX512" and expected != "SSE41":
+        pytest.skip("this CPU has no AVX-512")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    own = onednn_instructions()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert onednn_instructions() == expected or (expected is None and onednn_instructions() == own)
+
+
+def test_the_facts_are_plain_and_complete():
+    facts = describe()
+    assert facts["threads"] == torch.get_num_threads()
+    assert {
+        "ATen",
+        "oneDNN",
+        "MKL",
+        "CPU",
+        "torch",
+        "libraries",
+        "numpy",
+        "OpenBLAS",
+        "settings",
+    } <= facts.keys()
+    assert all(isinstance(value, str | int) and value != "" for value in facts.values()), facts
+
+
+def test_the_most_important_difference_comes_first():
+    other = MACHINE | {"threads": 1, "CPU": "B", "ATen": "AVX512"}
+    assert find_differences(MACHINE, other)[0] == ("threads", 2, 1)
+    assert other_instructions(MACHINE, other) == ("ATen", "AVX2", "AVX512")
+    assert other_instructions(MACHINE, MACHINE | {"CPU": "B", "threads": 3}) is None
+    assert find_differences(MACHINE, {}) == []
+
+
+def test_a_difference_in_words():
+    one, two = [{"step": 1, **MACHINE}], [{"step": 1, **MACHINE, "threads": 1}]
+    assert first_difference(("A", "B"), one, two) == "A computed with 2 threads, B with 1 thread"
+    assert first_difference(("A", "B"), one, one) == ""
+    moved = [*one, {"step": 7, **MACHINE, "CPU": "Z"}]
+    text = "B computed with the CPU A first, and with the CPU Z from step 7 on"
+    assert first_difference(("A", "B"), one, moved) == text

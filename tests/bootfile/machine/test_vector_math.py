@@ -1,0 +1,53 @@
+"""With a level of instructions some functions are computed in another way: their values stay right."""
+
+import textwrap
+
+from tests.conftest import environment, run
+
+SCRIPT = textwrap.dedent("""
+    import numpy as np, torch
+    names = ("sqrt", "acos", "asin", "atan", "tan", "log")
+    dtypes = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)
+    drawn = torch.rand(7, 9, generator=torch.Generator().manual_seed(0))
+    inputs = {dtype: drawn.to(dtype) for dtype in dtypes}
+
+    def compute():
+        values = {}
+        for name in names:
+            for dtype, each in inputs.items():
+                values[name, dtype] = getattr(torch, name)(each)
+        for exponent in (0.5, 2, 0.3):
+            values |= {(exponent, dtype): each**exponent for dtype, each in inputs.items()}
+        values |= {("transposed", name): getattr(torch, name)(inputs[torch.float32].t()) for name in names}
+        values["integers"] = torch.sqrt(torch.arange(9))
+        values["number"] = torch.sqrt(torch.tensor(2.0))
+        values["empty"] = torch.sqrt(torch.empty(0))
+        return values
+
+    expected = compute()
+    from bootfile.machine import vector_math
+    vector_math.protect()
+    for name, value in compute().items():
+        other = expected[name]
+        assert value.dtype == other.dtype and value.stride() == other.stride(), name
+        assert torch.allclose(value, other, rtol=1e-2 if value.dtype == torch.bfloat16 else 2e-6), name
+
+    # the square root is correctly rounded, in each way in which a job calls it
+    single = inputs[torch.float32]
+    roots = torch.from_numpy(np.sqrt(single.numpy()))
+    copy = single.clone()
+    copy.sqrt_()
+    for value in (single.sqrt(), copy, single**0.5, torch._foreach_sqrt([single])[0]):
+        assert torch.equal(value, roots)
+    assert torch.isnan(torch.sqrt(torch.tensor([-1.0]))) and torch.isnan(torch.acos(torch.tensor([2.0])))
+
+    double = (inputs[torch.float64] * 0.8 + 0.1).requires_grad_(True)
+    for name in names:
+        assert torch.autograd.gradcheck(getattr(torch, name), double), name
+    print("right")
+""")
+
+
+def test_the_values_and_gradients_are_those_of_torch():
+    job = run("-c", SCRIPT, fresh=True, env=environment())
+    assert job.stdout == "right\n" and job.stderr == ""

@@ -1,0 +1,273 @@
+"""A stop signal reaches every process, has a time limit, and does not harm workers."""
+
+import os
+import re
+import signal
+import subprocess
+import textwrap
+import threading
+import time
+
+import pytest
+
+from bootfile.processes import signals
+from tests.conftest import QUICK, ROOT, finish, processes_of, read_until, start
+
+STUCK = textwrap.dedent(f"""
+    import sys, time
+    sys.path.insert(0, {str(ROOT)!r})
+    from bootfile.processes import signals
+    signals.watch(1.0)
+    print("ready", flush=True)
+    {{wait}}
+""")
+DIGITS = (*QUICK, "--batch_size=240", "--report_every=1")
+# C code that never returns to the interpreter, as inside a collective
+LOCKED = "import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (signal.SIGTERM, 143),
+        (signal.SIGUSR2, 143),
+        (signal.SIGINT, 130),
+        (signal.SIGHUP, 129),
+        (signal.SIGUSR1, 138),
+        (signal.SIGXCPU, 152),
+        (signal.SIGPWR, 158),
+    ],
+)
+def test_a_process_that_hangs_exits_after_its_grace(number, code):
+    process = start("-c", STUCK.format(wait=LOCKED))
+    assert process.stdout.readline() == "ready\n"
+    begin = time.monotonic()
+    process.send_signal(number)
+    process.send_signal(number)
+    result = finish(process, code)
+    assert 0.9 < time.monotonic() - begin < 3
+    assert f"{number.name}: stopping at the next step, within 1 s" in result.stdout
+    assert "error: not stopped within 1 s" in result.stderr
+
+
+def test_a_second_interrupt_ends_a_stuck_process_at_once():
+    process = start("-c", STUCK.format(wait=LOCKED).replace("watch(1.0)", "watch(1000)"))
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline().startswith("SIGINT: stopping at the next step")
+    time.sleep(0.6)  # longer than one key press
+    process.send_signal(signal.SIGINT)
+    result = finish(process, 130, timeout=20)
+    assert result.stderr == "error: interrupted again: exiting without another checkpoint\n"
+
+
+@pytest.mark.parametrize(
+    ("own", "shown"),
+    [
+        ("signal.signal(signal.SIGUSR1, lambda *_: print('mine', flush=True))", "mine"),
+        ("faulthandler.register(signal.SIGUSR1, file=sys.stdout)", "most recent call first"),
+    ],
+)
+def test_the_own_handler_of_a_job_is_kept(own, shown):
+    wait = "sys.stdin.readline(); time.sleep(0.2); print(signals.asked(), flush=True)"
+    script = f"import faulthandler, signal, sys\n{own}\n{STUCK.format(wait=wait)}"
+    process = start("-c", script, stdin=subprocess.PIPE)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGUSR1)
+    output, _ = process.communicate("\n", timeout=60)
+    assert shown in output and output.endswith("False\n")
+
+
+def test_only_a_process_of_the_job_can_stop_it(monkeypatch, capsys):
+    """The store of a job on one machine is open to every user of the machine."""
+    import torch
+
+    store = torch.distributed.HashStore()
+    for name, value in (("_rank", 0), ("_token", "c0ffee"), ("_refused", ""), ("_asked", threading.Event())):
+        monkeypatch.setattr(signals, name, value)
+    monkeypatch.setattr(signals, "_call_after", lambda *_: None)
+    for forged in ("1", "1 15 ", "1 15 c0ffe", "bad \xff"):
+        store.set(signals._KEY, forged)
+        signals.look(store)
+    assert not signals.asked() and capsys.readouterr().out.count("not by a process of this job") == 1
+    store.set(signals._KEY, "1 10 c0ffee")
+    signals.look(store)
+    assert signals.asked() and signals.exit_code() == 138
+    assert capsys.readouterr().out.startswith("SIGUSR1 at rank 1: stopping at the next step")
+
+
+def test_a_rank_hears_of_a_signal_that_is_not_in_the_store_yet(monkeypatch, capsys):
+    """The vote of a step may be faster than the store."""
+    for name, value in (("_rank", 0), ("_code", 143), ("_asked", threading.Event())):
+        monkeypatch.setattr(signals, name, value)
+    monkeypatch.setattr(signals, "_call_after", lambda *_: None)
+    signals.hear(1, 10)
+    signals.hear(2, 15)
+    assert signals.asked() and signals.exit_code() == 138
+    assert capsys.readouterr().out.startswith("SIGUSR1 at rank 1: stopping") and signals.received() == 0
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        (),
+        pytest.param(
+            ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"), marks=pytest.mark.faults
+        ),
+    ],
+)
+def test_a_rank_tells_the_others_which_signal_it_got(launcher, tmp_path):
+    own = () if launcher else ("--processes_per_node=2",)
+    job = start(
+        *launcher, "jobs/train_ddp.py", *DIGITS, *own, f"--output_dir={tmp_path}", fresh=bool(launcher)
+    )
+    read_until(job, "^epoch=1 step=2 ")
+    os.kill(processes_of(job)[1], signal.SIGUSR1)
+    result = finish(job, None)
+    assert result.returncode == (1 if launcher else 138), "torchrun has one code for all errors"
+    assert "\nSIGUSR1 at rank 1: stopping at the next step" in result.stdout
+    assert "not by a process" not in result.stdout and list((tmp_path / "checkpoints").glob("*.pt"))
+
+
+@pytest.mark.parametrize("stuck", ["time.sleep(60)", "lock.acquire()"])
+def test_an_interrupt_during_set_up_is_one_line(stuck):
+    """This holds in Python code and in C code that never returns to the interpreter."""
+    job = textwrap.dedent(f"""
+        import sys, threading, time
+        sys.path.insert(0, {str(ROOT)!r})
+        from common.distributed.entry import entry
+        @entry
+        def main():
+            lock = threading.Lock()
+            lock.acquire()
+            print("ready", flush=True)
+            {stuck}
+        main()
+    """)
+    process = start("-c", job)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert finish(process, 130, timeout=20).stderr == "error: interrupted\n"
+
+
+def test_ctrl_c_while_torch_is_loaded_is_one_line():
+    job = start("-X", "importtime", "jobs/train.py", *QUICK)
+    for line in job.stderr:
+        if line.endswith(" common.distributed.entry\n"):
+            break
+    job.send_signal(signal.SIGINT)
+    errors = [line for line in finish(job, 130).stderr.splitlines() if not line.startswith("import time:")]
+    assert errors == ["error: interrupted"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "moment"), [(2, "^topology "), (2, "^epoch=1 step=2 "), (1, "^evaluating")]
+)
+def test_ctrl_c_of_a_job(tmp_path, processes, moment):
+    """A checkpoint is saved in training and in evaluation. A terminal signals the whole process group."""
+    slow = (
+        "import runpy, sys, time; sys.path.insert(0, '.'); from common.run import evaluation\n"
+        "original = evaluation.evaluate\n"
+        "def evaluate(*given, **more):\n"
+        "    print('evaluating', flush=True)\n"
+        "    time.sleep(1)\n"
+        "    return original(*given, **more)\n"
+        "evaluation.evaluate = evaluate\n"
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    job = start(
+        "-c", slow, "jobs/train_ddp.py", *DIGITS, f"--processes_per_node={processes}",
+        f"--output_dir={tmp_path}", start_new_session=True,
+    )  # fmt: skip
+    read_until(job, moment)
+    os.killpg(job.pid, signal.SIGINT)
+    result = finish(job, 130)
+    assert "Traceback" not in result.stderr + result.stdout, result.stderr
+    if moment == "^topology ":
+        assert result.stderr.count("error: ") == 1 and "error: interrupted" in result.stderr
+        assert not (tmp_path / "checkpoints").exists()
+        return
+    step, = re.findall(r"stopped as asked after step (\d+); .* that of step \1\n", result.stdout)  # fmt: skip
+    assert (tmp_path / "checkpoints" / f"step_{step}.pt").exists()
+
+
+def test_workers_of_a_dataloader_survive_it():
+    """If the whole process group is signalled, as in a container, the workers still deliver batches."""
+    work = textwrap.dedent("""
+        import os, signal, torch
+        class Slow(torch.utils.data.Dataset):
+            def __len__(self): return 8
+            def __getitem__(self, index): time.sleep(0.2); return index
+        if __name__ == "__main__":
+            loader = torch.utils.data.DataLoader(
+                Slow(), batch_size=2, num_workers=2, worker_init_fn=signals.ignore
+            )
+            seen = []
+            for batch in loader:
+                if not seen: os.killpg(0, signal.SIGTERM), os.killpg(0, signal.SIGINT)
+                seen += batch.tolist()
+            print(seen, signals.asked(), flush=True)
+    """)
+    script = STUCK.format(wait="").replace("watch(1.0)", "watch(30)") + work
+    result = finish(start("-c", script, start_new_session=True))
+    assert "[0, 1, 2, 3, 4, 5, 6, 7] True" in result.stdout
+
+
+def test_one_process_is_signalled_while_all_evaluate(tmp_path):
+    """Processes do not communicate while they evaluate, but all stop soon."""
+    slow = (
+        "import runpy, sys, time; sys.path.insert(0, '.'); from common.compute import models\n"
+        "original = models._ResNet.forward\n"
+        "def forward(self, images):\n"
+        "    if not self.training:\n"
+        "        print('evaluating', flush=True)\n"
+        "        time.sleep(0.5)\n"
+        "    return original(self, images)\n"
+        "models._ResNet.forward = forward\n"
+        "from datasets.sampling import sampler\n"
+        "start = sampler.SequentialBatchSampler.__init__\n"
+        "def small(self, size, batch, *rest, **more): start(self, size, 4, *rest, **more)\n"
+        "sampler.SequentialBatchSampler.__init__ = small\n"
+        "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    job = start(
+        "-c", slow, "jobs/train_ddp.py", *QUICK, "--processes_per_node=2", "--batch_size=24",
+        "--max_steps=2", f"--output_dir={tmp_path}",
+    )  # fmt: skip
+    read_until(job, "evaluating")
+    begin = time.monotonic()
+    os.kill(processes_of(job)[1], signal.SIGTERM)
+    result = finish(job, 143)
+    assert time.monotonic() - begin < 8  # all 45 batches take half a second each
+    assert re.search(
+        r"stopped as asked after step 2; the newest checkpoint is that of step 2\n", result.stdout
+    )
+
+
+def test_a_closed_terminal_and_five_more_signals_lose_no_save(tmp_path):
+    command = ("jobs/train_ddp.py", *DIGITS, "--processes_per_node=2", f"--output_dir={tmp_path}")
+    job = start(*command, "--save_every=1000000", start_new_session=True)
+    read_until(job, "^epoch=1 step=2 ")
+    others = (signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGHUP)
+    os.killpg(job.pid, signal.SIGHUP)
+    read_until(
+        job, "^SIGHUP: "
+    )  # of signals that arrive together, any may be the first, also for slower ranks
+    for number in others:
+        os.killpg(job.pid, number)
+    said = r"stopped as asked after step (\d+); .* of step \1\n"
+    result = finish(job, None)
+    assert result.returncode in {128 + number for number in (signal.SIGHUP, *others)}
+    step, = re.findall(said, result.stdout)  # fmt: skip
+    assert [path.name for path in (tmp_path / "checkpoints").glob("*.pt")] == [f"step_{step}.pt"]
+    assert not list(tmp_path.rglob(".partial-*"))
+
+
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored():
+    """nohup ignores SIGHUP, and a shell ignores SIGINT in its background jobs."""
+    ignored = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    script = ignored + STUCK.format(wait="sys.stdin.readline(); print(signals.asked())")
+    process = start("-c", script, stdin=subprocess.PIPE)
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGHUP)
+    assert process.communicate("\n", timeout=20)[0] == "False\n"

@@ -1,0 +1,233 @@
+"""A receipt of any loop: equal for equal samples at any world size, and it names what a restart did wrong."""
+
+import collections
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from bootfile.receipt import loop_records
+from bootfile.receipt.loop_receipt import Receipt, hash_batch
+from bootfile.receipt.loop_records import ReceiptError
+from tests.conftest import run
+
+DATA = torch.rand(48, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+STEPS = 12  # of an epoch: batches of 4
+
+
+def order(epoch):
+    return torch.randperm(len(DATA), generator=torch.Generator().manual_seed(epoch))
+
+
+def batches(epochs, world_size=1, rank=0, orders=order):
+    """Return the batches of some epochs: [{"id": [n], "image": [n, 3, 8, 8]}] for each epoch."""
+    local = 4 // world_size
+    parts = [orders(epoch).view(-1, 4)[:, rank * local :][:, :local] for epoch in epochs]
+    return [[{"id": ids, "image": DATA[ids]} for ids in part] for part in parts]
+
+
+def record(folder, epochs, first_step=None, stop=None, **options):
+    """Read epochs of batches as a program would that is started once, up to `stop` batches."""
+    receipt, count = Receipt(str(folder), first_step=first_step, **options), 0
+    for epoch in epochs:
+        for _ in receipt.watch(epoch):
+            count += 1
+            if count == stop:
+                return
+
+
+def compare(tmp_path, *names):
+    return loop_records.compare(*(loop_records.read(str(tmp_path / name)) for name in names))
+
+
+@pytest.mark.parametrize("ids", [None, "id", lambda batch: [f"file {each}" for each in batch["id"]]])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_the_digest_of_a_step_does_not_depend_on_the_number_of_ranks(tmp_path, ids, world_size):
+    record(tmp_path / "one", batches([1, 2]), ids=ids)
+    for rank in range(world_size):
+        part = batches([1, 2], world_size, rank)
+        record(tmp_path / "all", part, rank=rank, world_size=world_size, ids=ids)
+    assert compare(tmp_path, "one", "all") == (True, "equal for 24 steps")
+
+
+def _restart(tmp_path, epochs, first=None, world_size=1):
+    """A run of 15 steps that is killed, and its restart with the given batches."""
+    for rank in range(world_size):
+        record(tmp_path / "run", batches([1, 2], world_size, rank), 0, 15, rank=rank, world_size=world_size)
+    record(tmp_path / "run", epochs, first)
+
+
+def _rest(epoch, first, last=STEPS):
+    return batches([epoch])[0][first:last]
+
+
+RESTARTS = {  # the batches of a restart after step 13, and what the comparison with a whole run says
+    "exact": ([_rest(2, 1), *batches([3])], "equal for 36 steps"),
+    "skipped": ([_rest(2, 3), *batches([3])], "the samples of steps 14-15 were skipped"),
+    "the epoch again": (batches([2, 3]), "the samples of steps 13-36 were read again"),
+    "order of the first epoch": ([_rest(1, 1), *batches([3])], "the samples of steps 2-12 were read again"),
+    "reordered": ([_rest(2, 1)[::-1], *batches([3])], "the samples of steps 14-24 were reordered"),
+    "another order": ([_rest(7, 1), *batches([3])], "4 samples of the epoch were read twice, 4 were skipped"),
+    "other data": (
+        [[{"id": each["id"], "image": each["image"] + 1} for each in _rest(2, 1)]], "other samples",
+    ),
+    "other sizes": ([[{"id": each["id"][:2]} for each in _rest(2, 1)]], "4 and 2 samples"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("knows_its_step", [True, False])
+@pytest.mark.parametrize("name", RESTARTS)
+def test_what_a_restart_did_is_named(tmp_path, name, knows_its_step):
+    epochs, expected = RESTARTS[name]
+    record(tmp_path / "whole", batches([1, 2, 3]))
+    _restart(tmp_path, epochs, 13 if knows_its_step else None)
+    equal, text = compare(tmp_path, "whole", "run")
+    if knows_its_step or name not in ("skipped", "the epoch again"):
+        assert equal == (name == "exact") and (expected in text or not knows_its_step)
+    else:  # what the restart says is all that is known
+        assert "start 2 continues at step " in "".join(
+            loop_records.follow(loop_records.read(str(tmp_path / "run")))[1]
+        )
+
+
+NESTED = {
+    "tuple of tensors": lambda n: (torch.arange(n * 6.0).view(n, 6), torch.arange(n)),
+    "dictionary": lambda n: {"text": [f"t{k}" for k in range(n)], "x": torch.arange(n * 3).view(n, 3)},
+    "list of dictionaries": lambda n: [{"x": torch.full((k % 2 + 1,), 2.0 * k), "n": k} for k in range(n)],
+    "images of several sizes": lambda n: (
+        tuple(torch.full((3, k % 2 + 4, 4), float(k)) for k in range(n)),
+        tuple({"boxes": torch.full((k % 3, 4), float(k))} for k in range(n)),
+    ),
+    "named tuple, constant, text": lambda n: (
+        Pair(torch.arange(n), torch.arange(n).half()), 0.5, "train", np.arange(n * 2).reshape(n, 2),
+    ),
+    "half and bool": lambda n: [torch.arange(n).bfloat16(), torch.arange(n) > 2],
+}  # fmt: skip
+Pair = collections.namedtuple("Pair", "first second")
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_nested_batches_are_divided_into_samples(name):
+    whole, part = (hash_batch(NESTED[name](n)) for n in (8, 5))
+    assert len(whole) == 8 and np.array_equal(whole[:5], part)
+    assert len(set(whole.tolist())) == (2 if name == "half and bool" else 8) or name == "half and bool"
+
+
+def test_each_hashed_byte_counts_and_the_layout_does_not():
+    images = torch.rand(4, 3, 64, 64)
+    wide = images.to(memory_format=torch.channels_last)
+    assert np.array_equal(hash_batch(images), hash_batch(wide))
+    changed = images.clone()
+    changed[2, 1:2] += 0.1  # a region, as every augmentation changes one
+    assert (hash_batch(images) != hash_batch(changed)).tolist() == [False, False, True, False]
+    small, other = torch.zeros(2, 64), torch.zeros(2, 64)
+    for place in range(64):
+        other[0, place] = 1
+        assert (hash_batch(small) != hash_batch(other)).tolist() == [True, False]
+    assert (hash_batch(small) != hash_batch(small.double())).all()
+    assert (hash_batch(small) != hash_batch(small.view(2, 8, 8))).all()
+
+
+def test_the_hashes_are_those_of_earlier_versions():
+    """So a receipt can be compared with an older one. 64 lines of 64 bytes are hashed, in any layout."""
+    images = (torch.arange(2 * 3 * 60 * 60) % 251).view(2, 3, 60, 60)
+    known = {
+        torch.uint8: 0xC4CD68A458C5BD2F,
+        torch.float32: 0xCD909E81EAE34056,
+        torch.float64: 0xF3956806B68D6D1B,
+    }
+    for dtype, expected in known.items():
+        typed = images.to(dtype)
+        layouts = [typed, typed.to(memory_format=torch.channels_last), typed.mT.contiguous().mT]
+        layouts.append(torch.stack([typed, typed], 1)[:, 0])
+        hashes = [hash_batch(each).tolist() for each in layouts]
+        assert hashes == hashes[:1] * 4 and hashes[0][0] == expected
+    assert hash_batch(images[:1].expand(2, -1, -1, -1)).tolist() == hash_batch(images[:1]).tolist() * 2
+    assert hash_batch(torch.arange(8)[::4])[0] == 0xDDC9DF959E8900C5
+
+
+def test_what_cannot_be_hashed_needs_ids(tmp_path):
+    batch = {"id": torch.arange(2), "graph": object()}
+    with pytest.raises(ReceiptError, match="object"):
+        Receipt(str(tmp_path / "a")).add(batch)
+    Receipt(str(tmp_path / "a"), ids="id").add(batch)
+    assert loop_records.read(str(tmp_path / "a"))[0].steps[0].sums[1] == 2
+
+
+def test_a_start_without_a_record_of_another_rank_is_left_out(tmp_path):
+    record(tmp_path / "whole", batches([1, 2]))
+    record(tmp_path / "run", batches([1, 2], 2, 0), 0, 5, rank=0, world_size=2)  # rank 1 has read nothing
+    for rank in range(2):
+        record(tmp_path / "run", batches([1, 2], 2, rank), 0, rank=rank, world_size=2)
+    equal, lines = loop_records.report([str(tmp_path / "whole"), str(tmp_path / "run")])
+    assert equal and len(lines) == 3 and lines[-1] == "data equal for 24 steps"
+
+
+def test_files_that_end_in_a_record_are_continued(tmp_path):
+    record(tmp_path / "whole", batches([1, 2]))
+    record(tmp_path / "run", batches([1, 2]), stop=9)
+    for name in ("receipt-0.bin", "samples-0.bin"):
+        os.truncate(tmp_path / "run" / name, os.path.getsize(tmp_path / "run" / name) - 5)
+    record(tmp_path / "run", [_rest(1, 5), *batches([2])])
+    equal, lines = loop_records.report([str(tmp_path / "whole"), str(tmp_path / "run")])
+    assert equal and "start 2 continues at step 6: steps 6-8 were read twice, with the same samples" in lines
+
+
+def test_other_augmentation_of_the_same_samples(tmp_path):
+    record(tmp_path / "a", batches([1]), ids="id")
+    noisy = [[{**batch, "image": batch["image"] * (1 + (k > 4))} for k, batch in enumerate(batches([1])[0])]]
+    record(tmp_path / "b", noisy, ids="id")
+    assert compare(tmp_path, "a", "b")[1].startswith("different from step 6 on: the same samples with other")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda run: os.remove(run / "receipt-0.bin"), "receipt-0.bin"),
+        (lambda run: os.remove(run / "receipt-1.bin"), "receipt-1.bin"),
+        (lambda run: os.truncate(run / "samples-1.bin", 8), "damaged"),
+        (lambda run: os.truncate(run / "receipt-1.bin", 0), "holds no start"),
+        (lambda run: os.truncate(run / "receipt-1.bin", 32), "no step of all"),
+        (lambda run: os.truncate(run / "receipt-1.bin", 100), "is cut"),
+        (lambda run: (run / "receipt-0.bin").write_bytes(b"x" * 320), "damaged"),
+    ],
+)
+def test_damaged_receipts_are_one_error(tmp_path, damage, message):
+    for rank in range(2):
+        record(tmp_path / "run", batches([1], 2, rank), rank=rank, world_size=2)
+    damage(tmp_path / "run")
+    with pytest.raises(ReceiptError, match=message):
+        loop_records.read(str(tmp_path / "run"))
+
+
+def test_other_data_and_other_seeds_are_refused(tmp_path):
+    record(tmp_path / "a", batches([1]), seed=0)
+    record(tmp_path / "b", batches([1]), seed=1)
+    with pytest.raises(ReceiptError, match="seeds 0 and 1"):
+        compare(tmp_path, "a", "b")
+    record(
+        tmp_path / "c", [[{"id": each["id"], "image": -each["image"]} for each in batches([1])[0]]], seed=0
+    )
+    with pytest.raises(ReceiptError, match="other data"):
+        compare(tmp_path, "a", "c")
+
+
+def test_the_file_works_alone(tmp_path):
+    run("-m", "launch", "new", "--receipt", tmp_path / "project")
+    program = "import torch\nfrom receipt import Receipt\n" + (
+        "for _ in Receipt('OUT', seed=0).watch(torch.utils.data.DataLoader(torch.arange(12), 4)): pass\n"
+        "import sys; assert not {'common', 'datasets'} & sys.modules.keys()"
+    )
+    (tmp_path / "project" / "loop.py").write_text(program)
+    run("loop.py", cwd=tmp_path / "project")
+    shown = [run("receipt.py", "OUT", "OUT", cwd=tmp_path / "project").stdout]
+    shown.append(run("-m", "launch", "receipt", *[tmp_path / "project" / "OUT"] * 2).stdout)
+    assert all(text.endswith("data equal for 3 steps\n") for text in shown)
+    for words, message in ((["gone"], "no receipt of a loop at gone"), ([], "expected RUN or RUN_A RUN_B")):
+        refused = run("receipt.py", *words, cwd=tmp_path / "project", code=2)
+        assert refused.stderr.startswith(f"error: {message}") and refused.stderr.count("\n") == 1
+    run("-m", "launch", "new", "--receipt", tmp_path / "project")  # the same file: nothing to do
+    (tmp_path / "project" / "receipt.py").write_text("mine")
+    assert "exists" in run("-m", "launch", "new", "--receipt", tmp_path / "project", code=2).stderr
+    assert (tmp_path / "project" / "receipt.py").read_text() == "mine"

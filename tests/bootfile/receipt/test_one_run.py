@@ -1,0 +1,167 @@
+"""One run is enough to see epochs with one order, samples that come twice or never, and ranks with the same
+samples. A correct run gives no line."""
+
+import pytest
+import torch
+
+from bootfile.receipt import loop_records
+from bootfile.receipt.loop_receipt import Receipt
+from tests.conftest import run
+
+SIZE, BATCH = 64, 8
+DATA = torch.rand(SIZE, 4, generator=torch.Generator().manual_seed(0))
+EQUAL = torch.cat([DATA[:-1], DATA[:1]])  # the last sample has the content of the first
+
+
+def shuffled(epoch, count=SIZE):
+    return torch.randperm(count, generator=torch.Generator().manual_seed(epoch))
+
+
+def shuffled_epochs(count=3):
+    return [shuffled(epoch) for epoch in range(count)]
+
+
+def half_twice(epoch):
+    half = shuffled(epoch)[: SIZE // 2].repeat(2)
+    return half[shuffled(epoch + 9)]
+
+
+def with_replacement(epoch):
+    return torch.randint(0, SIZE, (SIZE,), generator=torch.Generator().manual_seed(epoch))
+
+
+def padded(epoch):
+    """As DistributedSampler does with 63 samples on two ranks."""
+    return torch.cat([shuffled(epoch, SIZE - 1), shuffled(epoch, SIZE - 1)[:1]])
+
+
+def read(folder, orders, ids="id", data=DATA, world_size=1, is_divided=True, noise=0.0, first_step=None):
+    """Record a start of a run: the samples of each epoch in the given order."""
+    for rank in range(world_size):
+        receipt = Receipt(str(folder), rank=rank, world_size=world_size, ids=ids, first_step=first_step)
+        generator = torch.Generator().manual_seed(rank)
+        for order in orders:
+            part = order[rank::world_size] if is_divided else order
+            batches = []
+            for chosen in part.split(BATCH // world_size):
+                images = data[chosen]
+                images = images + noise * torch.rand(images.shape, generator=generator)
+                batches.append({"id": chosen, "image": images})
+            assert len(list(receipt.watch(batches))) == len(batches)
+
+
+def judge(folder, **usual):
+    """Return the unusual lines about a run."""
+    is_right, lines = loop_records.report([str(folder)], **usual)
+    found = [line.removeprefix("unusual: ") for line in lines if line.startswith("unusual: ")]
+    assert is_right == (not found)
+    return found
+
+
+by_ids_or_contents = pytest.mark.parametrize("ids", ["id", None])
+
+CORRECT = {
+    "a new order in each epoch": {"orders": shuffled_epochs()},
+    "two ranks": {"orders": shuffled_epochs(), "world_size": 2},
+    "four ranks, augmentation": {"orders": shuffled_epochs(), "world_size": 4, "noise": 1.0},
+    "an incomplete batch is left out": {"orders": [each[:60] for each in shuffled_epochs()]},
+    "the last epoch is cut": {"orders": [*shuffled_epochs(2), shuffled(2)[:24]]},
+    "one epoch": {"orders": shuffled_epochs(1)},
+    "one step an epoch": {"orders": [torch.arange(BATCH)] * 3},
+    "more epochs than are counted": {"orders": shuffled_epochs(30), "world_size": 2},
+}
+
+
+@by_ids_or_contents
+@pytest.mark.parametrize("name", CORRECT)
+def test_a_correct_run_gives_no_line(name, ids, tmp_path):
+    read(tmp_path, ids=ids, **CORRECT[name])
+    assert judge(tmp_path) == []
+
+
+def test_samples_of_equal_content_give_no_line(tmp_path):
+    read(tmp_path, shuffled_epochs(), None, EQUAL)
+    assert judge(tmp_path) == []
+
+
+@by_ids_or_contents
+def test_the_same_order(ids, tmp_path):
+    read(tmp_path, [shuffled(0), shuffled(1), shuffled(0), shuffled(0)[:24]], ids, world_size=2)
+    assert judge(tmp_path) == ["epochs 1, 3 and 4 have the same order, from step 17 on"]
+    assert judge(tmp_path, same_order=True) == []
+
+
+def test_many_epochs_are_shortened(tmp_path):
+    read(tmp_path, [shuffled(0)] * 9)
+    assert judge(tmp_path) == ["epochs 1, 2, ... and 9 have the same order, from step 9 on"]
+
+
+@by_ids_or_contents
+def test_samples_that_come_twice(ids, tmp_path):
+    read(tmp_path / "half", [half_twice(epoch) for epoch in range(3)], ids)
+    found = judge(tmp_path / "half")
+    assert [line.partition(" samples")[0] for line in found] == [f"epoch {each}: 32" for each in (1, 2, 3)]
+    assert judge(tmp_path / "half", repeats=True) == []
+    read(tmp_path / "padded", [padded(epoch) for epoch in range(3)], ids, world_size=2)
+    found = judge(tmp_path / "padded")
+    assert found[1] == "epoch 2: 1 sample came twice or more, first in step 16"
+    read(tmp_path / "drawn", [with_replacement(epoch) for epoch in range(6)], ids)
+    *found, last = judge(tmp_path / "drawn")
+    assert len(found) == 4 and last == "2 more epochs with such samples"
+
+
+def test_the_same_samples_twice_in_each_epoch(tmp_path):
+    """Without ids a tenth of the samples may be equal, but not a half."""
+    order = torch.arange(SIZE // 2).repeat(2)
+    read(tmp_path, [order[shuffled(epoch)] for epoch in range(3)], None)
+    assert len(judge(tmp_path)) == 3
+
+
+def test_samples_that_never_come(tmp_path):
+    order = shuffled(1)
+    read(tmp_path, [shuffled(0), order[order < 40], shuffled(2)])
+    assert judge(tmp_path) == ["epoch 2: 24 samples never came, which other epochs have"]
+
+
+@by_ids_or_contents
+def test_the_same_samples_on_two_ranks(ids, tmp_path):
+    read(tmp_path, shuffled_epochs(2), ids, world_size=2, is_divided=False)
+    *_, last = judge(tmp_path)
+    assert last == "ranks 0 and 1 were given the same samples in step 1, and in 31 more"
+    assert judge(tmp_path, repeats=True) == []
+
+
+@by_ids_or_contents
+def test_augmentation_that_repeats(ids, tmp_path):
+    read(tmp_path / "new", shuffled_epochs(), ids, noise=1.0)
+    read(tmp_path / "same", shuffled_epochs(), ids)
+    assert judge(tmp_path / "new", augmented=True) == judge(tmp_path / "same") == []
+    [line] = judge(tmp_path / "same", augmented=True)
+    assert line == (
+        "epochs 1, 2 and 3 have the same content for each sample"
+        if ids
+        else "128 samples came again with the same content in a later epoch"
+    )
+
+
+@by_ids_or_contents
+@pytest.mark.parametrize("first", [13, None])
+def test_a_restart_continues_its_epoch(first, ids, tmp_path):
+    """Its loop counts from 1 again. The order of the first epoch in a later one is seen over the restart."""
+    read(tmp_path, [shuffled(0), shuffled(1)[: 5 * BATCH]], ids)
+    read(tmp_path, [shuffled(1)[5 * BATCH :], shuffled(2)], ids, first_step=first)
+    assert judge(tmp_path) == []
+    read(tmp_path, [shuffled(0)], ids, first_step=first and 24)
+    if first:
+        assert judge(tmp_path) == ["epochs 1 and 4 have the same order, from step 25 on"]
+
+
+def test_the_file_of_a_project_does_the_same(tmp_path):
+    run("-m", "launch", "new", "--receipt", tmp_path / "project")
+    read(tmp_path / "run", [shuffled(0)] * 2, world_size=2)
+    words = ("receipt.py", tmp_path / "run")
+    for command in (words, ("-m", "launch", "receipt", tmp_path / "run")):
+        place = {"cwd": tmp_path / "project"} if command is words else {}
+        printed = run(*command, code=1, **place).stdout
+        assert printed.endswith("16 steps\nunusual: epochs 1 and 2 have the same order, from step 9 on\n")
+        assert run(*command, "--same_order", **place).stdout.endswith("16 steps\n")
