@@ -14,7 +14,8 @@ import torch
 from tqdm import tqdm
 
 from bootfile.ground import accelerator
-from bootfile.sampling.sampler import BatchSampler, Plan
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler
 from common.compute import models
 from common.distributed import devices
 from datasets.folders import image_folder, tar_files

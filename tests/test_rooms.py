@@ -25,7 +25,8 @@ ALLOWED = {
 ROOMS = {
     "bootfile": ["loaders", "receipt", "exact", "sampling", "machine", "processes", "ground"],
     "common": [
-        "checkpoint", "run", "parallel", "distributed", "compute", "console", "platform", "object_store", "ground",
+        "checkpoint", "run", "parallel", "distributed", "compute", "console", "platform", "object_store",
+        "ground",
     ],
 }  # fmt: skip
 

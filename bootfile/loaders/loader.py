@@ -16,7 +16,7 @@ from bootfile.processes import ranks
 from bootfile.processes.waits import waiting
 from bootfile.receipt.receipt import Receipt
 from bootfile.sampling import generators
-from bootfile.sampling.sampler import Batch, Plan
+from bootfile.sampling.plan import Batch, Plan
 
 Data = Generator[tuple[Batch, Any], None, None]  # yielded by Engine.run()
 
@@ -155,7 +155,7 @@ class Loader:
         """Return the values that determine the ids of each step."""
         sampler = self.plan.sampler
         return {
-            "sampler": type(sampler).__name__,
+            "sampler": getattr(sampler, "name", type(sampler).__name__),
             "samples": sampler.size,
             "global batch": sampler.global_batch,
             "seed": sampler.seed,

@@ -27,7 +27,7 @@ from bootfile.loaders.workers import WorkerEngine, Workers, check_connections, n
 from bootfile.processes import ranks
 from bootfile.sampling import generators
 from bootfile.sampling.philox import Operation, draw
-from bootfile.sampling.sampler import Batch, Plan
+from bootfile.sampling.plan import Batch, Plan
 
 # a part of the description of an item -> what to do in __getitem__
 _HINTS = {

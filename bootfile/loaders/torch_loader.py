@@ -16,7 +16,8 @@ from bootfile.loaders.pairs import Index, pair_of
 from bootfile.processes import ranks
 from bootfile.receipt.loop_receipt import hash_batch
 from bootfile.sampling import generators
-from bootfile.sampling.sampler import Batch, BatchSampler, Plan
+from bootfile.sampling.plan import Batch, Plan
+from bootfile.sampling.positions import Positions
 
 _ORDER, _READ = 10, 11  # moments of generators.derive_seed()
 
@@ -38,11 +39,31 @@ def torch_loader(loader: DataLoader, device: torch.device, *, seed: int = 0, epo
     if is_iterable or loader.persistent_workers:
         kind = "an IterableDataset" if is_iterable else "persistent_workers=True"
         raise BadInput(f"the DataLoader has {kind}: its batches are not the same after a restart")
-    count, rank = ranks.world_size(), ranks.rank()
-    steps = len(loader)
-    sampler = BatchSampler(steps * count, count, seed, epochs).for_rank(rank, count)  # it counts the steps
-    plan = Plan(Index(steps * count), sampler)
+    steps = LoaderSteps(len(loader), seed, epochs, ranks.rank(), ranks.world_size())
+    plan = Plan(Index(steps.size), steps)
     return Loader(TorchBatches(loader), plan, device)
+
+
+class LoaderSteps(Positions):
+    """Counts the steps of a DataLoader, whose own sampler chooses the samples. Each rank has such a loader.
+
+    steps: of an epoch. seed, epochs: of the training. rank, world_size: of this process.
+    """
+
+    # A checkpoint holds the numbers below, and versions before 0.31 counted with a BatchSampler.
+    name = "BatchSampler"
+    shards = largest = 1
+
+    def __init__(self, steps: int, seed: int, epochs: int, rank: int, world_size: int):
+        self.size = steps * world_size
+        self.global_batch = world_size
+        self.seed = seed
+        self.rank = self.first_shard = rank
+        self._steps = steps
+        super().__init__(epochs)
+
+    def __len__(self) -> int:
+        return self._steps
 
 
 class TorchBatches(Engine):
@@ -54,7 +75,7 @@ class TorchBatches(Engine):
 
     def run(self, plan: Plan) -> Data:
         """Yield the rest of an epoch. Ids are hashes of the samples."""
-        sampler: BatchSampler = plan.sampler
+        sampler: LoaderSteps = plan.sampler
         first, begin = sampler.step, (sampler.epoch - 1) * len(sampler)
         last = first + sampler.remaining
         own: list[Any] = [self._loader.sampler, self._loader.batch_sampler]
@@ -82,7 +103,7 @@ class TorchBatches(Engine):
                 self._loader.collate_fn([dataset[place % len(dataset)] for place in range(count)])
             )[0]
 
-    def _seed(self, sampler: BatchSampler, step: int, moment: int) -> None:
+    def _seed(self, sampler: LoaderSteps, step: int, moment: int) -> None:
         seed = generators.derive_seed(sampler.seed, sampler.rank, step, moment)
         generators.seed_all(seed)
         for place, each in enumerate(self._held, 1):

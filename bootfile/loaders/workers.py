@@ -27,7 +27,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.loaders.loader import Data, Engine
 from bootfile.processes import signals
 from bootfile.sampling import generators
-from bootfile.sampling.sampler import Batch, Plan
+from bootfile.sampling.plan import Batch, Plan
 
 # what a forked process must not use; files are opened again, see _reopen_files().
 _CONNECTIONS = {"sqlite3": "Connection", "lmdb": "Environment", "psycopg": "Connection",

@@ -1,4 +1,4 @@
-"""The samples of each step with their labels and crops: a pure function of (seed, epoch, step).
+"""The samples of each step: a pure function of (seed, epoch, step).
 
 The epoch's permutation is never stored. It is a keyed bijection on 0..size-1: a Feistel network over two
 digits of the sample number, with Philox as round function. The ids of a batch are the images of its
@@ -8,16 +8,13 @@ Domains", CT-RSA 2002 (the generalised Feistel cipher and cycle walking).
 
 With weights, an epoch draws its samples with replacement: the sample at a position is found by a Philox
 uniform of (seed, epoch, position) in the cumulative weights.
-
-Engines receive a Plan and deliver its batches. The samples of a step are chosen here, before files are read.
 """
 
 import copy
-import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,6 +23,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
 from bootfile.ground.numbers import part_of
 from bootfile.sampling.philox import Operation, draw, philox4x32
+from bootfile.sampling.positions import Positions
 
 _Sampler = TypeVar("_Sampler", bound="BatchSampler")
 _ROUNDS = 8  # even; with 4 the tests of its quality fail, with 6 they pass
@@ -76,7 +74,7 @@ def split_batch(global_batch: int, parts: int, kind: str = "processes") -> int:
     return local
 
 
-class BatchSampler:
+class BatchSampler(Positions):
     """A batch sampler whose k-th global batch is the same set of samples at any world size.
 
     Iterating yields int64 arrays of ids [global_batch / world_size]: this rank's contiguous part of each
@@ -120,11 +118,7 @@ class BatchSampler:
             raise BadInput(f"seed {seed} is not in 0..2^64-1")
         self._set_rank(rank, world_size)
         split_batch(global_batch, world_size)
-        limits = [epochs and epochs * len(self), max_steps]
-        # Any: jobs with a limit need no check for None
-        self.total_steps: int | Any = min((limit for limit in limits if limit is not None), default=None)
-        self.part = 0
-        self.seek(0)
+        super().__init__(epochs, max_steps)
 
     def for_rank(self: _Sampler, rank: int, world_size: int) -> _Sampler:
         """Return a batch sampler of this rank's part of every global batch. Raises BadInput."""
@@ -156,54 +150,6 @@ class BatchSampler:
         """Return the number of ids in the largest array of this rank. Raises BadInput: for_rank() accepts a
         batch that split() will divide otherwise."""
         return split_batch(self.global_batch, self._parts, self._kind)
-
-    def seek(self, step: int) -> None:
-        """Set the position: the next batch is that of global step `step`, counted from 0.
-
-        Raises BadInput if it is not in 0..total_steps.
-        """
-        if step < 0 or (self.total_steps is not None and step > self.total_steps):
-            raise BadInput(f"step {step} is not in 0..{self.total_steps}, the steps of the training")
-        self.epoch, self._first = step // len(self) + 1, step % len(self)
-        self._last = self._ends(self.epoch)[-1]
-
-    @property
-    def step(self) -> int:
-        """Return the global step of the next batch, from 0."""
-        return (self.epoch - 1) * len(self) + self._first
-
-    @property
-    def remaining(self) -> int:
-        """Return the number of batches that iterating yields: to the end of the epoch, of its part, or of the
-        training."""
-        return self._last - self._first
-
-    def _ends(self, epoch: int) -> list[int]:
-        """Return the steps of an epoch, counted from its begin, after which its parts end."""
-        begin, last = (epoch - 1) * len(self), len(self)
-        if self.total_steps is not None:
-            last = min(last, self.total_steps - begin)
-        part = self.part or len(self)
-        return [*range(part - begin % part, last, part), last]
-
-    def epochs_from(self, step: int) -> Iterator[int]:
-        """Yield the numbers of the remaining epochs, from 1, each with the position set to its next batch. An
-        epoch that has parts comes once for each of them.
-
-        step: the number of completed steps. If it ends an epoch or a part, that comes first, without batches,
-        because its evaluation may be missing. Without total_steps the epochs never end. Raises BadInput as
-        seek() does.
-        """
-        self.seek(step)
-        last = math.inf if self.total_steps is None else -(-self.total_steps // len(self))
-        for epoch in itertools.count(max(1, -(-step // len(self)))):
-            if epoch > last:
-                return
-            first = max(0, step - (epoch - 1) * len(self))
-            for end in (end for end in self._ends(epoch) if end >= first):
-                self.epoch, self._first, self._last = epoch, first, end
-                yield epoch
-                first = end
 
     def __len__(self) -> int:
         """Return the number of steps of a whole epoch. It does not depend on the position."""
@@ -362,107 +308,3 @@ class SequentialBatchSampler:
         for part in self.parts:
             for first in part[:: self.largest]:
                 yield np.arange(first, min(first + self.largest, part.stop))
-
-
-class Batch(NamedTuple):
-    """One rank's part of one step. ids, labels: int64 [n] (several labels: bool [n, classes]).
-    crops: a NamedTuple of arrays [n]; () without augmentation. epoch: of its random numbers
-    (BatchSampler.draws). size: side of its images, pixels (Plan.size)."""
-
-    ids: np.ndarray
-    labels: np.ndarray
-    crops: tuple
-    epoch: int | np.ndarray = 0
-    size: int = 0
-
-
-class Plan:
-    """An iterable of the Batches of an epoch, from the position of the sampler.
-
-    index: an ImageFolderIndex, an ImageSet, a PairIndex, or another object with `labels` (integers, by id),
-        `fingerprint` and the attributes that `augment` uses.
-    sampler: a batch sampler of bootfile/sampling/sampler.py.
-    augment: a function of datasets/sampling/augment.py, or another one with the arguments (index, ids, seed,
-        epoch) that returns a NamedTuple of arrays [n]. epoch: a number, or one for each id, see draws().
-    size: side of the square images that engines deliver, pixels, or a function of the epoch that returns it.
-        Engines that deliver whole images ignore it.
-    views: images per sample. Sample k has the ids k, len(index) + k and so on.
-    `largest`: number of images in the largest batch.
-    Raises BadInput if the sampler is another one, such as torch's.
-    """
-
-    def __init__(
-        self,
-        index: Any,
-        sampler: Any,
-        augment: Callable[[Any, np.ndarray, int, int], tuple] | None = None,
-        size: int | Callable[[int], int] = 224,
-        views: int = 1,
-    ):
-        if not hasattr(sampler, "largest"):
-            raise BadInput(
-                f"expected a sampler of datasets/sampling, got {type(sampler).__name__}, whose order is lost "
-                "at a restart: use BatchSampler, with weights=[...] to draw samples as WeightedRandomSampler"
-            )
-        self.index, self.sampler, self.augment, self.views = index, sampler, augment, views
-        self._size = size
-        self.largest = views * sampler.largest
-        self._labels = np.asarray(index.labels)
-
-    def __len__(self) -> int:
-        """Return the number of steps of a whole epoch."""
-        return len(self.sampler)
-
-    @property
-    def fingerprint(self) -> str:
-        """Return the fingerprint of the data, and of the weights with which they are drawn."""
-        shares = getattr(self.sampler, "shares", None)
-        if shares is None:
-            return self.index.fingerprint
-        return f"{self.index.fingerprint}+{hashlib.sha256(shares.tobytes()).hexdigest()[:16]}"
-
-    @property
-    def size(self) -> int:
-        """Return the side of the images of this epoch, pixels."""
-        return self._size(self.sampler.epoch) if callable(self._size) else self._size
-
-    @property
-    def sizes(self) -> list[int]:
-        """Return the sides of the images of all epochs of a training with total_steps, pixels."""
-        size, epochs = self._size, -(-self.sampler.total_steps // len(self))
-        return sorted({size(epoch) for epoch in range(1, epochs + 1)}) if callable(size) else [size]
-
-    def seek(self, step: int) -> None:
-        """Set the position: the next batch is that of global step `step`, counted from 0."""
-        self.sampler.seek(step)
-
-    def __iter__(self) -> Iterator[Batch]:
-        waiting: list[tuple[np.ndarray, Any]] = []
-        for samples, epoch in self.sampler.draws():
-            views = [samples + view * len(self.index) for view in range(self.views)]
-            epochs = np.tile(epoch, self.views) if np.ndim(epoch) else epoch
-            waiting.append((np.concatenate(views), epochs))
-            if sum(len(ids) for ids, _ in waiting) >= _CHUNK:
-                yield from self._batches(waiting)
-                waiting = []
-        if waiting:
-            yield from self._batches(waiting)
-
-    def _batches(self, parts: list[tuple[np.ndarray, Any]]) -> Iterator[Batch]:
-        ids, epoch = np.concatenate([ids for ids, _ in parts]), parts[0][1]
-        if np.ndim(epoch):
-            epoch = np.concatenate([epochs for _, epochs in parts])
-        labels, crops = self._labels[ids], ()
-        if labels.dtype.kind in "iu":
-            labels = labels.astype(np.int64)
-        if self.augment:
-            crops = self.augment(self.index, ids, self.sampler.seed, epoch)
-        last = 0
-        for part, epochs in parts:
-            first, last = last, last + len(part)
-            yield Batch(part, labels[first:last], rows(crops, first, last), epochs, self.size)
-
-
-def rows(crops: tuple, first: int, last: int) -> tuple:
-    """Return some rows of crops, of the same type."""
-    return type(crops)(*(column[first:last] for column in crops))

@@ -25,7 +25,8 @@ from bootfile.ground.errors import BadInput
 from bootfile.loaders import loader as loaders
 from bootfile.processes import ranks
 from bootfile.receipt.receipt import Receipt
-from bootfile.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.loaders.image_loader import MEAN, STD

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from bootfile.ground.errors import BadInput
-from bootfile.sampling.sampler import Plan
+from bootfile.sampling.plan import Plan
 from datasets import files
 from datasets.folders import images
 from datasets.folders.image_folder import ImageFolderIndex, one_line, scan_listing

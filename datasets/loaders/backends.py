@@ -15,7 +15,7 @@ from bootfile.ground.numbers import count_in
 from bootfile.loaders.loader import Engine
 from bootfile.loaders.workers import WorkerEngine, Workers
 from bootfile.machine.cores import available_cores
-from bootfile.sampling.sampler import Plan
+from bootfile.sampling.plan import Plan
 from datasets.loaders.engines.crops import TorchvisionCrops
 from datasets.loaders.engines.dali import Dali, missing
 from datasets.loaders.engines.synthetic import Synthetic

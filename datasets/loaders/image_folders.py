@@ -11,7 +11,8 @@ import torch
 
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
-from bootfile.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
 from common.checkpoint import weights
 from common.compute import models
 from common.console.arguments import IDENTITY, OPERATION, boolean, positive_int

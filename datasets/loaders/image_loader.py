@@ -13,7 +13,7 @@ import torch
 
 from bootfile.ground import accelerator
 from bootfile.loaders.loader import Copy, Engine, Loader, Stage
-from bootfile.sampling.sampler import Batch, Plan
+from bootfile.sampling.plan import Batch, Plan
 
 # (images uint8 [n, C, H, W], labels) -> the same in new memory
 Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

@@ -13,7 +13,7 @@ from bootfile.ground.errors import BadInput, MissingPackage
 from bootfile.loaders.loader import Loader
 from bootfile.loaders.workers import NotDelivered
 from bootfile.processes import ranks
-from bootfile.sampling.sampler import Batch, Plan
+from bootfile.sampling.plan import Batch, Plan
 from common.run.log import Log
 from datasets.loaders import backends
 from datasets.stores.store import Store

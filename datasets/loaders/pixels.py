@@ -12,7 +12,7 @@ import torch
 from bootfile.ground import accelerator
 from bootfile.sampling.generators import seed_all
 from bootfile.sampling.philox import Operation, draw
-from bootfile.sampling.sampler import Batch, Plan, rows
+from bootfile.sampling.plan import Batch, Plan, rows
 from common.compute.losses import multi_hot
 from datasets.sampling import effects as drawing
 from datasets.sampling.effects import MIXUP, ONE, OPERATIONS, STRONGEST, Drawn, Effects, draw_effects

@@ -15,7 +15,7 @@ import torch
 from bootfile.ground.errors import BadInput
 from bootfile.receipt.receipt import batch_sums
 from bootfile.receipt.recorded_run import Run
-from bootfile.sampling.sampler import Plan
+from bootfile.sampling.plan import Plan
 from common.run import output
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends, image_folders, pixels, preprocessing

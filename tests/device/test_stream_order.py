@@ -10,7 +10,8 @@ import torch
 
 from bootfile.exact.saver import HostCopies
 from bootfile.loaders.loader import Loader
-from bootfile.sampling.sampler import BatchSampler, Plan
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.engines.threads import Threads
 from datasets.loaders.image_loader import ImageLoader, ToDevice

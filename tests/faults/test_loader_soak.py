@@ -7,7 +7,8 @@ import psutil
 import pytest
 import torch
 
-from bootfile.sampling.sampler import BatchSampler, Plan
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop

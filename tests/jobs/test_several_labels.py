@@ -12,7 +12,8 @@ from sklearn.metrics import f1_score
 from bootfile.ground.errors import BadInput
 from bootfile.receipt import receipt
 from bootfile.receipt.recorded_run import Run
-from bootfile.sampling.sampler import BatchSampler, Plan
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler
 from common.compute.losses import BinaryCrossEntropy
 from common.run.metrics import F1
 from datasets.folders import image_folder, random_folder

@@ -3,7 +3,7 @@
 import torch
 
 from bootfile.receipt.receipt import Receipt
-from bootfile.sampling.sampler import Plan
+from bootfile.sampling.plan import Plan
 
 
 def sums_of(plan: Plan, epoch: int = 1) -> torch.Tensor:

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from bootfile.ground.errors import BadInput
-from bootfile.sampling.sampler import Plan, WholeBatchSampler
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import WholeBatchSampler
 from datasets.compat.dali_dataset import Loader
 from datasets.folders import image_folder
 from datasets.loaders import backends

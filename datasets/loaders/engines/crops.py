@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from bootfile.sampling.sampler import Batch, Plan
+from bootfile.sampling.plan import Batch, Plan
 from datasets.folders.resize import BICUBIC, fit
 from datasets.stores.forms import cannot_decode
 from datasets.stores.store import Store, scaled

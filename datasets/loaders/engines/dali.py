@@ -17,7 +17,7 @@ import torch
 
 from bootfile.ground.errors import BadInput, import_optional
 from bootfile.loaders.loader import Data, Engine
-from bootfile.sampling.sampler import Batch, Plan
+from bootfile.sampling.plan import Batch, Plan
 from datasets.folders.resize import BICUBIC
 from datasets.loaders.engines.reader import Reader
 from datasets.sampling.augment import Crop

@@ -8,7 +8,7 @@ import torch
 
 from bootfile.ground.errors import import_optional
 from bootfile.loaders.loader import Data, Engine, Loader
-from bootfile.sampling.sampler import Batch, Plan
+from bootfile.sampling.plan import Batch, Plan
 from datasets.loaders.image_loader import ImageLoader
 from datasets.memory.image_set import ImageSet
 from datasets.sampling.augment import CropFlip, crop_flip

@@ -7,7 +7,7 @@ import torch
 
 from bootfile.ground.errors import BadInput
 from bootfile.loaders.loader import Data
-from bootfile.sampling.sampler import Batch, Plan
+from bootfile.sampling.plan import Batch, Plan
 from datasets.loaders.engines.dali import NVJPEG, Dali, load_dali
 from datasets.sampling.augment import Crop
 from datasets.stores.files import PairFiles

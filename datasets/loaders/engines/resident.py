@@ -8,7 +8,7 @@ import torch
 
 from bootfile.ground import accelerator
 from bootfile.loaders.loader import Data, Engine, Loader
-from bootfile.sampling.sampler import Plan
+from bootfile.sampling.plan import Plan
 from datasets.loaders.engines.memory import corners, make_loader, pad, plan_of
 from datasets.loaders.image_loader import ImageLoader
 from datasets.memory.image_set import ImageSet

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from bootfile.loaders.loader import Data, Engine
-from bootfile.sampling.sampler import Plan
+from bootfile.sampling.plan import Plan
 
 
 class SyntheticIndex:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from bootfile.loaders.loader import Data, Engine
-from bootfile.sampling.sampler import Batch, Plan
+from bootfile.sampling.plan import Batch, Plan
 from datasets.loaders.engines.crops import Crops, Row
 from datasets.loaders.engines.reader import Reader
 from datasets.loaders.image_loader import start_pool

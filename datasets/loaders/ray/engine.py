@@ -10,7 +10,7 @@ import numpy as np
 from torch.utils.data import DataLoader, Dataset
 
 from bootfile.loaders.workers import Workers
-from bootfile.sampling.sampler import Batch
+from bootfile.sampling.plan import Batch
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.loaders.engines.crops import Crops
 from datasets.loaders.ray.data_loader import RayDataLoader

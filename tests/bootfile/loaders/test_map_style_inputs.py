@@ -22,7 +22,6 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, ge
 from bootfile.ground.errors import BadInput
 from bootfile.loaders.map_style import map_style_loader
 from bootfile.sampling.sampler import BatchSampler
-from common.ground import endings
 
 CPU = torch.device("cpu")
 SIZE, ITEM = 200, 16384  # an item is larger than the buffer of a file
@@ -299,8 +298,8 @@ def test_an_error_of_the_model_or_the_loss_names_the_sample_whose_type_or_target
     [[inputs, targets]] = batches
     with pytest.raises((RuntimeError, IndexError, TypeError)) as error:
         _loss(inputs, targets).backward()
-    assert re.search(rf"sample \d of Items .*{expected}", endings.explain(error.value))
-    assert endings.explain(RuntimeError("mat1 and mat2 shapes cannot be multiplied (8x4 and 5x3)")) == ""
+    assert re.search(rf"sample \d of Items .*{expected}", batches.explain(error.value))
+    assert batches.explain(RuntimeError("mat1 and mat2 shapes cannot be multiplied (8x4 and 5x3)")) == ""
 
 
 def test_an_error_of_the_model_names_the_one_sample_of_another_type():
@@ -309,7 +308,7 @@ def test_an_error_of_the_model_names_the_one_sample_of_another_type():
     [[inputs, targets]] = batches
     with pytest.raises(RuntimeError) as error:
         _loss(inputs, targets)
-    assert re.search(r"sample 5 of Items is \(float64 .*, and sample \d is", endings.explain(error.value))
+    assert re.search(r"sample 5 of Items is \(float64 .*, and sample \d is", batches.explain(error.value))
 
 
 def test_tensors_without_plain_numbers_are_read_or_named():

@@ -10,7 +10,8 @@ import torch
 
 from bootfile.loaders import workers
 from bootfile.loaders.workers import NotDelivered, Workers
-from bootfile.sampling.sampler import BatchSampler, Plan
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler
 from datasets.folders import random_folder
 from datasets.folders.image_folder import load
 from datasets.loaders import measure

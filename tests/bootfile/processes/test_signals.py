@@ -224,7 +224,7 @@ def test_one_process_is_signalled_while_all_evaluate(tmp_path):
         "        time.sleep(0.5)\n"
         "    return original(self, images)\n"
         "models._ResNet.forward = forward\n"
-        "from datasets.sampling import sampler\n"
+        "from bootfile.sampling import sampler\n"
         "start = sampler.SequentialBatchSampler.__init__\n"
         "def small(self, size, batch, *rest, **more): start(self, size, 4, *rest, **more)\n"
         "sampler.SequentialBatchSampler.__init__ = small\n"

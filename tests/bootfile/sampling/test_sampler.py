@@ -7,13 +7,8 @@ import pytest
 import torch
 
 from bootfile.ground.errors import BadInput
-from bootfile.sampling.sampler import (
-    BatchSampler,
-    Plan,
-    SequentialBatchSampler,
-    WholeBatchSampler,
-    permute,
-)
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler, WholeBatchSampler, permute
 from datasets.sampling.augment import random_resized_crop
 from datasets.sampling.effects import Effects, draw_effects
 

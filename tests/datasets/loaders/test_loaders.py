@@ -20,7 +20,8 @@ from sklearn.datasets import load_sample_images
 
 from bootfile.ground.errors import BadInput
 from bootfile.receipt.receipt import Receipt
-from bootfile.sampling.sampler import BatchSampler, Plan, SequentialBatchSampler
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
 from datasets.folders import image_folder
 from datasets.loaders import backends, measure, pixels
 from datasets.loaders.engines import threads
@@ -296,7 +297,8 @@ import sys, torch
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop
-from bootfile.sampling.sampler import BatchSampler, Plan
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler
 from datasets.stores.files import FileStore
 
 if __name__ == "__main__":

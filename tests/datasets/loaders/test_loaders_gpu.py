@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from bootfile.sampling.sampler import BatchSampler, Plan
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends, pixels
 from datasets.loaders.image_loader import ToDevice

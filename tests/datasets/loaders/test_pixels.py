@@ -9,7 +9,8 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional
 
 from bootfile.ground.errors import BadInput
-from bootfile.sampling.sampler import BatchSampler, Plan
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends, pixels
 from datasets.sampling import augment

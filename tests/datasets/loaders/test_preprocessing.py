@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 from bootfile.ground.errors import BadInput
-from bootfile.sampling.sampler import Plan, SequentialBatchSampler
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import SequentialBatchSampler
 from common.compute import models
 from datasets.folders import image_folder, random_folder, resize
 from datasets.loaders import backends, preprocessing

@@ -15,7 +15,8 @@ from PIL import Image
 from torch.utils.data import DataLoader, get_worker_info
 
 from bootfile.ground.errors import BadInput
-from bootfile.sampling.sampler import BatchSampler, Plan
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler
 from datasets.compat.dpex import DpexDataLoader, RayDataLoader
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends

@@ -13,7 +13,8 @@ from PIL import Image, JpegImagePlugin
 from sklearn.datasets import load_sample_images
 
 from bootfile.ground.errors import BadInput
-from bootfile.sampling.sampler import BatchSampler, Plan
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.loaders.ray.engine import RemoteCrops

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from bootfile.ground.errors import BadInput
-from bootfile.sampling.sampler import BatchSampler, Plan
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.sampling.augment import random_resized_crop

@@ -11,7 +11,8 @@ from PIL import Image
 
 from bootfile.ground.errors import BadInput
 from bootfile.receipt.recorded_run import Run
-from bootfile.sampling.sampler import BatchSampler, Plan
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler
 from datasets.folders import image_folder
 from datasets.loaders import backends
 from datasets.loaders.engines.memory import make_loader
