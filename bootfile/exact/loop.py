@@ -18,24 +18,21 @@ stop at the same step.
 
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 
-from bootfile import __version__
 from bootfile.exact.choose import choose
-from bootfile.exact.loss_means import LabelMean
 from bootfile.exact.machines import Machines
 from bootfile.exact.nonfinite import Diverged, Guard, Verdict
 from bootfile.exact.optimizer_steps import OptimizerSteps
+from bootfile.exact.processes import Due, Processes
 from bootfile.exact.saver import Saver, find_infinite
 from bootfile.exact.state import RunState
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
-from bootfile.machine import convolution, facts, instructions, vector_math
-from bootfile.machine.differences import INSTRUCTIONS
+from bootfile.machine import convolution, instructions, vector_math
 from bootfile.processes import ranks, signals, waits
 
 _EPOCH = Interval(1, "epoch")
@@ -46,28 +43,6 @@ class NotSaved(BadInput):
     """Results could not be written."""
 
     code = errors.NOT_SAVED
-
-
-class Due(NamedTuple):
-    """What is due after a step; the same on every rank. A report is also due before each save."""
-
-    report: bool
-    save: bool
-
-
-class _Finished(NamedTuple):
-    """What the members of a job keep after a step. due: what the step had still to do. counts: of RunState.
-    receipt: its state, and in `shared` the sums of steps that it does not cover. rate: of Exact. at:
-    time.time()."""
-
-    step: int
-    due: Due
-    counts: dict[str, Any]
-    receipt: dict[str, Any]
-    shared: list[torch.Tensor]
-    running: torch.Tensor | None
-    rate: Any
-    at: float
 
 
 class Exact:
@@ -88,6 +63,7 @@ class Exact:
         shards; otherwise a line names it).
     threads: of an operator on the CPU in each process (default: those of the checkpoint; in a first start
         torch.set_num_threads(), OMP_NUM_THREADS, or the cores of the node divided by its processes).
+    processes: those of the run (default: the same ones from its start to its end).
     identity, settings, learned: see RunState.
     objects: further objects, as for add().
     Raises BadInput if the optimizer or the scheduler cannot be resumed exactly.
@@ -112,6 +88,7 @@ class Exact:
         grace: float = 25.0,
         same_instructions: bool | None = None,
         threads: int | None = None,
+        processes: Processes | None = None,
         by_rank: bool = False,
         identity: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
@@ -126,11 +103,11 @@ class Exact:
         if isinstance(criterion, torch.nn.Module) and criterion.state_dict():
             state["criterion"] = criterion
         sampling = getattr(loader, "sampling", {})
-        self._state = RunState(state, identity, settings, learned, sampling)
+        self.state = RunState(state, identity, settings, learned, sampling)
         self._steps: Any = None  # OptimizerSteps, from resume() on
         self.add(**objects)
         self._replicas: Any = None  # a Replicas, if there are several ranks
-        self._saver = Saver(folder, keep, self.say, self._state.is_sharded, by_rank)
+        self.saver = Saver(folder, keep, self.say, self.state.is_sharded, by_rank)
         if same_instructions is None:
             same_instructions = hasattr(self.forward, "exact_shards")
         device = next(model.parameters(), torch.empty(0)).device
@@ -139,26 +116,26 @@ class Exact:
         if instructions.level_in_use():
             vector_math.protect()
         self.say_once = errors.Once(self.say)  # a line, or the first line of a subject
-        self._stop = self._waits = False  # any rank was asked to stop; gradients wait for an optimizer step
-        self._label_mean = LabelMean()
+        self.is_stopping = self._waits = (
+            False  # any rank was asked to stop; gradients wait for an optimizer step
+        )
+        self._label_mean: Any = None  # a LabelMean, if gradients are averaged
         self._digests: torch.Tensor | None = None  # Replicas.note(), sent with the next step
         self._late = False  # a save by time is due, or a save waits for an optimizer step
         self._report_late = self._has_asked = False  # a report by time is due on all ranks; was asked for
-        self._last_save = self._last_report = time.monotonic()
-        self._members = ranks.members  # None in a job that ends with its first process
-        self._options = {f"--{name}": value for name, value in (learned or {}).items()}
-        self._changed = False  # the members wait for the end of the step
-        # figures since the last report, the same on all ranks: a process that comes gets them
-        self.running: torch.Tensor | None = None
+        self.saved_at = self.reported_at = time.monotonic()
         self.rate: Any = None  # the learning rate of the last step: that of the first parameter group
-        self._finished = _Finished(0, Due(False, False), {}, {}, [], None, None, time.time())  # the last step
-        # seconds that changes of members have cost, and time.time() of the first step
-        self.pauses, self.began = 0.0, time.time()
+        self.processes = processes or Processes()
 
     @property
     def total_steps(self) -> int | None:
         """Return the steps of the whole run; None if it has no limit."""
         return self.loader.total_steps
+
+    @property
+    def most_steps(self) -> int:
+        """Return the steps of the whole run, or a number that no run reaches."""
+        return self.total_steps or sys.maxsize
 
     def add(self, **objects: Any) -> None:
         """Save further objects with a state_dict(), for example a gradient scaler, or seed your own generator
@@ -167,7 +144,7 @@ class Exact:
             raise BadInput(f"add({', '.join(objects)}) comes after resume(): call it before")
         for name, value in objects.items():
             if not self.loader.add_generator(value):
-                self._state.objects[name] = value
+                self.state.objects[name] = value
 
     def resume(self) -> int:
         """Load the newest checkpoint on every rank, and return its step; 0 without one.
@@ -177,11 +154,10 @@ class Exact:
         """
         step = self._restore()
         if ranks.is_first():
-            self._saver.resume_at(step, self._members is not None)
+            self.saver.resume_at(step, self.processes.may_change)
         self._begin(step)
-        if self._members:
-            self._members.say(step, self.say)
-        if self._finished.due.save:
+        self.processes.announce(self, step)
+        if self.processes.due.save:
             self.save()
         return step
 
@@ -216,25 +192,24 @@ class Exact:
             self._vote(None)
         self._digests = None
         self._note(self._guard.end_step())
-        if self._members:
+        if self.processes.may_change:
             self._note(self._guard.settle())  # nothing about this step may be known later
         if self._replicas and self._guard.has_more:  # the first step, or a layer that was frozen until now
             self._digests = self._replicas.note(step)
         self._guard.has_more = False
-        if warning := self._state.take_change_of_frozen():
+        if warning := self.state.take_change_of_frozen():
             self.say(warning)
-        self._waits = self._steps.end_batch() and not self._state.bad_in_a_row
+        self._waits = self._steps.end_batch() and not self.state.bad_in_a_row
         reports, saves = self._is_report_due(step), self._is_planned(step)
-        compares = saves or reports or self._stop
+        compares = saves or reports or self.is_stopping
         if self._waits and step != self.total_steps:
             self._late, saves = saves, False
-        elif self._stop or saves:
+        elif self.is_stopping or saves:
             reports = saves = True
         if reports:
-            self._report_late, self._has_asked, self._last_report = False, False, time.monotonic()
+            self._report_late, self._has_asked, self.reported_at = False, False, time.monotonic()
         due = Due(reports, saves)
-        if self._members:
-            self._finish_step(step, due)
+        self.processes.end_step(self, step, due)
         if self._replicas and compares:
             self._replicas.compare_steps(step, self._waits)
         return due
@@ -251,22 +226,22 @@ class Exact:
                 "longer run will not continue exactly from its checkpoint"
             )
         self._note(self._guard.settle())
-        if self._state.bad_in_a_row and not self._stop:
+        if self.state.bad_in_a_row and not self.is_stopping:
             return
-        if self._replicas and (self._stop or step == self.total_steps):  # no step follows
+        if self._replicas and (self.is_stopping or step == self.total_steps):  # no step follows
             self._replicas.compare(ranks.maxima(self._replicas.note(step)))
         elif self._replicas:
             self._digests = self._replicas.note(step)
         self._commit(step)
-        if ranks.is_first() or self._state.is_sharded:
-            if self._stop:
-                self._saver.collect(wait=True)  # a write that failed is tried again
-            self._saver.save_checkpoint(
-                step, self._state.run, lambda: self._state.capture(step), self._is_planned(step)
+        if ranks.is_first() or self.state.is_sharded:
+            if self.is_stopping:
+                self.saver.collect(wait=True)  # a write that failed is tried again
+            self.saver.save_checkpoint(
+                step, self.state.run, lambda: self.state.capture(step), self._is_planned(step)
             )
         self._late, self._saved = False, step
-        self._last_save = time.monotonic()
-        if self._stop:
+        self.saved_at = time.monotonic()
+        if self.is_stopping:
             self._exit(step)
 
     def close(self) -> None:
@@ -276,9 +251,9 @@ class Exact:
             self._late = True
             self.save()
         signals.unfollow()
-        lost = self._saver.finish()
+        lost = self.saver.finish()
         if ranks.is_first():
-            lost.append(self.loader.receipt.finish(self._saver.folder))
+            lost.append(self.loader.receipt.finish(self.saver.folder))
         if any(lost):
             raise NotSaved("; ".join(filter(None, lost)))
 
@@ -291,19 +266,19 @@ class Exact:
 
     def _restore(self) -> int:
         """Restore the checkpoint to continue from, on every rank, and return its step."""
+        living = self.processes.restore(self)
+        if living is not None:
+            return living
         state = error = None
-        if self._members and (living := self._receive(self._members)):
-            self._continue(living)
-            return living["step"]
         if ranks.is_first():
             try:
                 state = self._choose()
             except BadInput as refused:
                 error = refused
         self._wait_for_first(error)
-        state = self._state.broadcast(state)
-        if state and (self._state.is_sharded or not ranks.is_first()):
-            self._state.restore(state)
+        state = self.state.broadcast(state)
+        if state and (self.state.is_sharded or not ranks.is_first()):
+            self.state.restore(state)
         step = state["step"] if state else 0
         self._settle_machine(step, state.get("machines", []) if state else [])
         return step
@@ -311,69 +286,28 @@ class Exact:
     def _settle_machine(self, step: int, saved: list[dict[str, Any]]) -> None:
         """Compute as the run did before, after the checkpoint of `step` was read. Call it on every rank."""
         self._machines.settle(step, saved, hasattr(self.forward, "exact_shards"))
-        self._state.machines = self._saver.machines = self._machines.history
+        self.keep_machines(self._machines.history)
 
-    def _receive(self, group: Any) -> dict | None:
-        """Return the state after the last step that a member has finished; None if there was none."""
-        versions = {"torch": torch.__version__, "numpy": np.__version__, "bootfile": __version__}
-        machine = facts.describe()
-        versions |= {name: str(machine[name]) for name in INSTRUCTIONS}
-        group.arrive(self._options | self._state.identity | self._state.sampling | versions)
-        return group.share()
+    def keep_machines(self, history: list[dict[str, Any]]) -> None:
+        """Write these machines, which have computed the run, into each checkpoint and each digest."""
+        self._machines.history = history
+        self.state.machines = history
+        self.saver.machines = history
 
-    def _continue(self, living: dict) -> None:
-        """Continue from the state of a member, on every rank."""
-        self._state.load(living, self.total_steps or sys.maxsize)
-        self._state.run = living["run"]
-        self._machines.history = living["machines"]
-        self._state.machines = self._saver.machines = self._machines.history
-        finished, at = _Finished(*living["finished"]), time.time()
-        # another change may come before the next step: it costs the time from here on
-        self._finished = finished._replace(due=Due(*finished.due), at=at)
-        self.loader.receipt.shared = list(finished.shared)
-        if self.running is not None and finished.running is not None:
-            self.running.copy_(finished.running)
-        self.rate = finished.rate
-        since_save, since_report, self.pauses, self.began = living["times"]
-        now = time.monotonic()
-        self._last_save, self._last_report = now - since_save, now - since_report
-        self.pauses += at - finished.at
-
-    def _finish_step(self, step: int, due: Due) -> None:
-        """Keep what a member that comes later needs in addition to the objects. Their values do not change
-        until all members have sent their parts of the next step."""
-        running = None if self.running is None else self.running.clone()
-        receipt = self.loader.receipt
-        self._finished = _Finished(
-            step,
-            due,
-            self._state.counts(),
-            receipt.state_dict(),
-            [*receipt.shared],
-            running,
-            self.rate,
-            time.time(),
-        )
-        if self._changed and not self._stop:
-            raise ranks.Changed
-
-    def _keep(self) -> dict[str, Any]:
-        """Return the state after the last finished step. What the present one has changed is undone."""
-        finished, now = self._finished, time.monotonic()
-        self._label_mean.stop(torch.device("cpu"))
-        if shards := getattr(self.forward, "exact_shards", None):
-            if self.loader.step != finished.step:
-                shards.undo()
-            shards.detach()
-        state = self._state.capture(finished.step) | finished.counts
-        state["objects"]["receipt"] = finished.receipt
-        times = now - self._last_save, now - self._last_report, self.pauses, self.began
-        plain = tuple(finished._replace(due=tuple(finished.due)))  # type: ignore[arg-type]
-        return state | {"finished": plain, "times": times}
+    def abandon_step(self, finished: int) -> None:
+        """Undo what the present step has changed, because it cannot end. finished: the last step that has."""
+        if self._label_mean:
+            self._label_mean.stop(torch.device("cpu"))
+        shards = getattr(self.forward, "exact_shards", None)
+        if shards is None:
+            return
+        if self.loader.step != finished:
+            shards.undo()
+        shards.detach()
 
     def _choose(self) -> dict | None:
         """Return the state to continue from on rank 0, or None. Raises BadInput."""
-        self._state.check_saveable()
+        self.state.check_saveable()
         return self._load("auto")[1]
 
     def _load(self, wanted: str) -> tuple[str, dict | None]:
@@ -381,17 +315,17 @@ class Exact:
 
         def load(state: dict) -> None:
             self._machines.compare_starts(state)
-            self._state.load(state, self.total_steps or sys.maxsize)
+            self.state.load(state, self.most_steps)
 
-        whole = not self._state.is_sharded  # otherwise each rank reads its part
-        path, state = choose(wanted, self._saver.checkpoints, load, whole)
+        whole = not self.state.is_sharded  # otherwise each rank reads its part
+        path, state = choose(wanted, self.saver.checkpoints, load, whole)
         if state:
             if wanted == "auto":
-                self._state.run = state["run"]
+                self.state.run = state["run"]
             end = f" of {self.total_steps}" if self.total_steps else ""
             epoch = max(1, -(-state["step"] // len(self.loader)))
             self.say(f"resumed from {path}: epoch {epoch}, step {state['step']}{end}")
-            if change := self._state.schedule.change:
+            if change := self.state.schedule.change:
                 self.say(f"the schedule of the checkpoint is another one: {change}")
         return path, state
 
@@ -402,37 +336,36 @@ class Exact:
 
     def _begin(self, step: int, writes: bool = True) -> None:
         """Watch the loop from its first step on. step: the steps before it."""
-        objects = self._state.objects
+        objects = self.state.objects
         several = ranks.world_size() > 1
         if several:
             from bootfile.exact.replicas import Replicas  # a job of one process has none
 
             self._replicas = Replicas(objects, self.forward, self.say_once)
         if shards := getattr(self.forward, "exact_shards", None):  # they have no buckets
-            shards.watch(objects | {"criterion": self.criterion}, self.loader)
+            shards.watch(objects | {"criterion": self.criterion}, self.loader, self.processes)
         elif ranks.world_size() > 2 and isinstance(self.forward, torch.nn.parallel.DistributedDataParallel):
             from bootfile.exact.buckets import settle_buckets
 
             settle_buckets(self.forward, self.loader.example(2))  # otherwise a restart rounds differently
         if shards or several:
-            self.forward.register_forward_hook(lambda *given: self._label_mean.watch(given[-1]))
-        self._steps = OptimizerSteps(objects, self._state.before_step, self.say_once)
+            from bootfile.exact.loss_means import LabelMean  # one process divides by what the loss does
+
+            mean = self._label_mean = LabelMean()
+            self.forward.register_forward_hook(lambda *given: mean.watch(given[-1]))
+        self._steps = OptimizerSteps(objects, self.state.before_step, self.say_once)
         self._guard = Guard(self.model, *self._steps.optimizers)  # after the weights were loaded
         self.loader.lead(step, self.evaluate_every)
-        self._saver.infinite = find_infinite(self.model.state_dict())
+        self.saver.infinite = find_infinite(self.model.state_dict())
         self._first, self._ended, self._saved = step + 1, step, step
-        if not self._finished.counts:  # otherwise an earlier generation has warned
+        if not self.processes.has_restored:  # otherwise these processes have warned before
             self._warn_of_generators()
         if writes:
             # otherwise a signal ends the process at once
-            signals.watch(self.grace, None if self._members else ranks.store())
-            if not several and not self._members:  # several would have to agree on a step
+            signals.watch(self.grace, self.processes.signal_store())
+            if not several and not self.processes.may_change:  # several would have to agree on a step
                 waits.serve_when_stopped(lambda: self._save_waiting(step))
-        if self._members:
-            if not self._finished.counts:  # no member has finished a step
-                self.loader.receipt.shared = []
-                self._finish_step(step, Due(False, False))
-            self._members.begin(self._keep)
+        self.processes.begin(self, step)
 
     def _count(self) -> int:
         """Return the number of steps, which end_step() and the loader count."""
@@ -445,12 +378,12 @@ class Exact:
         return self._ended
 
     def _vote(self, loss: torch.Tensor | None) -> bool:
-        self._saver.collect()
-        self._state.before_step()
+        self.saver.collect()
+        self.state.before_step()
         for optimizer in self._steps.optimizers[:1]:
             rate = optimizer.param_groups[0].get("lr")  # scheduler.step() changes it
             self.rate = rate.clone() if isinstance(rate, torch.Tensor) else rate
-        if self._replicas or hasattr(self.forward, "exact_shards"):
+        if self._label_mean:
             device = next(self.model.parameters(), torch.empty(0)).device
             parts = [self._label_mean.stop(device)]
             if self._replicas:
@@ -459,14 +392,11 @@ class Exact:
         late = report = False
         if ranks.is_first():
             now = time.monotonic()
-            late = self.save_every.has_passed(now - self._last_save)
+            late = self.save_every.has_passed(now - self.saved_at)
             if self.report_every and not self._has_asked:
-                report = self._has_asked = self.report_every.has_passed(now - self._last_report)
-        asked = signals.asked() or bool(self._saver.hopeless)
-        changed = False
-        if self._members:
-            changed = self._members.due
-            self.loader.share()
+                report = self._has_asked = self.report_every.has_passed(now - self.reported_at)
+        asked = signals.asked() or bool(self.saver.hopeless)
+        changed = self.processes.wants_change(self)
         return self._guard.vote(loss, asked, late, report, changed)
 
     def _is_report_due(self, step: int) -> bool:
@@ -484,7 +414,7 @@ class Exact:
     def _commit(self, step: int) -> None:
         """Extend the receipt before a save, if the loop has not done it with a report."""
         if self.loader.receipt.step != step:
-            self.loader.commit(step, self._saver.folder)
+            self.loader.commit(step, self.saver.folder)
 
     def _note(self, verdict: Verdict | None) -> None:
         """Apply the verdict of all ranks on a step."""
@@ -496,10 +426,10 @@ class Exact:
                 self._replicas.compare(digests)
             if is_other_mean:
                 self._refuse_mean()
-        self._stop, self._late = self._stop or verdict.asked, self._late or verdict.late
+        self.is_stopping, self._late = self.is_stopping or verdict.asked, self._late or verdict.late
         self._report_late |= verdict.report
-        self._changed |= verdict.changed
-        state = self._state
+        self.processes.is_changing |= verdict.changed
+        state = self.state
         if not verdict.bad:
             state.bad_in_a_row = 0
             return
@@ -510,8 +440,8 @@ class Exact:
             f"{state.bad_in_a_row} in a row, {state.bad_steps} in all"
         )
         if state.bad_in_a_row >= self.max_bad_steps:
-            self._saver.collect(wait=True)
-            durable = ranks.broadcast_object(self._saver.durable)  # all ranks end after rank 0 has saved
+            self.saver.collect(wait=True)
+            durable = ranks.broadcast_object(self.saver.durable)  # all ranks end after rank 0 has saved
             kept = f"the checkpoint of step {durable} is kept" if durable else "there is no checkpoint"
             raise Diverged(
                 f"{state.bad_in_a_row} steps in a row without a finite loss and gradient "
@@ -538,7 +468,7 @@ class Exact:
     def _warn_of_generators(self) -> None:
         """Print one warning that names generators which neither a checkpoint nor the loader knows."""
         parts = {"model": self.model, "criterion": self.criterion, "collate_fn": self.loader.collate_fn}
-        if paths := self.loader.find_unknown_generators(parts, self._state.objects):
+        if paths := self.loader.find_unknown_generators(parts, self.state.objects):
             self.say(
                 f"warning: {', '.join(paths)}: random number generators of your own, whose numbers a restart "
                 "does not repeat. Use torch's global one, or call checkpoint.add(name=generator) before "
@@ -549,15 +479,15 @@ class Exact:
         """Save and exit, while the loop waits for data. began: the step at which this process began."""
         if not self.loader.is_whole:  # a part of a step
             return
-        self._stop = True
+        self.is_stopping = True
         if self.loader.step == began:
             self._exit(began)
         self.save()  # it returns if gradients wait for an optimizer step
 
     def _end(self, error: BaseException | None) -> None:
         if error:
-            self._saver.wait(_LAST_WRITE)
-            self._saver.stop()
+            self.saver.wait(_LAST_WRITE)
+            self.saver.stop()
         else:
             self.close()
 
@@ -567,8 +497,8 @@ class Exact:
             if number:  # for the log and the exit code; the store may not have it yet
                 signals.hear(rank, number)
         if ranks.is_first():
-            self._saver.collect(wait=True)
-        if hopeless := ranks.broadcast_object(self._saver.hopeless):
+            self.saver.collect(wait=True)
+        if hopeless := ranks.broadcast_object(self.saver.hopeless):
             raise NotSaved(hopeless)
         self._say_where(step)
         if ranks.world_size() > 1:
@@ -580,5 +510,5 @@ class Exact:
 
     def _say_where(self, step: int) -> None:
         self.say(
-            f"stopped as asked after step {step}; the newest checkpoint is that of step {self._saver.durable}"
+            f"stopped as asked after step {step}; the newest checkpoint is that of step {self.saver.durable}"
         )

@@ -13,12 +13,7 @@ from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 
 T = TypeVar("T")
-ELASTIC = "elastic"  # the backend of group.py, which is gloo
-members: Any = None  # the Members (members.py) of this process, if others are replaced when they die
-
-
-class Changed(BaseException):
-    """The members of the job change: main() ends, and runs again. Not an Exception, which a job may catch."""
+ELASTIC = "elastic"  # the backend of common/distributed/group.py, which is gloo
 
 
 def is_initialized() -> bool:

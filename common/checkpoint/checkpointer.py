@@ -18,16 +18,26 @@ from bootfile.exact.choose import newest
 from bootfile.exact.files import plain_names, write_weights
 from bootfile.exact.loop import Due, Exact, NotSaved
 from bootfile.exact.nonfinite import Diverged
+from bootfile.exact.processes import Processes
 from bootfile.ground.errors import BadInput
 from bootfile.machine import instructions
 from bootfile.processes import ranks, signals
 from common.checkpoint import resume
 from common.checkpoint.options import TrainingParser as TrainingParser  # jobs import both
 from common.console import arguments
-from common.distributed import barrier
+from common.distributed import barrier, membership
 from common.ground import endings
 from common.run import output
 from common.run.run import Run
+
+
+def _find_processes() -> Processes | None:
+    """Return the processes of an elastic job; None for another one."""
+    if membership.current is None:
+        return None
+    from common.distributed.memory import Memory  # most jobs are not elastic
+
+    return Memory(membership.current)
 
 
 class Checkpointer(Exact):
@@ -55,6 +65,7 @@ class Checkpointer(Exact):
             identity=arguments.identity(args),
             settings=settings,
             learned=arguments.without_operation(args, settings),
+            processes=_find_processes(),
             **parts,
         )
         for name, steps in (("max_steps", loader.total_steps), ("epoch_steps", len(loader))):
@@ -62,10 +73,12 @@ class Checkpointer(Exact):
             if most is not None and (steps is None or steps > most):
                 raise BadInput(f"--{name} {most}: the job does not give it to its sampler")
         self.evaluate_every = args.evaluate_every
-        self._state.initial_weights = args.weights
+        self.state.initial_weights = args.weights
         self._writes = not output.writes_nothing(args)
         self._wanted = args.resume  # "auto", "never", or the path to continue from
         self._mirror: Any = None
+        # figures since the last report, the same on all ranks: a process that comes gets them
+        self.running: torch.Tensor | None = None
         self._sample_losses: Any = None
         if args.sample_losses and self._writes:
             from common.run.sample_losses import SampleLosses  # most jobs do not keep them
@@ -89,7 +102,7 @@ class Checkpointer(Exact):
             return self.total_steps or 0
         step = self._restore()
         if self._writes and ranks.is_first():  # another run's checkpoint is not in this folder
-            self._saver.resume_at(step if self._wanted == "auto" else 0, self._members is not None)
+            self.saver.resume_at(step if self._wanted == "auto" else 0, self.processes.may_change)
         self._begin(step, self._writes)
         endings.explain_with(self.loader)
         if self._writes:
@@ -98,14 +111,16 @@ class Checkpointer(Exact):
             self._sample_losses.begin(step)
         if self._mirror:
             self._mirror.start(step if self._wanted == "auto" else 0)
-        objects, run = self._state.objects, self._state.run
+        objects, run = self.state.objects, self.state.run
+        processes: Any = self.processes
+        was_begun = processes.may_change and processes.was_begun
         self.log.start(
             self.loader, step, self.total_steps, self.model, lambda: self.rate, objects["scheduler"], run,
-            self._finished.due.report, bool(self._members and self._members.was_begun),
+            processes.due.report, was_begun,
         )  # fmt: skip
-        if group := self._members:
-            group.say(step, self.say)
-            self.log.members = lambda: group.figures(self.pauses, self.began)
+        if processes.may_change:
+            processes.announce(self, step)
+            self.log.members = processes.figures
             self._repeat_what_was_due(objects["scheduler"])
         return step
 
@@ -113,7 +128,7 @@ class Checkpointer(Exact):
         """Report and save after the last finished step if it had to: rank 0 may have been lost before."""
         from common.parallel.exact_shards import sum_rows  # most jobs do not need it
 
-        due = self._finished.due
+        due = self.processes.due
         if due.report and self.running is not None:
             self.log.report(sum_rows(self.running.clone()), scheduler)
             self.running.zero_()
@@ -146,10 +161,10 @@ class Checkpointer(Exact):
             self._replicas.compare(maxima)
         elif ranks.world_size() > 1:  # with --evaluate
             asked = ranks.maximum(asked, self.loader.to_device.device)
-        self._stop, self._last_report = asked > 0, time.monotonic()
-        if self._stop and self.args.evaluate:
+        self.is_stopping, self.reported_at = asked > 0, time.monotonic()
+        if self.is_stopping and self.args.evaluate:
             self._exit(step)
-        if self._stop:
+        if self.is_stopping:
             self.save()  # and exit
             self._exit(step)  # without a save, if gradients wait for an optimizer step
         if self.args.evaluate:
@@ -161,8 +176,8 @@ class Checkpointer(Exact):
                 f"warning: {name} is {abs(score)} after step {step}: this evaluation cannot write best.pth",
                 "score",
             )
-        self._state.note(score, self.log.metrics.best_of)
-        if not ranks.is_first() and not self._state.is_sharded:
+        self.state.note(score, self.log.metrics.best_of)
+        if not ranks.is_first() and not self.state.is_sharded:
             return
 
         best, name = "best.pth", f"epoch_{epoch}.pth"
@@ -173,12 +188,12 @@ class Checkpointer(Exact):
             tensors = plain_names(model or self.model, tensors)
             if name != best:
                 write_weights(os.path.join(self.output.folder, name), tensors)
-            if score > self._state.best:
+            if score > self.state.best:
                 write_weights(os.path.join(self.output.folder, best), tensors)
-                self._state.best = score  # once it is written
+                self.state.best = score  # once it is written
 
         average, written = None if model is self.model else model, name if self.args.epoch_weights else ""
-        self._saver.save_weights(written, step, average, lambda: self._state.capture(step)["objects"], write)
+        self.saver.save_weights(written, step, average, lambda: self.state.capture(step)["objects"], write)
 
     def stop_early(self, evaluations: int | None) -> bool:
         """Save and return True if the last `evaluations` were not better than the best before them; None:
@@ -186,19 +201,19 @@ class Checkpointer(Exact):
 
         Call it after save_weights(). The answer is the same on every rank. The checkpoint holds the count.
         """
-        if evaluations is None or self._state.epochs_not_better < evaluations:
+        if evaluations is None or self.state.epochs_not_better < evaluations:
             return False
         if not self._is_planned(self.loader.step):
             self._late = True
             self.save()
-        self.say(f"stopped early: {self._state.epochs_not_better} evaluations without a better score")
+        self.say(f"stopped early: {self.state.epochs_not_better} evaluations without a better score")
         return True
 
     def finish(self) -> None:
         """Print the last result and the TIME COST table, and wait for the last write and upload. Raises
         NotSaved. If main() returns without it, it is called then."""
         self.log.finish()
-        lost = [self.log.lost, *self._saver.finish(), self._mirror.finish() if self._mirror else ""]
+        lost = [self.log.lost, *self.saver.finish(), self._mirror.finish() if self._mirror else ""]
         if any(lost):
             raise NotSaved("; ".join(filter(None, lost)))
 
@@ -209,28 +224,26 @@ class Checkpointer(Exact):
 
     def _restore(self) -> int:
         step, given = super()._restore(), self.args.weights
+        if self.processes.has_restored:
+            self._wanted = "auto"  # a process that comes did not open the output folder
         if step and given:
-            began = self._state.initial_weights or "random weights"
+            began = self.state.initial_weights or "random weights"
             self.say(f"--weights {given} is not used: the resumed run began with {began}")
         elif given:
             self._load_weights(given)
         return step
 
-    def _continue(self, living: dict) -> None:
-        super()._continue(living)
-        self._wanted = "auto"  # a process that comes did not open the output folder
-
     def _choose(self) -> dict | None:
         if self._writes:
-            self._state.check_saveable()
+            self.state.check_saveable()
             self._mirror = resume.take_output(self.args, self.output, self._is_own, self.args.keep)
             self._wanted = resume.wanted(self.args, self.output)
             if self._mirror:
-                self._saver.saved = self._mirror.saved
+                self.saver.saved = self._mirror.saved
         if self._wanted == "never":
             return None
         state = self._load(self._wanted)[1]
-        if state and "training data" not in self._state.identity:
+        if state and "training data" not in self.state.identity:
             self.say("warning: the training data are not compared: the receipt has no fingerprint")
         return state
 
@@ -243,8 +256,8 @@ class Checkpointer(Exact):
         arch = getattr(self.args, "arch", None)
         partial = getattr(self.args, "partial_weights", False)
         self.say(weights.load(path, self.model, complete, arch, partial))
-        if "ema" in self._state.objects:  # the average begins at, or consists of, these weights
-            self._state.objects["ema"].module.load_state_dict(self.model.state_dict())
+        if "ema" in self.state.objects:  # the average begins at, or consists of, these weights
+            self.state.objects["ema"].module.load_state_dict(self.model.state_dict())
         line = weights.compare_class_names(path, self._class_names)
         if line and not pretrained.is_name(arch, path):
             self.say(line)
@@ -254,7 +267,7 @@ class Checkpointer(Exact):
 
         If there are weights of an epoch after that save, they belong to a run whose checkpoints were deleted.
         """
-        identity = {name: start["settings"].get(name[2:]) for name in self._state.identity}
+        identity = {name: start["settings"].get(name[2:]) for name in self.state.identity}
         identity |= {"training data": start.get("training data")}
         epoch, total = max(output.epochs(self.output.folder), default=0), self.total_steps
         every = self.save_every.steps(len(self.loader))
@@ -263,7 +276,7 @@ class Checkpointer(Exact):
         if any("saved" in line for line in lines.values()):
             first_save = min((step for step, line in lines.items() if line.get("saved")), default=0)
         is_before = not first_save or epoch * len(self.loader) < first_save
-        return is_before and all(identity[name] == each for name, each in self._state.identity.items())
+        return is_before and all(identity[name] == each for name, each in self.state.identity.items())
 
     def _is_report_due(self, step: int) -> bool:
         if profiled := getattr(self.args, "prof", None):  # before the last N steps, and after them

@@ -9,7 +9,7 @@ from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.results import checkpoints
 from bootfile.processes import ranks
 from common.console import arguments
-from common.distributed import barrier
+from common.distributed import barrier, membership
 from common.ground.files import check_rename
 from common.platform import platforms
 from common.run import environment, starts
@@ -100,5 +100,5 @@ def wanted(args: argparse.Namespace, output: Output) -> str | None:
     given, folder = getattr(args, "resume", None), output.folder
     starts_before = starts.read(folder) if checkpoints(folder) else []
     is_restart = any(start["settings"].get("resume", "") == given != "never" for start in starts_before)
-    is_later = ranks.members is not None and ranks.members.plan.generation > 0
+    is_later = membership.current is not None and membership.current.plan.generation > 0
     return "auto" if is_restart or (is_later and checkpoints(folder)) else given

@@ -26,8 +26,8 @@ import torch
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks, signals
-from bootfile.processes.ranks import Changed
-from common.distributed import barrier
+from common.distributed import barrier, membership
+from common.distributed.membership import Changed
 from common.ground import endings
 from common.platform.platforms import MEMBER, STARTED_BY
 
@@ -86,7 +86,7 @@ def announce_failure(store: torch.distributed.Store, code: int, line: str) -> No
 
 def run(main: Callable[[], object]) -> None:
     """Run the main() of a job, and run it again when the members change."""
-    ranks.members = current = Members(os.environ[MEMBER])
+    membership.current = current = Members(os.environ[MEMBER])
     while True:
         try:
             with current.silence():

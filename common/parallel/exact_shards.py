@@ -32,6 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from bootfile.exact.processes import Processes
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import part_of
@@ -111,6 +112,7 @@ class Shards:
         self._buffers: list[_Buffer] = []  # before the step
         self._after: list[_Buffer] = []  # after the first shard
         self._before: list[_Buffer] = []  # before the last step that was begun
+        self._processes: Processes | None = None  # those of the run
         self._is_open = False  # from the forward pass of a shard until add()
         self._steps = self._collectives = 0
         convolution.protect()
@@ -138,12 +140,14 @@ class Shards:
             Shards._hook.remove()
         Shards._hook = register_optimizer_step_pre_hook(self._check_optimizer)
 
-    def watch(self, objects: dict[str, Any], loader: Any = None) -> None:
+    def watch(self, objects: dict[str, Any], loader: Any = None, processes: Processes | None = None) -> None:
         """Treat the modules and the optimizers among these objects as those of the model: a shard begins with
         their buffers, and the gradients of what they train are added. The Checkpointer calls it.
 
-        loader: that of the training, which hands out a shard as a batch.
+        loader: that of the training, which hands out a shard as a batch. processes: those of the run; they
+        may stop a step between two shards.
         """
+        self._processes = processes
         modules = {name: each for name, each in objects.items() if isinstance(each, torch.nn.Module)}
         parts = dict.fromkeys(self._forward.module.modules())
         self._calls += [_Call(name, each, each) for name, each in modules.items() if each not in parts]
@@ -170,8 +174,8 @@ class Shards:
                     f"--exact_shards: the criterion changes its variable {name} in a shard: expected a "
                     "module with its state in buffers (register_buffer), with which each shard begins"
                 )
-        if ranks.members:
-            ranks.members.check()
+        if self._processes:
+            self._processes.check()
         if not self._is_open:
             raise BadInput("--exact_shards: shards.add() without forward(inputs): call forward, not model")
         if self._collectives != _count_collectives():

@@ -24,8 +24,8 @@ from bootfile.ground.files import append_json_line, check_mounted, opener, write
 from bootfile.ground.heartbeat import watched
 from bootfile.ground.results import CLASSES
 from bootfile.processes import ranks
-from bootfile.processes.ranks import Changed
 from common.console import arguments
+from common.distributed.membership import Changed
 from common.ground import endings
 from common.run import environment, starts
 from common.run.metrics import Metrics

@@ -106,7 +106,7 @@ def job(tmp_path, monkeypatch):
                 scheduler.step(loss.detach() if plateau else None) if plateau else scheduler.step()
             if hand and step == hand:
                 optimizer.param_groups[0]["lr"] *= 0.5
-        checkpoint._stop, checkpoint.loader.step = True, step
+        checkpoint.is_stopping, checkpoint.loader.step = True, step
         monkeypatch.setattr(checkpoint, "_exit", lambda step: checkpoint.finish())
         checkpoint.save()
         others = [

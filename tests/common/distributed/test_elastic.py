@@ -15,9 +15,9 @@ import psutil
 import pytest
 import torch
 
+from bootfile.exact.processes import Due
 from bootfile.ground.errors import BadInput
-from bootfile.processes import ranks
-from common.distributed import agent, crash, launcher, members, roll
+from common.distributed import agent, crash, launcher, members, membership, memory, roll
 from common.distributed.members import Plan
 from common.platform.topology import Topology
 from tests.conftest import CAN_FORK, LONGEST, free_port, run, wait_until
@@ -60,14 +60,13 @@ def test_the_time_between_two_changes_without_a_step_is_lost_once(tmp_path):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     args = argparse.Namespace(output_dir=str(tmp_path), batch_size=1, seed=0, dataset="digits", data_url=None)
     checkpoint = checkpointers.make(args, 4, total_steps=4, model=model, optimizer=optimizer)
-    checkpoint._finished = checkpoint._finished._replace(
-        at=time.time() - 100,
-        counts=checkpoint._state.counts(),
-        receipt=checkpoint.loader.receipt.state_dict(),
-    )
+    checkpoint.loader.receipt.shared = []
+    job = memory.Memory(None)
+    job.end_step(checkpoint, 0, Due(False, False))
+    job._finished = job._finished._replace(at=time.time() - 100)
     for _ in range(3):
-        checkpoint._continue(checkpoint._keep())
-    assert 100 <= checkpoint.pauses < 200
+        job._continue(checkpoint, job._keep(checkpoint))
+    assert 100 <= job.pauses < 200
 
 
 @new_torch
@@ -581,7 +580,7 @@ def test_a_plan_that_comes_while_the_members_of_the_last_one_meet_is_noticed(mon
     monkeypatch.setattr(own, "_meet", meet)
     own.join()
     assert own.due and own.plan.generation == 0
-    with pytest.raises(ranks.Changed):
+    with pytest.raises(membership.Changed):
         own.check()
 
 

@@ -1,0 +1,57 @@
+"""The processes of a run, as its loop knows them."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from bootfile.processes import ranks
+
+
+class Due(NamedTuple):
+    """What is due after a step; the same on every rank. A report is also due before each save."""
+
+    report: bool
+    save: bool
+
+
+class Processes:
+    """The processes of a run that ends with its first process: the same ones from its start to its end.
+
+    An elastic job has a subclass, whose processes leave and come between two steps
+    (common/distributed/memory.py). The loop calls the methods on every rank. run: the Exact.
+
+    `may_change`: whether processes may leave and come.
+    `has_restored`: whether restore() has restored a state.
+    `is_changing`: whether all ranks have agreed that others come or leave after this step.
+    `due`: what the last step had still to do when this process joined.
+    """
+
+    may_change = False
+    has_restored = False
+    is_changing = False
+    due = Due(False, False)
+
+    def restore(self, run: Any) -> int | None:
+        """Restore the state of processes that are alive, and return its step. None: there are none, and the
+        run continues from a checkpoint."""
+        return None
+
+    def begin(self, run: Any, step: int) -> None:
+        """Begin to train after `step` steps."""
+
+    def announce(self, run: Any, step: int) -> None:
+        """Print which processes continue after `step` steps."""
+
+    def wants_change(self, run: Any) -> bool:
+        """Return whether this rank knows of processes that come or leave. It is called before each vote."""
+        return False
+
+    def end_step(self, run: Any, step: int, due: Due) -> None:
+        """Note the end of a step. due: what the step has still to do."""
+
+    def check(self) -> None:
+        """Stop a step that cannot end, because a process is lost. Called between the parts of a step."""
+
+    def signal_store(self) -> torch.distributed.Store | None:
+        """Return the store in which a process tells others that it was asked to stop; None without one."""
+        return ranks.store()

@@ -1,0 +1,133 @@
+"""The state of a job in the memory of its processes, from which others continue when members change."""
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from bootfile import __version__
+from bootfile.exact.processes import Due, Processes
+from bootfile.machine import facts
+from bootfile.machine.differences import INSTRUCTIONS
+from common.distributed.membership import Changed
+
+
+class _Finished(NamedTuple):
+    """What the members of a job keep after a step. due: what the step had still to do. counts: of RunState.
+    receipt: its state, and in `shared` the sums of steps that it does not cover. rate: of Exact. at:
+    time.time()."""
+
+    step: int
+    due: Due
+    counts: dict[str, Any]
+    receipt: dict[str, Any]
+    shared: list[torch.Tensor]
+    running: torch.Tensor | None
+    rate: Any
+    at: float
+
+
+class Memory(Processes):
+    """The processes of a job that may leave and come.
+
+    members: the Members of this process. `pauses`: seconds that changes of members have cost. `began`:
+    time.time() of the first step.
+    """
+
+    may_change = True
+
+    def __init__(self, members: Any):
+        self._members = members
+        self._finished: _Finished | None = None  # the last step that has ended
+        self.pauses = 0.0
+        self.began = time.time()
+
+    @property
+    def was_begun(self) -> bool:
+        """Return whether this process has trained before, or got the state of one that has."""
+        return self._members.was_begun
+
+    def restore(self, run: Any) -> int | None:
+        versions = {"torch": torch.__version__, "numpy": np.__version__, "bootfile": __version__}
+        machine = facts.describe()
+        versions |= {name: str(machine[name]) for name in INSTRUCTIONS}
+        options = {f"--{name}": value for name, value in run.state.schedule.settings.items()}
+        self._members.arrive(options | run.state.identity | run.state.sampling | versions)
+        living = self._members.share()
+        if living is None:
+            return None
+        self._continue(run, living)
+        self.has_restored = True
+        return living["step"]
+
+    def _continue(self, run: Any, living: dict[str, Any]) -> None:
+        """Continue from the state of a member, on every rank."""
+        run.state.load(living, run.most_steps)
+        run.state.run = living["run"]
+        run.keep_machines(living["machines"])
+        finished, at = _Finished(*living["finished"]), time.time()
+        self.due = Due(*finished.due)
+        # another change may come before the next step: it costs the time from here on
+        self._finished = finished._replace(due=self.due, at=at)
+        run.loader.receipt.shared = list(finished.shared)
+        if run.running is not None and finished.running is not None:
+            run.running.copy_(finished.running)
+        run.rate = finished.rate
+        since_save, since_report, self.pauses, self.began = living["times"]
+        now = time.monotonic()
+        run.saved_at, run.reported_at = now - since_save, now - since_report
+        self.pauses += at - finished.at
+
+    def begin(self, run: Any, step: int) -> None:
+        if self._finished is None:  # no member has finished a step
+            run.loader.receipt.shared = []
+            self.end_step(run, step, Due(False, False))
+        self._members.begin(lambda: self._keep(run))
+
+    def announce(self, run: Any, step: int) -> None:
+        self._members.say(step, run.say)
+
+    def wants_change(self, run: Any) -> bool:
+        is_due = self._members.due
+        run.loader.share()
+        return is_due
+
+    def end_step(self, run: Any, step: int, due: Due) -> None:
+        """Keep what a member that comes later needs in addition to the objects. Their values do not change
+        until all members have sent their parts of the next step."""
+        running = None if run.running is None else run.running.clone()
+        receipt = run.loader.receipt
+        self._finished = _Finished(
+            step,
+            due,
+            run.state.counts(),
+            receipt.state_dict(),
+            [*receipt.shared],
+            running,
+            run.rate,
+            time.time(),
+        )
+        if self.is_changing and not run.is_stopping:
+            raise Changed
+
+    def check(self) -> None:
+        self._members.check()
+
+    def signal_store(self) -> None:
+        return None  # the agents tell each process
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures of a report."""
+        return self._members.figures(self.pauses, self.began)
+
+    def _keep(self, run: Any) -> dict[str, Any]:
+        """Return the state after the last finished step. What the present one has changed is undone."""
+        finished, now = self._finished, time.monotonic()
+        assert finished is not None
+        run.abandon_step(finished.step)
+        state = run.state.capture(finished.step) | finished.counts
+        state["objects"]["receipt"] = finished.receipt
+        times = now - run.saved_at, now - run.reported_at, self.pauses, self.began
+        plain = tuple(finished._replace(due=tuple(finished.due)))  # type: ignore[arg-type]
+        return state | {"finished": plain, "times": times}
