@@ -9,9 +9,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bootfile.exact.loop import Due as Due
     from bootfile.exact.loop import Exact as Exact
     from bootfile.exact.nonfinite import Diverged as Diverged
+    from bootfile.exact.processes import Due as Due
     from bootfile.ground.errors import BadInput as BadInput
     from bootfile.ground.intervals import Interval as Interval
     from bootfile.loaders.loader import Loader as Loader
@@ -28,7 +28,7 @@ _MODULES = {
     "BadInput": "bootfile.ground.errors",
     "BatchSampler": "bootfile.sampling.sampler",
     "Diverged": "bootfile.exact.nonfinite",
-    "Due": "bootfile.exact.loop",
+    "Due": "bootfile.exact.processes",
     "Exact": "bootfile.exact.loop",
     "Interval": "bootfile.ground.intervals",
     "Loader": "bootfile.loaders.loader",

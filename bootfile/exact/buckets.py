@@ -30,7 +30,9 @@ def settle_buckets(forward: torch.nn.parallel.DistributedDataParallel, inputs: A
         backward_without_trace(forward, forward, inputs, 2 if forward.static_graph else 1)
 
 
-def backward_without_trace(forward: Callable, module: torch.nn.Module, inputs: Any, passes: int) -> None:
+def backward_without_trace(
+    forward: Callable[..., Any], module: torch.nn.Module, inputs: Any, passes: int
+) -> None:
     """Run forward and backward passes that do not change weights, buffers and random state, even if a pass
     fails. Afterwards the gradients are None.
 

@@ -2,14 +2,15 @@
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 from bootfile.exact import files
 from bootfile.ground.errors import BadInput, in_one_line
 
 
 def choose(
-    wanted: str, folder: str, load: Callable[[dict], None], whole: bool = True
-) -> tuple[str, dict | None]:
+    wanted: str, folder: str, load: Callable[[dict[str, Any]], None], whole: bool = True
+) -> tuple[str, dict[str, Any] | None]:
     """Return (path, state) of the newest whole checkpoint of this run; ("", None) without checkpoints.
 
     wanted: "auto" for the checkpoints in `folder`, or the path of a checkpoint or of a folder of checkpoints.

@@ -56,7 +56,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from _leaves(f"{name}.{part}", each)
 
 
-def summarize(step: int, objects: dict[str, Any]) -> dict:
+def summarize(step: int, objects: dict[str, Any]) -> dict[str, Any]:
     """Return a line of FILE. objects: those of a checkpoint. If they are sharded, call it on every rank: each
     rank reads its own part, and one all_reduce adds the sums of all tensors."""
     parts, whole = {}, hashlib.blake2b(digest_size=8)
@@ -143,7 +143,7 @@ def _multiply(words: Any, numbers: Any) -> Any:
 
 
 @functools.cache
-def _keys(device: torch.device) -> list:
+def _keys(device: torch.device) -> list[Any]:
     """Return the numbers for the words of a block: for each word, and for its upper half."""
     return [_odd(np.arange(first, 2 * _WORDS, 2), device) for first in (0, 1)]
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from typing import Any
 
 from bootfile.ground.files import append_json_line, explained, read_file, read_json_lines, write_atomic
 
@@ -9,12 +10,12 @@ FILE = "state.jsonl"  # in a run's output folder
 _MOST = 2**30  # bytes of FILE
 
 
-def write(folder: str, line: dict) -> None:
+def write(folder: str, line: dict[str, Any]) -> None:
     """Append a line to FILE. Raises OSError."""
     append_json_line(os.path.join(folder, FILE), line)
 
 
-def read(folder: str, whole: bool = False) -> dict[int, dict]:
+def read(folder: str, whole: bool = False) -> dict[int, dict[str, Any]]:
     """Return the lines of FILE by step, the last one of each step; {} without the file. whole: raise BadInput
     if lines are damaged. Raises BadInput."""
     path = os.path.join(folder, FILE)

@@ -34,16 +34,18 @@ _SAFE = {
 }  # fmt: skip
 
 
-def save(path: str, objects: dict) -> tuple[dict, dict[str, list]]:
+def save(path: str, objects: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Write the sharded tensors of a checkpoint's objects. Call it on every rank. Return the objects with
     meta tensors in their places, and the files: name -> [size in bytes, sha256]. Raises RuntimeError."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import state_dict_saver
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
     folder, world_size = dtensor_folder(path), ranks.world_size()
     tensors = {name: each for name, each in digest.leaves(objects) if dtensors.is_dtensor(each)}
     try:
-        dcp.save(tensors, storage_writer=dcp.FileSystemWriter(folder))
-    except dcp.api.CheckpointException as error:  # a BaseException, the same on every rank
+        state_dict_saver.save(tensors, storage_writer=FileSystemWriter(folder))
+    except CheckpointException as error:  # a BaseException, the same on every rank
         raise _first_failure(error) from None
     names = sorted(os.listdir(folder))
     own = {name: _facts_of(folder, name) for name in names[ranks.rank() :: world_size]}
@@ -54,17 +56,19 @@ def save(path: str, objects: dict) -> tuple[dict, dict[str, list]]:
     return dtensors.outline(objects, objects), facts
 
 
-def _facts_of(folder: str, name: str) -> list:
+def _facts_of(folder: str, name: str) -> list[Any]:
     with open(os.path.join(folder, name), "rb", opener=opener) as file:
         return [os.fstat(file.fileno()).st_size, sha256_file(file)]
 
 
-def load(path: str, objects: dict, **options: Any) -> None:
+def load(path: str, objects: dict[str, Any], **options: Any) -> None:
     """Read the sharded tensors of a checkpoint into the tensors of its objects, which may be sharded. Call it
     on every rank. options: of torch.distributed.checkpoint.load(). Raises RuntimeError."""
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import state_dict_loader
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
 
-    class Reader(dcp.FileSystemReader):
+    class Reader(FileSystemReader):
         def read_metadata(self, *_: Any, **__: Any) -> Any:
             with open(os.path.join(self.path, ".metadata"), "rb", opener=opener) as file:
                 return _Unpickler(file).load()
@@ -73,8 +77,8 @@ def load(path: str, objects: dict, **options: Any) -> None:
     stored = reader.read_metadata().state_dict_metadata
     tensors = {name: each for name, each in digest.leaves(objects) if name in stored}
     try:
-        dcp.load(tensors, storage_reader=reader, **options)
-    except dcp.api.CheckpointException as error:
+        state_dict_loader.load(tensors, storage_reader=reader, **options)
+    except CheckpointException as error:
         raise _first_failure(error) from None
 
 
@@ -83,7 +87,7 @@ def _first_failure(error: Any) -> RuntimeError:
     return RuntimeError(f"rank {rank}: {reason}")
 
 
-def load_whole(path: str, objects: dict) -> dict:
+def load_whole(path: str, objects: dict[str, Any]) -> dict[str, Any]:
     """Return the objects of a checkpoint with whole tensors for its meta tensors. Only this process reads."""
     allocate = lambda each: torch.empty_like(each, device="cpu") if each.is_meta else each  # noqa: E731
     objects = tree_map_only(torch.Tensor, allocate, objects)

@@ -25,12 +25,14 @@ def is_dtensor(value: Any) -> bool:
 
 def local(tensor: Any) -> torch.Tensor:
     """Return this rank's part of a sharded tensor; another tensor is returned as it is."""
-    return tensor.to_local() if is_dtensor(tensor) else tensor
+    part: torch.Tensor = tensor.to_local() if is_dtensor(tensor) else tensor
+    return part
 
 
 def full(tensor: Any) -> torch.Tensor:
     """Return a sharded tensor as a whole; another tensor is returned as it is. Call it on every rank."""
-    return tensor.full_tensor() if is_dtensor(tensor) else tensor
+    whole: torch.Tensor = tensor.full_tensor() if is_dtensor(tensor) else tensor
+    return whole
 
 
 def own_part(tensor: Any) -> tuple[torch.Tensor, int]:

@@ -62,7 +62,7 @@ def step_of(path: str) -> int:
     return int(os.path.basename(path).removeprefix("step_").removesuffix(".pt"))
 
 
-def write(path: str, state: dict, **facts: Any) -> None:
+def write(path: str, state: dict[str, Any], **facts: Any) -> None:
     """Write a checkpoint atomically, and next to it <path>.json with its checksum and `facts` (plain types).
 
     state: nested dictionaries and lists of tensors and plain types. Raises OSError with the system's reason.
@@ -76,12 +76,12 @@ def write(path: str, state: dict, **facts: Any) -> None:
     sync_folder(os.path.dirname(path))
 
 
-def write_facts(path: str, facts: dict) -> None:
+def write_facts(path: str, facts: dict[str, Any]) -> None:
     """Write the .json of a checkpoint: the facts, with a digest that shows if this file itself is damaged."""
     write_atomic(f"{path}.json", _sealed(facts))
 
 
-def write_weights(path: str, weights: dict) -> None:
+def write_weights(path: str, weights: dict[str, Any]) -> None:
     """Write a plain state_dict atomically, without a checksum. Raises OSError."""
     with open_atomic(path) as file:
         _save(weights, _Checked(file))
@@ -102,7 +102,7 @@ def plain_names(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]
     return {plain(name): each for name, each in state.items()}
 
 
-def verify(path: str) -> dict:
+def verify(path: str) -> dict[str, Any]:
     """Check every byte of a checkpoint and return its facts (facts_of). Raises Refused with the reason."""
     facts = facts_of(path)
     with _verified(path, facts):
@@ -117,7 +117,7 @@ def _verify(path: str, size: int, sha256: str, it: str) -> None:
             raise Refused(f"{it} changed after it was written: the sha256 differs")
 
 
-def facts_of(path: str) -> dict:
+def facts_of(path: str) -> dict[str, Any]:
     """Return the content of a checkpoint's .json: sha256, size (bytes) and the facts of write(). Raises
     Refused."""
     name = os.path.basename(f"{path}.json")
@@ -130,10 +130,10 @@ def facts_of(path: str) -> dict:
     return parse_facts(content, name)
 
 
-def parse_facts(content: bytes, name: str) -> dict:
+def parse_facts(content: bytes, name: str) -> dict[str, Any]:
     """Return the facts in the content of a checkpoint's .json. name: of this file. Raises Refused."""
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
-        facts = json.loads(content)
+        facts: dict[str, Any] = json.loads(content)
         del facts["seal"]
         is_plain = all(name == os.path.basename(name) for name in facts.get("shards", {}))
         types = type(facts["size"]), type(facts["sha256"])
@@ -142,7 +142,7 @@ def parse_facts(content: bytes, name: str) -> dict:
     raise Refused(f"its checksum {name} is damaged")
 
 
-def check_readable(objects: dict) -> None:
+def check_readable(objects: dict[str, Any]) -> None:
     """Raise ValueError with the name and the type of a part that torch.load(weights_only=True) refuses.
 
     objects: nested dictionaries, lists and tuples. Tensors are not read. Numbers of NumPy become plain ones.
@@ -182,18 +182,18 @@ def _outline(value: Any) -> Any:
     return [_outline(each) for each in value] if type(value) in (list, tuple) else value
 
 
-def _sealed(facts: dict) -> str:
+def _sealed(facts: dict[str, Any]) -> str:
     seal = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return json.dumps(facts | {"seal": seal})
 
 
-def read(path: str, whole: bool = True) -> dict:
+def read(path: str, whole: bool = True) -> dict[str, Any]:
     """Verify a checkpoint and return its state, as load() does: each byte is read once. Raises Refused."""
     with _verified(path, facts_of(path)) as file:
         return load(path, whole=whole, file=file)
 
 
-def load(path: str, most: int = sys.maxsize, whole: bool = True, file: Any = None) -> dict:
+def load(path: str, most: int = sys.maxsize, whole: bool = True, file: Any = None) -> dict[str, Any]:
     """Return the dictionary that torch.save wrote to a file, on the CPU; nothing in it is executed.
 
     most: its tensors.
@@ -254,7 +254,7 @@ def list_newest_first(folder: str) -> list[str]:
         return [os.path.join(folder, name) for name in reversed(checkpoint_names(folder))]
 
 
-def keep(newest: str, count: int, whole: dict[str, tuple]) -> None:
+def keep(newest: str, count: int, whole: dict[str, tuple[Any, ...]]) -> None:
     """Delete the checkpoints in a folder except the last `count` whole ones.
 
     A damaged checkpoint is not counted, and is deleted only if there are `count` whole ones.
@@ -277,7 +277,7 @@ def keep(newest: str, count: int, whole: dict[str, tuple]) -> None:
             discard(path)
 
 
-def _is_whole(path: str, known: dict[str, tuple]) -> bool:
+def _is_whole(path: str, known: dict[str, tuple[Any, ...]]) -> bool:
     if known.get(path) != state_of(path):
         try:
             verify(path)
@@ -295,7 +295,7 @@ def discard(path: str) -> None:
     shutil.rmtree(dtensor_folder(path), ignore_errors=True)
 
 
-def _save(state: dict, file: "_Checked") -> None:
+def _save(state: dict[str, Any], file: "_Checked") -> None:
     """Save into a file with torch.save. Raises OSError."""
     try:
         torch.save(state, cast("IO[bytes]", file))  # it calls write() and flush() only
@@ -389,7 +389,7 @@ class _Summed:
 
 
 @contextlib.contextmanager
-def _verified(path: str, facts: dict) -> Iterator[_Summed | None]:
+def _verified(path: str, facts: dict[str, Any]) -> Iterator[_Summed | None]:
     """Open a checkpoint for torch.load, and verify each byte at the end of the block. One of version 0.25 or
     earlier, which has no sum, is verified before the block, and not opened. Raises Refused."""
     for name, (size, sha256) in facts.get("shards", {}).items():

@@ -27,6 +27,7 @@ from bootfile.exact.machines import Machines
 from bootfile.exact.nonfinite import Diverged, Guard, Verdict
 from bootfile.exact.optimizer_steps import OptimizerSteps
 from bootfile.exact.processes import Due, Processes
+from bootfile.exact.protocols import TrainingLoader
 from bootfile.exact.saver import Saver, find_infinite
 from bootfile.exact.state import RunState
 from bootfile.ground import errors
@@ -49,7 +50,7 @@ class Exact:
     """Saves, continues and stops a training loop.
 
     folder: for the results.
-    loader: the training loader (datasets/loaders); its receipt is saved too.
+    loader: the training loader, such as a Loader (see TrainingLoader); its receipt is saved too.
     model: the raw module.
     optimizer, scheduler: those of the model. scheduler: any schedule of torch, or None.
     forward: the module that the loop calls: the model (default), or a wrapper of it.
@@ -74,7 +75,7 @@ class Exact:
     def __init__(
         self,
         folder: str,
-        loader: Any,
+        loader: TrainingLoader,
         *,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
@@ -102,8 +103,7 @@ class Exact:
         state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": loader.receipt}
         if isinstance(criterion, torch.nn.Module) and criterion.state_dict():
             state["criterion"] = criterion
-        sampling = getattr(loader, "sampling", {})
-        self.state = RunState(state, identity, settings, learned, sampling)
+        self.state = RunState(state, identity, settings, learned, loader.sampling)
         self._steps: Any = None  # OptimizerSteps, from resume() on
         self.add(**objects)
         self._replicas: Any = None  # a Replicas, if there are several ranks
@@ -305,15 +305,15 @@ class Exact:
             shards.undo()
         shards.detach()
 
-    def _choose(self) -> dict | None:
+    def _choose(self) -> dict[str, Any] | None:
         """Return the state to continue from on rank 0, or None. Raises BadInput."""
         self.state.check_saveable()
         return self._load("auto")[1]
 
-    def _load(self, wanted: str) -> tuple[str, dict | None]:
+    def _load(self, wanted: str) -> tuple[str, dict[str, Any] | None]:
         """Return (path, state) as choose() does. The state is loaded, unless it is sharded."""
 
-        def load(state: dict) -> None:
+        def load(state: dict[str, Any]) -> None:
             self._machines.compare_starts(state)
             self.state.load(state, self.most_steps)
 

@@ -64,7 +64,7 @@ class LabelMean(TorchFunctionMode):
                     self._note(node._saved_total_weight != node._saved_target.numel())
         if not self._is_watching:
             self._is_watching = True
-            self.__enter__()
+            self.__enter__()  # type: ignore[no-untyped-call]
 
     def _note(self, is_other: torch.Tensor) -> None:
         self._is_other = is_other if self._is_other is None else self._is_other | is_other
@@ -74,7 +74,7 @@ class LabelMean(TorchFunctionMode):
         device, 1 or 0, without synchronising."""
         if self._is_watching:
             self._is_watching = False
-            self.__exit__(None, None, None)
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         is_other, self._is_other = self._is_other, None
         return torch.zeros(1, device=device) if is_other is None else is_other.float().to(device)[None]
 
@@ -102,7 +102,7 @@ def _count_labels(target: torch.Tensor, weight: Any, ignore_index: int | None, *
     return target.numel(), accelerator.double(weight[target.where(is_counted, 0)] * is_counted).sum()
 
 
-def compare_parts(criterion: Callable, *parts: tuple[Any, Any]) -> tuple[float, float] | None:
+def compare_parts(criterion: Callable[..., Any], *parts: tuple[Any, Any]) -> tuple[float, float] | None:
     """Return the criterion of the samples of all parts, and the mean over the samples of the parts' criteria,
     if they differ by more than rounding. None if they agree, or if the parts cannot be joined.
 

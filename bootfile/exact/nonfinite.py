@@ -63,7 +63,7 @@ class Guard:
                 _set_momentum(each)
                 each.register_step_pre_hook(self._keep_found_inf)
         self._checks: list[tuple[torch.Tensor, ...]] = []  # (signs, loss, norm) of each loss of this step
-        self._outstanding: tuple | None = None
+        self._outstanding: tuple[Any, ...] | None = None
         self.digests = torch.zeros(0)
         self.has_more, self._most = False, 0
         self._nothing = torch.zeros((), device=next((each.device for each in model.parameters()), None))

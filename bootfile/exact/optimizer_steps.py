@@ -51,7 +51,7 @@ class OptimizerSteps:
     warn: called with a line that is printed once.
     """
 
-    _hooks: tuple = ()  # a process has one pair: it sees the steps of all optimizers
+    _hooks: tuple[Any, ...] = ()  # a process has one pair: it sees the steps of all optimizers
 
     def __init__(
         self, objects: dict[str, Any], before_step: Callable[[], None], warn: Callable[[str], object]

@@ -1,10 +1,11 @@
 """The processes of a run, as its loop knows them."""
 
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bootfile.processes import ranks
+
+if TYPE_CHECKING:  # a build of torch may have no torch.distributed
+    from torch._C._distributed_c10d import Store
 
 
 class Due(NamedTuple):
@@ -52,6 +53,6 @@ class Processes:
     def check(self) -> None:
         """Stop a step that cannot end, because a process is lost. Called between the parts of a step."""
 
-    def signal_store(self) -> torch.distributed.Store | None:
+    def signal_store(self) -> "Store | None":
         """Return the store in which a process tells others that it was asked to stop; None without one."""
         return ranks.store()

@@ -32,7 +32,7 @@ class Replicas:
         self._objects, self._warn = objects, warn
         forward = getattr(forward, "_orig_mod", forward)  # of torch.compile
         self._wrapper = forward if isinstance(forward, DistributedDataParallel) else None
-        self._noted: tuple = ()  # (step, names, digests of the tensors) of the last note()
+        self._noted: tuple[Any, ...] = ()  # (step, names, digests of the tensors) of the last note()
 
     def check_backward(self) -> None:
         """Raise BadInput if DistributedDataParallel waits for gradients after a backward(): the other ranks
@@ -110,7 +110,9 @@ class Replicas:
                     self._warn(f"warning: {line}", "buffers")
                     return
 
-    def _tensors(self, of: Callable[[str, torch.nn.Module], Iterator]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _tensors(
+        self, of: Callable[[str, torch.nn.Module], Iterator[Any]]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         for prefix, module in self._objects.items():
             for name, each in of(prefix, module) if isinstance(module, torch.nn.Module) else ():
                 is_plain = type(each) in (torch.Tensor, torch.nn.Parameter) and each.layout == torch.strided

@@ -61,14 +61,20 @@ class Saver:
         self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
         self._refusals = 0  # failures in a row for a reason that does not pass
         self.hopeless = ""  # why no checkpoint can be saved in this folder: the job has to end
-        self._marked: dict | None = None  # the line of state.jsonl of a checkpoint that is being written
+        self._marked: dict[str, Any] | None = (
+            None  # the line of state.jsonl of a checkpoint that is being written
+        )
         self._digested = 0  # the step of the last state whose digest was submitted
         self.machines: list[dict[str, Any]] = []  # those that have computed the run, for digest.FILE
         self.infinite: set[str] = set()  # names of weights that may be infinite, such as a mask
         self._is_readable = False  # whether the types in a checkpoint of this start were checked
-        self._whole: dict[str, tuple] = {}  # path -> identity of checkpoints that are known to be whole
+        self._whole: dict[
+            str, tuple[Any, ...]
+        ] = {}  # path -> identity of checkpoints that are known to be whole
 
-    def save_checkpoint(self, step: int, run: str, capture: Callable[[], dict], is_planned: bool) -> None:
+    def save_checkpoint(
+        self, step: int, run: str, capture: Callable[[], dict[str, Any]], is_planned: bool
+    ) -> None:
         """Write step_<step>.pt and delete old checkpoints, unless this step was submitted before.
 
         is_planned: false if it is saved only because the run stops: an uninterrupted run does not
@@ -85,8 +91,8 @@ class Saver:
         name: str,
         step: int,
         model: torch.nn.Module | None,
-        objects: Callable[[], dict],
-        write_files: Callable[[dict], object],
+        objects: Callable[[], dict[str, Any]],
+        write_files: Callable[[dict[str, Any]], object],
     ) -> None:
         """Write weights in the background, and the digest of the state if this step has none.
 
@@ -99,13 +105,17 @@ class Saver:
         write_files: called with the weights, in the background; writes them.
         """
 
-        def write(state: dict) -> None:
+        def write(state: dict[str, Any]) -> None:
             tensors = state["objects"]["model"]
             self._check_finite(tensors)
             self._prepare(self.folder, tensors)
             write_files(tensors)
 
-        def write_digest(state: dict) -> None:
+        def weights() -> dict[str, Any]:
+            tensors: dict[str, Any] = model.state_dict() if model else objects()["model"]
+            return tensors
+
+        def write_digest(state: dict[str, Any]) -> None:
             self._check_finite(state["objects"]["model"])
             self._digest(step, state["objects"])
 
@@ -116,7 +126,6 @@ class Saver:
             else:
                 self._submit(digest.FILE, lambda: {"objects": objects()}, write_digest, step)
         if name:
-            weights = lambda: model.state_dict() if model else objects()["model"]  # noqa: E731
             self._submit(name, lambda: {"objects": {"model": weights()}}, write)
 
     def resume_at(self, step: int, from_memory: bool = False) -> None:
@@ -154,13 +163,17 @@ class Saver:
         return list(self._failures.values())
 
     def _submit(
-        self, name: str, capture: Callable[[], dict], write: Callable[[dict], object], step: int = 0
+        self,
+        name: str,
+        capture: Callable[[], dict[str, Any]],
+        write: Callable[[dict[str, Any]], object],
+        step: int = 0,
     ) -> None:
         """Copy what capture() returns, and write the copy in the background. step: of a whole state; 0 if it
         is only weights. The copy waits for writes that use its memory. That of a state waits for all writes:
         they may change values that are part of it."""
 
-        def run(state: dict) -> None:
+        def run(state: dict[str, Any]) -> None:
             try:
                 with watched(self.folder):
                     write(state)
@@ -184,7 +197,9 @@ class Saver:
         """Return rank 0's decision: only rank 0 knows which writes have failed."""
         return ranks.broadcast_object(decision) if self.is_sharded else decision
 
-    def _digest(self, step: int, objects: dict, is_planned: bool = True, is_saved: bool = False) -> None:
+    def _digest(
+        self, step: int, objects: dict[str, Any], is_planned: bool = True, is_saved: bool = False
+    ) -> None:
         """Write the digest of the state after `step` steps, before its checkpoint is on the disk: then a run
         that is resumed from the checkpoint has it."""
         line = digest.summarize(step, objects) | {"planned": is_planned, "saved": is_saved}
@@ -231,7 +246,7 @@ class Saver:
         files.keep(path, self.keep, self._whole)
         self.saved(state["step"])
 
-    def _prepare(self, folder: str, state: dict) -> None:
+    def _prepare(self, folder: str, state: dict[str, Any]) -> None:
         """Make the folder for a state, and delete what a killed write has left. Raises OSError if the disk is
         full."""
         check_mounted(self.folder)
@@ -244,7 +259,7 @@ class Saver:
         if space.f_bavail * space.f_frsize < size:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {size / 1e6:.1f} MB are needed")
 
-    def _check_finite(self, tensors: dict) -> None:
+    def _check_finite(self, tensors: dict[str, Any]) -> None:
         if find_infinite(tensors) - self.infinite:
             raise ValueError("the weights are not finite")
 
@@ -265,28 +280,28 @@ class _Write(NamedTuple):
 
     name: str
     copies: "HostCopies"
-    future: concurrent.futures.Future
+    future: concurrent.futures.Future[None]
 
 
 class HostCopies:
     """Copies states to the host. All copies use the same memory, so make the next one after the last use."""
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple, torch.Tensor] = {}
+        self._buffers: dict[tuple[Any, ...], torch.Tensor] = {}
         # the rest of a pinned block, which tensors share because the driver takes milliseconds for each
         self._block, self._size = np.empty(0, np.uint8), 0
 
-    def make(self, state: dict) -> dict:
+    def make(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a copy of nested dictionaries, lists and tuples of tensors and plain types. If tensors are
         sharded, call it on every rank; only rank 0 has a copy."""
         self._size = size_of(state) + _PADDING
-        copy = self._copied(state, ())
+        copy: dict[str, Any] = self._copied(state, ())
         if module := accelerator.in_use():
             stream = module.current_stream() if hasattr(module, "current_stream") else module
             stream.synchronize()  # the copies from the device have arrived
         return copy
 
-    def _copied(self, value: Any, place: tuple) -> Any:
+    def _copied(self, value: Any, place: tuple[Any, ...]) -> Any:
         if isinstance(value, torch.Tensor) and not value.is_meta:
             whole = dtensors.full(value)
             return self._buffer(whole, place).copy_(whole, non_blocking=True) if ranks.is_first() else None
@@ -296,7 +311,7 @@ class HostCopies:
             return type(value)(self._copied(each, (*place, index)) for index, each in enumerate(value))
         return value.item() if isinstance(value, np.generic) else value
 
-    def _buffer(self, tensor: torch.Tensor, place: tuple) -> torch.Tensor:
+    def _buffer(self, tensor: torch.Tensor, place: tuple[Any, ...]) -> torch.Tensor:
         """Return host memory of the tensor's shape and strides, pinned if the tensor is on a GPU."""
         kept = self._buffers.get(place)
         if kept is None and tensor.numel() and accelerator.has_streams(tensor.device):
@@ -316,7 +331,7 @@ class HostCopies:
         return flat.as_strided(tensor.shape, torch.empty_like(tensor, device="meta").stride())
 
 
-def _layout(tensor: torch.Tensor) -> tuple:
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), tensor.dtype
 
 

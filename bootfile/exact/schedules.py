@@ -34,7 +34,7 @@ class ScheduleState:
     the name of the class if a checkpoint cannot hold the scheduler's state.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Any, settings: dict):
+    def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Any, settings: dict[str, Any]):
         self.optimizer, self.scheduler, self.settings = optimizer, scheduler, settings
         self.name = _name(scheduler)
         self.change = ""  # how the schedule of the checkpoint differs from this one
@@ -42,7 +42,7 @@ class ScheduleState:
         self._groups = [_hyperparameters(group) for group in optimizer.param_groups]
         self._began = plain(scheduler.state_dict()) if scheduler else {}
 
-    def state(self) -> dict:
+    def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: plain types and tensors."""
         return {
             "class": self.name,
@@ -52,7 +52,7 @@ class ScheduleState:
             "groups": [_hyperparameters(group) for group in self.optimizer.param_groups],
         }
 
-    def load(self, saved: dict) -> None:
+    def load(self, saved: dict[str, Any]) -> None:
         """Load a result of state(). Raises BadInput, with both values, if the schedule cannot continue
         exactly."""
         self.change = self._change(saved)
@@ -85,7 +85,7 @@ class ScheduleState:
             if name not in state and value is not self.optimizer and not callable(value):
                 raise BadInput(f"{refusal}its state_dict() leaves out {name!r}")
 
-    def _change(self, saved: dict) -> str:
+    def _change(self, saved: dict[str, Any]) -> str:
         """Return how the schedule's beginning differs from the saved one; "" if it does not."""
         if saved["class"] != self.name:
             return f"it was {saved['class']}"
@@ -104,13 +104,13 @@ class ScheduleState:
                     return f"its {name} began as {there.get(name)}, this run's as {here.get(name)}"
         return ""
 
-    def _changed_argument(self, there: dict) -> str:
+    def _changed_argument(self, there: dict[str, Any]) -> str:
         for name in _ARGUMENTS:
             if there.get(name) != self.settings.get(name):
                 return f"its --{name} was {there.get(name)}, this run's is {self.settings.get(name)}"
         return ""
 
-    def _replay(self, saved: dict) -> None:
+    def _replay(self, saved: dict[str, Any]) -> None:
         """Call step() as often as on the old schedule: about 3 us for each call."""
         try:
             with warnings.catch_warnings():
@@ -129,7 +129,7 @@ class ScheduleState:
                 "the same step: it is another function, or depends on more than the step"
             )
 
-    def _load_groups(self, saved: dict) -> None:
+    def _load_groups(self, saved: dict[str, Any]) -> None:
         """Load the saved hyperparameters, except those that began with another value in this run and, if the
         schedule is another one, those that it has set."""
         groups, count = self.optimizer.param_groups, len(self._groups)
@@ -176,7 +176,7 @@ def _name(scheduler: Any) -> str:
     return f"{name}({', '.join(map(_name, scheduler._schedulers))})" if _is_composite(scheduler) else name
 
 
-def _parts(scheduler: Any) -> list:
+def _parts(scheduler: Any) -> list[Any]:
     """Return the schedulers in a composite one, or the scheduler itself."""
     if not _is_composite(scheduler):
         return [scheduler]
@@ -213,11 +213,12 @@ def _calls(scheduler: Any) -> int | None:
     return getattr(scheduler, "last_epoch", None)
 
 
-def _hyperparameters(group: dict) -> dict:
-    return plain({name: value for name, value in group.items() if name not in KERNELS})
+def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = plain({name: value for name, value in group.items() if name not in KERNELS})
+    return values
 
 
-def _set(group: dict, values: dict) -> None:
+def _set(group: dict[str, Any], values: dict[str, Any]) -> None:
     for name, value in values.items():
         if name == "lr" and isinstance(group[name], torch.Tensor):  # a captured CUDA graph reads this tensor
             group[name].copy_(torch.as_tensor(value))
@@ -236,4 +237,4 @@ def _same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
         return len(one) == len(other) and all(map(_same, one, other))
-    return one == other
+    return bool(one == other)

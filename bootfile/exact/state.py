@@ -40,7 +40,7 @@ class RunState:
         self.sampling = sampling or {}
         self.is_sharded = dtensors.is_sharded(objects["model"])
         self.objects |= _inner_optimizers(objects["optimizer"])
-        self._later: dict | None = None  # a state whose parameter groups are not all added yet
+        self._later: dict[str, Any] | None = None  # a state whose parameter groups are not all added yet
         self.run = uuid.uuid4().hex[:16]
         self.best, self.best_of = -math.inf, ""  # score of best.pth, and Metrics.best_of
         self.highest, self.epochs_not_better = -math.inf, 0  # best score, evaluations since; on every rank
@@ -91,7 +91,7 @@ class RunState:
                 "add their module before resume(): checkpoint.add(name=module)"
             )
 
-    def load(self, state: dict, total_steps: int) -> None:
+    def load(self, state: dict[str, Any], total_steps: int) -> None:
         """Check a state that was read from a file, and restore it if the model is not sharded.
 
         Raises Refused, with both values, if it belongs to another run, and BadInput if it has done more than
@@ -122,7 +122,7 @@ class RunState:
         if not self.is_sharded:
             self.restore(state)
 
-    def broadcast(self, state: dict | None) -> dict | None:
+    def broadcast(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return rank 0's state on every rank, with the tensors of a sharded model as this rank's parts."""
         objects: dict[str, Any] = {
             name: own.state_dict() for name, own in self.objects.items() if isinstance(own, torch.nn.Module)
@@ -137,7 +137,7 @@ class RunState:
             dtensor_files.load(state["shards"], state["objects"])
         return state
 
-    def _check_objects(self, saved: dict) -> None:
+    def _check_objects(self, saved: dict[str, Any]) -> None:
         """Raise Refused if the objects of a state cannot be loaded into those of this run."""
         optional = {"scheduler", "scaler"}  # not every job had a scaler
         if missing := sorted(self.objects.keys() - saved.keys() - optional):
@@ -151,7 +151,7 @@ class RunState:
             if there[: len(here)] != here:  # the loop may add the last groups later
                 raise files.Refused(f"its {name} has groups of {there} parameters, this run's has {here}")
 
-    def restore(self, state: dict) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         """Load a state of this run into the objects.
 
         If its optimizer has parameter groups that the loop has still to add, the state of the optimizers and
@@ -199,7 +199,7 @@ class RunState:
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {name: each for name, each in self.objects.items() if isinstance(each, torch.optim.Optimizer)}
 
-    def _find_missing_groups(self, state: dict) -> str:
+    def _find_missing_groups(self, state: dict[str, Any]) -> str:
         """Return which optimizer has fewer groups than in the state; "" if none has."""
         for name, own in self._optimizers().items():
             there, here = _sizes(state["objects"][name]), _sizes(own)
@@ -207,7 +207,7 @@ class RunState:
                 return f"the {name} of the checkpoint has groups of {there} parameters, this run's has {here}"
         return ""
 
-    def _restore_optimizers(self, state: dict) -> None:
+    def _restore_optimizers(self, state: dict[str, Any]) -> None:
         """Load the states of the optimizers and of the schedule.
 
         An optimizer keeps its list of groups, because another one may share it: load_state_dict() makes a
@@ -237,7 +237,7 @@ class RunState:
         self.epochs_not_better = 0 if score > self.highest else self.epochs_not_better + 1
         self.highest = max(self.highest, score)
 
-    def _objects(self) -> dict[str, dict]:
+    def _objects(self) -> dict[str, dict[str, Any]]:
         states = {name: own.state_dict() for name, own in self.objects.items() if name != "scheduler"}
         optimizer = states["optimizer"]
         groups = plain(optimizer["param_groups"], "a checkpoint cannot hold the optimizer's ")
@@ -245,7 +245,7 @@ class RunState:
         return states | {"optimizer": optimizer | {"class": name, "param_groups": groups}}
 
 
-def _options(settings: dict) -> dict:
+def _options(settings: dict[str, Any]) -> dict[str, Any]:
     return {f"--{name}": value for name, value in settings.items()}
 
 

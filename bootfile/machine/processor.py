@@ -87,7 +87,8 @@ def read_cpuinfo(field: str) -> str:
 
 def _numpy_features() -> dict[str, bool]:
     core = getattr(np, "_core", None) or np.core  # NumPy 2, and versions before it
-    return core._multiarray_umath.__cpu_features__
+    features: dict[str, bool] = core._multiarray_umath.__cpu_features__
+    return features
 
 
 def _torch_capabilities() -> dict[str, object]:

@@ -50,7 +50,8 @@ def _compute(
     """Return a function of each element. autograd calls this, below its own record of the operator."""
     if inputs.dtype in dtypes:
         return function(inputs.detach())
-    return operator._op_dk(_KERNEL_OF_TORCH, inputs)
+    result: torch.Tensor = operator._op_dk(_KERNEL_OF_TORCH, inputs)
+    return result
 
 
 def _compute_in_place(
@@ -62,7 +63,8 @@ def _compute_in_place(
 def _power(inputs: torch.Tensor, exponent: float) -> torch.Tensor:
     if exponent == 0.5 and inputs.dtype in (_SINGLE, _DOUBLE):
         return _square_root(inputs.detach())
-    return torch.ops.aten.pow.Tensor_Scalar._op_dk(_KERNEL_OF_TORCH, inputs, exponent)
+    power: torch.Tensor = torch.ops.aten.pow.Tensor_Scalar._op_dk(_KERNEL_OF_TORCH, inputs, exponent)
+    return power
 
 
 def _square_root(inputs: torch.Tensor) -> torch.Tensor:

@@ -5,12 +5,15 @@ All functions also work in a job of one process that has not initialised torch.d
 
 import io
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
+
+if TYPE_CHECKING:  # a build of torch may have no torch.distributed
+    from torch._C._distributed_c10d import Store
 
 T = TypeVar("T")
 ELASTIC = "elastic"  # the backend of common/distributed/group.py, which is gloo
@@ -41,7 +44,7 @@ def uses_gloo() -> bool:
     return torch.distributed.get_backend() in ("gloo", ELASTIC)
 
 
-def store() -> torch.distributed.Store | None:
+def store() -> "Store | None":
     """Return the store of the default group, which all processes share; None in a job of one process."""
     return torch.distributed.distributed_c10d._get_default_store() if world_size() > 1 else None
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from bootfile.ground.errors import INTERRUPTED, leave, print_line, say_error
 
 if TYPE_CHECKING:  # a job imports this module before torch
-    import torch
+    from torch._C._distributed_c10d import Store
 
 _FREE = {getattr(signal, name) for name in ("SIGUSR1", "SIGXCPU", "SIGPWR") if hasattr(signal, name)}
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP, *sorted(_FREE))
@@ -40,7 +40,7 @@ _unwind = 3.0  # seconds for the main thread to end by itself after Ctrl-C when 
 _code = 128 + signal.SIGTERM
 _number = 0  # the signal that this process got
 _reader: int | None = None  # the reading end of the pipe
-_store: "torch.distributed.Store | None" = None
+_store: "Store | None" = None
 _rank, _token, _refused = 0, "", ""
 _deferred: Callable[[int], object] | None = None
 
@@ -87,7 +87,7 @@ def defer(report: Callable[[int], object]) -> None:
     _deferred = report
 
 
-def watch(grace: float, store: "torch.distributed.Store | None" = None) -> None:
+def watch(grace: float, store: "Store | None" = None) -> None:
     """Make SIGNALS that are not ignored only set asked(); the job stops at its next step.
 
     If the process still runs `grace` seconds after a signal, it ends with exit_code(). A second SIGINT ends
@@ -222,7 +222,7 @@ def _end(code: int | None, text: str) -> None:
     leave(code)
 
 
-def _follow(store: "torch.distributed.Store") -> None:
+def _follow(store: "Store") -> None:
     with contextlib.suppress(RuntimeError):
         while not _asked.wait(_POLL) and _followed:
             look(store)
@@ -244,7 +244,7 @@ def hear(rank: int, number: int) -> None:
             print_line(f"{name} at rank {rank}: stopping at the next step, within {_grace:.0f} s")
 
 
-def look(store: "torch.distributed.Store") -> None:
+def look(store: "Store") -> None:
     """Stop if another process of the job asks for it in the store. Other users of the node may reach the
     store: a request without the token is ignored."""
     global _refused

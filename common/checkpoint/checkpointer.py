@@ -160,7 +160,7 @@ class Checkpointer(Exact):
             asked, *maxima = ranks.maxima(torch.cat([digests.new_full((1,), asked), digests]))
             self._replicas.compare(maxima)
         elif ranks.world_size() > 1:  # with --evaluate
-            asked = ranks.maximum(asked, self.loader.to_device.device)
+            asked = ranks.maximum(asked, next(self.model.parameters(), torch.empty(0)).device)
         self.is_stopping, self.reported_at = asked > 0, time.monotonic()
         if self.is_stopping and self.args.evaluate:
             self._exit(step)

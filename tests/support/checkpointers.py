@@ -29,6 +29,7 @@ class StubLoader:
     def __init__(self, steps_per_epoch: int, fingerprint: str = "", total_steps: int | None = None):
         self.receipt, self.waited, self.step = Receipt(fingerprint), 0.0, 0
         self.is_whole = True
+        self.sampling = {}
         self.plan = SimpleNamespace(index=SimpleNamespace())
         self.to_device = SimpleNamespace(device=torch.device("cpu"))
         self._steps_per_epoch, self.collate_fn, self.total_steps = steps_per_epoch, None, total_steps
