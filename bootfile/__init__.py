@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from bootfile.exact.loop import Exact as Exact
     from bootfile.exact.nonfinite import Diverged as Diverged
     from bootfile.exact.processes import Due as Due
+    from bootfile.exact.processes import Processes as Processes
+    from bootfile.exact.protocols import TrainingLoader as TrainingLoader
     from bootfile.ground.errors import BadInput as BadInput
     from bootfile.ground.intervals import Interval as Interval
     from bootfile.loaders.loader import Loader as Loader
@@ -32,8 +34,10 @@ _MODULES = {
     "Exact": "bootfile.exact.loop",
     "Interval": "bootfile.ground.intervals",
     "Loader": "bootfile.loaders.loader",
+    "Processes": "bootfile.exact.processes",
     "Receipt": "bootfile.receipt.loop_receipt",
     "SequentialBatchSampler": "bootfile.sampling.sampler",
+    "TrainingLoader": "bootfile.exact.protocols",
     "WholeBatchSampler": "bootfile.sampling.sampler",
     "map_style_loader": "bootfile.loaders.map_style",
     "torch_loader": "bootfile.loaders.torch_loader",

@@ -33,7 +33,7 @@ from bootfile.exact.state import RunState
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
-from bootfile.machine import convolution, instructions, vector_math
+from bootfile.machine import convolution, instructions
 from bootfile.processes import ranks, signals, waits
 
 _EPOCH = Interval(1, "epoch")
@@ -114,6 +114,8 @@ class Exact:
         self._machines = Machines(same_instructions, threads, device, self.say)
         convolution.protect()
         if instructions.level_in_use():
+            from bootfile.machine import vector_math  # only a run with a level needs it
+
             vector_math.protect()
         self.say_once = errors.Once(self.say)  # a line, or the first line of a subject
         self.is_stopping = self._waits = (

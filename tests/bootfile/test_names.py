@@ -1,0 +1,47 @@
+"""The public names of the package: which there are, what their docstrings say, and what an import takes."""
+
+import inspect
+import re
+
+import bootfile
+from tests.conftest import ROOT, run
+
+NAMES = [
+    "BadInput", "BatchSampler", "Diverged", "Due", "Exact", "Interval", "Loader", "Processes", "Receipt",
+    "SequentialBatchSampler", "TrainingLoader", "WholeBatchSampler", "map_style_loader", "torch_loader",
+]  # fmt: skip
+PAGE = (ROOT / "bootfile" / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_names_are_these():
+    assert bootfile.__all__ == NAMES
+    assert set(NAMES) <= set(dir(bootfile))
+
+
+def test_the_table_has_the_first_sentence_of_each_docstring():
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", PAGE, re.MULTILINE))
+    assert sorted(rows) == NAMES
+    for name, text in rows.items():
+        docstring = inspect.getdoc(getattr(bootfile, name))
+        first = " ".join(docstring.partition("\n\n")[0].split())
+        assert first.startswith(text), f"{name}: {first}"
+
+
+def test_the_example_of_the_page_runs(tmp_path):
+    [example] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "loop.py").write_text(example)
+    environment = {"PYTHONPATH": str(ROOT)}
+    run("loop.py", cwd=tmp_path, env=environment)
+    assert list((tmp_path / "OUT" / "checkpoints").glob("step_*.pt"))
+    again = run("loop.py", cwd=tmp_path, env=environment)
+    assert "resumed from OUT/checkpoints/step_189.pt" in again.stdout
+
+
+def test_an_import_takes_neither_torch_nor_numpy():
+    code = "import sys, bootfile; print({'torch', 'numpy'} & set(sys.modules), len(bootfile.__all__))"
+    assert run("-c", code, fresh=True).stdout == f"set() {len(NAMES)}\n"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    code = "import bootfile; bootfile.nothing"
+    assert "module 'bootfile' has no attribute 'nothing'" in run("-c", code, fresh=True, code=1).stderr

@@ -1,0 +1,51 @@
+"""What a script loads of ours: files, and their lines of text. Each budget may only fall.
+
+A new file of a room that every run loads has to replace another one. The aims are in the comments.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import QUICK, ROOT, environment, free_port, run
+
+PACKAGES = ("bootfile", "common", "datasets", "jobs", "launch")
+ALONE = """
+import torch
+from bootfile import Exact
+"""
+# script and its words -> (files, lines)
+BUDGETS = {
+    "exact.py OUT": (39, 4600),  # aim: 26, 3500
+    "guides/own_loop/after.py OUT": (54, 6300),  # aim: lines 4400
+    f"jobs/train.py {' '.join(QUICK)} --max_steps=1 --output_dir=OUT": (98, 11200),  # aim: 55, 8500
+}
+# It runs a script as __main__, and writes the paths of what it has loaded, also if the script ends itself.
+LIST = """
+import atexit, json, os, runpy, sys
+def write():
+    paths = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    with open("loaded.json", "w") as file:
+        json.dump([os.path.abspath(path) for path in paths if path], file)
+atexit.register(write)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("command", BUDGETS, ids=lambda command: command.partition(" ")[0])
+def test_what_a_script_loads_is_within_its_budget(command, tmp_path):
+    (tmp_path / "exact.py").write_text(ALONE)
+    script, *words = command.split()
+    path = ROOT / script if "/" in script else tmp_path / script
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    settings = environment(**variables if "own_loop" in script else {}, PYTHONPATH=str(ROOT))
+    run("-c", LIST, str(path), *words, cwd=tmp_path, env=settings, fresh=True)
+    paths = {Path(each) for each in json.loads((tmp_path / "loaded.json").read_text())}
+    ours = [each for each in paths if each.is_relative_to(ROOT)]
+    ours = [each for each in ours if each.relative_to(ROOT).parts[0] in PACKAGES and each != path]
+    lines = sum(len(each.read_text(encoding="utf-8").splitlines()) for each in ours)
+    most_files, most_lines = BUDGETS[command]
+    assert (len(ours), lines) <= (most_files, most_lines) and lines <= most_lines, (len(ours), lines)
+    assert lines > most_lines * 0.97, f"lower the budget to {len(ours)} files, {lines} lines"
