@@ -44,7 +44,6 @@ from bootfile.ground.results import checkpoint_names, dtensor_folder
 
 CONVERT = "python -c \"import torch; torch.save({}, 'new.pth')\""  # of a state_dict
 _ZIP, _TORCHSCRIPT = b"PK\3\4", "constants.pkl"
-WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # in names of tensors
 _PIECE = 2**20  # bytes that are read and added at a time
 _OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the first bytes of torch before 1.6
 
@@ -86,20 +85,6 @@ def write_weights(path: str, weights: dict[str, Any]) -> None:
     with open_atomic(path) as file:
         _save(weights, _Checked(file))
     sync_folder(os.path.dirname(path))
-
-
-def plain_names(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a model with the names that it has without wrappers of the model or its parts."""
-    parallel = torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel
-    modules = dict(model.named_modules(remove_duplicate=False))
-
-    def plain(name: str) -> str:
-        parts = name.split(".")
-        owners = (modules.get(".".join(parts[:place])) for place in range(len(parts)))
-        pairs = zip(parts, owners, strict=True)
-        return ".".join(each for each, own in pairs if each not in WRAPPERS and not isinstance(own, parallel))
-
-    return {plain(name): each for name, each in state.items()}
 
 
 def verify(path: str) -> dict[str, Any]:

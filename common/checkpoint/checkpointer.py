@@ -15,7 +15,7 @@ import torch
 
 from bootfile.exact import digest
 from bootfile.exact.choose import newest
-from bootfile.exact.files import plain_names, write_weights
+from bootfile.exact.files import write_weights
 from bootfile.exact.loop import Due, Exact, NotSaved
 from bootfile.exact.nonfinite import Diverged
 from bootfile.exact.processes import Processes
@@ -24,6 +24,7 @@ from bootfile.machine import instructions
 from bootfile.processes import ranks, signals
 from common.checkpoint import resume
 from common.checkpoint.options import TrainingParser as TrainingParser  # jobs import both
+from common.checkpoint.plain_names import plain_names
 from common.console import arguments
 from common.distributed import barrier, membership
 from common.ground import endings

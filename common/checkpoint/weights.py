@@ -1,7 +1,7 @@
 """Load the weights of a file into a model, and compare the names of the classes.
 
 A file of weights is best.pth, epoch_<n>.pth, a checkpoint step_<n>.pt, or a file of another program: a
-state_dict, a dictionary that holds one, or safetensors. The names of wrappers (checkpoint.WRAPPERS) and one
+state_dict, a dictionary that holds one, or safetensors. The names of wrappers (plain_names.WRAPPERS) and one
 prefix of all names, such as Lightning's (model.), are taken off.
 """
 
@@ -25,11 +25,12 @@ from bootfile.ground.files import explained, opener
 from bootfile.ground.results import CLASSES, checkpoints
 from bootfile.processes import ranks
 from common.checkpoint import pretrained
+from common.checkpoint.plain_names import WRAPPERS
 from common.run.output import Output
 
 _SHOWN = 3  # tensors named in a line
 _MOST = 50_000  # tensors of a file; torch loads them in 4 s
-_WRAPPERS = (*checkpoint.WRAPPERS, "module")  # the last: of DataParallel, or a module of the user's
+_WRAPPERS = (*WRAPPERS, "module")  # the last: of DataParallel, or a module of the user's
 _WHOLE = ("state_dict", "model", "model_state_dict")  # keys of a state_dict in a file of other programs
 _COUNTERS = "num_batches_tracked"  # of BatchNorm; files of old versions of torch do not have it
 

@@ -15,6 +15,7 @@ from bootfile.exact import files as checkpoint
 from bootfile.ground.errors import BadInput
 from bootfile.ground.results import CLASSES
 from common.checkpoint import weights
+from common.checkpoint.plain_names import plain_names
 from common.compute.models import resnet18
 from common.run import starts
 from tests.support.hostile_pickle import Hostile
@@ -460,7 +461,7 @@ def test_weights_are_saved_with_the_names_of_the_module(tmp_path):
         (plain, ""), (torch.compile(plain), ""), (nn.DataParallel(torch.compile(plain)), ""), (part, ""),
         (nested, "module."),
     ):  # fmt: skip
-        names = checkpoint.plain_names(model, model.state_dict())
+        names = plain_names(model, model.state_dict())
         assert [*names] == [f"{prefix}{name}" for name in plain.state_dict()]
         torch.save(names, tmp_path / "best.pth")
         assert weights.load(str(tmp_path / "best.pth"), model, True).endswith("11 of 11 tensors")
