@@ -22,6 +22,7 @@ from bootfile.ground.errors import BadInput, printable
 from bootfile.receipt import loop_records, one_run, receipt
 from bootfile.receipt.compare import LOOP, compare_records, compare_states, find_receipt, read_setting
 from bootfile.receipt.recorded_run import Run
+from bootfile.receipt.records import ReceiptError
 from common.console.arguments import Parser
 
 
@@ -39,7 +40,7 @@ def main(arguments: list[str]) -> int:
     if all(find_receipt(path) == LOOP for path in paths):
         try:
             equal, lines = loop_records.report(paths, **usual)
-        except loop_records.ReceiptError as error:
+        except ReceiptError as error:
             raise BadInput(str(error)) from error
         print(*map(printable, lines), sep="\n")
         return 0 if equal else 1

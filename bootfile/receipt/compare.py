@@ -12,6 +12,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, read_json_lines
 from bootfile.machine.differences import first_difference
 from bootfile.receipt import loop_records, receipt, starts
+from bootfile.receipt.records import ReceiptError
 
 _MOST = 2**30  # bytes of metrics.jsonl
 # times, memory and lost processes, in which equal runs differ, and digests of the data and the state
@@ -65,7 +66,7 @@ def compare_receipts(first: str, second: str) -> tuple[bool, str]:
         return compare_records(receipt.read(first), receipt.read(second))
     try:
         return loop_records.compare(loop_records.read(first), loop_records.read(second))
-    except loop_records.ReceiptError as error:
+    except ReceiptError as error:
         raise BadInput(str(error)) from error
 
 

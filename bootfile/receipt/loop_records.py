@@ -7,14 +7,10 @@ from typing import NamedTuple
 import numpy as np
 
 from bootfile.receipt.one_run import find_unusual
-from bootfile.receipt.records import parse_records
+from bootfile.receipt.records import ReceiptError, parse_records
 
 # A record of step 0 is a start. Sums: world size, seed + 1 or 0, time in ns. Epoch: first step + 1 or 0.
 FILE, SAMPLES = "receipt-{}.bin", "samples-{}.bin"
-
-
-class ReceiptError(ValueError):
-    """A receipt cannot be read or compared. The message has the path and the reason."""
 
 
 class Step(NamedTuple):

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from bootfile.receipt import loop_records
-from bootfile.receipt.loop_receipt import Receipt, hash_batch
-from bootfile.receipt.loop_records import ReceiptError
+from bootfile.receipt.contents import hash_batch
+from bootfile.receipt.loop_receipt import Receipt
+from bootfile.receipt.records import ReceiptError
 from tests.conftest import run
 
 DATA = torch.rand(48, 3, 8, 8, generator=torch.Generator().manual_seed(0))
