@@ -21,22 +21,18 @@ import numpy as np
 from bootfile.ground.errors import BadInput, printable
 from bootfile.receipt import loop_records, one_run, receipt
 from bootfile.receipt.compare import LOOP, compare_records, compare_states, find_receipt, read_setting
+from bootfile.receipt.options import parse
 from bootfile.receipt.recorded_run import Run
 from bootfile.receipt.records import ReceiptError
-from common.console.arguments import Parser
 
 
 def main(arguments: list[str]) -> int:
     """Print the comparison and return the exit code. Raises BadInput."""
-    parser = Parser(__doc__, "python -m launch receipt")
-    parser.add_argument("run_a", metavar="RUN_A", help="output folder of a run")
-    parser.add_argument("run_b", metavar="RUN_B", nargs="?", help="output folder of another run")
-    one_run.add_arguments(parser.add_argument)
-    args = parser.parse_args(arguments)
-    paths = [path for path in (args.run_a, args.run_b) if path is not None]
-    usual = {name: getattr(args, name) for name in ("repeats", "same_order", "augmented")}
-    if args.run_b is not None and any(usual.values()):
-        raise BadInput("--repeats, --same_order and --augmented are about one run")
+    try:
+        paths, options = parse(arguments, __doc__, "python -m launch receipt")
+    except ReceiptError as error:
+        raise BadInput(str(error)) from error
+    usual = options._asdict()
     if all(find_receipt(path) == LOOP for path in paths):
         try:
             equal, lines = loop_records.report(paths, **usual)
@@ -44,17 +40,17 @@ def main(arguments: list[str]) -> int:
             raise BadInput(str(error)) from error
         print(*map(printable, lines), sep="\n")
         return 0 if equal else 1
-    if args.run_b is None:
-        return _report_run(args.run_a, **usual)
+    if len(paths) == 1:
+        return _report_run(paths[0], **usual)
     runs = {path: receipt.read(path) for path in paths}
     seeds = [read_setting(path, "seed") for path in paths]
     if None not in seeds and seeds[0] != seeds[1]:
         raise BadInput(f"the runs have the seeds {seeds[0]} and {seeds[1]}: their samples differ by design")
     for path, records in runs.items():
         _print_size(path, records)
-    equal, text = compare_records(runs[args.run_a], runs[args.run_b])
+    equal, text = compare_records(*(runs[path] for path in paths))
     print(f"data {text}")
-    same_state, text = compare_states(args.run_a, args.run_b)
+    same_state, text = compare_states(*paths)
     print(printable(f"state {text}"))
     return 0 if equal and same_state else 1
 

@@ -23,7 +23,6 @@ and at most 4 KB of each tensor, in lines of 64 bytes at equal distances. Hash o
 SplitMix64 (Steele et al., OOPSLA 2014). Sum of words: Lemire, Kaser, "Strongly Universal String Hashing".
 """
 
-import argparse
 import contextlib
 import os
 import sys
@@ -35,7 +34,7 @@ import numpy as np
 
 from bootfile.receipt.contents import hash_batch, hash_ids
 from bootfile.receipt.loop_records import FILE, SAMPLES, report
-from bootfile.receipt.one_run import add_arguments
+from bootfile.receipt.options import parse
 from bootfile.receipt.records import RECORD, ReceiptError, parse_records
 
 
@@ -116,17 +115,17 @@ class Receipt:
         self._first = self.step = int(state["step"])
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("folders", nargs="*", metavar="RUN")
-    add_arguments(parser.add_argument)
-    arguments = vars(parser.parse_args())
+def main(words: list[str]) -> int:
+    """Judge one run or compare two, print the result, and return the exit code. words: the arguments."""
     try:
-        are_equal, text = report(arguments.pop("folders"), **arguments)
+        folders, options = parse(words, __doc__)
+        is_right, lines = report(folders, **options._asdict())
     except ReceiptError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    print("\n".join(text))
-    sys.exit(0 if are_equal else 1)
+        return 2
+    print("\n".join(lines))
+    return 0 if is_right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -6,7 +6,7 @@ order on purpose, has to say so: it looks as a defect does.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,13 +29,6 @@ class Epoch(NamedTuple):
     contents: np.ndarray
     samples: list[np.ndarray]
     is_whole: bool = False
-
-
-def add_arguments(add: Callable[..., object]) -> None:
-    """Add the options of find_unusual(). add: a parser's add_argument."""
-    add("--repeats", action="store_true", help="one run: samples may come twice in an epoch, or on two ranks")
-    add("--same_order", action="store_true", help="one run: epochs may have the same order")
-    add("--augmented", action="store_true", help="one run: samples may not look the same in two epochs")
 
 
 def find_unusual(
