@@ -14,87 +14,53 @@ or the runs have different seeds. Without --exact_shards another number of proce
 so different states are expected.
 """
 
-import itertools
-
-import numpy as np
-
 from bootfile.ground.errors import BadInput, printable
-from bootfile.receipt import loop_records, one_run, receipt
-from bootfile.receipt.compare import LOOP, compare_records, compare_states, find_receipt, read_setting
+from bootfile.receipt.compare import compare_states, read_setting
+from bootfile.receipt.one_run import Options
 from bootfile.receipt.options import parse
+from bootfile.receipt.reading import bad_input, read
 from bootfile.receipt.recorded_run import Run
-from bootfile.receipt.records import ReceiptError
+from bootfile.receipt.records import History
+from bootfile.receipt.report import report
 
 
 def main(arguments: list[str]) -> int:
     """Print the comparison and return the exit code. Raises BadInput."""
-    try:
+    with bad_input():
         paths, options = parse(arguments, __doc__, "python -m launch receipt")
-    except ReceiptError as error:
-        raise BadInput(str(error)) from error
-    usual = options._asdict()
-    if all(find_receipt(path) == LOOP for path in paths):
-        try:
-            equal, lines = loop_records.report(paths, **usual)
-        except ReceiptError as error:
-            raise BadInput(str(error)) from error
-        print(*map(printable, lines), sep="\n")
-        return 0 if equal else 1
-    if len(paths) == 1:
-        return _report_run(paths[0], **usual)
-    runs = {path: receipt.read(path) for path in paths}
+        histories = [read(path) for path in paths]
+        if any(history.is_of_loop for history in histories):
+            is_right, lines = report(paths, histories, options)
+        elif len(paths) == 1:
+            is_right, lines = _judge(paths[0], histories[0], options)
+        else:
+            is_right, lines = _compare(paths, histories, options)
+    print(*map(printable, lines), sep="\n")
+    return 0 if is_right else 1
+
+
+def _judge(path: str, history: History, options: Options) -> tuple[bool, list[str]]:
+    """Judge one run of Bootfile, whose receipt has only the sums of each step."""
+    run = Run(path)
+    is_shuffled = (run.starts[-1].get("sampling") or {}).get("shuffle", True)
+    options = options._replace(same_order=options.same_order or not is_shuffled)
+    is_right, [size, *lines] = report([path], [history], options)
+    if options.repeats:
+        return is_right, [size, *lines]
+    try:
+        step = run.find_other_samples()
+    except BadInput as error:
+        return is_right, [size, f"not checked: {error}", *lines]
+    if step:
+        lines.append(f"unusual: step {step} had other samples than those of its seed, epoch and number")
+    return is_right and not step, [size, *lines]
+
+
+def _compare(paths: list[str], histories: list[History], options: Options) -> tuple[bool, list[str]]:
+    """Compare two runs of Bootfile."""
     seeds = [read_setting(path, "seed") for path in paths]
     if None not in seeds and seeds[0] != seeds[1]:
         raise BadInput(f"the runs have the seeds {seeds[0]} and {seeds[1]}: their samples differ by design")
-    for path, records in runs.items():
-        _print_size(path, records)
-    equal, text = compare_records(*(runs[path] for path in paths))
-    print(f"data {text}")
-    same_state, text = compare_states(*paths)
-    print(printable(f"state {text}"))
-    return 0 if equal and same_state else 1
-
-
-def _print_size(path: str, records: np.ndarray) -> None:
-    steps, epochs = int(records["step"][-1]), int(records["epoch"][-1])
-    lost = f", {steps - len(records)} without a record" if steps > len(records) else ""
-    print(f"{path}: {steps} steps, {epochs} epoch{'s' * (epochs != 1)}{lost}")
-
-
-def _report_run(path: str, repeats: bool, same_order: bool, augmented: bool) -> int:
-    """Judge one run of Bootfile, whose receipt has only the sums of each step."""
-    run = Run(path)
-    records = run.records
-    _print_size(path, records)
-    found = []
-    for number in np.unique(records["epoch"]):
-        own = records[records["epoch"] == number]
-        sums, first = own["sums"], int(own["step"][0])
-        found.append(one_run.Epoch(int(number), first, sums[:, 0], sums[:, 2], []))
-    epochs = one_run.mark_whole(found, len(run.starts) - 1)
-    is_shuffled = (run.starts[-1].get("sampling") or {}).get("shuffle", True)
-    lines = [] if same_order or not is_shuffled else one_run.find_same_orders(epochs)
-    lines += one_run.find_same_contents(epochs, True) if augmented else []
-    lines += [] if repeats else _find_other_samples(run)
-    print(*(printable(f"unusual: {line}") for line in lines), sep="\n", end="\n" * bool(lines))
-    return 1 if lines else 0
-
-
-def _find_other_samples(run: Run) -> list[str]:
-    """Return a line for the first step that had other samples than those of (seed, epoch, step). If the
-    records do not say which these are, a line about it is printed."""
-    for _, group in itertools.groupby(run.records, lambda record: run.start_of(record["step"])):
-        known = {int(record["step"]): record["sums"][0] for record in group}
-        step, last = min(known), max(known)
-        try:
-            sampler = run.sampler(last)
-        except BadInput as error:
-            print(printable(f"not checked: {error}"))
-            return []
-        while step <= last:
-            sampler.seek(step - 1)
-            for ids in sampler:  # to the end of the epoch
-                if step in known and run.sum_ids(sampler, ids).view("u8")[0] != known[step]:
-                    return [f"step {step} had other samples than those of its seed, epoch and number"]
-                step += 1
-    return []
+    is_right, lines = report(paths, histories, options)
+    is_same_state, text = compare_states(*paths)
+    return is_right and is_same_state, [*lines, f"state {text}"]

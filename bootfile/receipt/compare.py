@@ -5,21 +5,19 @@ import os
 import re
 from typing import NamedTuple
 
-import numpy as np
-
 from bootfile.exact import digest_lines
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, read_json_lines
 from bootfile.machine.differences import first_difference
-from bootfile.receipt import loop_records, receipt, starts
-from bootfile.receipt.records import ReceiptError
+from bootfile.receipt import starts
+from bootfile.receipt.reading import bad_input, find_receipt, read
+from bootfile.receipt.steps import compare
 
 _MOST = 2**30  # bytes of metrics.jsonl
 # times, memory and lost processes, in which equal runs differ, and digests of the data and the state
 _NO_FIGURES = re.compile(
     r"(.*_)?(time|seconds|per_s|s|ms|mb)|generations|lost_processes|useful_share|receipt|states"
 )
-LOOP = loop_records.FILE.format(0)  # the receipt of `launch new --receipt`
 
 
 class Line(NamedTuple):
@@ -51,41 +49,13 @@ def compare_runs(first: str, second: str, pattern: str) -> list[Line]:
     return lines
 
 
-def find_receipt(folder: str) -> str:
-    """Return the name of the receipt in a run's folder, "" without one: receipt.FILE or LOOP."""
-    names = (receipt.FILE, LOOP)
-    return next((name for name in names if os.path.exists(os.path.join(folder, name))), "")
-
-
 def compare_receipts(first: str, second: str) -> tuple[bool, str]:
     """Return (whether the samples of two runs are equal, one line about it). Raises BadInput."""
     names = [find_receipt(folder) for folder in (first, second)]
     if names[0] != names[1]:
         return False, f"only one run has {names[0] or names[1]}"
-    if names[0] == receipt.FILE:
-        return compare_records(receipt.read(first), receipt.read(second))
-    try:
-        return loop_records.compare(loop_records.read(first), loop_records.read(second))
-    except ReceiptError as error:
-        raise BadInput(str(error)) from error
-
-
-def compare_records(first: np.ndarray, second: np.ndarray) -> tuple[bool, str]:
-    """Return (whether two results of bootfile.receipt.receipt.read() are equal, one line about it)."""
-    difference = receipt.compare(first, second)
-    if difference.parts:
-        return (
-            False,
-            f"different from epoch {difference.epoch}, step {difference.step} on: "
-            f"{', '.join(difference.parts)}",
-        )
-    if not difference.steps:
-        return False, "different: the runs have no step in common"
-    if len(first) != len(second):
-        short = min(first, second, key=len)
-        end = f"epoch {short['epoch'][-1]}, step {short['step'][-1]}"
-        return False, f"equal in the {difference.steps} steps of both; one ends at {end}"
-    return True, f"equal for {difference.steps} steps: the same ids, labels and augmentation"
+    with bad_input():
+        return compare(read(first), read(second))
 
 
 def compare_states(first: str, second: str) -> tuple[bool, str]:

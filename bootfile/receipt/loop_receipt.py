@@ -33,9 +33,10 @@ from typing import Any
 import numpy as np
 
 from bootfile.receipt.contents import hash_batch, hash_ids
-from bootfile.receipt.loop_records import FILE, SAMPLES, report
+from bootfile.receipt.loop_records import read
 from bootfile.receipt.options import parse
-from bootfile.receipt.records import RECORD, ReceiptError, parse_records
+from bootfile.receipt.records import LOOP_FILE, RECORD, SAMPLES_FILE, ReceiptError, parse_records
+from bootfile.receipt.report import report
 
 
 class Receipt:
@@ -63,7 +64,7 @@ class Receipt:
             raise ReceiptError(f"rank {rank} is not in 0..{world_size - 1}")
         os.makedirs(folder, exist_ok=True)
         self._find_ids = (lambda batch: batch[ids]) if isinstance(ids, str) else ids
-        self._paths = [os.path.join(folder, name.format(rank)) for name in (FILE, SAMPLES)]
+        self._paths = [os.path.join(folder, name.format(rank)) for name in (LOOP_FILE, SAMPLES_FILE)]
         self._files: list[Any] = []
         self._seed, self._world_size = seed, world_size
         self._first, self.step, self._epoch = first_step, first_step or 0, 0
@@ -119,7 +120,7 @@ def main(words: list[str]) -> int:
     """Judge one run or compare two, print the result, and return the exit code. words: the arguments."""
     try:
         folders, options = parse(words, __doc__)
-        is_right, lines = report(folders, **options._asdict())
+        is_right, lines = report(folders, [read(folder) for folder in folders], options)
     except ReceiptError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -2,22 +2,10 @@
 
 import argparse
 import os
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
+from bootfile.receipt.one_run import Options
 from bootfile.receipt.records import ReceiptError
-
-
-class Options(NamedTuple):
-    """What one run may do without being unusual.
-
-    repeats: samples may come twice in an epoch, or on two ranks.
-    same_order: epochs may have the same order.
-    augmented: samples may not look the same in two epochs.
-    """
-
-    repeats: bool = False
-    same_order: bool = False
-    augmented: bool = False
 
 
 class _Parser(argparse.ArgumentParser):

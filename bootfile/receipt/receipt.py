@@ -11,18 +11,15 @@ ranks do not matter, and one all_reduce combines the ranks. The steps are chaine
 import hashlib
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from bootfile.ground.errors import BadInput, Once
-from bootfile.ground.files import check_mounted, explained, opener, read_file, write_atomic
+from bootfile.ground.errors import Once
+from bootfile.ground.files import check_mounted, opener, read_file, write_atomic
 from bootfile.ground.mixing import mix
-from bootfile.receipt.records import RECORD, parse_records
+from bootfile.receipt.records import FILE, MOST, PARTS, RECORD, parse_records
 
-FILE = "receipt.bin"  # in a run's output folder
-PARTS = ("ids", "labels", "augmentation")
-_MOST = 2**30  # bytes of FILE: 33 million steps
 _CHUNK = 4096  # samples per computation of sums: spreads NumPy's cost per call over several steps
 
 
@@ -121,7 +118,7 @@ class Receipt:
             self._content[:0] = kept = self._restore(path)
             self._stored = len(kept)
         size = os.path.getsize(path) if os.path.exists(path) else 0
-        if size != self._stored or (compare and size and read_file(path, _MOST) != self._content):
+        if size != self._stored or (compare and size and read_file(path, MOST) != self._content):
             self._warn(
                 f"{path} was deleted, cut or changed while the job ran ({size} bytes, expected "
                 f"{self._stored}): all its records are written again"
@@ -136,7 +133,7 @@ class Receipt:
         """Return the records of earlier starts, and delete those that a resumed run writes again. A warning
         is printed if steps of this run are missing."""
         step, digest = self._begun
-        records, _ = parse_records(read_file(path, _MOST) if os.path.exists(path) else b"")
+        records, _ = parse_records(read_file(path, MOST) if os.path.exists(path) else b"")
         if (np.diff(records["step"].astype(np.int64)) <= 0).any():
             records = records[:0]
         kept = records[records["step"] <= step]
@@ -189,47 +186,8 @@ def batch_sums(
     return np.diff(totals[:, [0, *ends]]).T.copy().view(np.int64)
 
 
-class Comparison(NamedTuple):
-    """The result of compare().
-
-    steps: number of steps that both runs recorded.
-    epoch, step: of the first step that differs (0: none).
-    parts: the entries of PARTS that differ in that step, or "epoch".
-    """
-
-    steps: int
-    epoch: int
-    step: int
-    parts: tuple[str, ...]
-
-
-def read(folder: str) -> np.ndarray:
-    """Return the records in an output folder: fields epoch, step, sums; steps ascend. Raises BadInput."""
-    path = os.path.join(folder, FILE)
-    with explained(f"no receipt of a run at {path}"):
-        records, is_cut = parse_records(read_file(path, _MOST))
-    if is_cut or not len(records) or (np.diff(records["step"].astype(np.int64)) <= 0).any():
-        raise BadInput(f"{path} is empty, cut or not a receipt: expected records with ascending steps")
-    return records
-
-
 def _extend(digest: bytes, record: np.void) -> bytes:
     return hashlib.blake2b(digest + record.tobytes(), digest_size=8).digest()
-
-
-def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
-    """Find the first step that both runs recorded and that differs. Arguments: results of read()."""
-    _, left, right = np.intersect1d(first["step"], second["step"], return_indices=True)
-    ours, theirs = first[left], second[right]
-    is_other = ours["sums"] != theirs["sums"]  # [n, 3]
-    different = np.flatnonzero(is_other.any(axis=1) | (ours["epoch"] != theirs["epoch"]))
-    if not len(different):
-        return Comparison(len(ours), 0, 0, ())
-    place = different[0]
-    parts = tuple(part for part, each in zip(PARTS, is_other[place], strict=True) if each)
-    # if the ids differ, labels and crops differ too: report only the ids
-    parts = PARTS[:1] if is_other[place, 0] else parts or ("epoch",)
-    return Comparison(len(ours), int(ours["epoch"][place]), int(ours["step"][place]), parts)
 
 
 def _words(column: np.ndarray) -> np.ndarray:

@@ -25,7 +25,7 @@ import psutil
 import torch
 
 from bootfile.exact import digest_lines
-from bootfile.receipt import contents, receipt
+from bootfile.receipt import contents, reading, receipt
 from bootfile.sampling.sampler import BatchSampler
 from common.console.arguments import positive_int
 from common.ground.files import ROOT
@@ -90,7 +90,7 @@ def make_longer(run: str, steps: int) -> None:
 def restart(run: str, steps: int) -> float:
     """Read and check the files as a restart at the last step does, and return its CPU seconds."""
     begin = time.process_time()
-    receipt.read(run)
+    reading.read_records(run)
     log._keep_lines(os.path.join(run, "metrics.jsonl"), steps)
     digest_lines.cut(run, steps)
     return time.process_time() - begin

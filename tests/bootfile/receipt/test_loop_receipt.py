@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from bootfile.receipt import loop_records
+from bootfile.receipt import steps
 from bootfile.receipt.contents import hash_batch
 from bootfile.receipt.loop_receipt import Receipt
+from bootfile.receipt.loop_records import read
+from bootfile.receipt.one_run import Options
 from bootfile.receipt.records import ReceiptError
+from bootfile.receipt.report import report
 from tests.conftest import run
 
 DATA = torch.rand(48, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -39,7 +42,12 @@ def record(folder, epochs, first_step=None, stop=None, **options):
 
 
 def compare(tmp_path, *names):
-    return loop_records.compare(*(loop_records.read(str(tmp_path / name)) for name in names))
+    return steps.compare(*(read(str(tmp_path / name)) for name in names))
+
+
+def report_both(*folders):
+    folders = [str(folder) for folder in folders]
+    return report(folders, [read(folder) for folder in folders], Options())
 
 
 @pytest.mark.parametrize("ids", [None, "id", lambda batch: [f"file {each}" for each in batch["id"]]])
@@ -87,9 +95,7 @@ def test_what_a_restart_did_is_named(tmp_path, name, knows_its_step):
     if knows_its_step or name not in ("skipped", "the epoch again"):
         assert equal == (name == "exact") and (expected in text or not knows_its_step)
     else:  # what the restart says is all that is known
-        assert "start 2 continues at step " in "".join(
-            loop_records.follow(loop_records.read(str(tmp_path / "run")))[1]
-        )
+        assert "start 2 continues at step " in "".join(steps.follow(read(str(tmp_path / "run"))).lines)
 
 
 NESTED = {
@@ -153,7 +159,7 @@ def test_what_cannot_be_hashed_needs_ids(tmp_path):
     with pytest.raises(ReceiptError, match="object"):
         Receipt(str(tmp_path / "a")).add(batch)
     Receipt(str(tmp_path / "a"), ids="id").add(batch)
-    assert loop_records.read(str(tmp_path / "a"))[0].steps[0].sums[1] == 2
+    assert read(str(tmp_path / "a")).starts[0].steps.sums[0, 1] == 2
 
 
 def test_a_start_without_a_record_of_another_rank_is_left_out(tmp_path):
@@ -161,7 +167,7 @@ def test_a_start_without_a_record_of_another_rank_is_left_out(tmp_path):
     record(tmp_path / "run", batches([1, 2], 2, 0), 0, 5, rank=0, world_size=2)  # rank 1 has read nothing
     for rank in range(2):
         record(tmp_path / "run", batches([1, 2], 2, rank), 0, rank=rank, world_size=2)
-    equal, lines = loop_records.report([str(tmp_path / "whole"), str(tmp_path / "run")])
+    equal, lines = report_both(tmp_path / "whole", tmp_path / "run")
     assert equal and len(lines) == 3 and lines[-1] == "data equal for 24 steps"
 
 
@@ -171,7 +177,7 @@ def test_files_that_end_in_a_record_are_continued(tmp_path):
     for name in ("receipt-0.bin", "samples-0.bin"):
         os.truncate(tmp_path / "run" / name, os.path.getsize(tmp_path / "run" / name) - 5)
     record(tmp_path / "run", [_rest(1, 5), *batches([2])])
-    equal, lines = loop_records.report([str(tmp_path / "whole"), str(tmp_path / "run")])
+    equal, lines = report_both(tmp_path / "whole", tmp_path / "run")
     assert equal and "start 2 continues at step 6: steps 6-8 were read twice, with the same samples" in lines
 
 
@@ -199,7 +205,7 @@ def test_damaged_receipts_are_one_error(tmp_path, damage, message):
         record(tmp_path / "run", batches([1], 2, rank), rank=rank, world_size=2)
     damage(tmp_path / "run")
     with pytest.raises(ReceiptError, match=message):
-        loop_records.read(str(tmp_path / "run"))
+        read(str(tmp_path / "run"))
 
 
 def test_other_data_and_other_seeds_are_refused(tmp_path):
