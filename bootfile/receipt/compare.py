@@ -3,7 +3,7 @@
 import glob
 import os
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bootfile.exact import digest_lines
 from bootfile.ground.errors import BadInput
@@ -18,6 +18,7 @@ _MOST = 2**30  # bytes of metrics.jsonl
 _NO_FIGURES = re.compile(
     r"(.*_)?(time|seconds|per_s|s|ms|mb)|generations|lost_processes|useful_share|receipt|states"
 )
+_Figures = dict[tuple[Any, str], str]  # (step, name) -> value
 
 
 class Line(NamedTuple):
@@ -94,7 +95,7 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     return is_expected, text
 
 
-def compare_machines(runs: tuple[str, str], first: dict, second: dict) -> str:
+def compare_machines(runs: tuple[str, str], first: dict[str, Any], second: dict[str, Any]) -> str:
     """Return the first difference between what computed two states, in words; "" without one, or if a version
     before 0.30 wrote them. first, second: their lines of state.jsonl."""
     machines = []
@@ -104,13 +105,13 @@ def compare_machines(runs: tuple[str, str], first: dict, second: dict) -> str:
     return first_difference(runs, *machines) if all(machines) else ""
 
 
-def _form(line: dict) -> tuple:
+def _form(line: dict[str, Any]) -> tuple[Any, bool]:
     """Return what two lines of state.jsonl must have in common to be comparable. Before 0.24 they had no
     numbers of parameter groups."""
     return line.get("format"), any(".param_groups." in name for name in line["parts"])
 
 
-def _read_figures(run: str, start: str = "") -> dict[tuple, str]:
+def _read_figures(run: str, start: str = "") -> _Figures:
     """Return the figures of a job of Bootfile, without times and memory: (step, name) -> value. start: of
     their names, "val_" for an evaluation."""
     path = os.path.join(run, "metrics.jsonl")
@@ -124,7 +125,7 @@ def _read_figures(run: str, start: str = "") -> dict[tuple, str]:
     }
 
 
-def _find_other_figure(first: dict[tuple, str], second: dict[tuple, str]) -> str:
+def _find_other_figure(first: _Figures, second: _Figures) -> str:
     """Return the first figure that differs, in words; "" without one."""
     for (step, name), value in first.items():
         if value != second.get((step, name), value):
@@ -132,7 +133,7 @@ def _find_other_figure(first: dict[tuple, str], second: dict[tuple, str]) -> str
     return ""
 
 
-def _find_missing_figure(first: dict[tuple, str], second: dict[tuple, str]) -> str:
+def _find_missing_figure(first: _Figures, second: _Figures) -> str:
     """Return the first figure that only one run has, in words; "" without one."""
     for step, name in [*first, *second]:
         if ((step, name) in first) != ((step, name) in second):
@@ -147,7 +148,7 @@ def _numbers(steps: list[int]) -> str:
     return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, shown))}"
 
 
-def _describe(step: int, runs: tuple[str, str], lines: tuple[dict, dict]) -> str:
+def _describe(step: int, runs: tuple[str, str], lines: tuple[dict[str, Any], dict[str, Any]]) -> str:
     """Return the name of the part that differs most, and by how much if both checkpoints still exist."""
     theirs, ours = (line["parts"] for line in lines)
     names = [name for name in sorted(theirs.keys() | ours.keys()) if theirs.get(name) != ours.get(name)]
@@ -211,9 +212,10 @@ def _summarize(path: str) -> dict[str, str]:
     from bootfile.exact import digest, files
 
     try:
-        return digest.summarize(0, files.load(path))["parts"]
+        parts: dict[str, str] = digest.summarize(0, files.load(path))["parts"]
     except files.Refused as reason:
         raise BadInput(f"{path} cannot be compared: {reason}") from reason
+    return parts
 
 
 def find_files(folder: str, pattern: str) -> list[str]:

@@ -19,7 +19,7 @@ def hash_ids(ids: Any) -> np.ndarray:
     array = np.asarray(ids.cpu() if isinstance(ids, torch.Tensor) else ids)
     if array.dtype.kind in "iu":
         return mix(array.reshape(-1).astype(np.uint64))
-    return np.array([_hash_text(each) for each in ids], np.uint64)
+    return np.array([_hash_text(text) for text in ids], np.uint64)
 
 
 def hash_batch(batch: Any) -> np.ndarray:
@@ -30,7 +30,8 @@ def hash_batch(batch: Any) -> np.ndarray:
     Raises ReceiptError if a part is of another type.
     """
     count = next(iter(_sizes(batch)), 1)
-    return np.broadcast_to(_hash(batch, count), count).copy()
+    hashes: np.ndarray = np.broadcast_to(_hash(batch, count), count).copy()
+    return hashes
 
 
 def _sizes(value: Any) -> list[int]:

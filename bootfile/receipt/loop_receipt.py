@@ -24,11 +24,12 @@ SplitMix64 (Steele et al., OOPSLA 2014). Sum of words: Lemire, Kaser, "Strongly 
 """
 
 import contextlib
+import io
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -37,6 +38,8 @@ from bootfile.receipt.loop_records import read
 from bootfile.receipt.options import parse
 from bootfile.receipt.records import LOOP_FILE, RECORD, SAMPLES_FILE, ReceiptError, parse_records
 from bootfile.receipt.report import report
+
+_Batch = TypeVar("_Batch")
 
 
 class Receipt:
@@ -65,11 +68,11 @@ class Receipt:
         os.makedirs(folder, exist_ok=True)
         self._find_ids = (lambda batch: batch[ids]) if isinstance(ids, str) else ids
         self._paths = [os.path.join(folder, name.format(rank)) for name in (LOOP_FILE, SAMPLES_FILE)]
-        self._files: list[Any] = []
+        self._files: list[io.FileIO] = []
         self._seed, self._world_size = seed, world_size
         self._first, self.step, self._epoch = first_step, first_step or 0, 0
 
-    def watch(self, loader: Iterable) -> Iterator:
+    def watch(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield the batches of an epoch, and record each one before it is used."""
         self._epoch += 1
         for batch in loader:
@@ -92,7 +95,7 @@ class Receipt:
         sums = samples.sum(), len(samples), contents.sum()
         receipt.write(np.array([(epoch, self.step - (self._first or 0), sums)], RECORD).tobytes())
 
-    def _open(self) -> list[Any]:
+    def _open(self) -> list[io.FileIO]:
         """Open the files after their last whole record, and append the record of this start."""
         # before they are opened: s3fs has no name for a new file that is open
         records = np.zeros(0, RECORD)

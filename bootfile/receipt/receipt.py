@@ -11,7 +11,7 @@ ranks do not matter, and one all_reduce combines the ranks. The steps are chaine
 import hashlib
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from bootfile.ground.files import check_mounted, opener, read_file, write_atomic
 from bootfile.ground.mixing import mix
 from bootfile.receipt.records import FILE, MOST, PARTS, RECORD, parse_records
 
+if TYPE_CHECKING:
+    import torch  # the records of a run are read without it
+
+_Batch = tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]
 _CHUNK = 4096  # samples per computation of sums: spreads NumPy's cost per call over several steps
 
 
@@ -36,14 +40,14 @@ class Receipt:
         self.fingerprint, self.batches = fingerprint, batches
         self.digest = bytes(8)
         self.step = 0  # the last step that is in the digest
-        self._batches: list[tuple] = []  # (ids, labels, crops) whose sums are not computed yet
+        self._batches: list[_Batch] = []  # (ids, labels, crops) whose sums are not computed yet
         self._sums: list[np.ndarray] = []
         self._content = bytearray()  # of FILE: it may be deleted or cut while the job runs
         self._stored: int | None = None  # bytes of the content that are in FILE; None: FILE was not read yet
         self._begun = 0, bytes(8)  # the step and the digest before the first record of this start
         self._first: int | None = None  # the step before the first record of FILE, if it is known
         self._warn = Once(_print_warning)
-        self.shared: list[Any] | None = None  # tensors: sums of all ranks, of steps that were not chained
+        self.shared: list[torch.Tensor] | None = None  # sums of all ranks, of steps that were not chained
 
     def add(self, ids: np.ndarray, labels: np.ndarray, crops: Sequence[np.ndarray] = ()) -> None:
         """Add one batch. ids, labels: int64 [n]; crops: arrays [n] of integers, booleans or float32. Several
@@ -60,7 +64,8 @@ class Receipt:
         self._sum()
         taken, self._sums = self._sums, []
         sums = np.concatenate([np.zeros((0, len(PARTS)), np.int64), *taken])
-        return sums.reshape(-1, self.batches, len(PARTS)).sum(1)
+        steps: np.ndarray = sums.reshape(-1, self.batches, len(PARTS)).sum(1)
+        return steps
 
     def _sum(self) -> None:
         if self._batches:
@@ -154,10 +159,10 @@ class Receipt:
     def __str__(self) -> str:
         return self.digest.hex()
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         return {"digest": str(self), "step": self.step}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.digest, self.step = bytes.fromhex(state["digest"]), int(state["step"])
         self._begun = self.step, self.digest
         self._batches.clear()
@@ -183,7 +188,8 @@ def batch_sums(
     # differences of running totals modulo 2^64: one call for batches of any size
     totals = np.zeros((len(PARTS), len(hashed) + 1), np.uint64)
     np.cumsum((hashed, mix(hashed ^ _words(labels)), augmented), axis=1, out=totals[:, 1:])
-    return np.diff(totals[:, [0, *ends]]).T.copy().view(np.int64)
+    sums: np.ndarray = np.diff(totals[:, [0, *ends]]).T.copy()
+    return sums.view(np.int64)
 
 
 def _extend(digest: bytes, record: np.void) -> bytes:

@@ -15,7 +15,7 @@ from bootfile.receipt.receipt import batch_sums
 from bootfile.receipt.records import PARTS
 from bootfile.sampling.sampler import BatchSampler, WholeBatchSampler
 
-_SAMPLERS: dict[str, Any] = {kind.__name__: kind for kind in (BatchSampler, WholeBatchSampler)}
+_SAMPLERS: dict[str, type[BatchSampler]] = {kind.__name__: kind for kind in (BatchSampler, WholeBatchSampler)}
 
 
 class Run:
@@ -30,7 +30,7 @@ class Run:
             raise BadInput(f"{self.path} has no start that can be read: seed and world size are unknown")
         self.first, self.last = self.records["step"][[0, -1]].tolist()
 
-    def start_of(self, step: int) -> dict:
+    def start_of(self, step: int) -> dict[str, Any]:
         """Return the start that made a step: the last one before it, which made later steps again."""
         return [start for start in self.starts if start["step"] < step or start is self.starts[0]][-1]
 
@@ -54,28 +54,36 @@ class Run:
                 changed = f"{part} {theirs:016x}, and now {ours:016x}: data, options or code changed"
                 raise BadInput(f"the receipt of {self.folder} has another digest for step {step}: {changed}")
 
-    def sampler(self, step: int, weights: np.ndarray | None = None) -> Any:
+    def sampler(self, step: int, weights: np.ndarray | None = None) -> BatchSampler:
         """Return the batch sampler of all ranks before a step, its last one. Raises BadInput."""
         facts = self.start_of(step).get("sampling") or {}
         if facts.get("weighted") and weights is None:
             raise BadInput(f"{self.folder} drew its samples with weights: expected --step N of imagenet.py")
         try:
-            numbers = (operator.index(facts[name]) for name in ("samples", "global batch", "seed"))
-            limits = {"max_steps": step, "epoch_steps": facts.get("epoch steps")}
-            sampler = _SAMPLERS[facts["sampler"]](*numbers, **limits, weights=weights)
-            self.views, sampler.shuffle = operator.index(facts["views"]), bool(facts["shuffle"])
+            size, batch, seed = (operator.index(facts[name]) for name in ("samples", "global batch", "seed"))
+            sampler = _SAMPLERS[facts["sampler"]](
+                size,
+                batch,
+                seed,
+                max_steps=step,
+                epoch_steps=facts.get("epoch steps"),
+                weights=weights,
+            )
+            self.views, shuffle = operator.index(facts["views"]), bool(facts["shuffle"])
         except (KeyError, TypeError) as error:
             raise BadInput(f"{self.path} does not describe the order of the samples: {facts}") from error
+        if isinstance(sampler, WholeBatchSampler):
+            sampler.shuffle = shuffle
         sampler.seek(step - 1)
         return sampler
 
-    def ids(self, sampler: Any, step: int) -> np.ndarray:
+    def ids(self, sampler: BatchSampler, step: int) -> np.ndarray:
         """Return the ids of a step over all ranks, after they were compared with the receipt."""
         ids = sampler.batch(step - 1)
         self.check(step, self.sum_ids(sampler, ids))
         return ids
 
-    def sum_ids(self, sampler: Any, ids: np.ndarray) -> np.ndarray:
+    def sum_ids(self, sampler: BatchSampler, ids: np.ndarray) -> np.ndarray:
         """Return the receipt's sum of the ids of a step, int64 [1]."""
         images = np.concatenate([ids + view * sampler.size for view in range(self.views)])
         return batch_sums(images, images, (), np.array([len(images)]))[0, :1]
