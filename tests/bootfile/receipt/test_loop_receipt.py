@@ -171,6 +171,22 @@ def test_a_start_without_a_record_of_another_rank_is_left_out(tmp_path):
     assert equal and len(lines) == 3 and lines[-1] == "data equal for 24 steps"
 
 
+def test_steps_without_a_record_are_not_compared(tmp_path):
+    """A receipt may begin in the middle of a training, or lack the steps between two starts."""
+    record(tmp_path / "whole", batches([1, 2, 3]))
+    record(tmp_path / "late", [_rest(2, 1), *batches([3])], 13)
+    equal, lines = report_both(tmp_path / "whole", tmp_path / "late")
+    assert not equal and lines[1].endswith("late: 36 steps, 13 without a record")
+    assert lines[-1] == "data equal in the 23 steps of both; one run has no record of the others"
+    record(tmp_path / "other", [_rest(7, 1), *batches([3])], 13)
+    assert "different from step 14 on: " in report_both(tmp_path / "whole", tmp_path / "other")[1][-1]
+    record(tmp_path / "gap", batches([1, 2]), 0, 15)
+    record(tmp_path / "gap", [_rest(2, 8), *batches([3])], 20)
+    folder = str(tmp_path / "gap")
+    equal, lines = report([folder], [read(folder)], Options())
+    assert not equal and lines[1:] == ["start 2 continues at step 21: steps 16-20 have no record"]
+
+
 def test_files_that_end_in_a_record_are_continued(tmp_path):
     record(tmp_path / "whole", batches([1, 2]))
     record(tmp_path / "run", batches([1, 2]), stop=9)

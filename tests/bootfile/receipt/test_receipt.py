@@ -19,6 +19,7 @@ from common.run import starts
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory.digits import load
 from datasets.sampling.augment import crop_flip
+from tests.conftest import run
 
 
 def _run(folder, world_size=1, steps=9, seed=0, stop=None, epoch=1):
@@ -155,6 +156,13 @@ def test_a_link_is_not_written_through(tmp_path, capsys):
     with pytest.raises(OSError, match="symbolic links"):
         starts.write(str(tmp_path), argparse.Namespace(), {})
     assert mine.read_text() == "mine"
+
+
+def test_a_training_does_not_load_the_programs_of_receipts():
+    code = "import sys, bootfile.loaders.torch_loader; print(*sys.modules)"
+    loaded = run("-c", code, fresh=True).stdout.split()
+    receipts = {name for name in loaded if name.startswith("bootfile.receipt.")}
+    assert receipts == {f"bootfile.receipt.{name}" for name in ("contents", "receipt", "records")}
 
 
 def _train(folder, steps, first=1):
