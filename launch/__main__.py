@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+from types import ModuleType
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))  # if this folder is a link
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # before another `common`
@@ -11,7 +12,7 @@ from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
 from common.distributed.entry import entry
 
-VERBS = {  # verb: (module of this package with main(arguments) -> exit code, what it does)
+VERBS = {  # verb: (module of launch or bootfile with main(arguments) -> exit code, what it does)
     "new": ("new.cli", "write a project of your own: a job, a test, a job.toml"),
     "check": ("check", "check this node: GPUs, shared memory, disks, limits, network, versions"),
     "simulate": ("simulate.cli", "run a job on this machine as a platform would, with faults"),
@@ -29,13 +30,22 @@ VERBS = {  # verb: (module of this package with main(arguments) -> exit code, wh
     "predict": ("inference.predict", "predict the classes of the images in a folder: a CSV with the top 5"),
     "export": ("inference.export", "export the network of a run: ONNX or torch.export"),
     "prove": ("prove.cli", "run a job with kills and restarts, and show whether it continues exactly"),
-    "receipt": ("receipt", "compare the data and the states of two runs; show the first step that differs"),
+    "receipt": (
+        "bootfile.receipt.cli",
+        "compare the data and the states of two runs; show the first step that differs",
+    ),
     "data": ("data.cli", "show the samples of a step, or the steps of a sample, checked against the receipt"),
 }
 USAGE = "\n".join(
     ["usage: python -m launch VERB [ARGUMENTS]   (VERB --help: details; --version)", ""]
     + [f"  {verb:<10}{meaning}" for verb, (_, meaning) in VERBS.items()]
 )
+
+
+def load(verb: str) -> ModuleType:
+    """Import the module of a verb."""
+    module = VERBS[verb][0]
+    return importlib.import_module(module if module.startswith("bootfile.") else f"launch.{module}")
 
 
 @entry
@@ -51,7 +61,7 @@ def main() -> None:
         print(USAGE if not verb else f"error: unknown command {verb!r}\n{USAGE}", file=sys.stderr)
         sys.exit(errors.BAD_INPUT)
     try:
-        sys.exit(importlib.import_module(f"launch.{VERBS[verb][0]}").main(arguments))
+        sys.exit(load(verb).main(arguments))
     except OSError as error:  # of a path, or of a folder that is needed to work; a verb names most itself
         place = f"{error.filename}: " if error.filename is not None else ""
         raise BadInput(f"{verb}: {place}{error.strerror or error}") from error

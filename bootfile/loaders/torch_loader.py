@@ -14,7 +14,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.loaders.loader import Data, Engine, Loader
 from bootfile.loaders.pairs import Index, pair_of
 from bootfile.processes import ranks
-from bootfile.receipt.loop_receipt import hash_batch
+from bootfile.receipt.contents import hash_batch
 from bootfile.sampling import generators
 from bootfile.sampling.plan import Batch, Plan
 from bootfile.sampling.positions import Positions
@@ -32,7 +32,7 @@ def torch_loader(loader: DataLoader, device: torch.device, *, seed: int = 0, epo
     seed, epochs: of the training.
     Raises BadInput for an IterableDataset, and for persistent workers, which keep their random numbers.
 
-    The receipt covers the contents of the samples (loop_receipt.py). A restart does not compare the data.
+    The receipt covers the contents of the samples (contents.py). A restart does not compare the data.
     With another number of processes the batches are others.
     """
     is_iterable = isinstance(loader.dataset, IterableDataset)

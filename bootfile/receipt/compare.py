@@ -3,22 +3,22 @@
 import glob
 import os
 import re
-from typing import NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from bootfile.exact import digest_lines
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, read_json_lines
 from bootfile.machine.differences import first_difference
-from bootfile.receipt import loop_records, receipt, starts
+from bootfile.receipt import starts
+from bootfile.receipt.reading import bad_input, find_receipt, read
+from bootfile.receipt.steps import compare
 
 _MOST = 2**30  # bytes of metrics.jsonl
 # times, memory and lost processes, in which equal runs differ, and digests of the data and the state
 _NO_FIGURES = re.compile(
     r"(.*_)?(time|seconds|per_s|s|ms|mb)|generations|lost_processes|useful_share|receipt|states"
 )
-LOOP = loop_records.FILE.format(0)  # the receipt of `launch new --receipt`
+_Figures = dict[tuple[Any, str], str]  # (step, name) -> value
 
 
 class Line(NamedTuple):
@@ -50,41 +50,13 @@ def compare_runs(first: str, second: str, pattern: str) -> list[Line]:
     return lines
 
 
-def find_receipt(folder: str) -> str:
-    """Return the name of the receipt in a run's folder, "" without one: receipt.FILE or LOOP."""
-    names = (receipt.FILE, LOOP)
-    return next((name for name in names if os.path.exists(os.path.join(folder, name))), "")
-
-
 def compare_receipts(first: str, second: str) -> tuple[bool, str]:
     """Return (whether the samples of two runs are equal, one line about it). Raises BadInput."""
     names = [find_receipt(folder) for folder in (first, second)]
     if names[0] != names[1]:
         return False, f"only one run has {names[0] or names[1]}"
-    if names[0] == receipt.FILE:
-        return compare_records(receipt.read(first), receipt.read(second))
-    try:
-        return loop_records.compare(loop_records.read(first), loop_records.read(second))
-    except loop_records.ReceiptError as error:
-        raise BadInput(str(error)) from error
-
-
-def compare_records(first: np.ndarray, second: np.ndarray) -> tuple[bool, str]:
-    """Return (whether two results of bootfile.receipt.receipt.read() are equal, one line about it)."""
-    difference = receipt.compare(first, second)
-    if difference.parts:
-        return (
-            False,
-            f"different from epoch {difference.epoch}, step {difference.step} on: "
-            f"{', '.join(difference.parts)}",
-        )
-    if not difference.steps:
-        return False, "different: the runs have no step in common"
-    if len(first) != len(second):
-        short = min(first, second, key=len)
-        end = f"epoch {short['epoch'][-1]}, step {short['step'][-1]}"
-        return False, f"equal in the {difference.steps} steps of both; one ends at {end}"
-    return True, f"equal for {difference.steps} steps: the same ids, labels and augmentation"
+    with bad_input():
+        return compare(read(first), read(second))
 
 
 def compare_states(first: str, second: str) -> tuple[bool, str]:
@@ -123,7 +95,7 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     return is_expected, text
 
 
-def compare_machines(runs: tuple[str, str], first: dict, second: dict) -> str:
+def compare_machines(runs: tuple[str, str], first: dict[str, Any], second: dict[str, Any]) -> str:
     """Return the first difference between what computed two states, in words; "" without one, or if a version
     before 0.30 wrote them. first, second: their lines of state.jsonl."""
     machines = []
@@ -133,13 +105,13 @@ def compare_machines(runs: tuple[str, str], first: dict, second: dict) -> str:
     return first_difference(runs, *machines) if all(machines) else ""
 
 
-def _form(line: dict) -> tuple:
+def _form(line: dict[str, Any]) -> tuple[Any, bool]:
     """Return what two lines of state.jsonl must have in common to be comparable. Before 0.24 they had no
     numbers of parameter groups."""
     return line.get("format"), any(".param_groups." in name for name in line["parts"])
 
 
-def _read_figures(run: str, start: str = "") -> dict[tuple, str]:
+def _read_figures(run: str, start: str = "") -> _Figures:
     """Return the figures of a job of Bootfile, without times and memory: (step, name) -> value. start: of
     their names, "val_" for an evaluation."""
     path = os.path.join(run, "metrics.jsonl")
@@ -153,7 +125,7 @@ def _read_figures(run: str, start: str = "") -> dict[tuple, str]:
     }
 
 
-def _find_other_figure(first: dict[tuple, str], second: dict[tuple, str]) -> str:
+def _find_other_figure(first: _Figures, second: _Figures) -> str:
     """Return the first figure that differs, in words; "" without one."""
     for (step, name), value in first.items():
         if value != second.get((step, name), value):
@@ -161,7 +133,7 @@ def _find_other_figure(first: dict[tuple, str], second: dict[tuple, str]) -> str
     return ""
 
 
-def _find_missing_figure(first: dict[tuple, str], second: dict[tuple, str]) -> str:
+def _find_missing_figure(first: _Figures, second: _Figures) -> str:
     """Return the first figure that only one run has, in words; "" without one."""
     for step, name in [*first, *second]:
         if ((step, name) in first) != ((step, name) in second):
@@ -176,7 +148,7 @@ def _numbers(steps: list[int]) -> str:
     return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, shown))}"
 
 
-def _describe(step: int, runs: tuple[str, str], lines: tuple[dict, dict]) -> str:
+def _describe(step: int, runs: tuple[str, str], lines: tuple[dict[str, Any], dict[str, Any]]) -> str:
     """Return the name of the part that differs most, and by how much if both checkpoints still exist."""
     theirs, ours = (line["parts"] for line in lines)
     names = [name for name in sorted(theirs.keys() | ours.keys()) if theirs.get(name) != ours.get(name)]
@@ -240,9 +212,10 @@ def _summarize(path: str) -> dict[str, str]:
     from bootfile.exact import digest, files
 
     try:
-        return digest.summarize(0, files.load(path))["parts"]
+        parts: dict[str, str] = digest.summarize(0, files.load(path))["parts"]
     except files.Refused as reason:
         raise BadInput(f"{path} cannot be compared: {reason}") from reason
+    return parts
 
 
 def find_files(folder: str, pattern: str) -> list[str]:

@@ -23,25 +23,23 @@ and at most 4 KB of each tensor, in lines of 64 bytes at equal distances. Hash o
 SplitMix64 (Steele et al., OOPSLA 2014). Sum of words: Lemire, Kaser, "Strongly Universal String Hashing".
 """
 
-import argparse
 import contextlib
-import hashlib
+import io
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import numpy as np
-import torch
 
-from bootfile.ground.mixing import mix
-from bootfile.receipt.loop_records import FILE, SAMPLES, ReceiptError, report
-from bootfile.receipt.one_run import add_arguments
-from bootfile.receipt.records import RECORD, parse_records
+from bootfile.receipt.contents import hash_batch, hash_ids
+from bootfile.receipt.loop_records import read
+from bootfile.receipt.options import parse
+from bootfile.receipt.records import LOOP_FILE, RECORD, SAMPLES_FILE, ReceiptError, parse_records
+from bootfile.receipt.report import report
 
-_LINES, _LINE = 64, 64  # parts of a tensor that are hashed, and their size in bytes
+_Batch = TypeVar("_Batch")
 
 
 class Receipt:
@@ -69,12 +67,12 @@ class Receipt:
             raise ReceiptError(f"rank {rank} is not in 0..{world_size - 1}")
         os.makedirs(folder, exist_ok=True)
         self._find_ids = (lambda batch: batch[ids]) if isinstance(ids, str) else ids
-        self._paths = [os.path.join(folder, name.format(rank)) for name in (FILE, SAMPLES)]
-        self._files: list[Any] = []
+        self._paths = [os.path.join(folder, name.format(rank)) for name in (LOOP_FILE, SAMPLES_FILE)]
+        self._files: list[io.FileIO] = []
         self._seed, self._world_size = seed, world_size
         self._first, self.step, self._epoch = first_step, first_step or 0, 0
 
-    def watch(self, loader: Iterable) -> Iterator:
+    def watch(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield the batches of an epoch, and record each one before it is used."""
         self._epoch += 1
         for batch in loader:
@@ -97,7 +95,7 @@ class Receipt:
         sums = samples.sum(), len(samples), contents.sum()
         receipt.write(np.array([(epoch, self.step - (self._first or 0), sums)], RECORD).tobytes())
 
-    def _open(self) -> list[Any]:
+    def _open(self) -> list[io.FileIO]:
         """Open the files after their last whole record, and append the record of this start."""
         # before they are opened: s3fs has no name for a new file that is open
         records = np.zeros(0, RECORD)
@@ -121,103 +119,17 @@ class Receipt:
         self._first = self.step = int(state["step"])
 
 
-def hash_ids(ids: Any) -> np.ndarray:
-    """Return a hash of each id, uint64 [n]. ids: integers (tensor, array or list) or strings."""
-    array = np.asarray(ids.cpu() if isinstance(ids, torch.Tensor) else ids)
-    if array.dtype.kind in "iu":
-        return mix(array.reshape(-1).astype(np.uint64))
-    return np.array([_hash_text(each) for each in ids], np.uint64)
-
-
-def hash_batch(batch: Any) -> np.ndarray:
-    """Return a hash of the content of each sample, uint64 [n].
-
-    batch: tensors, arrays, numbers and strings in nested dictionaries, lists and tuples. The number of
-    samples is the first dimension, or the length, that most parts have. Other parts count for each sample.
-    Raises ReceiptError if a part is of another type.
-    """
-    count = next(iter(_sizes(batch)), 1)
-    return np.broadcast_to(_hash(batch, count), count).copy()
-
-
-def _sizes(value: Any) -> list[int]:
-    """Return the possible numbers of samples in a part of a batch, the most likely one first."""
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return [len(value)] if value.ndim else []
-    if not isinstance(value, Mapping | list | tuple):
-        return []
-    own = [] if isinstance(value, Mapping) or hasattr(value, "_fields") else [len(value)]
-    parts = list(value.values()) if isinstance(value, Mapping) else list(value)
-    if isinstance(value, list) and all(isinstance(each, str | Mapping | tuple) for each in parts):
-        return own  # a list of samples
-    sizes = Counter(size for each in parts for size in _sizes(each))
-    return [*[size for size, times in sizes.items() if times == max(sizes.values())], *own]
-
-
-def _hash(value: Any, count: int) -> np.ndarray:
-    """Return the hashes of `count` samples (-1: the value is one), or one hash [1] that is of all samples."""
-    if hasattr(value, "__array_interface__"):  # NumPy's arrays and numbers, images of PIL
-        value = torch.from_numpy(np.array(value))
-    if isinstance(value, torch.Tensor):
-        return _hash_rows(value if value.ndim and len(value) == count else value[None])
-    if isinstance(value, Mapping):
-        parts = [part for key in sorted(value, key=repr) for part in (key, value[key])]
-    elif isinstance(value, list | tuple):
-        parts = list(value)
-        if len(parts) == count and not any(count in _sizes(part) for part in parts):
-            return np.concatenate([_hash(part, -1) for part in parts])
-    elif isinstance(value, str | bytes | int | float | complex | None):
-        return np.array([_hash_text(value)], np.uint64)
-    else:
-        raise ReceiptError(f"a batch holds a {type(value).__name__}, which cannot be hashed: give ids")
-    hashes = mix(np.array([len(parts)], np.uint64))
-    for part in parts:
-        hashes = mix(hashes ^ _hash(part, count))
-    return hashes
-
-
-def _hash_rows(rows: torch.Tensor) -> np.ndarray:
-    """Return a hash of each row of a tensor [n, ...], uint64 [n]."""
-    rows = rows.detach()
-    starts, length = _lines(rows[:1].numel(), rows.element_size())
-    if rows.is_contiguous() or rows.ndim == 1:
-        flat = rows.reshape(len(rows), rows[:1].numel())
-        chosen = torch.cat([flat[:, start : start + length] for start in starts], 1)
-    else:  # elements in the order of the indices too, without a copy of the whole tensor
-        places = np.add.outer(starts, np.arange(length)).reshape(-1)
-        offsets = np.dot(rows.stride()[1:], np.unravel_index(places, tuple(rows.shape[1:])))
-        flat = rows.as_strided((len(rows), int(offsets.max()) + 1), (rows.stride(0), 1))
-        chosen = flat.index_select(1, torch.from_numpy(offsets).to(rows.device))
-    content = chosen.contiguous().view(torch.uint8).cpu().numpy()
-    values = np.pad(content, ((0, 0), (0, -content.shape[1] % 8))).view(np.uint64)
-    keys = mix(np.arange(values.shape[1], dtype=np.uint64)) | np.uint64(1)
-    kind = _hash_text(f"{rows.dtype} {list(rows.shape[1:])}")
-    return mix(np.einsum("ij,j->i", values, keys) ^ np.uint64(kind))
-
-
-def _lines(count: int, size: int) -> tuple[list[int], int]:
-    """Return the first elements of the lines that are hashed, and their length. size: bytes of an element."""
-    length = _LINE // size
-    if count <= _LINES * length:
-        return [0], count
-    return np.linspace(0, count - length, _LINES).astype(np.int64).tolist(), length
-
-
-def _hash_text(value: Any) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little")
+def main(words: list[str]) -> int:
+    """Judge one run or compare two, print the result, and return the exit code. words: the arguments."""
+    try:
+        folders, options = parse(words, __doc__)
+        is_right, lines = report(folders, [read(folder) for folder in folders], options)
+    except ReceiptError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0 if is_right else 1
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
-    parser.add_argument("folders", nargs="*", metavar="RUN")
-    add_arguments(parser.add_argument)
-    arguments = vars(parser.parse_args())
-    try:
-        are_equal, text = report(arguments.pop("folders"), **arguments)
-    except ReceiptError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    print("\n".join(text))
-    sys.exit(0 if are_equal else 1)
+    sys.exit(main(sys.argv[1:]))

@@ -6,81 +6,81 @@ order on purpose, has to say so: it looks as a defect does.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+
+from bootfile.receipt.records import Steps
 
 _EQUAL_SHARE = 0.1  # the share of samples that may have the content of another one
 _SHOWN = 4  # lines about epochs
 
 
-class Epoch(NamedTuple):
-    """The steps of an epoch that a run kept, in their order.
+class Options(NamedTuple):
+    """What one run may do without being unusual.
 
-    number: of the epoch. first: the number of its first step, from 1. orders: sums of the hashes of the
-    samples of each step, uint64 [steps]. contents: the same with augmentation. samples: the hashes of each
-    step, uint64 [n]; empty if only the sums are known. is_whole: whether it has all steps of an epoch.
+    repeats: samples may come twice in an epoch, or on two ranks.
+    same_order: epochs may have the same order.
+    augmented: samples may not look the same in two epochs.
     """
+
+    repeats: bool = False
+    same_order: bool = False
+    augmented: bool = False
+
+
+class Epoch(NamedTuple):
+    """The steps of an epoch that a run kept. is_whole: whether it has all steps of an epoch."""
 
     number: int
-    first: int
-    orders: np.ndarray
-    contents: np.ndarray
-    samples: list[np.ndarray]
+    steps: Steps
     is_whole: bool = False
 
+    @property
+    def first(self) -> int:
+        """Return the number of the first step."""
+        return int(self.steps.numbers[0])
 
-def add_arguments(add: Callable[..., object]) -> None:
-    """Add the options of find_unusual(). add: a parser's add_argument."""
-    add("--repeats", action="store_true", help="one run: samples may come twice in an epoch, or on two ranks")
-    add("--same_order", action="store_true", help="one run: epochs may have the same order")
-    add("--augmented", action="store_true", help="one run: samples may not look the same in two epochs")
+    @property
+    def orders(self) -> np.ndarray:
+        """Return the sum of the hashes of the samples of each step, uint64 [n]."""
+        return self.steps.sums[:, 0]
+
+    @property
+    def contents(self) -> np.ndarray:
+        """Return the same sums with augmentation, uint64 [n]."""
+        return self.steps.sums[:, 2]
 
 
-def find_unusual(
-    steps: list[Any],
-    restarts: int,
-    repeats: bool = False,
-    same_order: bool = False,
-    augmented: bool = False,
-) -> list[str]:
-    """Return lines about what is unusual in the steps that a run kept.
+def find_unusual(steps: Steps, restarts: int, options: Options) -> list[str]:
+    """Return lines about what is unusual in the steps that a run kept. restarts: their number.
 
-    steps: those of loop_receipt. restarts: their number. repeats: samples may come twice in an epoch or a
-    step. same_order: epochs may have the same order. augmented: samples may not have the same content in two
-    epochs.
+    Samples that come twice are not seen if the receipt has only sums.
     """
-    found = []
-    for number in sorted({step.epoch for step in steps if step.epoch}):
-        first = next(k for k, step in enumerate(steps, 1) if step.epoch == number)
-        own = [step for step in steps if step.epoch == number]
-        sums = np.array([step.sums for step in own], np.uint64)
-        found.append(Epoch(number, first, sums[:, 0], sums[:, 2], [step.samples for step in own]))
-    epochs = mark_whole(found, restarts)
-    has_ids = any((each.orders != each.contents).any() for each in epochs)
-    lines = [] if same_order else find_same_orders(epochs)
-    if not repeats:
+    numbers = np.unique(steps.epochs).tolist()
+    epochs = mark_whole([Epoch(number, steps.select(steps.epochs == number)) for number in numbers], restarts)
+    has_ids = not steps.samples or any((epoch.orders != epoch.contents).any() for epoch in epochs)
+    lines = [] if options.same_order else find_same_orders(epochs)
+    if steps.samples and not options.repeats:
         lines += find_repeats(epochs, has_ids)
-        lines += find_same_ranks((step.samples, step.sizes) for step in steps)
-    return lines + (find_same_contents(epochs, has_ids) if augmented else [])
+        lines += find_same_ranks(steps)
+    return lines + (find_same_contents(epochs, has_ids) if options.augmented else [])
 
 
-def mark_whole(epochs: Iterable[Epoch], restarts: int) -> list[Epoch]:
+def mark_whole(epochs: list[Epoch], restarts: int) -> list[Epoch]:
     """Return the epochs. Whole are those with the most steps, if at least two have as many; without restarts
     also all before the last one."""
-    epochs = list(epochs)
-    counts = Counter(len(each.orders) for each in epochs)
+    counts = Counter(len(epoch.steps) for epoch in epochs)
     most = max(counts, default=0)
     ended = epochs[:-1] if not restarts else []
-    same = [each for each in epochs if counts[most] > 1 and len(each.orders) == most]
-    numbers = {each.number for each in (*ended, *same)}
-    return [each._replace(is_whole=each.number in numbers) for each in epochs]
+    same = [epoch for epoch in epochs if counts[most] > 1 and len(epoch.steps) == most]
+    numbers = {epoch.number for epoch in (*ended, *same)}
+    return [epoch._replace(is_whole=epoch.number in numbers) for epoch in epochs]
 
 
 def find_same_orders(epochs: list[Epoch]) -> list[str]:
     """Return a line for epochs whose steps have the same samples in the same order, at least two steps."""
-    groups: dict[tuple, list[Epoch]] = {}
+    groups: dict[tuple[int, ...], list[Epoch]] = {}
     lines = []
     for epoch in epochs:
         if len(epoch.orders) > 1:
@@ -100,7 +100,7 @@ def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:
     has_ids: samples are known by ids. Otherwise, up to a tenth of the samples may be equal to another one, if
     all whole epochs have the same ones twice; and a sample is missing only if another one takes its place.
     """
-    tables = [np.unique(np.concatenate(each.samples), return_counts=True) for each in epochs]
+    tables = [np.unique(np.concatenate(epoch.steps.samples), return_counts=True) for epoch in epochs]
     whole = [table for epoch, table in zip(epochs, tables, strict=True) if epoch.is_whole]
     usual = np.zeros(0, np.uint64), np.zeros(0, np.int64)
     if whole and not has_ids and all(np.array_equal(table, whole[0]) for table in whole):
@@ -113,12 +113,12 @@ def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:
         _, places, own = np.intersect1d(values, usual[0], assume_unique=True, return_indices=True)
         allowed[places] = usual[1][own]
         twice, never = values[counts > allowed], len(known) - len(values) if epoch.is_whole else 0
-        batch = max(map(len, epoch.samples))
+        batch = max(map(len, epoch.steps.samples))
         extra = (counts - allowed)[counts > allowed].sum()
         if not has_ids and (never != extra or sum(len(each) for each, _ in tables) == len(known)):
             never = 0  # another augmentation is another content: no sample comes again
         if len(twice):
-            step = epoch.first + _find_repeat(epoch.samples, twice)
+            step = _find_repeat(epoch.steps, twice)
             missing = f", and {never} never" if never else ""
             text = f"{_count(len(twice))} came twice or more, first in step {step}{missing}"
             lines.append(f"epoch {epoch.number}: {text}")
@@ -128,24 +128,21 @@ def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:
     return lines[:_SHOWN] + more
 
 
-def _find_repeat(steps: list[np.ndarray], twice: np.ndarray) -> int:
-    """Return the first step in which one of these samples comes again, from 0."""
+def _find_repeat(steps: Steps, twice: np.ndarray) -> int:
+    """Return the number of the first step in which one of these samples comes again."""
     seen = np.zeros(0, np.uint64)
-    for number, samples in enumerate(steps):
-        found = samples[np.isin(samples, twice)]
-        if len(np.unique(found)) < len(found) or np.isin(found, seen).any():
-            return number
-        seen = np.concatenate([seen, found])
-    return 0
+    for number, samples in zip(steps.numbers.tolist(), steps.samples, strict=True):
+        repeated = samples[np.isin(samples, twice)]
+        if len(np.unique(repeated)) < len(repeated) or np.isin(repeated, seen).any():
+            return int(number)
+        seen = np.concatenate([seen, repeated])
+    raise ValueError("no sample comes again")
 
 
-def find_same_ranks(steps: Iterable[tuple[np.ndarray, tuple[int, ...]]]) -> list[str]:
-    """Return a line if ranks were given the same samples in a step, else nothing.
-
-    steps: (hashes uint64 [n] of the samples, rank after rank; the number of samples of each rank).
-    """
+def find_same_ranks(steps: Steps) -> list[str]:
+    """Return a line if ranks were given the same samples in a step, else nothing."""
     first, count = "", 0
-    for number, (samples, sizes) in enumerate(steps, 1):
+    for number, samples, sizes in zip(steps.numbers.tolist(), steps.samples, steps.sizes, strict=True):
         ranks: dict[bytes, list[int]] = {}
         for rank, part in enumerate(np.split(samples, np.cumsum(sizes[:-1]))):
             if len(part):
@@ -160,12 +157,11 @@ def find_same_ranks(steps: Iterable[tuple[np.ndarray, tuple[int, ...]]]) -> list
 def find_same_contents(epochs: list[Epoch], has_ids: bool) -> list[str]:
     """Return a line if samples look the same in two epochs, for data that are augmented at random."""
     if not has_ids:  # the hashes of contents
-        parts = [np.unique(np.concatenate(each.samples)) for each in epochs if each.samples]
-        hashes = np.concatenate(parts) if parts else np.zeros(0, np.uint64)
+        hashes = np.concatenate([np.unique(np.concatenate(epoch.steps.samples)) for epoch in epochs])
         count = len(hashes) - len(np.unique(hashes))
         return [f"{_count(count)} came again with the same content in a later epoch"] if count else []
     # the sum of an epoch is another one if the content of a sample is
-    totals: dict[tuple, list[int]] = {}
+    totals: dict[tuple[int, int], list[int]] = {}
     for epoch in epochs:
         if epoch.is_whole:
             totals.setdefault((epoch.orders.sum(), epoch.contents.sum()), []).append(epoch.number)

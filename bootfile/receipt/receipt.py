@@ -11,18 +11,19 @@ ranks do not matter, and one all_reduce combines the ranks. The steps are chaine
 import hashlib
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bootfile.ground.errors import BadInput, Once
-from bootfile.ground.files import check_mounted, explained, opener, read_file, write_atomic
+from bootfile.ground.errors import Once
+from bootfile.ground.files import check_mounted, opener, read_file, write_atomic
 from bootfile.ground.mixing import mix
-from bootfile.receipt.records import RECORD, parse_records
+from bootfile.receipt.records import FILE, MOST, PARTS, RECORD, parse_records
 
-FILE = "receipt.bin"  # in a run's output folder
-PARTS = ("ids", "labels", "augmentation")
-_MOST = 2**30  # bytes of FILE: 33 million steps
+if TYPE_CHECKING:
+    import torch  # the records of a run are read without it
+
+_Batch = tuple[np.ndarray, np.ndarray, Sequence[np.ndarray]]
 _CHUNK = 4096  # samples per computation of sums: spreads NumPy's cost per call over several steps
 
 
@@ -39,14 +40,14 @@ class Receipt:
         self.fingerprint, self.batches = fingerprint, batches
         self.digest = bytes(8)
         self.step = 0  # the last step that is in the digest
-        self._batches: list[tuple] = []  # (ids, labels, crops) whose sums are not computed yet
+        self._batches: list[_Batch] = []  # (ids, labels, crops) whose sums are not computed yet
         self._sums: list[np.ndarray] = []
         self._content = bytearray()  # of FILE: it may be deleted or cut while the job runs
         self._stored: int | None = None  # bytes of the content that are in FILE; None: FILE was not read yet
         self._begun = 0, bytes(8)  # the step and the digest before the first record of this start
         self._first: int | None = None  # the step before the first record of FILE, if it is known
         self._warn = Once(_print_warning)
-        self.shared: list[Any] | None = None  # tensors: sums of all ranks, of steps that were not chained
+        self.shared: list[torch.Tensor] | None = None  # sums of all ranks, of steps that were not chained
 
     def add(self, ids: np.ndarray, labels: np.ndarray, crops: Sequence[np.ndarray] = ()) -> None:
         """Add one batch. ids, labels: int64 [n]; crops: arrays [n] of integers, booleans or float32. Several
@@ -63,7 +64,8 @@ class Receipt:
         self._sum()
         taken, self._sums = self._sums, []
         sums = np.concatenate([np.zeros((0, len(PARTS)), np.int64), *taken])
-        return sums.reshape(-1, self.batches, len(PARTS)).sum(1)
+        steps: np.ndarray = sums.reshape(-1, self.batches, len(PARTS)).sum(1)
+        return steps
 
     def _sum(self) -> None:
         if self._batches:
@@ -121,7 +123,7 @@ class Receipt:
             self._content[:0] = kept = self._restore(path)
             self._stored = len(kept)
         size = os.path.getsize(path) if os.path.exists(path) else 0
-        if size != self._stored or (compare and size and read_file(path, _MOST) != self._content):
+        if size != self._stored or (compare and size and read_file(path, MOST) != self._content):
             self._warn(
                 f"{path} was deleted, cut or changed while the job ran ({size} bytes, expected "
                 f"{self._stored}): all its records are written again"
@@ -136,7 +138,7 @@ class Receipt:
         """Return the records of earlier starts, and delete those that a resumed run writes again. A warning
         is printed if steps of this run are missing."""
         step, digest = self._begun
-        records, _ = parse_records(read_file(path, _MOST) if os.path.exists(path) else b"")
+        records, _ = parse_records(read_file(path, MOST) if os.path.exists(path) else b"")
         if (np.diff(records["step"].astype(np.int64)) <= 0).any():
             records = records[:0]
         kept = records[records["step"] <= step]
@@ -157,10 +159,10 @@ class Receipt:
     def __str__(self) -> str:
         return self.digest.hex()
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         return {"digest": str(self), "step": self.step}
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         self.digest, self.step = bytes.fromhex(state["digest"]), int(state["step"])
         self._begun = self.step, self.digest
         self._batches.clear()
@@ -186,50 +188,12 @@ def batch_sums(
     # differences of running totals modulo 2^64: one call for batches of any size
     totals = np.zeros((len(PARTS), len(hashed) + 1), np.uint64)
     np.cumsum((hashed, mix(hashed ^ _words(labels)), augmented), axis=1, out=totals[:, 1:])
-    return np.diff(totals[:, [0, *ends]]).T.copy().view(np.int64)
-
-
-class Comparison(NamedTuple):
-    """The result of compare().
-
-    steps: number of steps that both runs recorded.
-    epoch, step: of the first step that differs (0: none).
-    parts: the entries of PARTS that differ in that step, or "epoch".
-    """
-
-    steps: int
-    epoch: int
-    step: int
-    parts: tuple[str, ...]
-
-
-def read(folder: str) -> np.ndarray:
-    """Return the records in an output folder: fields epoch, step, sums; steps ascend. Raises BadInput."""
-    path = os.path.join(folder, FILE)
-    with explained(f"no receipt of a run at {path}"):
-        records, is_cut = parse_records(read_file(path, _MOST))
-    if is_cut or not len(records) or (np.diff(records["step"].astype(np.int64)) <= 0).any():
-        raise BadInput(f"{path} is empty, cut or not a receipt: expected records with ascending steps")
-    return records
+    sums: np.ndarray = np.diff(totals[:, [0, *ends]]).T.copy()
+    return sums.view(np.int64)
 
 
 def _extend(digest: bytes, record: np.void) -> bytes:
     return hashlib.blake2b(digest + record.tobytes(), digest_size=8).digest()
-
-
-def compare(first: np.ndarray, second: np.ndarray) -> Comparison:
-    """Find the first step that both runs recorded and that differs. Arguments: results of read()."""
-    _, left, right = np.intersect1d(first["step"], second["step"], return_indices=True)
-    ours, theirs = first[left], second[right]
-    is_other = ours["sums"] != theirs["sums"]  # [n, 3]
-    different = np.flatnonzero(is_other.any(axis=1) | (ours["epoch"] != theirs["epoch"]))
-    if not len(different):
-        return Comparison(len(ours), 0, 0, ())
-    place = different[0]
-    parts = tuple(part for part, each in zip(PARTS, is_other[place], strict=True) if each)
-    # if the ids differ, labels and crops differ too: report only the ids
-    parts = PARTS[:1] if is_other[place, 0] else parts or ("epoch",)
-    return Comparison(len(ours), int(ours["epoch"][place]), int(ours["step"][place]), parts)
 
 
 def _words(column: np.ndarray) -> np.ndarray:

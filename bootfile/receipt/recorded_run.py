@@ -1,5 +1,6 @@
 """The records of a run: the steps of its receipt, its starts, and the order of its samples."""
 
+import itertools
 import operator
 import os
 from typing import Any
@@ -8,25 +9,28 @@ import numpy as np
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import part_of
-from bootfile.receipt import receipt, starts
+from bootfile.receipt import starts
+from bootfile.receipt.reading import read_records
+from bootfile.receipt.receipt import batch_sums
+from bootfile.receipt.records import PARTS
 from bootfile.sampling.sampler import BatchSampler, WholeBatchSampler
 
-_SAMPLERS: dict[str, Any] = {kind.__name__: kind for kind in (BatchSampler, WholeBatchSampler)}
+_SAMPLERS: dict[str, type[BatchSampler]] = {kind.__name__: kind for kind in (BatchSampler, WholeBatchSampler)}
 
 
 class Run:
-    """The records in the output folder of a run: `records` of receipt.read(), and `starts`. Raises BadInput,
+    """The records in the output folder of a run: `records` of its receipt, and `starts`. Raises BadInput,
     also if a line of starts.jsonl cannot be read: the rank of a sample would be wrong."""
 
     def __init__(self, folder: str):
         self.folder, self.path = folder, os.path.join(folder, starts.FILE)
-        self.records, known = receipt.read(folder), starts.read(folder, whole=True)
+        self.records, known = read_records(folder), starts.read(folder, whole=True)
         self.starts = [start for start in known if isinstance(start.get("step"), int)]
         if not self.starts:
             raise BadInput(f"{self.path} has no start that can be read: seed and world size are unknown")
         self.first, self.last = self.records["step"][[0, -1]].tolist()
 
-    def start_of(self, step: int) -> dict:
+    def start_of(self, step: int) -> dict[str, Any]:
         """Return the start that made a step: the last one before it, which made later steps again."""
         return [start for start in self.starts if start["step"] < step or start is self.starts[0]][-1]
 
@@ -41,37 +45,60 @@ class Run:
         return np.repeat(np.arange(size), own)
 
     def check(self, step: int, sums: np.ndarray) -> None:
-        """Raise BadInput if the receipt has no such step, or other sums of the first receipt.PARTS."""
+        """Raise BadInput if the receipt has no such step, or other sums of the first PARTS."""
         recorded = self.records[self.records["step"] == step]
         if not len(recorded):
             raise BadInput(f"{self.folder} has no step {step}: its receipt has {self.first}-{self.last}")
-        for part, theirs, ours in zip(receipt.PARTS, recorded["sums"][0], sums.view("u8"), strict=False):
+        for part, theirs, ours in zip(PARTS, recorded["sums"][0], sums.view("u8"), strict=False):
             if theirs != ours:
                 changed = f"{part} {theirs:016x}, and now {ours:016x}: data, options or code changed"
                 raise BadInput(f"the receipt of {self.folder} has another digest for step {step}: {changed}")
 
-    def sampler(self, step: int, weights: np.ndarray | None = None) -> Any:
+    def sampler(self, step: int, weights: np.ndarray | None = None) -> BatchSampler:
         """Return the batch sampler of all ranks before a step, its last one. Raises BadInput."""
         facts = self.start_of(step).get("sampling") or {}
         if facts.get("weighted") and weights is None:
             raise BadInput(f"{self.folder} drew its samples with weights: expected --step N of imagenet.py")
         try:
-            numbers = (operator.index(facts[name]) for name in ("samples", "global batch", "seed"))
-            limits = {"max_steps": step, "epoch_steps": facts.get("epoch steps")}
-            sampler = _SAMPLERS[facts["sampler"]](*numbers, **limits, weights=weights)
-            self.views, sampler.shuffle = operator.index(facts["views"]), bool(facts["shuffle"])
+            size, batch, seed = (operator.index(facts[name]) for name in ("samples", "global batch", "seed"))
+            sampler = _SAMPLERS[facts["sampler"]](
+                size,
+                batch,
+                seed,
+                max_steps=step,
+                epoch_steps=facts.get("epoch steps"),
+                weights=weights,
+            )
+            self.views, shuffle = operator.index(facts["views"]), bool(facts["shuffle"])
         except (KeyError, TypeError) as error:
             raise BadInput(f"{self.path} does not describe the order of the samples: {facts}") from error
+        if isinstance(sampler, WholeBatchSampler):
+            sampler.shuffle = shuffle
         sampler.seek(step - 1)
         return sampler
 
-    def ids(self, sampler: Any, step: int) -> np.ndarray:
+    def ids(self, sampler: BatchSampler, step: int) -> np.ndarray:
         """Return the ids of a step over all ranks, after they were compared with the receipt."""
         ids = sampler.batch(step - 1)
         self.check(step, self.sum_ids(sampler, ids))
         return ids
 
-    def sum_ids(self, sampler: Any, ids: np.ndarray) -> np.ndarray:
+    def sum_ids(self, sampler: BatchSampler, ids: np.ndarray) -> np.ndarray:
         """Return the receipt's sum of the ids of a step, int64 [1]."""
         images = np.concatenate([ids + view * sampler.size for view in range(self.views)])
-        return receipt.batch_sums(images, images, (), np.array([len(images)]))[0, :1]
+        return batch_sums(images, images, (), np.array([len(images)]))[0, :1]
+
+    def find_other_samples(self) -> int:
+        """Return the first step that had other samples than those of (seed, epoch, step), 0 if there is none.
+        Raises BadInput if the records do not tell which these are."""
+        for _, group in itertools.groupby(self.records, lambda record: self.start_of(record["step"])):
+            known = {int(record["step"]): record["sums"][0] for record in group}
+            step, last = min(known), max(known)
+            sampler = self.sampler(last)
+            while step <= last:
+                sampler.seek(step - 1)
+                for ids in sampler:  # to the end of the epoch
+                    if step in known and self.sum_ids(sampler, ids).view("u8")[0] != known[step]:
+                        return step
+                    step += 1
+        return 0

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser
-from launch.new import blocks
+from launch.new import blocks, one_file
 
 _HOME = Path(__file__).resolve().parents[2]  # links resolved
 _FILES = {  # file of the template: its path in the project
@@ -90,13 +90,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _write_receipt(folder: Path) -> None:
-    def module(match: re.Match) -> str:
-        body = _read(f"{match[1].replace('.', '/')}.py").partition('"""\n\n')[2]
-        return imported.sub("", body) + "\n"
-
-    # one file, for any program
-    imported = re.compile(r"^from ((?:common|datasets)\.\w+\.\w+) import (?:\([^)]*\)|.*)\n", re.MULTILINE)
-    text = imported.sub(module, _read("bootfile/receipt/loop_receipt.py"))
+    text = one_file.join("bootfile.receipt.loop_receipt", _read)
     files = {folder / "receipt.py": text, folder / _PLUGIN: _read(f"launch/new/template/{_PLUGIN}")}
     for path, content in files.items():
         if path.exists() and path.read_text(encoding="utf-8") != content:

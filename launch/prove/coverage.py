@@ -4,7 +4,7 @@ import contextlib
 
 from bootfile.ground.errors import BadInput
 from bootfile.receipt import receipt
-from bootfile.receipt.compare import find_receipt
+from bootfile.receipt.reading import find_receipt
 from bootfile.receipt.recorded_run import Run
 from common.run import starts
 from launch.prove.jobs import REFERENCE, Job

@@ -15,7 +15,8 @@ import torch
 from bootfile.exact import digest, files
 from bootfile.ground.errors import BadInput
 from bootfile.receipt import receipt
-from bootfile.receipt.compare import find_files, find_receipt
+from bootfile.receipt.compare import find_files
+from bootfile.receipt.reading import find_receipt
 from bootfile.receipt.records import RECORD
 from common.console.arguments import mask_words
 from common.distributed import agent

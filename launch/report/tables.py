@@ -8,8 +8,10 @@ import numpy as np
 
 from bootfile.exact import digest_lines
 from bootfile.ground.errors import BadInput
-from bootfile.receipt import receipt
-from bootfile.receipt.compare import compare_machines, compare_records
+from bootfile.receipt.compare import compare_machines
+from bootfile.receipt.reading import read
+from bootfile.receipt.records import ReceiptError
+from bootfile.receipt.steps import compare
 from launch.explain import format_time
 from launch.report.runs import SPLIT, UNITS, Run, Start
 
@@ -133,13 +135,16 @@ def compare_receipts(runs: list[Run]) -> list[list[str]]:
     receipts, rows = {}, []
     for run in runs:
         try:
-            receipts[run.name] = receipt.read(run.path)
+            receipts[run.name] = read(run.path)
         except BadInput as error:
             rows.append([run.name, NONE, str(error)])
     first = receipts.pop(runs[0].name, None)
     if first is not None:
         for name, other in receipts.items():
-            verdict = compare_records(first, other)[1]
+            try:
+                verdict = compare(first, other)[1]
+            except ReceiptError as error:
+                verdict = str(error)
             cause = _compare_machines(runs[0], next(run for run in runs if run.name == name))
             rows.append([runs[0].name, name, f"{verdict}; {cause}" if cause else verdict])
     return rows

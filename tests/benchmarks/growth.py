@@ -25,7 +25,7 @@ import psutil
 import torch
 
 from bootfile.exact import digest_lines
-from bootfile.receipt import loop_receipt, receipt
+from bootfile.receipt import contents, reading, receipt
 from bootfile.sampling.sampler import BatchSampler
 from common.console.arguments import positive_int
 from common.ground.files import ROOT
@@ -47,7 +47,7 @@ def main() -> None:
             cpu, memory = run_processes(processes)
             print(f"{processes} processes until the end of step 3: {cpu:.1f} CPU s, {memory / 1e9:.2f} GB")
         batch = torch.randn(128, 3, 224, 224), torch.arange(128)
-        own = [timed(lambda: loop_receipt.hash_batch(batch)) * 1e3 for _ in range(options.rounds + 1)][1:]
+        own = [timed(lambda: contents.hash_batch(batch)) * 1e3 for _ in range(options.rounds + 1)][1:]
         print(f"receipt of any loop: {spread(own, '.2f', ' ms')} a step of 128, n={options.rounds}")
         for size in SIZES:
             seconds, memory = draw(size)
@@ -90,7 +90,7 @@ def make_longer(run: str, steps: int) -> None:
 def restart(run: str, steps: int) -> float:
     """Read and check the files as a restart at the last step does, and return its CPU seconds."""
     begin = time.process_time()
-    receipt.read(run)
+    reading.read_records(run)
     log._keep_lines(os.path.join(run, "metrics.jsonl"), steps)
     digest_lines.cut(run, steps)
     return time.process_time() - begin

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bootfile.receipt import receipt
+from bootfile.receipt import reading, receipt
 from common.run import starts
 from launch import processes
 from tests.conftest import LONGEST, QUICK, ROOT, environment, free_port, run, wait_until
@@ -66,7 +66,7 @@ def test_processes_leave_and_come_back_three_times(tmp_path):
     agents: list[subprocess.Popen] = []
 
     def progress() -> int:
-        return int(receipt.read(str(output))["step"][-1]) if (output / receipt.FILE).exists() else 0
+        return int(reading.read_records(str(output))["step"][-1]) if (output / receipt.FILE).exists() else 0
 
     def change(count: int) -> None:
         """Let agents come or die, and wait until the job trains on."""

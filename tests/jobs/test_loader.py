@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from bootfile.receipt import receipt
+from bootfile.receipt import reading, receipt
 from datasets.folders import paired_images, random_pairs
 from datasets.loaders import backends
 from tests.conftest import environment, records, refused, run, run_ranks
@@ -48,7 +48,7 @@ def test_times_receipt_and_contact_sheet(alone):
     assert reported(printed) == [(1, 12), (2, 12), (3, 2), (4, 12), (5, 12), (6, 2)]
     lines = records(output)
     assert [(line["epoch"], line["step"], line["pairs"]) for line in lines] == [(1, 3, PAIRS), (2, 6, PAIRS)]
-    assert len(receipt.read(str(output))) == EPOCHS * STEPS
+    assert len(reading.read_records(str(output))) == EPOCHS * STEPS
     with Image.open(output / "preview.png") as sheet:  # 12 pairs, four in a row, two pixels between images
         assert sheet.size == (8 * 258 + 2, 3 * 258 + 2)
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from bootfile.exact import digest
 from bootfile.exact import files as checkpoint
-from bootfile.receipt import receipt
+from bootfile.receipt import reading, receipt
 from common.checkpoint import lease
 from datasets.memory import cifar10
 from tests.common.checkpoint.test_mirror import keys, read_list, read_object, steps
@@ -281,6 +281,6 @@ def test_pairs_are_staged_and_a_job_without_checkpoints_brings_its_results(serve
     printed = run("jobs/loader.py", "--batch_size=3", "--crop=16", *urls, env=env).stdout
     assert "6 files, 6 fetched" in printed and "data train=3 pairs" in printed
     output = brought(server, "s3://runs/pairs", tmp_path / "brought")
-    assert len(receipt.read(str(output))) == len(records(output)) == 1
+    assert len(reading.read_records(str(output))) == len(records(output)) == 1
     assert Image.open(output / "preview.png").size[0] > 16
     assert ".bootfile-lease.json" not in keys(server, "s3://runs/pairs")

@@ -8,8 +8,10 @@ import pytest
 import torch
 import yaml
 
-from bootfile.receipt import loop_records
 from bootfile.receipt.loop_receipt import Receipt
+from bootfile.receipt.loop_records import read
+from bootfile.receipt.one_run import Options
+from bootfile.receipt.report import report
 from tests.conftest import ROOT, run
 
 PAGE = (ROOT / "guides" / "trainers.md").read_text()
@@ -99,5 +101,6 @@ def test_a_loader_of_accelerate(tmp_path):
         receipt = Receipt(str(tmp_path / name))
         for _ in range(epochs):
             assert len(list(receipt.watch(loader))) == 6
-    equal, lines = loop_records.report([str(tmp_path / "plain"), str(tmp_path / "run")])
+    folders = [str(tmp_path / "plain"), str(tmp_path / "run")]
+    equal, lines = report(folders, [read(folder) for folder in folders], Options())
     assert not equal and "equal in the 6 steps of both" in lines[-1]  # then accelerate seeds each epoch

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from bootfile.exact import files
-from bootfile.receipt import receipt
+from bootfile.receipt.reading import read_records
 from common.run.folder_lease import FOLDER
 from datasets.memory.cifar10 import CLASSES
 from tests.conftest import (
@@ -148,7 +148,7 @@ def test_two_jobs_on_two_mounts_of_one_folder(storage):
     read_until(again, r" step=\d+ loss")
     again.send_signal(signal.SIGTERM)
     assert "warning" not in finish(again, 143).stdout
-    steps = receipt.read(str(two / "run"))["step"].tolist()
+    steps = read_records(str(two / "run"))["step"].tolist()
     assert steps == list(range(1, check_checkpoints(two / "run")[0] + 1))
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from bootfile.exact import digest, files
-from bootfile.receipt import receipt
+from bootfile.receipt.reading import read_records
 from tests.conftest import ROOT
 
 _OF_TIME = {
@@ -31,7 +31,7 @@ def facts(output: Path) -> dict:
     return {
         "state": {step: line["parts"] for step, line in digest.read(str(output)).items()},
         "figures": figures,
-        "samples": receipt.read(str(output)).tobytes(),
+        "samples": read_records(str(output)).tobytes(),
         "weights": {
             path.name: digest.summarize(0, files.load(str(path)))["digest"] for path in output.glob("*.pth")
         },

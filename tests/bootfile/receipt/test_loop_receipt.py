@@ -7,9 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from bootfile.receipt import loop_records
-from bootfile.receipt.loop_receipt import Receipt, hash_batch
-from bootfile.receipt.loop_records import ReceiptError
+from bootfile.receipt import steps
+from bootfile.receipt.contents import hash_batch
+from bootfile.receipt.loop_receipt import Receipt
+from bootfile.receipt.loop_records import read
+from bootfile.receipt.one_run import Options
+from bootfile.receipt.records import ReceiptError
+from bootfile.receipt.report import report
 from tests.conftest import run
 
 DATA = torch.rand(48, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -38,7 +42,12 @@ def record(folder, epochs, first_step=None, stop=None, **options):
 
 
 def compare(tmp_path, *names):
-    return loop_records.compare(*(loop_records.read(str(tmp_path / name)) for name in names))
+    return steps.compare(*(read(str(tmp_path / name)) for name in names))
+
+
+def report_both(*folders):
+    folders = [str(folder) for folder in folders]
+    return report(folders, [read(folder) for folder in folders], Options())
 
 
 @pytest.mark.parametrize("ids", [None, "id", lambda batch: [f"file {each}" for each in batch["id"]]])
@@ -86,9 +95,7 @@ def test_what_a_restart_did_is_named(tmp_path, name, knows_its_step):
     if knows_its_step or name not in ("skipped", "the epoch again"):
         assert equal == (name == "exact") and (expected in text or not knows_its_step)
     else:  # what the restart says is all that is known
-        assert "start 2 continues at step " in "".join(
-            loop_records.follow(loop_records.read(str(tmp_path / "run")))[1]
-        )
+        assert "start 2 continues at step " in "".join(steps.follow(read(str(tmp_path / "run"))).lines)
 
 
 NESTED = {
@@ -152,7 +159,7 @@ def test_what_cannot_be_hashed_needs_ids(tmp_path):
     with pytest.raises(ReceiptError, match="object"):
         Receipt(str(tmp_path / "a")).add(batch)
     Receipt(str(tmp_path / "a"), ids="id").add(batch)
-    assert loop_records.read(str(tmp_path / "a"))[0].steps[0].sums[1] == 2
+    assert read(str(tmp_path / "a")).starts[0].steps.sums[0, 1] == 2
 
 
 def test_a_start_without_a_record_of_another_rank_is_left_out(tmp_path):
@@ -160,8 +167,24 @@ def test_a_start_without_a_record_of_another_rank_is_left_out(tmp_path):
     record(tmp_path / "run", batches([1, 2], 2, 0), 0, 5, rank=0, world_size=2)  # rank 1 has read nothing
     for rank in range(2):
         record(tmp_path / "run", batches([1, 2], 2, rank), 0, rank=rank, world_size=2)
-    equal, lines = loop_records.report([str(tmp_path / "whole"), str(tmp_path / "run")])
+    equal, lines = report_both(tmp_path / "whole", tmp_path / "run")
     assert equal and len(lines) == 3 and lines[-1] == "data equal for 24 steps"
+
+
+def test_steps_without_a_record_are_not_compared(tmp_path):
+    """A receipt may begin in the middle of a training, or lack the steps between two starts."""
+    record(tmp_path / "whole", batches([1, 2, 3]))
+    record(tmp_path / "late", [_rest(2, 1), *batches([3])], 13)
+    equal, lines = report_both(tmp_path / "whole", tmp_path / "late")
+    assert not equal and lines[1].endswith("late: 36 steps, 13 without a record")
+    assert lines[-1] == "data equal in the 23 steps of both; one run has no record of the others"
+    record(tmp_path / "other", [_rest(7, 1), *batches([3])], 13)
+    assert "different from step 14 on: " in report_both(tmp_path / "whole", tmp_path / "other")[1][-1]
+    record(tmp_path / "gap", batches([1, 2]), 0, 15)
+    record(tmp_path / "gap", [_rest(2, 8), *batches([3])], 20)
+    folder = str(tmp_path / "gap")
+    equal, lines = report([folder], [read(folder)], Options())
+    assert not equal and lines[1:] == ["start 2 continues at step 21: steps 16-20 have no record"]
 
 
 def test_files_that_end_in_a_record_are_continued(tmp_path):
@@ -170,7 +193,7 @@ def test_files_that_end_in_a_record_are_continued(tmp_path):
     for name in ("receipt-0.bin", "samples-0.bin"):
         os.truncate(tmp_path / "run" / name, os.path.getsize(tmp_path / "run" / name) - 5)
     record(tmp_path / "run", [_rest(1, 5), *batches([2])])
-    equal, lines = loop_records.report([str(tmp_path / "whole"), str(tmp_path / "run")])
+    equal, lines = report_both(tmp_path / "whole", tmp_path / "run")
     assert equal and "start 2 continues at step 6: steps 6-8 were read twice, with the same samples" in lines
 
 
@@ -198,7 +221,7 @@ def test_damaged_receipts_are_one_error(tmp_path, damage, message):
         record(tmp_path / "run", batches([1], 2, rank), rank=rank, world_size=2)
     damage(tmp_path / "run")
     with pytest.raises(ReceiptError, match=message):
-        loop_records.read(str(tmp_path / "run"))
+        read(str(tmp_path / "run"))
 
 
 def test_other_data_and_other_seeds_are_refused(tmp_path):

@@ -11,12 +11,15 @@ import torch
 
 from bootfile.ground.errors import BadInput
 from bootfile.receipt import receipt
+from bootfile.receipt.reading import read, read_records
 from bootfile.receipt.receipt import Receipt
+from bootfile.receipt.steps import Difference, find_difference
 from bootfile.sampling.sampler import BatchSampler
 from common.run import starts
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory.digits import load
 from datasets.sampling.augment import crop_flip
+from tests.conftest import run
 
 
 def _run(folder, world_size=1, steps=9, seed=0, stop=None, epoch=1):
@@ -51,6 +54,11 @@ def _run(folder, world_size=1, steps=9, seed=0, stop=None, epoch=1):
     return str(chain)
 
 
+def steps(folder):
+    """Return the steps of the receipt in a folder."""
+    return read(str(folder)).starts[0].steps
+
+
 def test_world_size_and_restarts_do_not_change_it(tmp_path):
     digests = {
         _run(tmp_path / "one"),
@@ -59,9 +67,9 @@ def test_world_size_and_restarts_do_not_change_it(tmp_path):
         _run(tmp_path / "restarted", stop=6),
     }
     assert len(digests) == 1
-    records = [receipt.read(str(tmp_path / name)) for name in ("one", "two", "four", "restarted")]
+    records = [read_records(str(tmp_path / name)) for name in ("one", "two", "four", "restarted")]
     assert all((each == records[0]).all() for each in records) and len(records[0]) == 9
-    assert receipt.compare(records[0], records[3]) == receipt.Comparison(9, 0, 0, ())
+    assert find_difference(steps(tmp_path / "one"), steps(tmp_path / "restarted")) == Difference(9, 0, 0, ())
 
 
 def test_it_holds_every_sample_exactly_once():
@@ -90,10 +98,10 @@ def test_the_first_difference_and_its_kind_are_found(tmp_path, part):
                 {"ids": ids, "labels": labels, "augmentation": parameters[0]}[part][2] += 1
             chain.add(ids, labels, parameters)
         chain.chain(10, 10, chain.take(), str(folder))
-        return receipt.read(str(folder))
+        return steps(folder)
 
-    found = receipt.compare(deliver(tmp_path / "a", False), deliver(tmp_path / "b", True))
-    assert found == receipt.Comparison(10, 1, 7, (part,))
+    found = find_difference(deliver(tmp_path / "a", False), deliver(tmp_path / "b", True))
+    assert found == Difference(10, 1, 7, (part,))
 
 
 def test_order_within_a_batch_does_not_matter_but_pairing_does():
@@ -131,10 +139,10 @@ def test_a_torn_or_foreign_file(tmp_path):
     for content in (path.read_bytes()[:-5], b"\xff" * 96, b""):
         path.write_bytes(content)
         with pytest.raises(BadInput, match="is empty, cut or not a receipt"):
-            receipt.read(str(tmp_path))
+            read(str(tmp_path))
     path.unlink()
     with pytest.raises(BadInput, match=r"no receipt of a run at .*: No such file or directory"):
-        receipt.read(str(tmp_path))
+        read(str(tmp_path))
 
 
 def test_a_link_is_not_written_through(tmp_path, capsys):
@@ -148,6 +156,13 @@ def test_a_link_is_not_written_through(tmp_path, capsys):
     with pytest.raises(OSError, match="symbolic links"):
         starts.write(str(tmp_path), argparse.Namespace(), {})
     assert mine.read_text() == "mine"
+
+
+def test_a_training_does_not_load_the_programs_of_receipts():
+    code = "import sys, bootfile.loaders.torch_loader; print(*sys.modules)"
+    loaded = run("-c", code, fresh=True).stdout.split()
+    receipts = {name for name in loaded if name.startswith("bootfile.receipt.")}
+    assert receipts == {f"bootfile.receipt.{name}" for name in ("contents", "receipt", "records")}
 
 
 def _train(folder, steps, first=1):

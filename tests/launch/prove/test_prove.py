@@ -10,7 +10,7 @@ import pytest
 
 from bootfile.ground.errors import BadInput
 from bootfile.receipt import receipt
-from bootfile.receipt.compare import LOOP, find_receipt
+from bootfile.receipt.reading import LOOP, find_receipt
 from common.distributed import agent
 from datasets.folders import random_folder
 from launch import processes

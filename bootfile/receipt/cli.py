@@ -1,0 +1,66 @@
+"""Compare two runs: the data of every step, and the state (weights, buffers, optimizer) at checkpoints.
+
+    python -m launch receipt RUN_A RUN_B
+    python -m launch receipt RUN            one run: is something unusual? What did each restart read?
+
+Unusual are epochs with the same order, samples that come twice or never in an epoch, ranks with the same
+samples; in a run of Bootfile, a step without the samples of (seed, epoch, step). Options say what is right.
+
+RUN_A and RUN_B: output folders of runs, at any world size, with any loader, restarted or not; or folders of
+the receipt that `python -m launch new --receipt` adds to any loop. Exit codes: 0 equal; 1 something is
+unusual, the data differ (the output names the first epoch and step, and what differs), one run is shorter, or
+the states differ at the same number of processes or with the same --exact_shards; 2 a receipt cannot be read,
+or the runs have different seeds. Without --exact_shards another number of processes rounds sums differently,
+so different states are expected.
+"""
+
+from bootfile.ground.errors import BadInput, printable
+from bootfile.receipt.compare import compare_states, read_setting
+from bootfile.receipt.one_run import Options
+from bootfile.receipt.options import parse
+from bootfile.receipt.reading import bad_input, read
+from bootfile.receipt.recorded_run import Run
+from bootfile.receipt.records import History
+from bootfile.receipt.report import report
+
+
+def main(arguments: list[str]) -> int:
+    """Print the comparison and return the exit code. Raises BadInput."""
+    with bad_input():
+        paths, options = parse(arguments, __doc__, "python -m launch receipt")
+        histories = [read(path) for path in paths]
+        if any(history.is_of_loop for history in histories):
+            is_right, lines = report(paths, histories, options)
+        elif len(paths) == 1:
+            is_right, lines = _judge(paths[0], histories[0], options)
+        else:
+            is_right, lines = _compare(paths, histories, options)
+    print(*map(printable, lines), sep="\n")
+    return 0 if is_right else 1
+
+
+def _judge(path: str, history: History, options: Options) -> tuple[bool, list[str]]:
+    """Judge one run of Bootfile, whose receipt has only the sums of each step."""
+    run = Run(path)
+    is_shuffled = (run.starts[-1].get("sampling") or {}).get("shuffle", True)
+    options = options._replace(same_order=options.same_order or not is_shuffled)
+    is_right, [size, *lines] = report([path], [history], options)
+    if options.repeats:
+        return is_right, [size, *lines]
+    try:
+        step = run.find_other_samples()
+    except BadInput as error:
+        return is_right, [size, f"not checked: {error}", *lines]
+    if step:
+        lines.append(f"unusual: step {step} had other samples than those of its seed, epoch and number")
+    return is_right and not step, [size, *lines]
+
+
+def _compare(paths: list[str], histories: list[History], options: Options) -> tuple[bool, list[str]]:
+    """Compare two runs of Bootfile."""
+    seeds = [read_setting(path, "seed") for path in paths]
+    if None not in seeds and seeds[0] != seeds[1]:
+        raise BadInput(f"the runs have the seeds {seeds[0]} and {seeds[1]}: their samples differ by design")
+    is_right, lines = report(paths, histories, options)
+    is_same_state, text = compare_states(*paths)
+    return is_right and is_same_state, [*lines, f"state {text}"]

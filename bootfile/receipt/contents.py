@@ -1,0 +1,101 @@
+"""Hash the samples of a batch by their ids, or by their contents."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from bootfile.ground.mixing import mix
+from bootfile.receipt.records import ReceiptError
+
+_LINES, _LINE = 64, 64  # parts of a tensor that are hashed, and their size in bytes
+
+
+def hash_ids(ids: Any) -> np.ndarray:
+    """Return a hash of each id, uint64 [n]. ids: integers (tensor, array or list) or strings."""
+    array = np.asarray(ids.cpu() if isinstance(ids, torch.Tensor) else ids)
+    if array.dtype.kind in "iu":
+        return mix(array.reshape(-1).astype(np.uint64))
+    return np.array([_hash_text(text) for text in ids], np.uint64)
+
+
+def hash_batch(batch: Any) -> np.ndarray:
+    """Return a hash of the content of each sample, uint64 [n].
+
+    batch: tensors, arrays, numbers and strings in nested dictionaries, lists and tuples. The number of
+    samples is the first dimension, or the length, that most parts have. Other parts count for each sample.
+    Raises ReceiptError if a part is of another type.
+    """
+    count = next(iter(_sizes(batch)), 1)
+    hashes: np.ndarray = np.broadcast_to(_hash(batch, count), count).copy()
+    return hashes
+
+
+def _sizes(value: Any) -> list[int]:
+    """Return the possible numbers of samples in a part of a batch, the most likely one first."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return [len(value)] if value.ndim else []
+    if not isinstance(value, Mapping | list | tuple):
+        return []
+    own = [] if isinstance(value, Mapping) or hasattr(value, "_fields") else [len(value)]
+    parts = list(value.values()) if isinstance(value, Mapping) else list(value)
+    if isinstance(value, list) and all(isinstance(each, str | Mapping | tuple) for each in parts):
+        return own  # a list of samples
+    sizes = Counter(size for each in parts for size in _sizes(each))
+    return [*[size for size, times in sizes.items() if times == max(sizes.values())], *own]
+
+
+def _hash(value: Any, count: int) -> np.ndarray:
+    """Return the hashes of `count` samples (-1: the value is one), or one hash [1] that is of all samples."""
+    if hasattr(value, "__array_interface__"):  # NumPy's arrays and numbers, images of PIL
+        value = torch.from_numpy(np.array(value))
+    if isinstance(value, torch.Tensor):
+        return _hash_rows(value if value.ndim and len(value) == count else value[None])
+    if isinstance(value, Mapping):
+        parts = [part for key in sorted(value, key=repr) for part in (key, value[key])]
+    elif isinstance(value, list | tuple):
+        parts = list(value)
+        if len(parts) == count and not any(count in _sizes(part) for part in parts):
+            return np.concatenate([_hash(part, -1) for part in parts])
+    elif isinstance(value, str | bytes | int | float | complex | None):
+        return np.array([_hash_text(value)], np.uint64)
+    else:
+        raise ReceiptError(f"a batch holds a {type(value).__name__}, which cannot be hashed: give ids")
+    hashes = mix(np.array([len(parts)], np.uint64))
+    for part in parts:
+        hashes = mix(hashes ^ _hash(part, count))
+    return hashes
+
+
+def _hash_rows(rows: torch.Tensor) -> np.ndarray:
+    """Return a hash of each row of a tensor [n, ...], uint64 [n]."""
+    rows = rows.detach()
+    starts, length = _lines(rows[:1].numel(), rows.element_size())
+    if rows.is_contiguous() or rows.ndim == 1:
+        flat = rows.reshape(len(rows), rows[:1].numel())
+        chosen = torch.cat([flat[:, start : start + length] for start in starts], 1)
+    else:  # elements in the order of the indices too, without a copy of the whole tensor
+        places = np.add.outer(starts, np.arange(length)).reshape(-1)
+        offsets = np.dot(rows.stride()[1:], np.unravel_index(places, tuple(rows.shape[1:])))
+        flat = rows.as_strided((len(rows), int(offsets.max()) + 1), (rows.stride(0), 1))
+        chosen = flat.index_select(1, torch.from_numpy(offsets).to(rows.device))
+    content = chosen.contiguous().view(torch.uint8).cpu().numpy()
+    values = np.pad(content, ((0, 0), (0, -content.shape[1] % 8))).view(np.uint64)
+    keys = mix(np.arange(values.shape[1], dtype=np.uint64)) | np.uint64(1)
+    kind = _hash_text(f"{rows.dtype} {list(rows.shape[1:])}")
+    return mix(np.einsum("ij,j->i", values, keys) ^ np.uint64(kind))
+
+
+def _lines(count: int, size: int) -> tuple[list[int], int]:
+    """Return the first elements of the lines that are hashed, and their length. size: bytes of an element."""
+    length = _LINE // size
+    if count <= _LINES * length:
+        return [0], count
+    return np.linspace(0, count - length, _LINES).astype(np.int64).tolist(), length
+
+
+def _hash_text(value: Any) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest(), "little")

@@ -1,0 +1,49 @@
+"""Read the receipt in the output folder of a run, of a Loader or of a plain loop."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained, read_file
+from bootfile.receipt import loop_records, starts
+from bootfile.receipt.records import FILE, LOOP_FILE, MOST, History, ReceiptError, Start, Steps, parse_records
+
+LOOP = LOOP_FILE.format(0)  # the receipt of a plain loop has this file
+
+
+def find_receipt(folder: str) -> str:
+    """Return the name of the receipt in a run's folder, "" without one: FILE or LOOP."""
+    return next((name for name in (FILE, LOOP) if os.path.exists(os.path.join(folder, name))), "")
+
+
+def read(folder: str) -> History:
+    """Return the starts and the steps of a run. Raises BadInput."""
+    if find_receipt(folder) == LOOP:
+        with bad_input():
+            return loop_records.read(folder)
+    known = [start for start in starts.read(folder) if isinstance(start.get("step"), int)]
+    steps = Steps(read_records(folder))
+    return History([Start(None, 1, None, 0, steps)], max(0, len(known) - 1))
+
+
+def read_records(folder: str) -> np.ndarray:
+    """Return the records of a Loader's receipt in an output folder, RECORD [n]; steps ascend. Raises
+    BadInput."""
+    path = os.path.join(folder, FILE)
+    with explained(f"no receipt of a run at {path}"):
+        records, is_cut = parse_records(read_file(path, MOST))
+    if is_cut or not len(records) or (np.diff(records["step"].astype(np.int64)) <= 0).any():
+        raise BadInput(f"{path} is empty, cut or not a receipt: expected records with ascending steps")
+    return records
+
+
+@contextlib.contextmanager
+def bad_input() -> Iterator[None]:
+    """Raise BadInput for a ReceiptError of the block."""
+    try:
+        yield
+    except ReceiptError as error:
+        raise BadInput(str(error)) from error

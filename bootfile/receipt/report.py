@@ -1,0 +1,20 @@
+"""Judge one run, or compare two, in the lines that the programs print."""
+
+from bootfile.receipt.one_run import Options, find_unusual
+from bootfile.receipt.records import History
+from bootfile.receipt.steps import compare, describe_size, follow
+
+
+def report(folders: list[str], histories: list[History], options: Options) -> tuple[bool, list[str]]:
+    """Return (whether one or two runs read what they should, lines about them). options: for one run. Raises
+    ReceiptError."""
+    runs = [follow(history) for history in histories]
+    is_right, lines = True, list[str]()
+    for folder, run in zip(folders, runs, strict=True):
+        lines += [f"{folder}: {describe_size(run.steps)}", *run.lines]
+        is_right &= run.is_equal
+    if len(histories) == 2:
+        is_equal, text = compare(*histories)
+        return is_right and is_equal, [*lines, f"data {text}"]
+    unusual = find_unusual(runs[0].steps, histories[0].restarts, options)
+    return is_right and not unusual, [*lines, *(f"unusual: {line}" for line in unusual)]
