@@ -1,1 +1,1 @@
-"""`launch prove`: whether a job continues exactly after a restart."""
+"""`bootfile prove`: whether a job continues exactly after a restart."""

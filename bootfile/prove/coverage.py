@@ -3,12 +3,11 @@
 import contextlib
 
 from bootfile.ground.errors import BadInput
-from bootfile.receipt import receipt
+from bootfile.prove.jobs import REFERENCE, Job
+from bootfile.prove.verdict import Row
+from bootfile.receipt import receipt, starts
 from bootfile.receipt.compare import find_receipt
 from bootfile.receipt.recorded_run import Run
-from common.run import starts
-from launch.prove.jobs import REFERENCE, Job
-from launch.prove.verdict import Row
 
 
 def describe(job: Job, rows: list[Row]) -> tuple[str, list[str]]:

@@ -12,18 +12,15 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
+from bootfile.console.words import get_option, mask_words
 from bootfile.exact import digest, files
 from bootfile.ground.errors import BadInput
-from bootfile.receipt import receipt
+from bootfile.processes import forking, sessions
+from bootfile.prove import forks, surroundings, trial
+from bootfile.prove.losses import Losses
+from bootfile.receipt import receipt, starts
 from bootfile.receipt.compare import find_files, find_receipt
 from bootfile.receipt.records import RECORD
-from common.console.arguments import mask_words
-from common.distributed import agent
-from common.run import starts
-from launch import processes
-from launch.prove import forks, surroundings, trial
-from launch.prove.losses import Losses
-from launch.simulate.commands import get_option
 
 _BAD_INPUT = 2  # exit code of a job that refuses its options
 _STEPS, _EPOCHS = 24, 4  # length of a run, if the options name no number
@@ -170,7 +167,7 @@ class Job:
             if is_forked and self._forks:
                 return self._forks.start(command, mark, output, changes)
             environment = surroundings.environment(changes)
-            return processes.start(command, mark, output, environment, folder)
+            return sessions.start(command, mark, output, environment, folder)
 
         return start
 
@@ -285,7 +282,7 @@ class OwnJob(Job):
             self.unchecked.append(f"a restart with 2 processes: {script} has no {PROCESSES}")
         count = max(self.same_bits, default=1)
         if "--elastic" in self._known and count > 1:
-            if reason := agent.why_not():
+            if reason := forking.why_not():
                 self.unchecked.append(f"{REPLACED}: {reason}")
             else:
                 numbers = (str(count), str(count))

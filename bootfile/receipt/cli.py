@@ -1,7 +1,7 @@
 """Compare two runs: the data of every step, and the state (weights, buffers, optimizer) at checkpoints.
 
-    python -m launch receipt RUN_A RUN_B
-    python -m launch receipt RUN            one run: is something unusual? What did each restart read?
+    bootfile receipt RUN_A RUN_B
+    bootfile receipt RUN            one run: is something unusual? What did each restart read?
 
 Unusual are epochs with the same order, samples that come twice or never in an epoch, ranks with the same
 samples; in a run of Bootfile, a step without the samples of (seed, epoch, step). Options say what is right.
@@ -18,16 +18,16 @@ import itertools
 
 import numpy as np
 
+from bootfile.console.parser import Parser
 from bootfile.ground.errors import BadInput, printable
 from bootfile.receipt import loop_records, one_run, receipt
 from bootfile.receipt.compare import LOOP, compare_records, compare_states, find_receipt, read_setting
 from bootfile.receipt.recorded_run import Run
-from common.console.arguments import Parser
 
 
 def main(arguments: list[str]) -> int:
     """Print the comparison and return the exit code. Raises BadInput."""
-    parser = Parser(__doc__, "python -m launch receipt")
+    parser = Parser(__doc__, "bootfile receipt")
     parser.add_argument("run_a", metavar="RUN_A", help="output folder of a run")
     parser.add_argument("run_b", metavar="RUN_B", nargs="?", help="output folder of another run")
     one_run.add_arguments(parser.add_argument)

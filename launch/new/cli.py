@@ -95,7 +95,7 @@ def _write_receipt(folder: Path) -> None:
         return imported.sub("", body) + "\n"
 
     # one file, for any program
-    imported = re.compile(r"^from ((?:common|datasets)\.\w+\.\w+) import (?:\([^)]*\)|.*)\n", re.MULTILINE)
+    imported = re.compile(r"^from (bootfile\.\w+\.\w+) import (?:\([^)]*\)|.*)\n", re.MULTILINE)
     text = imported.sub(module, _read("bootfile/receipt/loop_receipt.py"))
     files = {folder / "receipt.py": text, folder / _PLUGIN: _read(f"launch/new/template/{_PLUGIN}")}
     for path, content in files.items():

@@ -68,7 +68,7 @@ def test_help_and_the_records_of_runs_need_neither_torch_nor_hugging_face(tmp_pa
     helps = "import contextlib, importlib, sys; from launch.__main__ import VERBS\n"
     helps += "for verb, (module, _) in VERBS.items():\n"
     helps += "    with contextlib.suppress(SystemExit): "
-    helps += "importlib.import_module(f'launch.{module}').main(['--help'])\n"
+    helps += "importlib.import_module(module).main(['--help'])\n"
     helps += "print('imported:', {'torch', 'pandas', 'matplotlib'} & sys.modules.keys())"
     assert run("-c", helps, fresh=True).stdout.endswith("imported: set()\n")
 
@@ -88,7 +88,7 @@ def test_files_that_cannot_be_used_are_one_line(error, said, monkeypatch):
     def fail(arguments: list[str]) -> int:
         raise error
 
-    monkeypatch.setitem(VERBS, "stub", ("stub", ""))
+    monkeypatch.setitem(VERBS, "stub", ("launch.stub", ""))
     monkeypatch.setitem(sys.modules, "launch.stub", SimpleNamespace(main=fail))
     monkeypatch.setattr(sys, "argv", ["launch", "stub"])
     with pytest.raises(BadInput, match=said):

@@ -127,7 +127,7 @@ def _collect(read: Callable[[argparse.ArgumentParser], list[Any]] = _rows) -> di
             runpy.run_path(str(job), run_name="__main__")
     meanings = {verb: meaning for verb, (_, meaning) in VERBS.items()}
     for verb, (module, _) in VERBS.items():
-        page = importlib.import_module(f"launch.{module}")
+        page = importlib.import_module(module)
         for now in [f"{verb} {part}" for part in PARTS.get(verb, ())] or [verb]:
             with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
                 page.main([*now.split()[1:], "--help"])

@@ -1,5 +1,5 @@
 """Return the entries of a folder in the reverse order. Python imports this file at each start if its folder
-is in PYTHONPATH: `launch prove` shows with it whether results depend on the order of the file system."""
+is in PYTHONPATH: `bootfile prove` shows with it whether results depend on the order of the file system."""
 
 import contextlib
 import importlib.machinery

@@ -9,13 +9,13 @@ import psutil
 import pytest
 
 from bootfile.ground.errors import BadInput
+from bootfile.processes import sessions
+from bootfile.prove import coverage, forks, jobs, surroundings, trial, verdict
+from bootfile.prove.losses import Losses
 from bootfile.receipt import receipt
 from bootfile.receipt.compare import LOOP, find_receipt
 from common.distributed import agent
 from datasets.folders import random_folder
-from launch import processes
-from launch.prove import coverage, forks, jobs, surroundings, trial, verdict
-from launch.prove.losses import Losses
 from tests.conftest import QUICK, ROOT, environment, finish, run, start, wait_until
 from tests.support import proofs
 from tests.support.exact import changed
@@ -344,8 +344,8 @@ def test_a_kill_waits_for_the_generation_after_the_last_one(tmp_path):
     log.write_text("generation 9: pids 1 1\n")  # an earlier run wrote it
     losses = Losses(str(log), lambda: steps, [(1, (0,)), (2, (1, 2))])
     with open(log, "ab") as output:
-        members = [processes.start(["sleep", "60"], str(log), output) for _ in range(4)]
-        stranger = processes.start(["sleep", "60"], str(tmp_path), output)
+        members = [sessions.start(["sleep", "60"], str(log), output) for _ in range(4)]
+        stranger = sessions.start(["sleep", "60"], str(tmp_path), output)
     pids = [each.pid for each in members]
 
     def write(line, *dead):
@@ -367,8 +367,8 @@ def test_a_kill_waits_for_the_generation_after_the_last_one(tmp_path):
         assert stranger.poll() is None  # it is not a process of this run
         assert write(f"generation 3: pids {pids[1]} {pids[3]}\n") == ([False, True, False, True], True)
     finally:
-        processes.kill(members, str(log))
-        processes.kill([stranger], str(tmp_path))
+        sessions.kill(members, str(log))
+        sessions.kill([stranger], str(tmp_path))
     assert losses.describe() == "SIGKILL to rank 0 after step 1, 1 and 2 after step 2; 3 generations"
     error = losses.explain(trial.Failed("own.py ended with 1", 1))
     assert "own.py ended with 1 (generation 1: " in str(error) and error.code == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bootfile.ground.errors import BadInput
-from launch.explain import explain_exit_code
+from bootfile.ground.exit_codes import explain_exit_code
 from launch.simulate import cli, faults
 from tests.conftest import QUICK, environment, start
 from tests.support.simulated import fired, rows, simulate
