@@ -9,9 +9,10 @@ import threading
 from pathlib import Path
 from unittest import mock
 
+import launch.prove
 from bootfile.console.words import get_option
 from bootfile.processes import sessions
-from bootfile.prove import cli, forks, verdict
+from bootfile.prove import forks, verdict
 from bootfile.prove.jobs import PROCESSES, REFERENCE, Case, Job
 from bootfile.prove.verdict import Row
 from tests import conftest
@@ -100,7 +101,7 @@ def prove(*words, cwd: Path = ROOT, code: int = 0) -> str:
     """Run `python -m launch prove *words` in a folder, check the exit code, and return what it prints."""
     printed = io.StringIO()
     with forked_jobs(cwd), contextlib.redirect_stdout(printed):
-        ended = cli.main([str(word) for word in words])
+        ended = launch.prove.main([str(word) for word in words])
     assert ended == code, f"exit code {ended}\n{printed.getvalue()}"
     return printed.getvalue()
 

@@ -9,12 +9,11 @@ import psutil
 import pytest
 
 from bootfile.ground.errors import BadInput
-from bootfile.processes import sessions
+from bootfile.processes import forking, sessions
 from bootfile.prove import coverage, forks, jobs, surroundings, trial, verdict
 from bootfile.prove.losses import Losses
 from bootfile.receipt import receipt
 from bootfile.receipt.compare import LOOP, find_receipt
-from common.distributed import agent
 from datasets.folders import random_folder
 from tests.conftest import QUICK, ROOT, environment, finish, run, start, wait_until
 from tests.support import proofs
@@ -329,7 +328,7 @@ def test_one_receipt_of_a_folder_is_found(tmp_path):
 def test_an_exact_job_has_the_same_bits_on_other_numbers_of_processes(tmp_path):
     options = ("--width=8", "--batch_size=240", "--dataset=digits", "--max_steps=6")
     shown = proofs.prove("jobs/train_exact.py", "--kills=1", "--", *options)
-    count = 5 if agent.why_not() else 6
+    count = 5 if forking.why_not() else 6
     assert re.search(rf"^exact: {count} runs equal .*; same bits on 1, 2 and 4 processes$", shown, re.M)
     assert "--processes_per_node=4" in shown and jobs.REPLACED in shown
 
@@ -376,12 +375,12 @@ def test_a_kill_waits_for_the_generation_after_the_last_one(tmp_path):
 
 def test_a_job_that_cannot_replace_processes_here_is_not_checked(tmp_path, monkeypatch):
     job = exact_job(tmp_path)
-    monkeypatch.setattr(agent, "why_not", lambda: "no GPUs yet")
+    monkeypatch.setattr(forking, "why_not", lambda: "no GPUs yet")
     assert jobs.REPLACED not in [case.name for case in job.plan()]
     assert f"{jobs.REPLACED}: no GPUs yet" in job.unchecked
 
 
-needs_elastic = pytest.mark.skipif(bool(agent.why_not()), reason="no elastic training here")
+needs_elastic = pytest.mark.skipif(bool(forking.why_not()), reason="no elastic training here")
 
 
 @pytest.mark.faults
