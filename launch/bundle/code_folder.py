@@ -27,8 +27,8 @@ _OWN = 2  # files that pack adds: the dependency list and the manifest
 class CodeFolder:
     """The files that a job needs.
 
-    In a Bootfile repository these are bootfile, common, datasets and the job's folder, without documents. For a script
-    that does not use Bootfile these are the files of its folder, wherever it is. The rules of
+    In a Bootfile repository these are bootfile, common, datasets and the job's folder, without documents. For
+    a script that does not use Bootfile these are the files of its folder, wherever it is. The rules of
     launch/bundle/ignore.py apply.
 
     without: a folder to skip
