@@ -12,7 +12,7 @@ from bootfile.ground.files import explained, open_atomic, opener
 _HEAD = 4096  # bytes of a file in which the mark is searched
 
 
-def check_replaceable(path: str, mark: re.Pattern, force: bool) -> None:
+def check_replaceable(path: str, mark: re.Pattern[str], force: bool) -> None:
     """Raise BadInput if no file can be made at `path`, or if it is a file without `mark` in its first _HEAD
     bytes and `force` is not set. Nothing is written."""
     folder = os.path.dirname(os.path.abspath(path))

@@ -42,7 +42,8 @@ def of(device: torch.device | str) -> Any:
 
 def count() -> int:
     """Return the number of accelerators, without touching them."""
-    return of(kind()).device_count()
+    devices: int = of(kind()).device_count()
+    return devices
 
 
 def in_use() -> Any:

@@ -99,7 +99,7 @@ def _warn_of_locks(reason: str) -> None:
     )
 
 
-def read_json_lines(path: str, most: int, whole: bool = False) -> list[dict]:
+def read_json_lines(path: str, most: int, whole: bool = False) -> list[dict[str, Any]]:
     """Return the objects in a file of JSON lines of at most `most` bytes, without damaged lines; [] if the
     file is missing. whole: raise BadInput if lines are damaged. Raises OSError."""
     try:
@@ -116,7 +116,7 @@ def read_json_lines(path: str, most: int, whole: bool = False) -> list[dict]:
     return objects
 
 
-def parse_json_lines(content: bytes) -> list[dict]:
+def parse_json_lines(content: bytes) -> list[dict[str, Any]]:
     """Return the objects in JSON lines, without damaged lines."""
     objects = []
     for text in content.decode(errors="replace").split("\n"):
@@ -126,7 +126,7 @@ def parse_json_lines(content: bytes) -> list[dict]:
     return objects
 
 
-def append_json_line(path: str, value: dict) -> None:
+def append_json_line(path: str, value: dict[str, Any]) -> None:
     """Append an object to a file of JSON lines. Raises OSError."""
     with open(path, "a", encoding="utf-8", opener=opener) as file:
         file.write(json.dumps(value) + "\n")
@@ -202,7 +202,8 @@ def digest_file(file: BinaryIO, digest: Any) -> str:
     Raises OSError."""
     while block := file.read(_BLOCK):
         digest.update(block)
-    return digest.hexdigest()
+    digits: str = digest.hexdigest()
+    return digits
 
 
 def opener(path: str, flags: int) -> int:

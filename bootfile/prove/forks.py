@@ -62,7 +62,7 @@ class Forks:
 class Forked:
     """A script in a fork, with the members of subprocess.Popen that `processes` uses."""
 
-    def __init__(self, server: subprocess.Popen) -> None:
+    def __init__(self, server: subprocess.Popen[bytes]) -> None:
         assert server.stdout
         self._answers: IO[bytes] = server.stdout
         self.returncode: int | None = None

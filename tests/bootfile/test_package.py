@@ -2,8 +2,8 @@
 
 The environment is a new one of `python -m venv`, into which its pip installs the wheel. Its torch, NumPy and
 pydantic, with all that they require, are links to those of the tests' environment: a folder that a .pth file
-names has one link for each file or folder that these distributions have installed. Nothing else can be imported
-in it, neither other packages of the tests nor `common`, `datasets`, `jobs` and `launch`.
+names has one link for each file or folder that these distributions have installed. Nothing else can be
+imported in it, neither other packages of the tests nor `common`, `datasets`, `jobs` and `launch`.
 """
 
 import importlib.metadata
