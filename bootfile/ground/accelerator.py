@@ -42,8 +42,8 @@ def of(device: torch.device | str) -> Any:
 
 def count() -> int:
     """Return the number of accelerators, without touching them."""
-    devices: int = of(kind()).device_count()
-    return devices
+    number: int = of(kind()).device_count()
+    return number
 
 
 def in_use() -> Any:
