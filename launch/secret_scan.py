@@ -8,7 +8,7 @@ import os
 import re
 
 from bootfile.ground.files import explained
-from common.ground.secrets import SECRET_NAME, is_secret
+from bootfile.ground.secrets import SECRET_NAME, is_secret
 
 _FORMATS = {  # formats that only such keys have
     "a private key": r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d",

@@ -38,12 +38,14 @@ def test_floors_without_known_holes():
 def test_pyproject_has_the_packages_of_the_lists():
     tomllib = pytest.importorskip("tomllib", reason="Python 3.11 has it")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    for file, packages in (
-        ("requirements.txt", project["project"]["dependencies"]),
-        ("tests/requirements.txt", project["dependency-groups"]["dev"]),
-    ):
+    jobs, tests = (project["dependency-groups"][name] for name in ("jobs", "dev"))
+    assert tests[0] == {"include-group": "jobs"}
+    for file, packages in (("requirements.txt", jobs), ("tests/requirements.txt", tests[1:])):
         lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
         lines = [line.partition("  # for: ")[0] for line in lines]
         assert packages == [line for line in lines if line and not line.startswith(("#", "-r"))]
+    assert set(project["project"]["dependencies"]) == {"torch>=2.1", "numpy>=1.26", "pydantic>=2.7"}
+    for packages in (project["project"]["dependencies"], project["project"]["optional-dependencies"]["page"]):
+        assert set(packages) <= set(jobs), "the jobs have all packages of the package bootfile"
     assert project["project"]["version"] == __version__
     assert f"version: {__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ _AGAIN = 0.5  # seconds for reading items twice
 _WHOLE = 1 << 28  # bytes: of larger arrays only some rows are digested
 
 
-def fingerprint(dataset: Any, read: Callable[[np.ndarray], list]) -> str:
+def fingerprint(dataset: Any, read: Callable[[np.ndarray], list[Any]]) -> str:
     """Return a digest of a map-style dataset, 32 hex digits.
 
     If the dataset has a `fingerprint` (any text), only that is digested. Otherwise: its length; its
@@ -80,7 +80,8 @@ def _hash_words(rows: np.ndarray) -> np.ndarray:
     """Return a 63-bit hash of each row of uint8 [n, m]. Each word is mixed with its position (SplitMix64)."""
     rows = np.pad(rows, ((0, 0), (0, -rows.shape[1] % 8))).view(np.uint64)
     words = mix(rows + np.arange(rows.shape[1], dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-    return (words.sum(axis=1) >> np.uint64(1)).astype(np.int64)
+    hashes: np.ndarray = (words.sum(axis=1) >> np.uint64(1)).astype(np.int64)
+    return hashes
 
 
 def _add_dataset(digest: Any, dataset: Any) -> None:

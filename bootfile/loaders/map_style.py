@@ -40,12 +40,12 @@ _COLLATED = 2  # items of which collate_fn makes a batch twice
 
 
 def map_style_loader(
-    dataset: Dataset,
+    dataset: Dataset[Any],
     sampler: Any,
     device: torch.device,
     augment: bool = False,
     *,
-    collate_fn: Callable[[list], Any] | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
     workers: Any = 0,
 ) -> Loader:
     """Return a loader of (inputs, targets) on the device, of any map-style Dataset.
@@ -89,7 +89,7 @@ class Fetcher:
     if the dataset has no __getitem__ or __len__.
     """
 
-    def __init__(self, dataset: Dataset, collate_fn: Callable[[list], Any] | None = None):
+    def __init__(self, dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any] | None = None):
         check_map_style(dataset)
         if not hasattr(dataset, "__getitem__"):
             raise BadInput(f"{type(dataset).__name__} has no __getitem__, as every map-style Dataset has")
@@ -129,7 +129,7 @@ class Fetcher:
         again, or "")."""
         begun = itertools.count()
 
-        def read(ids: np.ndarray) -> list:
+        def read(ids: np.ndarray) -> list[Any]:
             generators.seed_all(next(begun))  # an item may use torch.initial_seed(), and draw nothing
             return self.items(ids, draw_seeds(None, ids, 0, 0).seed)
 
@@ -170,7 +170,7 @@ class Fetcher:
             return self._empty()
         return self.collate(self.items(ids, seeds), int(seeds[-1]), ids)
 
-    def collate(self, items: list, seed: int, ids: np.ndarray) -> tuple[np.ndarray, tuple[Any, Any]]:
+    def collate(self, items: list[Any], seed: int, ids: np.ndarray) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return collated items as a call does. seed: of the last item, for a random collate_fn. Raises
         BadInput if torch cannot make a batch of the items."""
         try:
@@ -192,7 +192,7 @@ class Fetcher:
         labels = [hash_value(pair[1] if (pair := split(item)) else item) for item in items]
         return np.array(labels, np.int64), (inputs, targets)
 
-    def items(self, ids: np.ndarray, seeds: np.ndarray) -> list:
+    def items(self, ids: np.ndarray, seeds: np.ndarray) -> list[Any]:
         """Return the items of samples.
 
         Seeding costs 8 us per item, so it starts only after an item has used a generator. This is detected,
@@ -236,7 +236,7 @@ class Fetcher:
         with generators.restored():
             return self(Batch(ids, ids, Seeds(ids)))[1][0]
 
-    def _misfit(self, items: list, ids: np.ndarray) -> str:
+    def _misfit(self, items: list[Any], ids: np.ndarray) -> str:
         """Return why torch makes no batch of the items, and what to do."""
         text = self._odd(items, ids)
         hint = "return tensors, arrays of numbers, or numbers"
@@ -245,7 +245,7 @@ class Fetcher:
         hint = next((hint for word, hint in _HINTS.items() if word in text), hint)
         return f"{text}: torch cannot make a batch of them: {hint}, or give map_style_loader a collate_fn"
 
-    def _odd(self, items: list, ids: np.ndarray) -> str:
+    def _odd(self, items: list[Any], ids: np.ndarray) -> str:
         """Return what the sample is that differs from most others, or the first one."""
         kinds = [_describe(item) for item in items]
         usual = max(kinds, key=kinds.count)
@@ -277,10 +277,10 @@ class Fetcher:
             "float32; losses take targets int64 or float32"
         )
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> dict[str, Any]:
         return {"dataset": self.dataset, "collate_fn": self.collate_fn}
 
-    def __setstate__(self, state: dict) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]  # finds the generators of the copy
 
 
@@ -307,7 +307,7 @@ def _table_of(dataset: Any) -> tuple[TensorDataset | None, np.ndarray | None]:
     return (dataset, rows) if type(dataset) is TensorDataset else (None, None)
 
 
-def _keys_differ(items: list) -> bool:
+def _keys_differ(items: list[Any]) -> bool:
     """Return whether items, or their inputs, are dictionaries with other keys than the first."""
     items = [item[0] if isinstance(item, list | tuple) and item else item for item in items]
     return isinstance(items[0], dict) and any(

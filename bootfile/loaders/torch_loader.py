@@ -22,7 +22,13 @@ from bootfile.sampling.positions import Positions
 _ORDER, _READ = 10, 11  # moments of generators.derive_seed()
 
 
-def torch_loader(loader: DataLoader, device: torch.device, *, seed: int = 0, epochs: int = 1) -> Loader:
+def torch_loader(
+    loader: DataLoader[Any],
+    device: torch.device,
+    *,
+    seed: int = 0,
+    epochs: int = 1,
+) -> Loader:
     """Return a Loader of (inputs, targets) on the device, of a torch DataLoader.
 
     loader: of a map-style Dataset. A batch is (inputs, targets), nested in any way, or a dictionary with
@@ -69,7 +75,7 @@ class LoaderSteps(Positions):
 class TorchBatches(Engine):
     """An engine for Loader. loader: a DataLoader, which ends its workers."""
 
-    def __init__(self, loader: DataLoader):
+    def __init__(self, loader: DataLoader[Any]):
         self._loader, self.collate_fn = loader, loader.collate_fn
         self._held: list[generators.Generator] = []
 
@@ -93,7 +99,7 @@ class TorchBatches(Engine):
                 return
             if step >= first:
                 ids = hash_batch(batch).astype(np.int64)
-                yield Batch(ids, np.zeros_like(ids), ()), pair_of(batch)  # type: ignore[misc]
+                yield Batch(ids, np.zeros_like(ids), ()), pair_of(batch)
 
     def example(self, count: int) -> Any:
         """Return the inputs of the first `count` samples of the data set."""

@@ -52,7 +52,7 @@ class Workers:
 
     def __init__(self, count: int, pinned: bool):
         self.count, self.pinned = count, pinned
-        self._loader: DataLoader | None = None
+        self._loader: DataLoader[Any] | None = None
         self._plan: Plan | None = None
         # by "spawn" and "forkserver" they get a copy, in which no handle is open
         method = (
@@ -107,14 +107,14 @@ class Workers:
         _close(self._closing)
         self._loader = self._plan = None  # its workers end with it
 
-    def _open(self, results: Dataset, **options: Any) -> DataLoader:
+    def _open(self, results: Dataset[Any], **options: Any) -> DataLoader[Any]:
         in_main_thread = threading.current_thread() is threading.main_thread()
         begin = functools.partial(_begin, self._closing, in_main_thread)
         pins = self.pinned and self.count > 0
         return DataLoader(results, pin_memory=pins, worker_init_fn=begin, **options)
 
 
-def _started(loader: DataLoader) -> Iterator[Any]:
+def _started(loader: DataLoader[Any]) -> Iterator[Any]:
     """Return iter(loader). Its workers begin without a garbage collector: _begin() starts it."""
     collects = gc.isenabled()
     gc.disable()
@@ -143,7 +143,7 @@ class WorkerEngine(Engine):
         self._workers.close()
 
 
-class _Results(Dataset):
+class _Results(Dataset[Any]):
     """The results of a function of batches. A BadInput is returned, because a raised error would become
     the text of a traceback. refusal: why a worker cannot work."""
 

@@ -1,7 +1,7 @@
 """Compare two runs: the data of every step, and the state (weights, buffers, optimizer) at checkpoints.
 
-    python -m launch receipt RUN_A RUN_B
-    python -m launch receipt RUN            one run: is something unusual? What did each restart read?
+    bootfile receipt RUN_A RUN_B
+    bootfile receipt RUN            one run: is something unusual? What did each restart read?
 
 Unusual are epochs with the same order, samples that come twice or never in an epoch, ranks with the same
 samples; in a run of Bootfile, a step without the samples of (seed, epoch, step). Options say what is right.
@@ -27,7 +27,7 @@ from bootfile.receipt.report import report
 def main(arguments: list[str]) -> int:
     """Print the comparison and return the exit code. Raises BadInput."""
     with bad_input():
-        paths, options = parse(arguments, __doc__, "python -m launch receipt")
+        paths, options = parse(arguments, __doc__, "bootfile receipt")
         histories = [read(path) for path in paths]
         if any(history.is_of_loop for history in histories):
             is_right, lines = report(paths, histories, options)

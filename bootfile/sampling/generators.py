@@ -26,7 +26,7 @@ _DEPTH = 6  # attributes of attributes that are searched
 _NAME = 40  # characters of an attribute or a key in a path
 _DATA = 100  # items of a list or a dictionary that is data, and is not searched
 # seed_all() seeds them
-_GLOBAL = (torch.default_generator, random._inst, np.random.mtrand._rand)  # type: ignore[attr-defined]
+_GLOBAL = (torch.default_generator, random._inst, np.random.mtrand._rand)
 _OF_LIBRARIES = {"builtins", "collections", "functools", "torch", "numpy", "typing", "abc", "types"}
 
 
@@ -85,7 +85,7 @@ def seed_all(seed: int, device: torch.device | None = None) -> None:
         generator.manual_seed((seed + index - first) % 2**64)
 
 
-def snapshot() -> tuple:
+def snapshot() -> tuple[Any, ...]:
     """Return the states of the global generators, for comparison. NumPy's get_state() would take 30 us."""
     state = np.random.get_bit_generator().ctypes.state_address  # type: ignore[attr-defined]
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), ctypes.string_at(state, _MT19937)

@@ -34,7 +34,7 @@ class Operation(IntEnum):
     RAND_AUGMENT = 11
 
 
-def philox4x32(counter: Iterable, key: int) -> np.ndarray:
+def philox4x32(counter: Iterable[ArrayLike], key: int) -> np.ndarray:
     """Encrypt counters with ten rounds.
 
     counter: four arrays or numbers that broadcast to one shape S, each below 2^32. key: 0 <= key < 2^64.
@@ -69,4 +69,5 @@ def uniform(words: np.ndarray, low: float, high: float) -> np.ndarray:
 
 def below(words: np.ndarray, bounds: ArrayLike) -> np.ndarray:
     """Map 32-bit random words to uniform int64 in 0 <= value < bounds (bias below bounds / 2^32)."""
-    return ((words * np.asarray(bounds, dtype=np.uint64)) >> _HALF).astype(np.int64)
+    values: np.ndarray = ((words * np.asarray(bounds, dtype=np.uint64)) >> _HALF).astype(np.int64)
+    return values

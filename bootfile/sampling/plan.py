@@ -18,7 +18,7 @@ class Batch(NamedTuple):
 
     ids: np.ndarray
     labels: np.ndarray
-    crops: tuple
+    crops: tuple[Any, ...]
     epoch: int | np.ndarray = 0
     size: int = 0
 
@@ -42,7 +42,7 @@ class Plan:
         self,
         index: Any,
         sampler: Any,
-        augment: Callable[[Any, np.ndarray, int, int], tuple] | None = None,
+        augment: Callable[[Any, np.ndarray, int, int], tuple[Any, ...]] | None = None,
         size: int | Callable[[int], int] = 224,
         views: int = 1,
     ):
@@ -64,9 +64,10 @@ class Plan:
     def fingerprint(self) -> str:
         """Return the fingerprint of the data, and of the weights with which they are drawn."""
         shares = getattr(self.sampler, "shares", None)
+        fingerprint: str = self.index.fingerprint
         if shares is None:
-            return self.index.fingerprint
-        return f"{self.index.fingerprint}+{hashlib.sha256(shares.tobytes()).hexdigest()[:16]}"
+            return fingerprint
+        return f"{fingerprint}+{hashlib.sha256(shares.tobytes()).hexdigest()[:16]}"
 
     @property
     def size(self) -> int:
@@ -110,6 +111,6 @@ class Plan:
             yield Batch(part, labels[first:last], rows(crops, first, last), epochs, self.size)
 
 
-def rows(crops: tuple, first: int, last: int) -> tuple:
+def rows(crops: tuple[Any, ...], first: int, last: int) -> tuple[Any, ...]:
     """Return some rows of crops, of the same type."""
     return type(crops)(*(column[first:last] for column in crops))

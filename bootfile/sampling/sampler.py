@@ -58,7 +58,8 @@ def _feistel(
         words = philox4x32((digits[1 - digit], number, epochs, int(Operation.ORDER)), seed)
         shift = words[0] ^ (words[1] << np.uint64(31))  # 63 bits: the remainder is even to 2^-31, and it fits
         digits[digit] = (digits[digit] + (base - shift % base if inverse else shift)) % base
-    return digits[0] * bases[1] + digits[1]
+    joined: np.ndarray = digits[0] * bases[1] + digits[1]
+    return joined
 
 
 def split_batch(global_batch: int, parts: int, kind: str = "processes") -> int:

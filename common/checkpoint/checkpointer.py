@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from bootfile.console.words import mask_words
 from bootfile.exact import digest
 from bootfile.exact.choose import newest
 from bootfile.exact.files import write_weights
@@ -302,7 +303,7 @@ class Checkpointer(Exact):
         super()._say_where(step)
         start = "torchrun ..." if "TORCHELASTIC_RUN_ID" in os.environ else "python"
         folder = [] if self.args.output_dir else ["--output_dir", self.output.folder]
-        words, masked = arguments.mask_words([*sys.argv[1:], *folder], getattr(self.args, "ignored", ()))
+        words, masked = mask_words([*sys.argv[1:], *folder], getattr(self.args, "ignored", ()))
         self.say(f"to continue: {start} {shlex.join([sys.argv[0], *words])}")
         if masked:
             self.say(f"(fill in: {', '.join(masked)})")

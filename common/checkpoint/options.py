@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from bootfile.console.parser import plain
 from bootfile.ground.errors import BadInput
 from bootfile.machine import instructions, vector_math
 from common.console.arguments import (
@@ -13,7 +14,6 @@ from common.console.arguments import (
     boolean,
     interval,
     non_negative_int,
-    plain,
     positive_float,
     positive_int,
 )  # fmt: skip

@@ -26,10 +26,11 @@ from typing import Any
 
 import torch
 
-from bootfile.ground import accelerator, errors
+from bootfile.ground import errors
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.machine.cores import available_cores
 from bootfile.processes import signals
+from bootfile.processes.forking import why_not
 from common.console.arguments import boolean
 from common.distributed import crash, entry, launcher, process_group, rendezvous
 from common.distributed.members import Plan, announce, announce_failure, read
@@ -43,7 +44,6 @@ OPTION: dict[str, Any] = {
     "default": False,
     "help": "true: a process that dies is replaced, and the others continue (default: false)",
 }
-_OLDEST = (2, 6)  # release of torch: a fork aborts at its end in 2.1
 _POLL = 0.05  # seconds
 _SPARES = 2  # processes of a node that wait: two may die at once
 _CALM = 1.0  # seconds after a change until a spare is forked: the others begin again meanwhile
@@ -79,16 +79,6 @@ def start(topology: Topology, args: argparse.Namespace, hold: Callable[[], objec
     if topology.node_rank == 0:
         hold()
     sys.exit(_Agent(topology, args.timeout, args.grace).run())
-
-
-def why_not() -> str:
-    """Return why processes cannot be replaced here, or ""."""
-    release = tuple(map(int, torch.__version__.split(".")[:2]))
-    if release < _OLDEST or sys.platform != "linux":
-        return f"it needs torch 2.6 on Linux, this is {torch.__version__} on {sys.platform}"
-    if accelerator.count():
-        return "it was not run on GPUs yet (--enable_gpu=false)"
-    return ""
 
 
 class _Agent:

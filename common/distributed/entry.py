@@ -22,7 +22,14 @@ from common.platform.platforms import MEMBER
 
 streams.protect_output()  # at once: the imports of a job open files
 main_of_job = ""  # the name of the function that entry() decorates
-_OURS = ("", "common", "datasets", "launch", "jobs")  # if one of their modules is missing, it is a defect
+_OURS = (
+    "",
+    "bootfile",
+    "common",
+    "datasets",
+    "launch",
+    "jobs",
+)  # if one of their modules is missing, it is a defect
 
 
 def entry(main: Callable[[], object]) -> Callable[[], None]:

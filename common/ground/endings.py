@@ -15,10 +15,11 @@ from typing import Any
 
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
-from common.ground.secrets import mask, mask_values
+from bootfile.ground.exit_codes import LOST_CONTACT as LOST_CONTACT
+from bootfile.ground.exit_codes import NO_RENDEZVOUS as NO_RENDEZVOUS
+from bootfile.ground.secrets import mask, mask_values
 
 STARTED = time.monotonic()  # a job imports this module before torch
-NO_RENDEZVOUS, LOST_CONTACT = 4, 5
 
 # What a job does at its end, in this order.
 PLACES = ("results", "upload", "folder", "loaders", "processes")

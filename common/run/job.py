@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from bootfile.console.parser import plain
 from bootfile.ground.errors import BadInput, import_optional, print_line
 from common.console import config
-from common.console.arguments import FLAG, Arguments, Parser, plain, settings
+from common.console.arguments import FLAG, Arguments, Parser, settings
 from common.ground.files import HOME
 from common.platform import platforms
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import read_file
-from common.console.arguments import parse_number
+from bootfile.ground.numbers import parse_number
 
 BALANCED = "balanced"
 HELP = (

@@ -7,8 +7,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from bootfile.exact.loop import Exact
-from bootfile.loaders.torch_loader import torch_loader
+from bootfile import Exact, torch_loader
 
 torch.distributed.init_process_group("gloo")  # "nccl" on GPUs
 out = sys.argv[1]

@@ -7,9 +7,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import TensorDataset
 
-from bootfile.exact.loop import Exact
-from bootfile.loaders.map_style import map_style_loader
-from bootfile.sampling.sampler import BatchSampler
+from bootfile import BatchSampler, Exact, map_style_loader
 
 torch.distributed.init_process_group("gloo")  # "nccl" on GPUs
 out = sys.argv[1]

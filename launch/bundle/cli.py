@@ -23,6 +23,7 @@ import zipfile
 from collections import defaultdict
 from collections.abc import Sequence
 
+from bootfile.ground import git
 from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser
 from launch import manifests, secret_scan
@@ -77,7 +78,7 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
     _refuse_secrets(contents, allow_secret)
     path = code.job_path.removeprefix("jobs/").removesuffix(".py")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path).strip("-.") or "job"  # for every shell, URL and store
-    manifest = manifests.describe(name, contents, code.job_path, snapshot.describe_git(code.root))
+    manifest = manifests.describe(name, contents, code.job_path, git.describe_tree(code.root))
     _print_files(manifest, code.skipped)
     if left_out:
         print(f"{REQUIREMENTS[0]} is without {', '.join(left_out)}")

@@ -14,21 +14,21 @@ from launch import manifests
 from launch.bundle import ignore
 from launch.explain import human_size
 
-_PARTS = ("common", "datasets", "jobs")  # of a Bootfile repository
-_LINKED = ("common", "datasets")  # may be links to those of another Bootfile repository
+_PARTS = ("bootfile", "common", "datasets", "jobs")  # of a Bootfile repository
+_LINKED = ("bootfile", "common", "datasets")  # may be links to those of another Bootfile repository
 _DOCUMENTS = ("*.md", "*.ipynb")  # of a Bootfile repository
 REQUIREMENTS = ("pip-requirements.txt", "requirements.txt")  # dependency lists; the first that exists counts
 # limits of ModelArts for a code folder (its documents, November 2026): files and folders, bytes
 _ENTRIES, _SIZE = 1000, 5 * 10**9
-_IMPORT = re.compile(r"^\s*(from|import)\s+(common\b|datasets\.)", re.MULTILINE)
+_IMPORT = re.compile(r"^\s*(from|import)\s+(bootfile\b|common\b|datasets\.)", re.MULTILINE)
 _OWN = 2  # files that pack adds: the dependency list and the manifest
 
 
 class CodeFolder:
     """The files that a job needs.
 
-    In a Bootfile repository these are common, datasets and the job's folder, without documents. For a script
-    that does not use Bootfile these are the files of its folder, wherever it is. The rules of
+    In a Bootfile repository these are bootfile, common, datasets and the job's folder, without documents. For
+    a script that does not use Bootfile these are the files of its folder, wherever it is. The rules of
     launch/bundle/ignore.py apply.
 
     without: a folder to skip

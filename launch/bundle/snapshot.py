@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import subprocess
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
@@ -46,18 +45,3 @@ def _find_wrong(folder: str, manifest: dict) -> str | None:
         if not os.path.isfile(source) or manifests.describe_file(file["path"], source) != file:
             return file["path"]
     return None
-
-
-def describe_git(root: str) -> str | None:
-    """Return the commit of a working tree, with -dirty at its end if a tracked file differs from it; None if
-    it is not one."""
-    words = ["git", "-C", root, "--no-optional-locks", "status", "--porcelain=v2", "--branch"]
-    try:  # not `describe --dirty`, which writes the index
-        shown = subprocess.check_output([*words, "--untracked-files=no"], stderr=subprocess.DEVNULL)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    lines = shown.decode(errors="replace").splitlines()
-    commit = next((line.split()[2] for line in lines if line.startswith("# branch.oid ")), "(initial)")
-    if commit == "(initial)":
-        return None
-    return commit if all(line.startswith("#") for line in lines) else f"{commit}-dirty"

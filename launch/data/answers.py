@@ -6,10 +6,10 @@ import os
 
 import numpy as np
 
+from bootfile.console import outputs
 from bootfile.ground.errors import BadInput
 from bootfile.receipt.recorded_run import Run
 from common.run import sample_losses
-from launch import confirm
 from launch.data import samples, sheet
 from launch.explain import align
 
@@ -20,7 +20,7 @@ _COLUMNS = ("rank", "id", "label", "file")
 def find(args: argparse.Namespace) -> list[str]:
     """Return the lines of the answer. args: those of the verb. Raises BadInput."""
     if args.to:
-        confirm.check_replaceable(args.to, sheet.MARK, args.force)
+        outputs.check_replaceable(args.to, sheet.MARK, args.force)
     answer = _list_losses if args.around else _list_steps if args.step else _find_sample
     return answer(Run(args.run), args)
 

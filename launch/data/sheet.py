@@ -6,8 +6,8 @@ import re
 import numpy as np
 from PIL import Image, ImageDraw, PngImagePlugin
 
+from bootfile.console import outputs
 from bootfile.ground.errors import BadInput
-from launch import confirm
 from launch.data.samples import Step
 
 MARK = re.compile("made by bootfile launch data")  # in the first bytes of a sheet
@@ -35,6 +35,6 @@ def save(steps: list[Step], path: str) -> str:
         pen.text((x, y + scale * height), text, "black", spacing=1)
     mark = PngImagePlugin.PngInfo()
     mark.add_text("Software", MARK.pattern)
-    with confirm.open_result(path) as file:
+    with outputs.open_result(path) as file:
         sheet.save(file, "PNG", pnginfo=mark)
     return f"{path}: {len(cells)} images of {sum(len(step.pixels) for step in steps)}"

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from bootfile.console import outputs
 from bootfile.ground.errors import BadInput, import_optional, in_one_line
-from launch import confirm
 from launch.inference import trained
 from launch.inference.trained import Trained
 
@@ -36,7 +36,7 @@ def write(args: argparse.Namespace) -> int:
     if not difference <= TOLERANCE:
         share = f"{difference:.2g} of the largest, expected at most {TOLERANCE:g}"
         raise BadInput(f"{args.to} is not written: its logits differ from the network's by {share}")
-    with confirm.open_result(args.to) as file:
+    with outputs.open_result(args.to) as file:
         file.write(content)
     shape = f"float32 [N, {network.channels}, {network.size}, {network.size}] -> [N, {len(network.classes)}]"
     print(f"{args.to}: {network.name}, {len(content) / 1e6:.1f} MB, {shape}, logits within {difference:.1g}")

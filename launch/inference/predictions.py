@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from bootfile.console import outputs
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput, printable
 from bootfile.ground.files import opener
@@ -26,7 +27,6 @@ from datasets.folders.resize import fit
 from datasets.loaders.backends import cores
 from datasets.loaders.image_loader import ToDevice
 from datasets.sampling import augment
-from launch import confirm
 from launch.inference import trained
 from launch.inference.trained import Trained
 
@@ -38,7 +38,7 @@ def write(args: argparse.Namespace) -> int:
     is_image = os.path.isfile(args.folder) and not args.to
     args.to = args.to or "predictions.csv"
     if not is_image:
-        confirm.check_replaceable(args.to, re.compile("^path,error,class_1,"), args.force)
+        outputs.check_replaceable(args.to, re.compile("^path,error,class_1,"), args.force)
     places = [torch.device(accelerator.kind(), gpu) for gpu in range(devices.count_gpus(args))]
     for place in places:
         devices.open_gpu(place)
@@ -55,7 +55,7 @@ def write(args: argparse.Namespace) -> int:
         return 0
     header = [f"{each}_{rank + 1}" for rank in range(top) for each in ("class", "probability")]
     unreadable = 0
-    with confirm.open_result(args.to) as file, listing.progress(len(paths), "predicting") as bar:
+    with outputs.open_result(args.to) as file, listing.progress(len(paths), "predicting") as bar:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
         rows = csv.writer(text)
         rows.writerow(["path", "error", *header])

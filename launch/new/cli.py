@@ -13,7 +13,7 @@
     tests/              trains a few steps, kills, resumes, and compares samples and weights
     job.toml            for `python -m launch submit`
     requirements.txt    packages, which `pack` lists for the platform
-    common datasets launch    links to this copy of Bootfile, or copies with --copy
+    bootfile common datasets launch    links to this copy of Bootfile, or copies with --copy
 
 `python -m launch simulate|pack|submit jobs/train.py` work in FOLDER. `pack` uploads the linked folders.
 
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> int:
     add("--amp", action="store_true", help="add the blocks of jobs/train_amp.py")
     add("--exact", action="store_true", help="add the blocks of train_ddp.py and train_exact.py")
     add("--fsdp", action="store_true", help="add the blocks of train_ddp.py and train_fsdp.py")
-    add("--copy", action="store_true", help="copy common, datasets and launch, do not link them")
+    add("--copy", action="store_true", help="copy bootfile, common, datasets and launch, do not link them")
     args = parser.parse_args(arguments)
     if args.exact and args.amp:
         raise BadInput("--exact and --amp exclude each other: both replace the line of the evaluation")
@@ -151,7 +151,7 @@ def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
             if not (only := _ONLY.search(line)) or only[1] in given
         ]
         (folder / target).write_text("\n".join(kept), encoding="utf-8")
-    for room in ("common", "datasets", "launch"):
+    for room in ("bootfile", "common", "datasets", "launch"):
         if args.copy:
             shutil.copytree(_HOME / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
         else:

@@ -7,8 +7,8 @@ does not show the value, which may be a secret.
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
+from bootfile.console.words import mask_words
 from bootfile.ground.errors import BadInput, import_optional
-from common.console.arguments import mask_words
 from common.console.config import read
 from common.ground.files import is_url
 from common.object_store import location as object_store

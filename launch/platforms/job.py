@@ -4,9 +4,10 @@ import re
 from typing import Any
 
 from bootfile.ground.errors import BadInput
+from bootfile.ground.exit_codes import explain_exit_code
 from common.console.arguments import Parser
 from launch import records
-from launch.explain import explain_exit_code, format_time
+from launch.explain import format_time
 from launch.platforms.service import ModelArts
 
 ENDED = ("Failed", "Completed", "Terminated")  # phases of v2, from the vendor's documents

@@ -12,9 +12,9 @@ import os
 import re
 import time
 
+from bootfile.console import outputs
 from bootfile.ground.errors import BadInput
 from common.console.arguments import Parser
-from launch import confirm
 from launch.explain import format_time
 from launch.report import runs as report_runs
 from launch.report import tables
@@ -35,10 +35,10 @@ def main(arguments: list[str]) -> int:
     paths = [*dict.fromkeys(map(os.path.realpath, found))]
     if not args.to.endswith(".html"):  # the name of no result of a run
         raise BadInput(f"--to {args.to}: expected a name that ends in .html")
-    confirm.check_replaceable(args.to, re.compile(_MARK), args.force)
+    outputs.check_replaceable(args.to, re.compile(_MARK), args.force)
     runs = [report_runs.read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
     content = render_page(runs, args.title).encode("utf-8", "replace")  # a folder's name may not be UTF-8
-    with confirm.open_result(args.to) as file:
+    with outputs.open_result(args.to) as file:
         file.write(content)
     for run in runs:
         for note in run.notes:
@@ -55,12 +55,12 @@ def _names(paths: list[str]) -> list[str]:
 
 def render_page(runs: list[Run], title: str | None = None) -> str:
     """Return the HTML of runs. Their names must differ."""
-    from launch import page
+    from bootfile.console import page
     from launch.report import charts  # imports matplotlib, which --help does not need
 
     settings = [run.starts[-1].settings if run.starts else {} for run in runs]
     return page.render(
-        "report/page.html",
+        os.path.join(os.path.dirname(os.path.abspath(__file__)), "page.html"),
         title=title or ", ".join(run.name for run in runs),
         made=format_time(time.time()),
         runs=runs,

@@ -38,14 +38,16 @@ import signal
 import tempfile
 from typing import NoReturn
 
+from bootfile.console import outputs
+from bootfile.console.parser import expand_home
+from bootfile.console.words import get_option
 from bootfile.ground.errors import BadInput
-from common.console.arguments import Parser, expand_home, positive_float, positive_int
+from common.console.arguments import Parser, positive_float, positive_int
 from datasets.folders import tar_files
-from launch import confirm
 from launch.bundle.code_folder import CodeFolder
 from launch.profiles import PROFILES, Folders, make_starts
 from launch.simulate import faults
-from launch.simulate.commands import Commands, get_option
+from launch.simulate.commands import Commands
 from launch.simulate.nodes import Node
 from launch.simulate.simulation import Simulation, log
 
@@ -115,7 +117,7 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
         data, *below = tar_files.split_pattern(data)
     keep = args.keep and os.path.abspath(args.keep)
     if keep:
-        confirm.make_empty(keep)
+        outputs.make_empty(keep)
     follows = {
         "job_arguments": given, "code": code, "faults": parsed, "keep": keep,
         "data": data and os.path.abspath(data), "below": below,

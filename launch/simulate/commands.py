@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 
+from bootfile.console.words import get_option, split_option
 from bootfile.ground.errors import BadInput
 from bootfile.machine.cores import available_cores
 from common.object_store.paths import SCRATCH
@@ -76,7 +77,7 @@ class Commands:
         args, given = self._args, list(self._args.job_arguments)
         if args.data is not None:
             given = [
-                *_split(given, "--data_url")[1],
+                *split_option(given, "--data_url")[1],
                 f"--data_url={os.path.join(node.folders.inputs, INPUT, *args.below)}",
             ]
         if not args.code.is_repository:  # it may not accept them
@@ -89,22 +90,6 @@ class Commands:
         if args.faults and get_option(options, "--report_every") is None:
             given.append("--report_every=1")
         return given
-
-
-def get_option(arguments: list[str], *names: str) -> str | None:
-    """Return the last value of an option, given as `--name value` or `--name=value`. names: with _; arguments
-    may have - for _."""
-    return _split(arguments, *names)[0]
-
-
-def _split(arguments: list[str], *names: str) -> tuple[str | None, list[str]]:
-    """Return (the last value of an option, the other arguments)."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(
-        *{*names, *(f"--{name[2:].replace('_', '-')}" for name in names)}, dest="value", nargs="?"
-    )
-    known, others = parser.parse_known_args(arguments)
-    return known.value, others
 
 
 def _free_port() -> int:

@@ -8,9 +8,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from launch import manifests, processes
+from bootfile.ground.exit_codes import normalize
+from bootfile.processes import sessions
+from launch import manifests
 from launch.bundle.code_folder import CodeFolder
-from launch.explain import normalize
 from launch.profiles import Folders
 
 INPUT, OUTPUT = "data_url_0", "train_url_0"  # as ModelArts names the first input and the first output
@@ -92,7 +93,7 @@ class Node:
             self._printed = open(self.log, "rb")  # noqa: SIM115
             self._printed.seek(0, os.SEEK_END)
             for command, environment in commands:
-                self._tasks.append(processes.start(command, self._mark, log, environment, self.folders.code))
+                self._tasks.append(sessions.start(command, self._mark, log, environment, self.folders.code))
 
     @property
     def pids(self) -> list[int]:
@@ -118,7 +119,7 @@ class Node:
             return None
         if not run.ended:
             run.code, run.ended = run.code or 0, time.monotonic()
-            processes.kill(self._tasks, self._mark)
+            sessions.kill(self._tasks, self._mark)
         return run.code
 
     def close(self) -> list[str]:
@@ -132,15 +133,15 @@ class Node:
 
     def end(self, number: int) -> None:
         """Send a signal to the living process groups that the platform started."""
-        processes.end(self._tasks, number)
+        sessions.end(self._tasks, number)
 
     def kill(self) -> None:
         """Kill all processes of the node, and wait for their end."""
-        processes.kill(self._tasks, self._mark)
+        sessions.kill(self._tasks, self._mark)
 
     def find(self) -> dict[int, dict[str, Any]]:
-        """Return all living processes of the node, as processes.find() does."""
-        return processes.find(self._mark)
+        """Return all living processes of the node, as sessions.find() does."""
+        return sessions.find(self._mark)
 
     def ranks(self, count: int) -> dict[int, int]:
         """Return global rank -> process id. count: processes per node.

@@ -10,13 +10,14 @@ import sys
 import tempfile
 import time
 
-from common.console.arguments import mask_words
-from launch.explain import NEVER_FIRED, TIME_LIMIT, explain_end
-from launch.processes import GENERATION
+from bootfile.console.words import mask_words
+from bootfile.ground.exit_codes import TIME_LIMIT, explain_end
+from bootfile.processes.sessions import GENERATION
 from launch.simulate.commands import Commands
 from launch.simulate.faults import Fault
 from launch.simulate.nodes import Node, copy_tree
 
+NEVER_FIRED = 3  # exit code: every node ended with 0, but a fault never fired
 _STEP = re.compile(r"epoch=\d+ step=(\d+) ")  # the beginning of a job's log line
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 _POLL = 0.02  # seconds

@@ -75,7 +75,7 @@ def _arguments(options: argparse.Namespace) -> list[str]:
 def _write(folder: str, text: str) -> str:
     """Write the job to a folder with links to its imports, and return its path."""
     os.makedirs(os.path.join(folder, "jobs"))
-    for package in ("common", "datasets"):
+    for package in ("bootfile", "common", "datasets"):
         os.symlink(ROOT / package, os.path.join(folder, package))
     path = os.path.join(folder, "jobs", JOB)
     with open(path, "w", encoding="utf-8") as file:

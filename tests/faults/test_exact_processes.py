@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from bootfile.processes import sessions
 from bootfile.receipt import reading, receipt
 from common.run import starts
-from launch import processes
 from tests.conftest import LONGEST, QUICK, ROOT, environment, free_port, run, wait_until
 from tests.support.exact import changed, facts
 from tests.support.simulated import rows
@@ -72,12 +72,12 @@ def test_processes_leave_and_come_back_three_times(tmp_path):
         """Let agents come or die, and wait until the job trains on."""
         while len(agents) > count:
             lost = agents.pop()
-            processes.kill([lost], f"{tmp_path}/{len(agents)}")  # its process too, as if the node were lost
+            sessions.kill([lost], f"{tmp_path}/{len(agents)}")  # its process too, as if the node were lost
         want(count)
         while len(agents) < count:
             with open(tmp_path / f"agent{len(agents)}.log", "ab") as log:
                 mark = f"{tmp_path}/{len(agents)}"
-                agents.append(processes.start(command, mark, log, environment(**variables), str(ROOT)))
+                agents.append(sessions.start(command, mark, log, environment(**variables), str(ROOT)))
         wait_until(lambda: _worlds(output)[-1:] == [count], agents[0])
         last = starts.read(str(output))[-1]["step"] + EACH - 1
         wait_until(lambda: progress() >= last, agents[0])
@@ -93,7 +93,7 @@ def test_processes_leave_and_come_back_three_times(tmp_path):
         assert [agent.wait(LONGEST) for agent in agents] == [0, 0]
     finally:
         for number, agent in enumerate(agents):
-            processes.kill([agent], f"{tmp_path}/{number}")
+            sessions.kill([agent], f"{tmp_path}/{number}")
     assert [count for count, _ in itertools.groupby(_worlds(output))] == [1, 2, 4, 2, 1, 2]
     elastic, whole = facts(output), facts(tmp_path / "whole")
     elastic["state"] = {step: elastic["state"].get(step) for step in whole["state"]}  # SIGTERM saves, too

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
+from bootfile.prove.jobs import KILLED, OwnJob
 from launch.new.cli import make_job
-from launch.prove.jobs import KILLED, OwnJob
 from tests.conftest import CAN_FORK, QUICK, ROOT, records
 from tests.jobs.test_train_fsdp import ADAMW
 from tests.jobs.test_train_own import OPTIONS, TEXT, write_job

@@ -147,7 +147,7 @@ def test_a_run_that_was_killed_before_its_first_save_begins_anew(tmp_path):
 def project(tmp_path_factory):
     """Return a copy of the code with an empty output_dir/."""
     folder = tmp_path_factory.mktemp("project")
-    for name in ("common", "datasets", "jobs", "launch"):
+    for name in ("bootfile", "common", "datasets", "jobs", "launch"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     return folder
 

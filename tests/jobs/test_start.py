@@ -74,7 +74,7 @@ def test_the_launcher_of_torch(alone, tmp_path):
 
 def test_one_process_per_node_starts_the_others_from_any_folder(alone, tmp_path):
     """Another package called datasets is installed."""
-    for name in ("datasets", "common"):
+    for name in ("bootfile", "datasets", "common"):
         (tmp_path / "site" / name).mkdir(parents=True)
         (tmp_path / "site" / name / "__init__.py").write_text("raise ImportError('the wrong package')")
     for folder in ("site", "elsewhere"):
@@ -95,7 +95,7 @@ def test_a_link_to_a_job_and_a_folder_of_links(tmp_path):
     (mounted / "..data").mkdir(parents=True)
     (mounted / "..data" / "train.py").write_text((ROOT / "jobs" / "train.py").read_text())
     (mounted / "train.py").symlink_to(mounted / "..data" / "train.py")
-    for name in ("common", "datasets"):
+    for name in ("bootfile", "common", "datasets"):
         (tmp_path / "project" / name).symlink_to(ROOT / name)
     for job in (tmp_path / "job.py", mounted / "train.py"):
         assert "--data_url" in run(job, "--help", cwd=tmp_path, fresh=True).stdout

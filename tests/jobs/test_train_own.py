@@ -80,7 +80,7 @@ def write_job(folder: Path, blocks: tuple | None, distributed: bool) -> Path:
         base, ddp = ((jobs / name).read_text(encoding="utf-8") for name in ("train.py", "train_ddp.py"))
         text = combine(base, ddp, text)
     (folder / "jobs").mkdir(parents=True)
-    for name in ("common", "datasets"):
+    for name in ("bootfile", "common", "datasets"):
         (folder / name).symlink_to(ROOT / name)
     job = folder / "jobs" / "job.py"
     job.write_text(text, encoding="utf-8")

@@ -65,9 +65,10 @@ def test_help_and_the_records_of_runs_need_neither_torch_nor_hugging_face(tmp_pa
     assert "data equal for 1 steps" in compared and "state equal at step 1" in compared
     run("-c", NO_TORCH, "report", "a", "b", cwd=tmp_path, env=PATH, fresh=True)
     assert "equal for 1 steps" in (tmp_path / "report.html").read_text(encoding="utf-8")
-    helps = "import contextlib, sys; from launch.__main__ import VERBS, load\n"
-    helps += "for verb in VERBS:\n"
-    helps += "    with contextlib.suppress(SystemExit): load(verb).main(['--help'])\n"
+    helps = "import contextlib, importlib, sys; from launch.__main__ import VERBS\n"
+    helps += "for verb, (module, _) in VERBS.items():\n"
+    helps += "    with contextlib.suppress(SystemExit): "
+    helps += "importlib.import_module(module).main(['--help'])\n"
     helps += "print('imported:', {'torch', 'pandas', 'matplotlib'} & sys.modules.keys())"
     assert run("-c", helps, fresh=True).stdout.endswith("imported: set()\n")
 
@@ -87,7 +88,7 @@ def test_files_that_cannot_be_used_are_one_line(error, said, monkeypatch):
     def fail(arguments: list[str]) -> int:
         raise error
 
-    monkeypatch.setitem(VERBS, "stub", ("stub", ""))
+    monkeypatch.setitem(VERBS, "stub", ("launch.stub", ""))
     monkeypatch.setitem(sys.modules, "launch.stub", SimpleNamespace(main=fail))
     monkeypatch.setattr(sys, "argv", ["launch", "stub"])
     with pytest.raises(BadInput, match=said):

@@ -34,11 +34,11 @@ def test_a_new_project_works_at_once(options, tmp_path):
     run("-m", "launch", "pack", "jobs/train.py", "--to", "packed", **here)
     (packed,) = [path for path in (folder / "packed").iterdir() if path.is_dir()]
     kept = {path for path in listed(packed) if not path.startswith("packed/")}
-    modules = {
-        path for room in ("common", "datasets") for path in listed(ROOT / room) if path.endswith(".py")
-    }
-    assert {path.partition("/")[2] for path in kept if path.startswith(("common/", "datasets/"))} == modules
-    assert {path for path in kept if not path.startswith(("common/", "datasets/"))} == {
+    packages = ("bootfile", "common", "datasets")
+    modules = {f"{room}/{path}" for room in packages for path in listed(ROOT / room)}
+    modules = {path for path in modules if path.endswith((".py", ".html", "py.typed"))}
+    assert {path for path in kept if path.partition("/")[0] in packages} == modules
+    assert {path for path in kept if path.partition("/")[0] not in packages} == {
         "jobs/train.py", "manifest.json", "pip-requirements.txt",
     }  # fmt: skip
     assert not any(path.is_symlink() for path in packed.rglob("*"))

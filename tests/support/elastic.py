@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from launch.processes import GENERATION
+from bootfile.processes.sessions import GENERATION
 from tests.conftest import LONGEST, ROOT, environment
 from tests.support.exact import changed
 

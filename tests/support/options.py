@@ -11,6 +11,7 @@ A block is between `<!-- options: WHAT -->` and `<!-- end of options -->`. WHAT 
 
 import argparse
 import contextlib
+import importlib
 import io
 import json
 import re
@@ -118,15 +119,15 @@ def _collect(read: Callable[[argparse.ArgumentParser], list[Any]] = _rows) -> di
 
     argparse.ArgumentParser.print_help = note  # type: ignore[method-assign, assignment]
     sys.argv = ["", "--help"]
-    from launch.__main__ import VERBS, load
+    from launch.__main__ import VERBS
 
     for job in sorted((ROOT / "jobs").glob("*.py")):
         now = sys.argv[0] = f"jobs/{job.name}"
         with contextlib.suppress(SystemExit):
             runpy.run_path(str(job), run_name="__main__")
     meanings = {verb: meaning for verb, (_, meaning) in VERBS.items()}
-    for verb in VERBS:
-        page = load(verb)
+    for verb, (module, _) in VERBS.items():
+        page = importlib.import_module(module)
         for now in [f"{verb} {part}" for part in PARTS.get(verb, ())] or [verb]:
             with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
                 page.main([*now.split()[1:], "--help"])

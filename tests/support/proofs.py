@@ -9,24 +9,25 @@ import threading
 from pathlib import Path
 from unittest import mock
 
-from launch import processes
-from launch.prove import cli, forks, verdict
-from launch.prove.jobs import PROCESSES, REFERENCE, Case, Job
-from launch.prove.verdict import Row
-from launch.simulate.commands import get_option
+import launch.prove
+from bootfile.console.words import get_option
+from bootfile.processes import sessions
+from bootfile.prove import forks, verdict
+from bootfile.prove.jobs import PROCESSES, REFERENCE, Case, Job
+from bootfile.prove.verdict import Row
 from tests import conftest
 from tests.conftest import ROOT, free_port, start
 
 
 class _Job:
-    """A job as processes.start() returns it, whose output goes to a file. Its ranks are forked, too."""
+    """A job as sessions.start() returns it, whose output goes to a file. Its ranks are forked, too."""
 
     def __init__(self, command, mark, output, environment=None, cwd=None):
         count = 1 if get_option(command, "--elastic") == "true" else int(get_option(command, PROCESSES) or 1)
         changed = {name: each for name, each in (environment or {}).items() if os.environ.get(name) != each}
         if changed.get("PYTHONHASHSEED") == "1":  # a fork has that of the tests
             del changed["PYTHONHASHSEED"]
-        shared = {processes._MARK: mark, **changed}
+        shared = {sessions._MARK: mark, **changed}
         if count > 1:
             shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
             shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(count))
@@ -85,8 +86,8 @@ def forked_jobs(cwd: Path = ROOT):
     os.chdir(cwd)
     try:
         with (
-            mock.patch.object(processes, "start", _Job),
-            mock.patch.object(processes, "end", _end),
+            mock.patch.object(sessions, "start", _Job),
+            mock.patch.object(sessions, "end", _end),
             mock.patch.object(forks, "are_possible", bool),
         ):
             yield
@@ -100,7 +101,7 @@ def prove(*words, cwd: Path = ROOT, code: int = 0) -> str:
     """Run `python -m launch prove *words` in a folder, check the exit code, and return what it prints."""
     printed = io.StringIO()
     with forked_jobs(cwd), contextlib.redirect_stdout(printed):
-        ended = cli.main([str(word) for word in words])
+        ended = launch.prove.main([str(word) for word in words])
     assert ended == code, f"exit code {ended}\n{printed.getvalue()}"
     return printed.getvalue()
 

@@ -1,4 +1,4 @@
-"""The loops of guides/own_loop.md continue exactly: `launch prove` kills them."""
+"""The loops of guides/own_loop.md continue exactly: `prove` kills them."""
 
 import difflib
 import os
@@ -52,7 +52,7 @@ def test_the_page_shows_the_changes(before, after):
     assert [line for line in lines if line not in shown] == []
     if before == "before.py":
         assert f"```python\n{(_FOLDER / before).read_text()}```" in _PAGE
-        assert sum(line.startswith("+") for line in lines) == 8
+        assert sum(line.startswith("+") for line in lines) == 7
 
 
 def test_a_loop_of_ones_own_loads_the_package_only(tmp_path):

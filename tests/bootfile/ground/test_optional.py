@@ -50,7 +50,7 @@ USES = {
     "cv2": ("datasets.folders.resize", "opencv-python-headless"),
     "simplejpeg": ("datasets.folders.images", "simplejpeg"),
     "pydantic": ("launch.platforms.config", "pydantic"),
-    "jinja2": ("launch.page", "jinja2"),
+    "jinja2": ("bootfile.console.page", "jinja2"),
     "matplotlib.figure": ("launch.report.charts", "matplotlib"),
 }
 

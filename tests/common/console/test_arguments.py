@@ -5,11 +5,12 @@ import sys
 
 import pytest
 
-from bootfile.ground import errors
+from bootfile.console.words import NAMELESS, mask_words
+from bootfile.ground import errors, secrets
 from bootfile.ground.errors import BadInput, printable
 from common.console import arguments
-from common.console.arguments import FLAG, NAMELESS, Parser
-from common.ground import endings, secrets
+from common.console.arguments import FLAG, Parser
+from common.ground import endings
 from common.run.job import JobParser
 from datasets.folders import image_folder
 
@@ -355,12 +356,12 @@ def test_names_of_secrets():
     ],
 )
 def test_words_of_a_command_line_are_masked(words, shown, masked):
-    got = arguments.mask_words(words.split(), ["-i", "--ignored"])
+    got = mask_words(words.split(), ["-i", "--ignored"])
     assert got == (shown.split(), masked.split())
 
 
 def test_a_value_without_an_option_is_masked():
-    assert arguments.mask_words(["--lr", "0.1", "V", "--a=1", "V"], [NAMELESS])[0] == [
+    assert mask_words(["--lr", "0.1", "V", "--a=1", "V"], [NAMELESS])[0] == [
         "--lr", "0.1", "***", "--a=1", "***",
     ]  # fmt: skip
 

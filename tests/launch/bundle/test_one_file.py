@@ -23,7 +23,7 @@ def packed(tmp_path_factory):
     """Return train_ddp.py as one file, in a folder that cannot be written, with other people's modules."""
     folder = tmp_path_factory.mktemp("boot")
     pack(str(ROOT / "jobs" / "train_ddp.py"), str(folder / "boot.py"))
-    for name in ("common", "datasets", "jobs"):
+    for name in ("bootfile", "common", "datasets", "jobs"):
         tree(folder / name, {"__init__.py": "raise SystemExit('another module')\n"})
     folder.chmod(0o555)
     yield folder / "boot.py"

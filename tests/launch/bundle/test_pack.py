@@ -42,11 +42,12 @@ def test_the_repository_is_packed_as_the_user_does_it(tmp_path):
     assert manifest["name"] == "train_ddp" and manifest["job"] == "jobs/train_ddp.py"
     assert folder.name == f"train_ddp-{manifest['digest'][:12]}"
     assert f"\npacked={folder} job=jobs/train_ddp.py digest={manifest['digest']} " in result.stdout
+    rooms = ("bootfile", "common", "datasets", "jobs")
     kept = [file["path"] for file in manifest["files"]]
     assert kept == sorted(kept) and sorted([*kept, "manifest.json"]) == listed(folder)
-    assert {path.split("/")[0] for path in kept} == {"common", "datasets", "jobs", "pip-requirements.txt"}
-    modules = {path for room in ("common", "datasets", "jobs") for path in listed(ROOT / room)}
-    expected = {module for module in modules if module.endswith(".py")}
+    assert {path.split("/")[0] for path in kept} == {*rooms, "pip-requirements.txt"}
+    modules = {path for room in rooms for path in listed(ROOT / room)}
+    expected = {path for path in modules if path.endswith((".py", ".html", "py.typed"))}
     assert {path.partition("/")[2] for path in kept if "/" in path} == expected
     for file in manifest["files"]:
         assert (folder / file["path"]).stat().st_size == file["size"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bootfile.ground.errors import BadInput
-from launch.explain import explain_exit_code
+from bootfile.ground.exit_codes import explain_exit_code
 from launch.simulate import cli, faults
 from tests.conftest import QUICK, environment, start
 from tests.support.simulated import fired, rows, simulate
@@ -100,7 +100,7 @@ def test_modelarts(modelarts):
         assert sorted(os.listdir(folder)) == ["cache", "inputs", "logs", "outputs", "user-job-dir"]
         assert sorted(os.listdir(folder / "user-job-dir")) == [Path.cwd().name]
         code = folder / "user-job-dir" / Path.cwd().name
-        assert sorted(os.listdir(code)) == ["common", "datasets", "jobs"]
+        assert sorted(os.listdir(code)) == ["bootfile", "common", "datasets", "jobs"]
         assert os.listdir(folder / "inputs") == ["data_url_0"]
         log = (folder / "logs" / f"node_{node}.log").read_text()
         prefix = f"[node {node}] "

@@ -10,7 +10,8 @@ hardware and files.
 proof: the version of this schema.
 job: the path of the job as the user gave it.
 tree: the git commit of the job's folder, and whether no tracked file differs from it; null without git.
-files: the job and the modules that `launch pack` would upload with it, below the code folder.
+files: the job and its modules: the Python files below its folder (modules.py), or those that `launch pack`
+    would upload with it if `python -m launch prove` made the proof.
 runs: what was done to them, the commands, and what was compared: receipts, digests of the state, and weights.
 machines: what computed a run (bootfile/machine/facts.py); [] for a script that does not use Bootfile.
 """
@@ -18,23 +19,27 @@ machines: what computed a run (bootfile/machine/facts.py); [] for a script that 
 import contextlib
 import json
 import os
+import platform
 import re
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+from bootfile import __version__
+from bootfile.console import outputs
 from bootfile.exact import digest_lines
-from bootfile.ground import accelerator
+from bootfile.ground import accelerator, git
 from bootfile.ground.errors import BadInput, import_optional
 from bootfile.ground.files import explained, read_file, sha256_file
+from bootfile.machine import facts as machine
+from bootfile.machine import processor
+from bootfile.machine.cores import available_cores
 from bootfile.machine.differences import INSTRUCTIONS
-from bootfile.receipt import receipt
+from bootfile.prove.jobs import REFERENCE, Job
+from bootfile.prove.modules import Modules, find_modules
+from bootfile.prove.verdict import Row
+from bootfile.receipt import records, starts
 from bootfile.receipt.compare import PARTS, find_files
-from common.run import environment, starts
-from launch import confirm, page
-from launch.bundle.code_folder import CodeFolder
-from launch.bundle.snapshot import describe_git
-from launch.prove.jobs import REFERENCE, Job
-from launch.prove.verdict import Row
 
 if TYPE_CHECKING:
     import pydantic
@@ -44,9 +49,9 @@ else:
 PAGE_MARK = "a page of launch prove"
 MARK = r'^\{\s*"proof": \d+,'  # the beginning of such a file
 _MOST = 2**26  # bytes of it
-_RECORDS = ("state.jsonl", receipt.FILE, "receipt-*.bin")  # in a run's folder
-_VERSIONS = ("bootfile", "python", "torch", "numpy")
+_RECORDS = ("state.jsonl", records.FILE, "receipt-*.bin")  # in a run's folder
 _MACHINE = (*INSTRUCTIONS, "libraries", "OpenBLAS", "settings")  # the threads are those of each run
+_PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "page.html")
 
 
 class _Proof(pydantic.BaseModel):
@@ -65,18 +70,19 @@ class _Proof(pydantic.BaseModel):
     comparisons: list[dict[str, Any]]
 
 
-def describe_code(job: str) -> tuple[dict[str, Any], list[str]]:
+def describe_code(
+    job: str,
+    find_modules: Callable[[str], Modules] = find_modules,
+) -> tuple[dict[str, Any], list[str]]:
     """Return (tree and files of a job, lines on what they do not cover). Raises BadInput if a file cannot be
     read."""
     path, limits = os.path.abspath(job), []
     try:
-        code = CodeFolder(path)
-        files = {name: each for name, each in code.files.items() if name.endswith(".py")}
-        files[code.job_path] = path
-    except BadInput as reason:  # for example, images are in the folder
+        files = find_modules(path)
+    except BadInput as reason:  # for example, thousands of modules are in the folder
         files = {os.path.basename(path): path}
         limits.append(f"of the modules, --check compares only {job}: {reason}")
-    commit, _, dirty = (describe_git(os.path.dirname(path)) or "").partition("-")
+    commit, _, dirty = (git.describe_tree(os.path.dirname(path)) or "").partition("-")
     if dirty or not commit:
         limits.append("--check compares modules only: no commit has the other files")
     with explained(f"the code of {job} cannot be read"):
@@ -87,14 +93,23 @@ def describe_code(job: str) -> tuple[dict[str, Any], list[str]]:
 
 def describe_node() -> dict[str, Any]:
     """Return versions and hardware. It touches the accelerators: call it after the job's runs."""
-    facts, count = environment.facts(), accelerator.count()
-    name, module = accelerator.kind(), accelerator.of(accelerator.kind())
+    facts, count = machine.describe(), accelerator.count()
+    model, module = accelerator.kind(), accelerator.of(accelerator.kind())
     with contextlib.suppress(RuntimeError, AttributeError):  # it is busy, or has no names
-        name = module.get_device_name() if count else name
-    hardware = {"processor": environment.describe_processor(), "cores": facts["cores"]}
-    hardware |= {each: facts[each] for each in _MACHINE}
-    hardware["accelerators"] = f"{count} x {name}" if count else "none"
-    return {"versions": {each: str(facts[each]) for each in _VERSIONS}, "hardware": hardware}
+        model = module.get_device_name() if count else model
+    versions = {
+        "bootfile": __version__,
+        "python": platform.python_version(),
+        "torch": str(facts["torch"]),
+        "numpy": str(facts["numpy"]),
+    }
+    hardware = {
+        "processor": f"CPU, {processor.name()}",
+        "cores": available_cores(),
+        **{name: facts[name] for name in _MACHINE},
+        "accelerators": f"{count} x {model}" if count else "none",
+    }
+    return {"versions": versions, "hardware": hardware}
 
 
 def describe(
@@ -123,22 +138,24 @@ def describe(
 
 def write(page_path: str, path: str, facts: dict[str, Any]) -> None:
     """Write what describe() has returned as a page and as the file of a proof. Raises BadInput."""
+    from bootfile.console import page  # imports jinja2, which only --to needs
+
     command = facts["runs"][0]["commands"][0]
     texts = {
         part: {line["run"]: line["text"] for line in facts["comparisons"] if line["part"] == part}
         for part in PARTS
     }
     text = page.render(
-        "prove/page.html",
+        _PAGE,
         mark=PAGE_MARK,
         title=f"{facts['verdict'].partition(':')[0]}: {command}",
         command=command,
         texts=texts,
         facts=facts,
     )
-    with confirm.open_result(page_path) as file:
+    with outputs.open_result(page_path) as file:
         file.write(text.encode("utf-8", "replace"))
-    with confirm.open_result(path) as file:
+    with outputs.open_result(path) as file:
         file.write(json.dumps(facts, indent=1, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
 
 
@@ -165,12 +182,16 @@ def read(path: str) -> _Proof:
         raise BadInput(f"{path} is not a proof of schema 1 that `prove --to` wrote: {reason}") from None
 
 
-def find_changes(proof: _Proof, job: str) -> list[str]:
+def find_changes(
+    proof: _Proof,
+    job: str,
+    find_modules: Callable[[str], Modules] = find_modules,
+) -> list[str]:
     """Return a line for each reason why a proof does not hold for a job on this node; [] if it holds. Raises
     BadInput."""
     is_exact = proof.exit_code == 0 and proof.verdict.startswith("exact: ")
     changes = [] if is_exact else [f"the verdict was not exact: {proof.verdict}"]
-    now = describe_code(job)[0] | describe_node()
+    now = describe_code(job, find_modules)[0] | describe_node()
     for group in ("tree", "versions", "hardware"):
         before = getattr(proof, group)
         for name in sorted(before.keys() | now[group].keys()):

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import IO, Any
 
-from common.console.arguments import mask_words
-from launch import processes
-from launch.explain import explain_exit_code
+from bootfile.console.words import mask_words
+from bootfile.ground.exit_codes import explain_exit_code
+from bootfile.processes import sessions
 
 _POLL = 0.005  # seconds: a short job takes a millisecond for a step
 
@@ -35,10 +35,10 @@ def run(
     watch: returns its progress: steps, or seconds.
     kills: the progress at which all its processes are killed, ascending.
     after_kill: called after each kill; returns the command of the restart.
-    start: starts a command; default: processes.start().
+    start: starts a command; default: sessions.start().
     Raises Failed.
     """
-    start = start or processes.start
+    start = start or sessions.start
     happened, mark = list[float](), os.path.abspath(log)
     with open(log, "ab") as output:
         for target in [*kills, float("inf")]:
@@ -48,7 +48,7 @@ def run(
                 while (is_running := tasks[0].poll() is None) and (progress := watch()) < target:
                     time.sleep(_POLL)
             finally:
-                processes.kill(tasks, mark)
+                sessions.kill(tasks, mark)
             if not is_running:
                 if tasks[0].returncode:
                     raise Failed(_failure(command, tasks[0].returncode, log), tasks[0].returncode)

@@ -9,21 +9,15 @@ import subprocess
 import sys
 from typing import IO, Any
 
-import torch
-
-from bootfile.ground import accelerator
-from bootfile.processes import signals
-from launch import processes
-from launch.prove import surroundings
+from bootfile.processes import forking, sessions, signals
+from bootfile.prove import surroundings
 
 _SERVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fork_server.py")
-_OLDEST = (2, 6)  # release of torch: a fork aborts at its end in 2.1
 
 
 def are_possible() -> bool:
-    """Return whether a fork does what a new process does: not on GPUs, which a parent may have opened."""
-    release = tuple(map(int, torch.__version__.split(".")[:2]))
-    return sys.platform == "linux" and release >= _OLDEST and not accelerator.count()
+    """Return whether a fork does what a new process does."""
+    return not forking.why_not()
 
 
 class Forks:
@@ -49,12 +43,12 @@ class Forks:
         output: IO[Any],
         changes: tuple[str, ...] = (),
     ) -> "Forked":
-        """Start a command of Python as processes.start() does. The fork before it must have ended. changes:
+        """Start a command of Python as sessions.start() does. The fork before it must have ended. changes:
         of the surroundings, that a fork can have."""
         environment = self._environment
         if surroundings.THREADS in changes:
             environment = environment | {"OMP_NUM_THREADS": str(surroundings.choose_other_threads())}
-        known = {"folder": os.getcwd(), "environment": processes.marked(environment, mark)}
+        known = {"folder": os.getcwd(), "environment": sessions.marked(environment, mark)}
         request = {"words": command[1:], "log": output.name, **known}
         assert self._server.stdin
         self._server.stdin.write(json.dumps(request).encode() + b"\n")
@@ -68,7 +62,7 @@ class Forks:
 class Forked:
     """A script in a fork, with the members of subprocess.Popen that `processes` uses."""
 
-    def __init__(self, server: subprocess.Popen) -> None:
+    def __init__(self, server: subprocess.Popen[bytes]) -> None:
         assert server.stdout
         self._answers: IO[bytes] = server.stdout
         self.returncode: int | None = None

@@ -9,13 +9,12 @@ import psutil
 import pytest
 
 from bootfile.ground.errors import BadInput
+from bootfile.processes import forking, sessions
+from bootfile.prove import coverage, forks, jobs, surroundings, trial, verdict
+from bootfile.prove.losses import Losses
 from bootfile.receipt import receipt
 from bootfile.receipt.reading import LOOP, find_receipt
-from common.distributed import agent
 from datasets.folders import random_folder
-from launch import processes
-from launch.prove import coverage, forks, jobs, surroundings, trial, verdict
-from launch.prove.losses import Losses
 from tests.conftest import QUICK, ROOT, environment, finish, run, start, wait_until
 from tests.support import proofs
 from tests.support.exact import changed
@@ -329,7 +328,7 @@ def test_one_receipt_of_a_folder_is_found(tmp_path):
 def test_an_exact_job_has_the_same_bits_on_other_numbers_of_processes(tmp_path):
     options = ("--width=8", "--batch_size=240", "--dataset=digits", "--max_steps=6")
     shown = proofs.prove("jobs/train_exact.py", "--kills=1", "--", *options)
-    count = 5 if agent.why_not() else 6
+    count = 5 if forking.why_not() else 6
     assert re.search(rf"^exact: {count} runs equal .*; same bits on 1, 2 and 4 processes$", shown, re.M)
     assert "--processes_per_node=4" in shown and jobs.REPLACED in shown
 
@@ -344,8 +343,8 @@ def test_a_kill_waits_for_the_generation_after_the_last_one(tmp_path):
     log.write_text("generation 9: pids 1 1\n")  # an earlier run wrote it
     losses = Losses(str(log), lambda: steps, [(1, (0,)), (2, (1, 2))])
     with open(log, "ab") as output:
-        members = [processes.start(["sleep", "60"], str(log), output) for _ in range(4)]
-        stranger = processes.start(["sleep", "60"], str(tmp_path), output)
+        members = [sessions.start(["sleep", "60"], str(log), output) for _ in range(4)]
+        stranger = sessions.start(["sleep", "60"], str(tmp_path), output)
     pids = [each.pid for each in members]
 
     def write(line, *dead):
@@ -367,8 +366,8 @@ def test_a_kill_waits_for_the_generation_after_the_last_one(tmp_path):
         assert stranger.poll() is None  # it is not a process of this run
         assert write(f"generation 3: pids {pids[1]} {pids[3]}\n") == ([False, True, False, True], True)
     finally:
-        processes.kill(members, str(log))
-        processes.kill([stranger], str(tmp_path))
+        sessions.kill(members, str(log))
+        sessions.kill([stranger], str(tmp_path))
     assert losses.describe() == "SIGKILL to rank 0 after step 1, 1 and 2 after step 2; 3 generations"
     error = losses.explain(trial.Failed("own.py ended with 1", 1))
     assert "own.py ended with 1 (generation 1: " in str(error) and error.code == 1
@@ -376,12 +375,12 @@ def test_a_kill_waits_for_the_generation_after_the_last_one(tmp_path):
 
 def test_a_job_that_cannot_replace_processes_here_is_not_checked(tmp_path, monkeypatch):
     job = exact_job(tmp_path)
-    monkeypatch.setattr(agent, "why_not", lambda: "no GPUs yet")
+    monkeypatch.setattr(forking, "why_not", lambda: "no GPUs yet")
     assert jobs.REPLACED not in [case.name for case in job.plan()]
     assert f"{jobs.REPLACED}: no GPUs yet" in job.unchecked
 
 
-needs_elastic = pytest.mark.skipif(bool(agent.why_not()), reason="no elastic training here")
+needs_elastic = pytest.mark.skipif(bool(forking.why_not()), reason="no elastic training here")
 
 
 @pytest.mark.faults

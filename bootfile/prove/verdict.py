@@ -2,11 +2,9 @@
 
 from typing import NamedTuple
 
-from bootfile.receipt import compare  #
-from bootfile.receipt.compare import Line
-from launch.explain import DIFFERS, UNVERIFIED
-from launch.prove import trial
-from launch.prove.jobs import (
+from bootfile.ground.exit_codes import DIFFERS, UNVERIFIED
+from bootfile.prove import trial
+from bootfile.prove.jobs import (
     AGAIN,
     ALL_DAMAGED,
     DAMAGED,
@@ -19,6 +17,8 @@ from launch.prove.jobs import (
     Job,
     NotRun,
 )
+from bootfile.receipt import compare  #
+from bootfile.receipt.compare import Line
 
 NOTICED, NOT_NOTICED, REFUSED, NOT_RUN = "noticed", "not noticed", "refused", "not run"
 

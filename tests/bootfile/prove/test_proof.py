@@ -1,4 +1,4 @@
-"""`launch prove --to` writes a proof, and --check shows what has changed since."""
+"""`prove --to` writes a proof, and --check shows what has changed since."""
 
 import html
 import json
@@ -6,8 +6,10 @@ import subprocess
 
 import pytest
 
+import launch.prove
+from bootfile.ground.errors import BadInput
 from bootfile.ground.files import sha256_file
-from launch.prove import proof
+from bootfile.prove import modules, proof
 from tests.conftest import ROOT, run
 from tests.support import proofs
 
@@ -225,9 +227,28 @@ def test_a_file_that_is_not_a_proof_is_not_replaced(folder):
 def test_what_a_proof_does_not_cover_is_named(folder, tmp_path):
     assert proof.describe_code(str(folder / "own.py"))[1] == []
     (folder / "images").symlink_to(ROOT)
-    code, [limit] = proof.describe_code(str(folder / "own.py"))
+    code, [limit] = proof.describe_code(str(folder / "own.py"), launch.prove.find_modules)
     assert list(code["files"]) == ["own.py"] and "images is a symbolic link" in limit
+    code, limits = proof.describe_code(str(folder / "own.py"))
+    assert list(code["files"]) == ["own.py", "steps.py"] and limits == []
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "own.py").touch()
     code, [limit] = proof.describe_code(str(tmp_path / "plain" / "own.py"))
     assert code["tree"] == {"commit": None, "clean": None} and "compares modules only" in limit
+
+
+def test_the_modules_of_a_script_are_those_below_its_folder(tmp_path, monkeypatch):
+    kept = {"own.py", "net.py", "parts/blocks.py", "parts/deep/heads.py"}
+    skipped = {".git/hook.py", "venv/lib/torch.py", "parts/__pycache__/blocks.py", "notes.txt"}
+    for name in kept | skipped:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "venv" / "pyvenv.cfg").touch()
+    (tmp_path / "linked").symlink_to(ROOT / "bootfile")
+    found = modules.find_modules(str(tmp_path / "own.py"))
+    assert found == {name: str(tmp_path / name) for name in sorted(kept)}
+    monkeypatch.setattr(modules, "_MOST", 3)
+    with pytest.raises(BadInput, match="has more than 3 modules"):
+        modules.find_modules(str(tmp_path / "own.py"))
+    code, [limit, _] = proof.describe_code(str(tmp_path / "own.py"))
+    assert list(code["files"]) == ["own.py"] and "more than 3 modules" in limit

@@ -7,15 +7,15 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
-
-import psutil
 
 from bootfile.processes import signals
 
 # the line of a job with --elastic true (common/distributed/members.py): process ids by rank
 GENERATION = re.compile(r"(?:\[node \d+\] )?generation (\d+): pids ([\d ]+)")
+_PROC = "/proc"
+_ENDED = (b"Z", b"X", b"x")  # states of /proc/PID/stat: zombie, dead
 _MARK = "BOOTFILE_PROCESSES_OF"  # the variable that marks a process and all that it starts
 
 
@@ -25,7 +25,7 @@ def start(
     output: IO[Any],
     environment: dict[str, str] | None = None,
     cwd: str | None = None,
-) -> subprocess.Popen:
+) -> subprocess.Popen[bytes]:
     """Start a command in a session of its own. On Linux it is killed if this process ends.
 
     mark: a name, unique on this machine, that kill() finds. environment: default: that of this process.
@@ -48,24 +48,54 @@ def marked(environment: Mapping[str, str], mark: str) -> dict[str, str]:
 
 
 def find(mark: str) -> dict[int, dict[str, Any]]:
-    """Return the living processes of a mark: process id -> environ, ppid and status as psutil has them."""
-    alive = {}
+    """Return the living processes of a mark: process id -> {"environ": its variables, "ppid": its parent}.
+
+    Without /proc and without psutil the answer is {}: only the sessions of start() can be ended.
+    """
+    marked_processes = {}
+    for pid, facts in _read_processes() if os.path.isdir(_PROC) else _ask_psutil():
+        if facts["environ"].get(_MARK) == mark:
+            marked_processes[pid] = facts
+    return marked_processes
+
+
+def _read_processes() -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the living processes whose environment this user may read."""
+    for name in os.listdir(_PROC):
+        if not name.isdigit():
+            continue
+        try:
+            with open(os.path.join(_PROC, name, "environ"), "rb") as file:
+                entries = file.read().split(b"\0")
+            with open(os.path.join(_PROC, name, "stat"), "rb") as file:
+                status, parent = file.read().rpartition(b")")[2].split()[:2]  # a name may have a ) in it
+        except OSError:  # it has just ended, or is another user's
+            continue
+        if status not in _ENDED:
+            variables = (os.fsdecode(entry).partition("=") for entry in entries)
+            environ = {variable: value for variable, equals, value in variables if equals}
+            yield int(name), {"environ": environ, "ppid": int(parent)}
+
+
+def _ask_psutil() -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the same for a system without /proc; nothing without the package psutil."""
+    try:
+        import psutil
+    except ImportError:
+        return
     for process in psutil.process_iter(["environ", "ppid", "status"]):
-        facts = process.info
-        is_own = (facts["environ"] or {}).get(_MARK) == mark  # None: another user's
-        if is_own and facts["status"] not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-            alive[process.pid] = facts
-    return alive
+        if process.info["status"] not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            yield process.pid, {"environ": process.info["environ"] or {}, "ppid": process.info["ppid"]}
 
 
-def end(tasks: Iterable[subprocess.Popen], number: int) -> None:
+def end(tasks: Iterable[subprocess.Popen[bytes]], number: int) -> None:
     """Send a signal to the sessions of the tasks that still run."""
     for task in tasks:
         if task.poll() is None:
             os.killpg(task.pid, number)
 
 
-def kill(tasks: list[subprocess.Popen], mark: str) -> None:
+def kill(tasks: list[subprocess.Popen[bytes]], mark: str) -> None:
     """Kill the tasks and all processes of the mark, also those in another session or without a parent. Wait
     for their end."""
     end(tasks, signal.SIGKILL)

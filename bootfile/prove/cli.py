@@ -1,8 +1,8 @@
 """Show whether a job continues exactly after a restart, with your data and your options.
 
-    python -m launch prove jobs/train.py -- --dataset digits
-    python -m launch prove own.py --compare "OUT/*.pt" --resume_with "--resume OUT/last.pt" -- --out OUT
-    python -m launch prove --check proof.json
+    bootfile prove own.py --compare "OUT/*.pt" --resume_with "--resume OUT/last.pt" -- --out OUT
+    bootfile prove --check proof.json
+    bootfile prove jobs/train.py -- --dataset digits     a job with Bootfile's options
 
 The job runs several times in a temporary folder: a reference; the same again with another PYTHONHASHSEED, in
 another working folder and with folders listed in another order; with SIGKILLs and restarts; with another
@@ -34,15 +34,20 @@ With --check: 0 the proof still holds; 20 something has changed, or the verdict 
 """
 
 import os
+from collections.abc import Callable
 
+from bootfile.console.parser import Parser, positive_int
 from bootfile.ground.errors import BadInput
-from common.console.arguments import Parser, positive_int
+from bootfile.prove.modules import Modules, find_modules
 
 
-def main(arguments: list[str]) -> int:
-    """Run the job, print the verdict and return the exit code. Raises BadInput."""
+def main(arguments: list[str], find_modules: Callable[[str], Modules] = find_modules) -> int:
+    """Run the job, print the verdict and return the exit code. Raises BadInput.
+
+    find_modules: finds the modules of a job whose digests are in the proof.
+    """
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = Parser(__doc__, "python -m launch prove")
+    parser = Parser(__doc__, "bootfile prove")
     add = parser.add_argument
     add("job", metavar="JOB", nargs="?", help="the script; its options follow --")
     add("--to", metavar="FILE", help="also write a page, such as proof.html, and proof.json")
@@ -57,16 +62,16 @@ def main(arguments: list[str]) -> int:
         place = own.index("--resume_with")
         own[place : place + 2] = [f"--resume_with={own[place + 1]}"]
     args = parser.parse_args(own)
-    from launch.prove import runs  # imports torch, which --help does not need
+    from bootfile.prove import runs  # imports torch, which --help does not need
 
     if args.check:
         if args.to or args.keep or args.compare or args.resume_with or arguments[split:]:
             raise BadInput("--check runs nothing: expected no other option")
-        return runs.check(args.check, args.job)
+        return runs.check(args.check, args.job, find_modules)
     if not args.job:
         parser.error("expected JOB")
     if not os.path.isfile(args.job):
         raise BadInput(f"{args.job}: no such file")
     if (args.compare is None) != (args.resume_with is None):
         raise BadInput("expected --compare FILES together with --resume_with OPTIONS")
-    return runs.run(args, arguments[split + 1 :])
+    return runs.run(args, arguments[split + 1 :], find_modules)

@@ -7,8 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from launch import processes
-from launch.prove import trial
+from bootfile.processes import sessions
+from bootfile.prove import trial
 
 _PATIENCE = 300.0  # seconds from a SIGKILL to the next generation
 
@@ -45,7 +45,7 @@ class Losses:
         if self._pids and self._plan and not self._gone and steps >= self._plan[0][0]:
             _, ranks = self._plan.popleft()
             self._gone, self._killed_at = {self._pids[rank] for rank in ranks}, time.monotonic()
-            for pid in self._gone & processes.find(self._log).keys():  # else not of this run
+            for pid in self._gone & sessions.find(self._log).keys():  # else not of this run
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.killed.append((steps, ranks))
@@ -68,6 +68,6 @@ class Losses:
             self._place += len(text)  # the next text begins with the end of this line
         for line in filter(None, map(str.strip, text.decode(errors="replace").splitlines())):
             self._last.append(line)
-            if match := processes.GENERATION.fullmatch(line):
+            if match := sessions.GENERATION.fullmatch(line):
                 self.generation, self._pids = int(match[1]), [*map(int, match[2].split())]
                 self._gone = self._gone if self._gone & {*self._pids} else set()

@@ -74,7 +74,7 @@ def mask(text: str) -> str:
     return text
 
 
-def _mask_address(match: re.Match) -> str:
+def _mask_address(match: re.Match[str]) -> str:
     scheme, (user, _, place) = match[1], match[2].rpartition("@")
     hosts, path, query = _PLACE.fullmatch(place).groups()  # type: ignore[union-attr]  # it matches any text
     are_hosts = all(_HOST.fullmatch(host.rstrip(".,:;)'\"`")) for host in hosts.split(","))

@@ -3,19 +3,18 @@
 import contextlib
 
 from bootfile.ground.errors import BadInput
-from bootfile.receipt import receipt
+from bootfile.prove.jobs import REFERENCE, Job
+from bootfile.prove.verdict import Row
+from bootfile.receipt import records, starts
 from bootfile.receipt.reading import find_receipt
 from bootfile.receipt.recorded_run import Run
-from common.run import starts
-from launch.prove.jobs import REFERENCE, Job
-from launch.prove.verdict import Row
 
 
 def describe(job: Job, rows: list[Row]) -> tuple[str, list[str]]:
     """Return (what the reference covered, in words; lines on what was not checked); ("", []) for a script
     that does not use Bootfile. Raises BadInput if a record cannot be read."""
     folder = job.folder(REFERENCE)
-    if not starts.read(folder) or find_receipt(folder) != receipt.FILE:
+    if not starts.read(folder) or find_receipt(folder) != records.FILE:
         return "", []
     run, per_epoch, whole = Run(folder), 0, 0
     with contextlib.suppress(BadInput):  # not known: weighted samples, or a loader of the user's own

@@ -12,19 +12,16 @@ from typing import IO, Any, NamedTuple
 
 import torch
 
+from bootfile.console.words import get_option, mask_words
 from bootfile.exact import digest, files
 from bootfile.ground.errors import BadInput
-from bootfile.receipt import receipt
+from bootfile.processes import forking, sessions
+from bootfile.prove import forks, surroundings, trial
+from bootfile.prove.losses import Losses
+from bootfile.receipt import records, starts
 from bootfile.receipt.compare import find_files
 from bootfile.receipt.reading import find_receipt
 from bootfile.receipt.records import RECORD
-from common.console.arguments import mask_words
-from common.distributed import agent
-from common.run import starts
-from launch import processes
-from launch.prove import forks, surroundings, trial
-from launch.prove.losses import Losses
-from launch.simulate.commands import get_option
 
 _BAD_INPUT = 2  # exit code of a job that refuses its options
 _STEPS, _EPOCHS = 24, 4  # length of a run, if the options name no number
@@ -37,6 +34,9 @@ PROCESSES = "--processes_per_node"
 REPLACED = "killed processes are replaced, the others stay alive"
 _LOSSES = {4: ((0,), (3,), (1, 2)), 2: ((0,), (1,))}  # processes -> ranks of each SIGKILL
 _NOT_KNOWN = ("another number of processes", "a restart with 2 processes", "another number of workers")
+
+
+Version = tuple[str, int, int]  # path, inode and time of the last change of a file, in ns
 
 
 class NotRun(Exception):
@@ -171,7 +171,7 @@ class Job:
             if is_forked and self._forks:
                 return self._forks.start(command, mark, output, changes)
             environment = surroundings.environment(changes)
-            return processes.start(command, mark, output, environment, folder)
+            return sessions.start(command, mark, output, environment, folder)
 
         return start
 
@@ -199,8 +199,8 @@ class OwnJob(Job):
     weights = "*.pth"
     keeps_threads = True
 
-    def __init__(self, *args):
-        super().__init__(*args)
+    def __init__(self, script: str, options: list[str], root: str, kills: int):
+        super().__init__(script, options, root, kills)
         for name in ("--output_dir", "--train_url", "--resume"):
             if get_option(self.options, name) is not None:
                 raise BadInput(f"{name} is chosen for each run: leave it out")
@@ -286,7 +286,7 @@ class OwnJob(Job):
             self.unchecked.append(f"a restart with 2 processes: {script} has no {PROCESSES}")
         count = max(self.same_bits, default=1)
         if "--elastic" in self._known and count > 1:
-            if reason := agent.why_not():
+            if reason := forking.why_not():
                 self.unchecked.append(f"{REPLACED}: {reason}")
             else:
                 numbers = (str(count), str(count))
@@ -364,7 +364,7 @@ class OwnJob(Job):
         return losses.describe()
 
     def refused(self, case: Case) -> bool:
-        return starts.read(self.folder(case.name))[-1]["step"] != self._damaged
+        return bool(starts.read(self.folder(case.name))[-1]["step"] != self._damaged)
 
     def _choose(self, case: Case) -> str:
         """Return the value of a case's option that the reference does not have."""
@@ -377,7 +377,7 @@ class OwnJob(Job):
 
     def _progress(self, folder: str) -> int:
         try:
-            return os.path.getsize(os.path.join(folder, receipt.FILE)) // RECORD.itemsize
+            return os.path.getsize(os.path.join(folder, records.FILE)) // RECORD.itemsize
         except OSError:
             return 0
 
@@ -409,8 +409,17 @@ class OwnJob(Job):
 class OtherJob(Job):
     """A script that writes files of weights, and continues with other options."""
 
-    def __init__(self, *args, compare: str, resume_with: str):
-        super().__init__(*args)
+    def __init__(
+        self,
+        script: str,
+        options: list[str],
+        root: str,
+        kills: int,
+        *,
+        compare: str,
+        resume_with: str,
+    ):
+        super().__init__(script, options, root, kills)
         folder = re.split(r"[*?\[]", compare)[0]
         self._output = os.path.dirname(folder) if folder != compare else os.path.dirname(compare)
         if not self._output:
@@ -435,7 +444,7 @@ class OtherJob(Job):
         if case.kills:
             first, last = (int(self._writes * part) for part in (0.2, 0.8))
             kills = trial.choose_steps(case.kills, max(1, first), max(1, last))
-        writes = set[tuple]()
+        writes = set[tuple[int, int]]()
 
         def watch() -> float:
             """Return the number of files of tensors that were written: a kill waits for the first one."""
@@ -491,9 +500,9 @@ class OtherJob(Job):
     def _files(self) -> list[str]:
         return [os.path.join(self._output, name) for name in find_files(self._output, "**/*")]
 
-    def _versions(self) -> set[tuple]:
+    def _versions(self) -> set[Version]:
         """Return what changes with each write of a file of tensors."""
-        versions = set()
+        versions = set[Version]()
         for path in self._files():
             with contextlib.suppress(OSError), open(path, "rb") as file:
                 status = os.fstat(file.fileno())
@@ -501,7 +510,7 @@ class OtherJob(Job):
                     versions.add((path, status.st_ino, status.st_mtime_ns))
         return versions
 
-    def _load(self, path: str) -> dict:
+    def _load(self, path: str) -> dict[str, Any]:
         try:
             return files.load(path)
         except files.Refused:
@@ -537,7 +546,7 @@ def _watch_reads(paths: list[str]) -> Iterator[list[str]]:
         read += [file.name for file in opened if os.fstat(file.fileno()).st_atime_ns]
 
 
-def _change(state: dict, case: Case) -> str:
+def _change(state: dict[str, Any], case: Case) -> str:
     """Change the tensors of floating-point numbers in a state by 1.6 %, as a restart must notice: those that
     the case damages. Return the name of the largest, or ""."""
     numbers = [
@@ -559,7 +568,7 @@ def _describe(case: Case, largest: str, paths: list[str]) -> str:
     return f"{what} of {', '.join(map(os.path.basename, paths))} is changed by 1.6 %"
 
 
-def _has_trained(before: set[tuple], after: set[tuple]) -> bool:
+def _has_trained(before: set[Version], after: set[Version]) -> bool:
     """Return whether a start wrote a file again, or two new ones: the last file alone proves no training."""
     old, new = ({path for path, *_ in versions} for versions in (before, after))
     changed = {path for path, *_ in after - before} & old

@@ -1,5 +1,5 @@
 """Return the entries of a folder in the reverse order. Python imports this file at each start if its folder
-is in PYTHONPATH: `launch prove` shows with it whether results depend on the order of the file system."""
+is in PYTHONPATH: `bootfile prove` shows with it whether results depend on the order of the file system."""
 
 import contextlib
 import importlib.machinery
@@ -13,24 +13,24 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _listdir, _scandir = os.listdir, os.scandir
 
 
-class _Entries(Iterator, contextlib.AbstractContextManager):
+class _Entries(Iterator[Any], contextlib.AbstractContextManager[Any]):
     """The entries of os.scandir()."""
 
     def __init__(self, path: Any = "."):
         with _scandir(path) as entries:
-            self._entries = iter(list(entries)[::-1])
+            self._entries: Iterator[Any] = iter(list(entries)[::-1])
 
-    def __next__(self):
+    def __next__(self) -> Any:
         return next(self._entries)
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self):
+    def close(self) -> None:
         self._entries = iter(())
 
 
-def listdir(path: Any = ".") -> list:
+def listdir(path: Any = ".") -> list[Any]:
     return _listdir(path)[::-1]
 
 

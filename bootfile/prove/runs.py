@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import importlib
 import os
 import re
 import shlex
@@ -9,37 +10,49 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 
+from bootfile.console import outputs
+from bootfile.console.words import mask_words
 from bootfile.ground.errors import BadInput, print_line
+from bootfile.ground.exit_codes import DIFFERS
 from bootfile.processes import signals
-from common.console.arguments import mask_words
-from launch import confirm
-from launch.explain import DIFFERS
-from launch.prove import coverage, proof, trial, verdict
-from launch.prove.jobs import REFERENCE, Job, OtherJob, OwnJob
-from launch.prove.verdict import Row
+from bootfile.prove import coverage, proof, trial, verdict
+from bootfile.prove.jobs import REFERENCE, Job, OtherJob, OwnJob
+from bootfile.prove.modules import Modules, find_modules
+from bootfile.prove.verdict import Row
 
 _UNWIND = 60.0  # seconds after Ctrl-C to end the job's processes, and delete its runs
 
 
-def run(args: argparse.Namespace, options: list[str]) -> int:
-    """Run the job, print the verdict and return the exit code. args: those of the verb. options: of the job.
-    Raises BadInput."""
+def run(
+    args: argparse.Namespace,
+    options: list[str],
+    find_modules: Callable[[str], Modules] = find_modules,
+) -> int:
+    """Run the job, print the verdict and return the exit code.
+
+    args: those of the verb.
+    options: of the job.
+    find_modules: finds the modules of a job whose digests are in the proof.
+    Raises BadInput.
+    """
     limits = list[str]()
     if args.to:
         record = f"{os.path.splitext(args.to)[0]}.json"
         if record == args.to:
             raise BadInput(f"--to {args.to}: expected the name of the page, such as proof.html")
-        confirm.check_replaceable(args.to, re.compile(proof.PAGE_MARK), args.force)
-        confirm.check_replaceable(record, re.compile(proof.MARK, re.MULTILINE), args.force)
-        code, limits = proof.describe_code(args.job)  # before the runs: a later change counts
+        outputs.check_replaceable(args.to, re.compile(proof.PAGE_MARK), args.force)
+        outputs.check_replaceable(record, re.compile(proof.MARK, re.MULTILINE), args.force)
+        importlib.import_module("bootfile.console.page")  # it is refused without jinja2 before the runs
+        code, limits = proof.describe_code(args.job, find_modules)  # before the runs: a later change counts
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # under nohup it stays ignored
             signal.signal(number, lambda number, frame: sys.exit(128 + number))  # and end the job's processes
     signals.unwind_within(_UNWIND)
     with contextlib.ExitStack() as stack:
         folder = args.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="bootfile-prove-"))
-        confirm.make_empty(folder)
+        outputs.make_empty(folder)
         words = (args.job, options, os.path.abspath(folder), args.kills)
         job: Job
         if args.compare:
@@ -62,14 +75,18 @@ def run(args: argparse.Namespace, options: list[str]) -> int:
     return exit_code
 
 
-def check(path: str, job: str | None) -> int:
+def check(
+    path: str,
+    job: str | None,
+    find_modules: Callable[[str], Modules] = find_modules,
+) -> int:
     """Print what has changed since a proof. job: the one of the proof, if it is not where it was. Return the
     exit code. Raises BadInput."""
     known = proof.read(path)
     job = job or known.job
     if not os.path.isfile(job):
         raise BadInput(f"{job}: no such file: use --check in the folder of the proof, or name JOB")
-    changes = proof.find_changes(known, job)
+    changes = proof.find_changes(known, job, find_modules)
     for line in changes or [f"still holds: {known.verdict}", *known.notes]:
         print_line(line)
     return DIFFERS if changes else 0

@@ -1,0 +1,62 @@
+"""The command `bootfile`: prove that a training continues exactly, and compare the data of runs."""
+
+import importlib
+import sys
+from collections.abc import Callable
+
+from bootfile import __version__
+from bootfile.ground.errors import BAD_INPUT, INTERRUPTED, BadInput, say_error
+from bootfile.ground.secrets import mask
+
+VERBS = {  # verb: (module with main(arguments) -> exit code, what it does)
+    "prove": (
+        "bootfile.prove.cli",
+        "run a training script with kills and restarts, and show whether it continues exactly",
+    ),
+    "receipt": (
+        "bootfile.receipt.cli",
+        "compare the data and the states of two runs; show the first step that differs",
+    ),
+}
+USAGE = "\n".join(
+    ["usage: bootfile VERB [ARGUMENTS]   (VERB --help: details; --version)", ""]
+    + [f"  {verb:<10}{meaning}" for verb, (_, meaning) in VERBS.items()]
+)
+
+
+def main() -> int:
+    """Run the verb of the command line, and return the exit code."""
+    verb, *arguments = sys.argv[1:] or [""]
+    if verb in ("-h", "--help"):
+        print(USAGE)
+        return 0
+    if verb == "--version":
+        print(f"bootfile {__version__}")
+        return 0
+    if not verb:
+        print(USAGE, file=sys.stderr)
+        return BAD_INPUT
+    if verb not in VERBS:
+        say_error(f"unknown command {verb!r}: expected {' or '.join(VERBS)}")
+        return BAD_INPUT
+    try:
+        return run_verb(verb, VERBS[verb][0], arguments)
+    except KeyboardInterrupt:
+        say_error("interrupted")
+        return INTERRUPTED
+    except BadInput as error:
+        say_error(mask(str(error)))
+        return error.code
+
+
+def run_verb(verb: str, module: str, arguments: list[str]) -> int:
+    """Run main(arguments) of a module, and return its exit code. Raises BadInput, also for files and names
+    that the verb cannot use."""
+    try:
+        main_of_verb: Callable[[list[str]], int] = importlib.import_module(module).main
+        return main_of_verb(arguments)
+    except OSError as error:  # of a path, or of a folder that is needed to work; a verb names most itself
+        place = f"{error.filename}: " if error.filename is not None else ""
+        raise BadInput(f"{verb}: {place}{error.strerror or error}") from error
+    except UnicodeError as error:
+        raise BadInput(f"{verb}: a file or a name is not UTF-8: {error}") from error

@@ -1,0 +1,1 @@
+"""What a command reads and writes: its words, its options, its files and its page."""

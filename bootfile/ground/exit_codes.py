@@ -1,0 +1,62 @@
+"""Describe exit codes in words: those of errors.py, of jobs, of the commands, and signals."""
+
+import signal
+
+from bootfile.ground.errors import BAD_INPUT, DIVERGED, NOT_SAVED
+
+NO_RENDEZVOUS, LOST_CONTACT = 4, 5  # exit codes of jobs (common/ground/endings.py)
+DIFFERS, UNVERIFIED = 20, 21  # exit codes of `prove`
+TIME_LIMIT = 124
+
+_CODES = {
+    0: "done",
+    1: "an error in the program: its traceback is in the log",
+    BAD_INPUT: "bad input: the log has one line `error: ...` with the value",
+    NO_RENDEZVOUS: "the processes did not connect to each other: the log names the missing or wrong ones",
+    LOST_CONTACT: "contact with another process was lost: look at the node that failed first",
+    NOT_SAVED: "the last results could not be written: the log names them and the reason",
+    DIVERGED: "training diverged: too many steps in a row without a finite loss and gradient",
+    DIFFERS: "a run that should equal the reference differs",
+    UNVERIFIED: "the runs are equal, but they prove nothing",
+    TIME_LIMIT: "ended by a time limit",
+    126: "the command cannot be executed",
+    127: "the command was not found",
+}
+_SIGNALS = {
+    signal.SIGINT: "interrupted (Ctrl-C)",
+    signal.SIGABRT: "aborted by a library: its message is in the log",
+    signal.SIGBUS: "bus error: usually /dev/shm is full",
+    signal.SIGKILL: "killed, or out of memory",
+    signal.SIGSEGV: "segmentation fault",
+    signal.SIGTERM: "asked to end",
+}
+
+
+def normalize(code: int) -> int:
+    """Return an exit code as shells and platforms show it: 128 + n instead of subprocess's -n (signal n)."""
+    return code if code >= 0 else 128 - code
+
+
+def explain_exit_code(code: int) -> str:
+    """Return one line on an exit code: 0..255, or -n as subprocess gives it.
+
+    Signal n appears as 128 + n (137: SIGKILL), and as 256 - n if a program called exit(-n) with a code from
+    subprocess (247: SIGKILL).
+    """
+    code = normalize(code)
+    if code in _CODES:
+        return _CODES[code]
+    number = code - 128 if code < 192 else 256 - code
+    try:
+        name = signal.Signals(number)
+    except ValueError:
+        return "an exit code of the program: see the end of its log"
+    return f"{name.name}: {_SIGNALS[name]}" if name in _SIGNALS else name.name
+
+
+def explain_end(code: int, error: str) -> str:
+    """Return one line on an exit code. error: the error that the log names, or ""."""
+    meaning = explain_exit_code(code)
+    if not error or normalize(code) not in _CODES or code in (0, TIME_LIMIT):
+        return meaning
+    return f"{meaning.partition(':')[0]}: {error}"

@@ -1,0 +1,19 @@
+"""Whether a process that has PyTorch loaded can be forked here."""
+
+import sys
+
+import torch
+
+from bootfile.ground import accelerator
+
+_OLDEST = (2, 6)  # release of torch: a fork aborts at its end in 2.1
+
+
+def why_not() -> str:
+    """Return why a fork may not do what a new process does, or "". On GPUs, a parent may have opened them."""
+    release = tuple(map(int, torch.__version__.split(".")[:2]))
+    if release < _OLDEST or sys.platform != "linux":
+        return f"it needs torch 2.6 on Linux, this is {torch.__version__} on {sys.platform}"
+    if accelerator.count():
+        return "it was not run on GPUs yet (--enable_gpu=false)"
+    return ""

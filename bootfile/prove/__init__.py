@@ -1,0 +1,1 @@
+"""`bootfile prove`: whether a job continues exactly after a restart."""

@@ -1,1 +1,0 @@
-"""`launch prove`: whether a job continues exactly after a restart."""
