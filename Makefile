@@ -140,7 +140,7 @@ emulator:
 	@command -v qemu-x86_64 >/dev/null || sh tests/install_packages.sh optional qemu-user
 
 clean:
-	rm -rf $(VENV) $(COMPAT) $(ZOO) $(REAL) .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) $(COMPAT) $(ZOO) $(REAL) .pytest_cache .ruff_cache .mypy_cache build bootfile.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: emulator portable train demo test quick faults real compat zoo gpu benchmark benchmark-gpu lint setup packages clean

@@ -46,7 +46,7 @@ LONG = (
     "test_rendezvous.py", "test_simulate.py", "test_loaders.py", "test_upload.py", "test_train_own.py",
     "test_train_ray.py", "test_kspeed.py", "test_shared_output.py", "test_job_service.py",
     "test_object_store_faults.py", "test_data.py", "test_train_fsdp.py", "test_proofs.py",
-    "test_own_loop.py",
+    "test_own_loop.py", "test_package.py",
 )  # fmt: skip
 QUICK = ("--dataset=digits", "--width=8")  # train.py with 176,258 parameters instead of 11 million
 LONGEST = 400  # seconds of a job that takes 10 alone: a limit only ends a test that hangs

@@ -480,12 +480,13 @@ def test_a_killed_proof_leaves_no_job(tmp_path):
     assert not left
 
 
+@pytest.mark.parametrize("program", ["launch", "bootfile"])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_the_processes_of_the_job(number, code, tmp_path):
+def test_a_signal_ends_the_processes_of_the_job(number, code, program, tmp_path):
     words = failing(tmp_path, steps=10**6)
     (tmp_path / "kept").mkdir()
-    command = (ROOT / "launch" / "__main__.py", *words)
-    proof = start(*command, cwd=tmp_path, env=environment(TMPDIR=str(tmp_path / "kept")), fresh=True)
+    variables = environment(TMPDIR=str(tmp_path / "kept"), PYTHONPATH=str(ROOT))
+    proof = start("-m", program, *words, cwd=tmp_path, env=variables, fresh=True)
     wait_until((tmp_path / "OUT" / "last.pt").exists, proof)
     children = psutil.Process(proof.pid).children(recursive=True)
     proof.send_signal(number)
