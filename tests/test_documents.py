@@ -19,7 +19,7 @@ from tests.conftest import ROOT, free_port, run
 from tests.support import pictures
 from tests.support.marks import diff
 
-ROOMS = ("jobs", "common", "datasets", "launch", "tests", "guides")
+ROOMS = ("bootfile", "jobs", "common", "datasets", "launch", "tests", "guides")
 FILES = [*ROOT.glob("*.md"), *(path for room in ROOMS for path in (ROOT / room).rglob("*.md"))]
 TEXT = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
