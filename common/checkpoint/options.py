@@ -7,7 +7,7 @@ from typing import Any
 
 from bootfile.console.parser import plain
 from bootfile.ground.errors import BadInput
-from bootfile.machine import instructions, vector_math
+from bootfile.machine import instructions
 from common.console.arguments import (
     IDENTITY,
     OPERATION,
@@ -72,6 +72,8 @@ def _check_level(args: argparse.Namespace) -> dict[str, str]:
     """Compute with the instruction set of --cpu_level from here on. Raises BadInput if torch does not."""
     if args.cpu_level in (None, instructions.NATIVE):
         return {}
+    from bootfile.machine import vector_math  # only a run with a level needs it
+
     instructions.check(args.cpu_level)
     vector_math.protect()
     if getattr(args, "compile", False):
