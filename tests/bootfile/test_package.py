@@ -91,7 +91,7 @@ def wheel(source, tmp_path_factory):
 
 
 def find_required(*names):
-    """Return the installed distributions of these names, and of all that they require."""
+    """Return the installed distributions with these names, and all that they require."""
     required, todo = {}, list(names)
     while todo:
         name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
@@ -105,18 +105,22 @@ def find_required(*names):
     return required.values()
 
 
+def link(folder, *names):
+    """Make a folder from which these distributions, and all that they require, can be imported."""
+    folder.mkdir()
+    for distribution in find_required(*names):
+        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            if not (folder / top).is_symlink():
+                (folder / top).symlink_to(distribution.locate_file(top))
+
+
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory):
     """Return the folder of the programs of a new environment: bootfile, python."""
     folder = tmp_path_factory.mktemp("environment")
     call(sys.executable, "-m", "venv", folder / "venv")
     programs = folder / "venv" / "bin"
-    (folder / "links").mkdir()
-    for distribution in find_required("torch", "numpy", "pydantic"):
-        for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
-            link = folder / "links" / top
-            if not link.is_symlink():
-                link.symlink_to(distribution.locate_file(top))
+    link(folder / "links", "torch", "numpy", "pydantic")
     show = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = call(programs / "python", "-c", show).stdout.strip()
     Path(site, "of_the_tests.pth").write_text(f"{folder / 'links'}\n")
@@ -220,3 +224,28 @@ def test_a_plain_script_is_proven(processes, installed, loops):
     shown = call(installed / "bootfile", "prove", *words, cwd=loops).stdout
     assert EXACT.search(shown), shown
     assert not os.path.exists(loops / "OUT")
+
+
+# A test that starts jobs, reads guides or compares with other rooms needs the repository.
+NEEDS_REPOSITORY = re.compile(
+    r"\b(common|datasets|launch|jobs)[./]|\bguides\b|ROOT /|checkpointers|[\"']launch[\"']"
+)
+
+
+def test_the_tests_of_the_package_pass_alone(installed, tmp_path):
+    """pytest and what some tests use come on top."""
+    shutil.copytree(ROOT / "tests" / "bootfile", tmp_path / "tests" / "bootfile")
+    shutil.copytree(ROOT / "tests" / "support", tmp_path / "tests" / "support")
+    for name in ("__init__.py", "conftest.py"):
+        shutil.copy(ROOT / "tests" / name, tmp_path / "tests")
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    link(tmp_path / "links", "pytest", "psutil", "threadpoolctl", "torchvision")
+    files = [
+        str(path.relative_to(tmp_path))
+        for path in sorted((tmp_path / "tests" / "bootfile").rglob("test_*.py"))
+        if path.name != Path(__file__).name and not NEEDS_REPOSITORY.search(path.read_text(encoding="utf-8"))
+    ]
+    assert len(files) >= 12
+    words = ("-m", "pytest", "-p", "no:cacheprovider", "-m", "not gpu and not faults and not real", *files)
+    variables = environment(PYTHONPATH=str(tmp_path / "links"))
+    call(installed / "python", *words, cwd=tmp_path, env=variables)
