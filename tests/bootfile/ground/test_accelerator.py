@@ -43,7 +43,7 @@ def test_without_an_accelerator_torch_2_6_raises(monkeypatch):
 def test_an_npu_is_chosen_as_a_gpu_is(tmp_path):
     found = run(
         "-c",
-        "import torch; from common.ground import accelerator\n"
+        "import torch; from bootfile.ground import accelerator\n"
         "device = torch.device(accelerator.kind(), 0)\n"
         "print(device, accelerator.count(), accelerator.backend())\n"
         "print(accelerator.has_float64(device), accelerator.has_streams(device))\n",

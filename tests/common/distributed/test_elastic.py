@@ -561,8 +561,8 @@ def test_a_plan_that_comes_while_the_members_of_the_last_one_meet_is_noticed(mon
     server, host, port = launcher.hold_store()
     monkeypatch.setenv("MASTER_ADDR", host)
     monkeypatch.setenv("MASTER_PORT", str(port))
-    monkeypatch.setattr(members.preemption, "defer", lambda function: None)
-    monkeypatch.setattr(members.preemption, "identify", lambda *given: None)
+    monkeypatch.setattr(members.signals, "defer", lambda function: None)
+    monkeypatch.setattr(members.signals, "identify", lambda *given: None)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "0")
     store = torch.distributed.PrefixStore("members", server)

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from bootfile.ground import files
 from bootfile.ground.errors import BadInput
 from common.checkpoint import resume
+from common.ground import files
 from common.run import output
 from tests.conftest import ROOT, environment
 
