@@ -426,7 +426,7 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
 
     def resume_and_keep(self):
         trained.append(self.model)
-        ended.append(lambda: self.abandon_step(self.loader.step))
+        ended.append(lambda: self._label_mean and self._label_mean.stop(DEVICE))
         recorder.loader = self.loader
         return resume(self)
 
