@@ -2,15 +2,16 @@
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 from bootfile.exact import files
+from bootfile.exact.state import SavedState
 from bootfile.ground.errors import BadInput, in_one_line
 
 
 def choose(
-    wanted: str, folder: str, load: Callable[[dict[str, Any]], None], whole: bool = True
-) -> tuple[str, dict[str, Any] | None]:
+    wanted: str, folder: str, load: Callable[[SavedState], None], whole: bool = True
+) -> tuple[str, SavedState | None]:
     """Return (path, state) of the newest whole checkpoint of this run; ("", None) without checkpoints.
 
     wanted: "auto" for the checkpoints in `folder`, or the path of a checkpoint or of a folder of checkpoints.
@@ -30,7 +31,7 @@ def choose(
     refused = []
     for path in paths:
         try:
-            state = files.read(path, whole)
+            state = cast(SavedState, files.read(path, whole))  # load() checks it
             load(state)
             return path, state
         except BadInput as error:  # this is the right checkpoint: do not try older ones

@@ -29,7 +29,7 @@ from bootfile.exact.optimizer_steps import OptimizerSteps
 from bootfile.exact.processes import Due, Processes
 from bootfile.exact.protocols import TrainingLoader
 from bootfile.exact.saver import Saver, find_infinite
-from bootfile.exact.state import RunState
+from bootfile.exact.state import RunState, SavedState
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
@@ -307,15 +307,15 @@ class Exact:
             shards.undo()
         shards.detach()
 
-    def _choose(self) -> dict[str, Any] | None:
+    def _choose(self) -> SavedState | None:
         """Return the state to continue from on rank 0, or None. Raises BadInput."""
         self.state.check_saveable()
         return self._load("auto")[1]
 
-    def _load(self, wanted: str) -> tuple[str, dict[str, Any] | None]:
+    def _load(self, wanted: str) -> tuple[str, SavedState | None]:
         """Return (path, state) as choose() does. The state is loaded, unless it is sharded."""
 
-        def load(state: dict[str, Any]) -> None:
+        def load(state: SavedState) -> None:
             self._machines.compare_starts(state)
             self.state.load(state, self.most_steps)
 

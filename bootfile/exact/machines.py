@@ -1,6 +1,6 @@
 """Keep the bits of a run when it is started again: its threads, and the instruction sets that it has used."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class Machines:
         self._wanted_threads, self._say = wanted_threads, say
         self.history: list[dict[str, Any]] = []
 
-    def compare_starts(self, state: dict[str, Any]) -> None:
+    def compare_starts(self, state: Mapping[str, Any]) -> None:
         """Name what differs from the machine before.
 
         Call it on rank 0, before a checkpoint is compared with the run: generated data may differ by the same

@@ -5,7 +5,7 @@ import concurrent.futures
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,7 +73,7 @@ class Saver:
         ] = {}  # path -> identity of checkpoints that are known to be whole
 
     def save_checkpoint(
-        self, step: int, run: str, capture: Callable[[], dict[str, Any]], is_planned: bool
+        self, step: int, run: str, capture: Callable[[], Mapping[str, Any]], is_planned: bool
     ) -> None:
         """Write step_<step>.pt and delete old checkpoints, unless this step was submitted before.
 
@@ -165,7 +165,7 @@ class Saver:
     def _submit(
         self,
         name: str,
-        capture: Callable[[], dict[str, Any]],
+        capture: Callable[[], Mapping[str, Any]],
         write: Callable[[dict[str, Any]], object],
         step: int = 0,
     ) -> None:
@@ -219,7 +219,7 @@ class Saver:
             if line:
                 digest.write(self.folder, line | {"saved": False})
 
-    def _write_parts(self, state: dict[str, Any], is_planned: bool) -> dict[str, Any]:
+    def _write_parts(self, state: Mapping[str, Any], is_planned: bool) -> dict[str, Any]:
         """Write the sharded tensors of a state on every rank; the training waits. Return the rest of it."""
         objects, path = state["objects"], os.path.join(self.checkpoints, files.name_of(state["step"]))
         self._check_finite(objects["model"])
@@ -229,7 +229,7 @@ class Saver:
         from bootfile.exact import dtensor_files
 
         rest, facts = dtensor_files.save(path, objects)
-        return state | {"objects": rest, "shards": facts}
+        return {**state, "objects": rest, "shards": facts}
 
     def _write_checkpoint(self, state: dict[str, Any], run: str, is_planned: bool) -> None:
         self._check_finite(state["objects"]["model"])
@@ -291,7 +291,7 @@ class HostCopies:
         # the rest of a pinned block, which tensors share because the driver takes milliseconds for each
         self._block, self._size = np.empty(0, np.uint8), 0
 
-    def make(self, state: dict[str, Any]) -> dict[str, Any]:
+    def make(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of nested dictionaries, lists and tuples of tensors and plain types. If tensors are
         sharded, call it on every rank; only rank 0 has a copy."""
         self._size = size_of(state) + _PADDING

@@ -2,7 +2,8 @@
 
 import math
 import uuid
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypedDict
 
 import torch
 
@@ -13,6 +14,49 @@ from bootfile.ground.errors import BadInput
 
 FORMAT = 2
 _COUNTS = ("bad_steps", "bad_in_a_row", "best", "best_of", "highest", "epochs_not_better")  # of a RunState
+
+
+class _WholeState(TypedDict):
+    """The content of a checkpoint: tensors and plain types.
+
+    format: FORMAT. step: optimizer steps so far. run: the name of the run, the same in all its checkpoints.
+    identity, sampling: as for RunState. arguments: its settings.
+    objects: name -> state_dict() of each object; that of "optimizer" also has its "class".
+    schedule: of ScheduleState. frozen: names of the parameters that are not trained.
+    weights: the file of weights with which the run began.
+    machines: those that have computed it (machines.py); version 0.30 was the first that wrote it.
+    bad_steps, bad_in_a_row: steps that were skipped, in all and since the last good one.
+    best, best_of: the score of best.pth, and the metric of which it is. highest, epochs_not_better: the best
+        score of all evaluations, and the evaluations since.
+    """
+
+    format: int
+    step: int
+    run: str
+    identity: dict[str, Any]
+    objects: dict[str, Any]
+    schedule: dict[str, Any]
+    frozen: list[str]
+    weights: str | None
+    arguments: dict[str, Any]
+    sampling: dict[str, Any]
+    machines: list[dict[str, Any]]
+    bad_steps: int
+    bad_in_a_row: int
+    best: float
+    best_of: str
+    highest: float
+    epochs_not_better: int
+
+
+class SavedState(_WholeState, total=False):
+    """The content of a checkpoint.
+
+    shards: if each rank has written its part, the files of the sharded tensors, or their path when it is read
+        (dtensor_files.py). Then those in `objects` are meta tensors.
+    """
+
+    shards: Any
 
 
 class RunState:
@@ -40,7 +84,7 @@ class RunState:
         self.sampling = sampling or {}
         self.is_sharded = dtensors.is_sharded(objects["model"])
         self.objects |= _inner_optimizers(objects["optimizer"])
-        self._later: dict[str, Any] | None = None  # a state whose parameter groups are not all added yet
+        self._later: SavedState | None = None  # a state whose parameter groups are not all added yet
         self.run = uuid.uuid4().hex[:16]
         self.best, self.best_of = -math.inf, ""  # score of best.pth, and Metrics.best_of
         self.highest, self.epochs_not_better = -math.inf, 0  # best score, evaluations since; on every rank
@@ -52,21 +96,27 @@ class RunState:
             self.identity["training data"] = fingerprint
         self.schedule = ScheduleState(objects["optimizer"], objects.get("scheduler"), learned or {})
 
-    def capture(self, step: int) -> dict[str, Any]:
+    def capture(self, step: int) -> SavedState:
         """Return the state after `step` optimizer steps. Tensors are not copied."""
-        return {
-            "format": FORMAT,
-            "step": step,
-            "run": self.run,
-            "identity": self.identity,
-            "objects": self._objects(),
-            "schedule": self.schedule.state(),
-            "frozen": sorted(self._frozen()),
-            "weights": self.initial_weights,
-            "arguments": self.settings,
-            "sampling": self.sampling,
-            "machines": self.machines,
-        } | self.counts()
+        return SavedState(
+            format=FORMAT,
+            step=step,
+            run=self.run,
+            identity=self.identity,
+            objects=self._objects(),
+            schedule=self.schedule.state(),
+            frozen=sorted(self._frozen()),
+            weights=self.initial_weights,
+            arguments=self.settings,
+            sampling=self.sampling,
+            machines=self.machines,
+            bad_steps=self.bad_steps,
+            bad_in_a_row=self.bad_in_a_row,
+            best=self.best,
+            best_of=self.best_of,
+            highest=self.highest,
+            epochs_not_better=self.epochs_not_better,
+        )
 
     def counts(self) -> dict[str, Any]:
         """Return the counts of bad steps and of evaluations."""
@@ -91,7 +141,7 @@ class RunState:
                 "add their module before resume(): checkpoint.add(name=module)"
             )
 
-    def load(self, state: dict[str, Any], total_steps: int) -> None:
+    def load(self, state: SavedState, total_steps: int) -> None:
         """Check a state that was read from a file, and restore it if the model is not sharded.
 
         Raises Refused, with both values, if it belongs to another run, and BadInput if it has done more than
@@ -122,7 +172,7 @@ class RunState:
         if not self.is_sharded:
             self.restore(state)
 
-    def broadcast(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
+    def broadcast(self, state: SavedState | None) -> SavedState | None:
         """Return rank 0's state on every rank, with the tensors of a sharded model as this rank's parts."""
         objects: dict[str, Any] = {
             name: own.state_dict() for name, own in self.objects.items() if isinstance(own, torch.nn.Module)
@@ -151,7 +201,7 @@ class RunState:
             if there[: len(here)] != here:  # the loop may add the last groups later
                 raise files.Refused(f"its {name} has groups of {there} parameters, this run's has {here}")
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: SavedState) -> None:
         """Load a state of this run into the objects.
 
         If its optimizer has parameter groups that the loop has still to add, the state of the optimizers and
@@ -167,8 +217,9 @@ class RunState:
             self._restore_optimizers(state)
         self.initial_weights = state["weights"]
         self._frozen_before = set(state["frozen"])
+        counts: Mapping[str, Any] = state
         for name in _COUNTS:
-            setattr(self, name, state[name])
+            setattr(self, name, counts[name])
 
     def before_step(self) -> None:
         """Load the state of parameter groups that the loop has added since restore(). Call it before each
@@ -199,7 +250,7 @@ class RunState:
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {name: each for name, each in self.objects.items() if isinstance(each, torch.optim.Optimizer)}
 
-    def _find_missing_groups(self, state: dict[str, Any]) -> str:
+    def _find_missing_groups(self, state: SavedState) -> str:
         """Return which optimizer has fewer groups than in the state; "" if none has."""
         for name, own in self._optimizers().items():
             there, here = _sizes(state["objects"][name]), _sizes(own)
@@ -207,7 +258,7 @@ class RunState:
                 return f"the {name} of the checkpoint has groups of {there} parameters, this run's has {here}"
         return ""
 
-    def _restore_optimizers(self, state: dict[str, Any]) -> None:
+    def _restore_optimizers(self, state: SavedState) -> None:
         """Load the states of the optimizers and of the schedule.
 
         An optimizer keeps its list of groups, because another one may share it: load_state_dict() makes a

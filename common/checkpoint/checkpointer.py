@@ -20,6 +20,7 @@ from bootfile.exact.files import write_weights
 from bootfile.exact.loop import Due, Exact, NotSaved
 from bootfile.exact.nonfinite import Diverged
 from bootfile.exact.processes import Processes
+from bootfile.exact.state import SavedState
 from bootfile.ground.errors import BadInput
 from bootfile.machine import instructions
 from bootfile.processes import ranks, signals
@@ -235,7 +236,7 @@ class Checkpointer(Exact):
             self._load_weights(given)
         return step
 
-    def _choose(self) -> dict | None:
+    def _choose(self) -> SavedState | None:
         if self._writes:
             self.state.check_saveable()
             self._mirror = resume.take_output(self.args, self.output, self._is_own, self.args.keep)

@@ -126,7 +126,7 @@ class Memory(Processes):
         finished, now = self._finished, time.monotonic()
         assert finished is not None
         run.abandon_step(finished.step)
-        state = run.state.capture(finished.step) | finished.counts
+        state: dict[str, Any] = {**run.state.capture(finished.step), **finished.counts}
         state["objects"]["receipt"] = finished.receipt
         times = now - run.saved_at, now - run.reported_at, self.pauses, self.began
         plain = tuple(finished._replace(due=tuple(finished.due)))  # type: ignore[arg-type]
