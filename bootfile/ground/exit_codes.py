@@ -2,9 +2,8 @@
 
 import signal
 
-from bootfile.ground.errors import BAD_INPUT, DIVERGED, NOT_SAVED
+from bootfile.ground.errors import BAD_INPUT, DIVERGED, LOST_CONTACT, NO_RENDEZVOUS, NOT_SAVED
 
-NO_RENDEZVOUS, LOST_CONTACT = 4, 5  # exit codes of jobs (common/ground/endings.py)
 DIFFERS, UNVERIFIED = 20, 21  # exit codes of `prove`
 TIME_LIMIT = 124
 

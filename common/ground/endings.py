@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from bootfile.ground import errors
+from bootfile.ground.errors import LOST_CONTACT as LOST_CONTACT
+from bootfile.ground.errors import NO_RENDEZVOUS as NO_RENDEZVOUS
 from bootfile.ground.errors import BadInput
-from bootfile.ground.exit_codes import LOST_CONTACT as LOST_CONTACT
-from bootfile.ground.exit_codes import NO_RENDEZVOUS as NO_RENDEZVOUS
 from bootfile.ground.secrets import mask, mask_values
 
 STARTED = time.monotonic()  # a job imports this module before torch
