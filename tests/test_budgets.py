@@ -17,7 +17,7 @@ from bootfile import Exact
 """
 # script and its words -> (files, lines)
 BUDGETS = {
-    "exact.py OUT": (37, 4530),  # aim: 26, 3500
+    "exact.py OUT": (37, 4540),  # aim: 26, 3500
     "guides/own_loop/after.py OUT": (49, 5850),  # aim: lines 4400
     f"jobs/train.py {' '.join(QUICK)} --max_steps=1 --output_dir=OUT": (102, 11490),  # aim: 55, 8500
 }
