@@ -18,7 +18,7 @@ from bootfile import Exact
 # script and its words -> (files, lines)
 BUDGETS = {
     "exact.py OUT": (37, 4540),  # aim: 26, 3500
-    "guides/own_loop/after.py OUT": (49, 5850),  # aim: lines 4400
+    "guides/own_loop/after.py OUT": (49, 5860),  # aim: lines 4400
     f"jobs/train.py {' '.join(QUICK)} --max_steps=1 --output_dir=OUT": (102, 11490),  # aim: 55, 8500
 }
 # It runs a script as __main__, and writes the paths of what it has loaded, also if the script ends itself.

@@ -18,7 +18,16 @@ from bootfile.receipt.receipt import Receipt
 from bootfile.sampling import generators
 from bootfile.sampling.plan import Batch, Plan
 
+_DEAD_WORKER = (
+    "`Bus error`: /dev/shm is full, give the container more with --shm-size, or use --data_backend threads; "
+    "`Killed`: the memory is full, use fewer --workers or a smaller batch; else the code of an item ended "
+    "it: --workers 0 shows where"
+)
 Data = Generator[tuple[Batch, Any], None, None]  # yielded by Engine.run()
+
+
+class NotDelivered(BadInput):
+    """Workers cannot deliver batches on this node. Another backend may."""
 
 
 class Engine(Protocol):
@@ -216,14 +225,8 @@ class Loader:
         return self.engine.example(count)  # type: ignore[attr-defined]  # those that need none have none
 
     def explain(self, error: Exception) -> str:
-        """Return one line for an error of torch that a worker or an item of the last batch causes, or ""."""
+        """Return one line for an error of torch that an item of the last batch causes, or ""."""
         text = next(iter(str(error).splitlines()), "")
-        if text.startswith("DataLoader worker (pid"):
-            return (
-                f"{text} `Bus error`: /dev/shm is full, give the container more with --shm-size, or use "
-                "--data_backend threads; `Killed`: the memory is full, use fewer --workers or a smaller "
-                "batch; else the code of an item ended it: --workers 0 shows where"
-            )
         explain = getattr(self.engine, "explain", None)
         with contextlib.suppress(Exception):  # the item cannot be read again
             return explain(text, self.batch) if explain else ""
@@ -263,9 +266,15 @@ class Loader:
 
     def _next(self, copies: Iterator[tuple[Batch, Copy]]) -> tuple[Batch, Copy] | None:
         """Return the next batch and its copy; None at the end. If another loader leads, the random numbers of
-        its step continue afterwards."""
-        with contextlib.nullcontext() if generators.may_seed(self) else generators.restored(), waiting():
-            return next(copies, None)
+        its step continue afterwards. Raises NotDelivered if a worker has died."""
+        try:
+            with contextlib.nullcontext() if generators.may_seed(self) else generators.restored(), waiting():
+                return next(copies, None)
+        except RuntimeError as error:
+            text = next(iter(str(error).splitlines()), "")
+            if not text.startswith("DataLoader worker (pid"):
+                raise
+            raise NotDelivered(f"{text} {_DEAD_WORKER}") from error
 
     def _seed(self, step: int, moment: int, shard: int = 0) -> None:
         """Seed all generators for a step (or an epoch) of this rank, or for one of its shards, unless another

@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from bootfile.ground.errors import BadInput
-from bootfile.loaders.loader import Data, Engine
+from bootfile.loaders.loader import Data, Engine, NotDelivered
 from bootfile.processes import signals
 from bootfile.sampling import generators
 from bootfile.sampling.plan import Batch, Plan
@@ -40,10 +40,6 @@ _CANNOT_SEND = "a worker of the loader cannot send a batch"
 _MORE_SHM = (
     "give the container more (docker run --shm-size 8g), or use --data_backend threads or fewer --workers"
 )
-
-
-class NotDelivered(BadInput):
-    """Workers cannot deliver batches on this node. Another backend may."""
 
 
 class Workers:

@@ -10,8 +10,7 @@ import torch
 
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput, MissingPackage
-from bootfile.loaders.loader import Loader
-from bootfile.loaders.workers import NotDelivered
+from bootfile.loaders.loader import Loader, NotDelivered
 from bootfile.processes import ranks
 from bootfile.sampling.plan import Batch, Plan
 from common.run.log import Log

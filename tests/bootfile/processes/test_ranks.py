@@ -18,6 +18,8 @@ torch.distributed.init_process_group("gloo")
 rank = ranks.rank()
 gathered = ranks.gather_objects({"a": (rank, rank * "long")})
 print([gathered, ranks.broadcast_object({1: (rank, torch.ones(1))})])
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()  # without it, torch 2.1 may abort when Python ends
 """
 
 
