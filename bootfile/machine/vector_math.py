@@ -5,7 +5,7 @@ without, whatever MKL_CBWR says: there its square root is not the nearest float 
 functions these differ between an AMD EPYC (Zen 4) and an emulated Haswell (torch 2.14.1, MKL 2024.2):
 
     float32    sqrt, acos, asin, atan
-    float64    sqrt, acos, asin, tan, log, and logit, which is not replaced
+    float64    sqrt, acos, asin, tan, log, logit
 
 The square root is that of NumPy: the processor rounds it correctly. The others are composed of functions
 for which torch has kernels of its own. pow(0.5) is a square root, too. Variants with `out=` are torch's.
@@ -38,6 +38,8 @@ def protect() -> None:
             library.impl(f"{name}_", functools.partial(_compute_in_place, replaced), "CPU")
         library.impl("pow.Tensor_Scalar", _power, "CPU")
         library.impl("pow_.Scalar", functools.partial(_compute_in_place, _power), "CPU")
+        library.impl("logit", _logit, "CPU")
+        library.impl("logit_", functools.partial(_compute_in_place, _logit), "CPU")
     _libraries.append(library)
 
 
@@ -55,7 +57,7 @@ def _compute(
 
 
 def _compute_in_place(
-    function: Callable[..., torch.Tensor], inputs: torch.Tensor, *others: float
+    function: Callable[..., torch.Tensor], inputs: torch.Tensor, *others: float | None
 ) -> torch.Tensor:
     return inputs.copy_(function(inputs, *others))
 
@@ -65,6 +67,15 @@ def _power(inputs: torch.Tensor, exponent: float) -> torch.Tensor:
         return _square_root(inputs.detach())
     power: torch.Tensor = torch.ops.aten.pow.Tensor_Scalar._op_dk(_KERNEL_OF_TORCH, inputs, exponent)
     return power
+
+
+def _logit(inputs: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+    if inputs.dtype != _DOUBLE:
+        kind = inputs.dtype if inputs.is_floating_point() else torch.get_default_dtype()
+        result: torch.Tensor = torch.ops.aten.logit.out(inputs, eps, out=torch.empty(0, dtype=kind))
+        return result
+    values = inputs.detach() if eps is None else inputs.detach().clamp(eps, 1 - eps)
+    return _logarithm(values / (1 - values))
 
 
 def _square_root(inputs: torch.Tensor) -> torch.Tensor:

@@ -44,6 +44,14 @@ SCRIPT = textwrap.dedent("""
     double = (inputs[torch.float64] * 0.8 + 0.1).requires_grad_(True)
     for name in names:
         assert torch.autograd.gradcheck(getattr(torch, name), double), name
+    for eps in (None, 0.2):
+        assert torch.autograd.gradcheck(lambda values, eps=eps: torch.logit(values, eps), double), eps
+        for values in (double.detach(), double.detach().float()):
+            odds = (values if eps is None else values.clamp(eps, 1 - eps)).double()
+            expected = torch.log(odds / (1 - odds)).to(values.dtype)
+            assert torch.allclose(torch.logit(values, eps), expected, rtol=1e-5, atol=1e-6)
+            copy = values.clone()
+            assert torch.equal(copy.logit_(eps), torch.logit(values, eps))
     print("right")
 """)
 
