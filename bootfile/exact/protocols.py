@@ -36,8 +36,8 @@ class TrainingLoader(Protocol):
 
     # read only, so that a class may have an attribute, a property or a narrower type
     @property
-    def receipt(self) -> Any:
-        """A StepReceipt."""
+    def receipt(self) -> StepReceipt:
+        """The record of the samples that its steps were given."""
 
     @property
     def total_steps(self) -> int | None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 BAD_INPUT, NOT_SAVED, DIVERGED, INTERRUPTED = 2, 6, 7, 130
-NO_RENDEZVOUS, LOST_CONTACT = 4, 5  # of jobs (common/ground/endings.py)
+NO_RENDEZVOUS, LOST_CONTACT = 4, 5  # exit codes of jobs (common/ground/endings.py)
 # variable with a file descriptor: errors go to the parent process, which prints a shared error only once
 ERROR_PIPE = "BOOTFILE_ERROR_PIPE"
 

@@ -27,7 +27,7 @@ _HEADER = re.compile(
     r"|(\bbearer\s+)(?=[a-z]*[^a-z\s.,;:)])[^\s'\"]{4,}",
     re.IGNORECASE,
 )
-_values: set[str] = set()  # of the secret options of this process
+_values: set[str] = set()  # values of the secret options of this process
 # scheme://user:password@hosts/path?query, and user:password@host; only a password may hold spaces
 _ADDRESS = re.compile(r"(?<![\w+.-])([\w+.-]*)://((?:(?:(?!\s[^\s@]*://).)*@)?\S*)", re.DOTALL)
 _PLACE = re.compile(r"([^/?#;&]*)([^?#;&]*)(.*)", re.DOTALL)

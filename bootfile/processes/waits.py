@@ -10,7 +10,7 @@ from bootfile.processes import signals
 _SOON = 2.0  # seconds
 
 _working = threading.Lock()  # held by the thread of the loop while it does not wait
-_serve: Callable[[], object] | None = None  # of the last serve_when_stopped()
+_serve: Callable[[], object] | None = None  # function of the last serve_when_stopped()
 
 
 @contextlib.contextmanager

@@ -89,7 +89,7 @@ def follow(history: History) -> Kept:
         first = _find_first(steps, start.steps) if start.first is None else start.first
         made = start.steps.renumber(first)
         text = f"start {number} continues at step {first + 1}"
-        end = min(steps.last, made.last)  # of the steps that were made again
+        end = min(steps.last, made.last)  # the last step that was made again
         if steps.last < first:
             text, is_equal = f"{text}: {_name(steps.last + 1, first)} have no record", False
         elif end > first:

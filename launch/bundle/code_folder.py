@@ -14,9 +14,9 @@ from launch import manifests
 from launch.bundle import ignore
 from launch.explain import human_size
 
-_PARTS = ("bootfile", "common", "datasets", "jobs")  # of a Bootfile repository
+_PARTS = ("bootfile", "common", "datasets", "jobs")  # folders of a Bootfile repository
 _LINKED = ("bootfile", "common", "datasets")  # may be links to those of another Bootfile repository
-_DOCUMENTS = ("*.md", "*.ipynb")  # of a Bootfile repository
+_DOCUMENTS = ("*.md", "*.ipynb")  # folders of a Bootfile repository
 REQUIREMENTS = ("pip-requirements.txt", "requirements.txt")  # dependency lists; the first that exists counts
 # limits of ModelArts for a code folder (its documents, November 2026): files and folders, bytes
 _ENTRIES, _SIZE = 1000, 5 * 10**9

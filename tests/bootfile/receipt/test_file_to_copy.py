@@ -14,7 +14,7 @@ from bootfile.receipt import cli, loop_receipt
 from tests.conftest import run
 
 DATA = torch.arange(72.0).view(24, 3) / 7
-SHA256 = {  # of the files of the run "whole", as version 0.31 has written them
+SHA256 = {  # digests of the files of the run "whole", as version 0.31 has written them
     "receipt-0.bin": "0d2e55ac7ea701c82c0b96c7519ee6b24d52094c80062afc2b140f7866a47ced",
     "samples-0.bin": "417e282d9f3e75641fd6bf676423e6b597a7a3a2766b6c6addef2d7f12302386",
 }
