@@ -53,7 +53,7 @@ def main() -> None:
     ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
 
     ### 新增 (new) 1/13, a step is V shards on any number of processes: each a forward and backward pass ###
-    from common.distributed import agent
+    from common.elastic import agent
     from common.parallel import exact_shards
 
     help = f"{exact_shards.HELP} (default: 8)"

@@ -28,7 +28,7 @@ ROOMS = {
         "console", "ground",
     ],
     "common": [
-        "checkpoint", "run", "parallel", "distributed", "compute", "console", "platform", "object_store",
+        "checkpoint", "run", "elastic", "parallel", "distributed", "compute", "console", "platform", "object_store",
         "ground",
     ],
 }  # fmt: skip

@@ -19,7 +19,7 @@ class Processes:
     """The processes of a run that ends with its first process: the same ones from its start to its end.
 
     An elastic job has a subclass, whose processes leave and come between two steps
-    (common/distributed/memory.py). The loop calls the methods on every rank. run: the Exact.
+    (common/elastic/memory.py). The loop calls the methods on every rank. run: the Exact.
 
     `may_change`: whether processes may leave and come.
     `has_restored`: whether restore() has restored a state.

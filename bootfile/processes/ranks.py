@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # a build of torch may have no torch.distributed
     from torch._C._distributed_c10d import Store
 
 T = TypeVar("T")
-ELASTIC = "elastic"  # the backend of common/distributed/group.py, which is gloo
+ELASTIC = "elastic"  # the backend of common/elastic/group.py, which is gloo
 
 
 def is_initialized() -> bool:

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from bootfile.processes import signals
 
-# the line of a job with --elastic true (common/distributed/members.py): process ids by rank
+# the line of a job with --elastic true (common/elastic/members.py): process ids by rank
 GENERATION = re.compile(r"(?:\[node \d+\] )?generation (\d+): pids ([\d ]+)")
 _PROC = "/proc"
 _ENDED = (b"Z", b"X", b"x")  # states of /proc/PID/stat: zombie, dead

@@ -38,7 +38,7 @@ def _find_processes() -> Processes | None:
     """Return the processes of an elastic job; None for another one."""
     if membership.current is None:
         return None
-    from common.distributed.memory import Memory  # most jobs are not elastic
+    from common.elastic.memory import Memory  # most jobs are not elastic
 
     return Memory(membership.current)
 

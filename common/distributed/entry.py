@@ -44,7 +44,7 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
             signals.end_on_interrupt()
             try:
                 if MEMBER in os.environ:
-                    from common.distributed import members  # imports torch
+                    from common.elastic import members  # imports torch
 
                     members.run(main)
                 else:

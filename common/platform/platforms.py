@@ -20,7 +20,7 @@ from bootfile.ground.numbers import count_in, parse_number
 # Options that platforms add to the command line of a job.
 INJECTED = frozenset({"init_method", "rank", "world_size", "local_rank", "node_rank", "num_gpus"})
 
-MEMBER = "BOOTFILE_MEMBER"  # the name of a process that an agent has started (common/distributed/agent.py)
+MEMBER = "BOOTFILE_MEMBER"  # the name of a process that an agent has started (common/elastic/agent.py)
 HELD = "BOOTFILE_OUTPUT_HELD"  # set by a process that holds the output folder for those that it starts
 STARTED_BY = "BOOTFILE_STARTED_BY"  # process id of the parent; set by a job that starts its own processes
 

@@ -182,7 +182,7 @@ class Members:
 
     def options(self, topology: Any, timeout: float) -> dict[str, Any]:
         """Return the arguments of init_process_group() for this generation."""
-        from common.distributed.group import Group  # only such a job needs it
+        from common.elastic.group import Group  # only such a job needs it
 
         Group.gives_up = staticmethod(self._has_lost.is_set)
         Group.failed = staticmethod(self._fail)

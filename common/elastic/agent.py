@@ -32,9 +32,10 @@ from bootfile.machine.cores import available_cores
 from bootfile.processes import signals
 from bootfile.processes.forking import why_not
 from common.console.arguments import boolean
-from common.distributed import crash, entry, launcher, process_group, rendezvous
-from common.distributed.members import Plan, announce, announce_failure, read
-from common.distributed.roll import HEARTBEAT, SILENCE, Roll
+from common.distributed import entry, launcher, process_group, rendezvous
+from common.elastic import crash
+from common.elastic.members import Plan, announce, announce_failure, read
+from common.elastic.roll import HEARTBEAT, SILENCE, Roll
 from common.ground import endings
 from common.platform.platforms import HELD, MEMBER, STARTED_BY
 from common.platform.topology import Topology
@@ -47,7 +48,7 @@ OPTION: dict[str, Any] = {
 _POLL = 0.05  # seconds
 _SPARES = 2  # processes of a node that wait: two may die at once
 _CALM = 1.0  # seconds after a change until a spare is forked: the others begin again meanwhile
-_PRELOAD = "common.distributed.preload"
+_PRELOAD = "common.elastic.preload"
 _MOST_DEATHS = 5  # in a row, of processes that did not become members
 _SERVER_LOST = 255  # multiprocessing's exit code of a process whose fork server has ended
 _LONGEST_END = 1.0  # seconds from the last answer of a fork server to its end

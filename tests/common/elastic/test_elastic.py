@@ -17,8 +17,9 @@ import torch
 
 from bootfile.exact.processes import Due
 from bootfile.ground.errors import BadInput
-from common.distributed import agent, crash, launcher, members, membership, memory, roll
-from common.distributed.members import Plan
+from common.distributed import launcher, membership
+from common.elastic import agent, crash, members, memory, roll
+from common.elastic.members import Plan
 from common.platform.topology import Topology
 from tests.conftest import CAN_FORK, LONGEST, free_port, run, wait_until
 from tests.support import checkpointers

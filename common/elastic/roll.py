@@ -11,9 +11,10 @@ from typing import Any
 import torch
 
 from bootfile.ground.errors import print_line
-from common.distributed import crash, launcher
+from common.distributed import launcher
 from common.distributed.barrier import tick
-from common.distributed.members import Plan, announce, announce_failure, node_of, read
+from common.elastic import crash
+from common.elastic.members import Plan, announce, announce_failure, node_of, read
 
 HEARTBEAT, SILENCE = 0.25, 2.0  # seconds between heartbeats of a node; without one its processes are gone
 _POLL = 0.05  # seconds
