@@ -28,8 +28,8 @@ ROOMS = {
         "console", "ground",
     ],
     "common": [
-        "checkpoint", "run", "elastic", "parallel", "distributed", "compute", "console", "platform", "object_store",
-        "ground",
+        "checkpoint", "run", "elastic", "parallel", "distributed", "compute", "console", "platform",
+        "object_store", "ground",
     ],
 }  # fmt: skip
 

@@ -16,13 +16,16 @@ writes. Before every optimizer step one all_reduce of a few numbers makes all ra
 stop at the same step.
 """
 
+import math
 import sys
 import time
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from bootfile.exact.choose import choose
+from bootfile.exact.events import Events
 from bootfile.exact.machines import Machines
 from bootfile.exact.nonfinite import Diverged, Guard, Verdict
 from bootfile.exact.optimizer_steps import OptimizerSteps
@@ -30,11 +33,16 @@ from bootfile.exact.processes import Due, Processes
 from bootfile.exact.protocols import TrainingLoader
 from bootfile.exact.saver import Saver, find_infinite
 from bootfile.exact.state import RunState, SavedState
+from bootfile.exact.watchers import Agreement, Watcher
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
 from bootfile.machine import convolution, instructions
 from bootfile.processes import ranks, signals, waits
+
+if TYPE_CHECKING:
+    from bootfile.exact.loss_means import LabelMeanWatcher
+    from bootfile.exact.replicas import Replicas
 
 _EPOCH = Interval(1, "epoch")
 _LAST_WRITE = 4.0  # seconds to wait for a write in flight when the job ends with an error
@@ -57,6 +65,8 @@ class Exact:
     criterion: the loss; its parameters and buffers are saved too, if it has any.
     save_every: a number of steps, or an Interval (default: each epoch). Also the last step is saved.
     report_every: when end_step() says that a report is due (default: never, only before each save).
+    report_after: the only steps after which a report is due, in place of report_every.
+    evaluate_every: the steps between two evaluations within an epoch, before which a report is due; 0: none.
     keep: the number of newest checkpoints to keep.
     max_bad_steps: the run ends after as many steps in a row that are not finite.
     grace: seconds from a signal to the end of the process.
@@ -65,12 +75,14 @@ class Exact:
     threads: of an operator on the CPU in each process (default: those of the checkpoint; in a first start
         torch.set_num_threads(), OMP_NUM_THREADS, or the cores of the node divided by its processes).
     processes: those of the run (default: the same ones from its start to its end).
+    events: what the program around the loop adds (default: nothing).
+    say: prints a line; called on every rank (default: rank 0 prints it).
+    writes: False for a run that saves nothing, and that a signal ends at once.
+    by_rank: each rank writes its part of a sharded model.
     identity, settings, learned: see RunState.
     objects: further objects, as for add().
     Raises BadInput if the optimizer or the scheduler cannot be resumed exactly.
     """
-
-    evaluate_every = 0  # steps between evaluations within an epoch
 
     def __init__(
         self,
@@ -84,50 +96,75 @@ class Exact:
         criterion: Any = None,
         save_every: int | Interval = _EPOCH,
         report_every: Interval | None = None,
+        report_after: Collection[int | None] | None = None,
+        evaluate_every: int = 0,
         keep: int = 3,
         max_bad_steps: int = 20,
         grace: float = 25.0,
         same_instructions: bool | None = None,
         threads: int | None = None,
         processes: Processes | None = None,
+        events: Events | None = None,
+        say: Callable[[str], object] | None = None,
+        writes: bool = True,
         by_rank: bool = False,
         identity: dict[str, Any] | None = None,
         settings: dict[str, Any] | None = None,
         learned: dict[str, Any] | None = None,
         **objects: Any,
     ):
-        self.loader, self.model, self.criterion = loader, model, criterion
+        self.loader = loader
+        self.model = model
+        self.criterion = criterion
         self.forward = forward or model
         self.save_every = Interval(save_every) if isinstance(save_every, int) else save_every
-        self.report_every, self.max_bad_steps, self.grace = report_every, max_bad_steps, grace
+        self.evaluate_every = evaluate_every
+        self.grace = grace
+        self.processes = processes or Processes()
+        self.say = say or _say
+        self.say_once = errors.Once(self.say)  # a line, or the first line of a subject
+        self._report_every = report_every
+        self._report_after = report_after
+        self._max_bad_steps = max_bad_steps
+        self._events = events or Events()
+        self._writes = writes
+
         state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": loader.receipt}
         if isinstance(criterion, torch.nn.Module) and criterion.state_dict():
             state["criterion"] = criterion
         self.state = RunState(state, identity, settings, learned, loader.sampling)
-        self._steps: Any = None  # OptimizerSteps, from resume() on
-        self.add(**objects)
-        self._replicas: Any = None  # a Replicas, if there are several ranks
         self.saver = Saver(folder, keep, self.say, self.state.is_sharded, by_rank)
+        self._device = next(model.parameters(), torch.empty(0)).device
         if same_instructions is None:
             same_instructions = hasattr(self.forward, "exact_shards")
-        device = next(model.parameters(), torch.empty(0)).device
-        self._machines = Machines(same_instructions, threads, device, self.say)
+        self._machines = Machines(same_instructions, threads, self._device, self.say)
         convolution.protect()
         if instructions.level_in_use():
             from bootfile.machine import vector_math  # only a run with a level needs it
 
             vector_math.protect()
-        self.say_once = errors.Once(self.say)  # a line, or the first line of a subject
-        self.is_stopping = self._waits = (
-            False  # any rank was asked to stop; gradients wait for an optimizer step
-        )
-        self._label_mean: Any = None  # a LabelMean, if gradients are averaged
-        self._digests: torch.Tensor | None = None  # Replicas.note(), sent with the next step
-        self._late = False  # a save by time is due, or a save waits for an optimizer step
-        self._report_late = self._has_asked = False  # a report by time is due on all ranks; was asked for
-        self.saved_at = self.reported_at = time.monotonic()
+
+        # from _watch() on
+        self._guard: Guard
+        self._steps: OptimizerSteps | None = None
+        self._replicas: Replicas | None = None  # if there are several ranks
+        self._label_mean: LabelMeanWatcher | None = None  # if gradients are averaged
+        self._first = 0  # the first step of this process
+        self._ended = 0  # steps that end_step() has counted
+        self._saved = 0  # the step of the last save, and at first that before the first step
+        self.add(**objects)
+
+        # what the next end_step() has to do; the same on every rank
+        self.is_stopping = False  # any rank was asked to stop
+        self._waits = False  # gradients wait for an optimizer step
+        self._save_is_late = False  # a save by time is due, or a save waits for an optimizer step
+        self._report_is_late = False  # a report by time is due
+        self._has_asked = False  # rank 0 has said so; the others may learn it one step later
+        self.saved_at = time.monotonic()
+        self.reported_at = time.monotonic()
         self.rate: Any = None  # the learning rate of the last step: that of the first parameter group
-        self.processes = processes or Processes()
+        # sums since the last report, the same on all ranks: a process that joins gets them
+        self.running: torch.Tensor | None = None
 
     @property
     def total_steps(self) -> int | None:
@@ -154,14 +191,64 @@ class Exact:
         Call it on every rank, before the first step. From then on a signal stops the loop at its next step.
         Raises BadInput if there are checkpoints and none can be used.
         """
-        step = self._restore()
+        step = self.restore()
+        self.begin(step)
+        self.announce(step)
+        return step
+
+    def restore(self) -> int:
+        """Restore the state to continue from, on every rank, and return its step: the first part of resume().
+
+        Rank 0 reads the checkpoint; the others wait for it.
+        """
+        living = self.processes.restore(self)
+        if living is not None:
+            return living
+        state = error = None
         if ranks.is_first():
-            self.saver.resume_at(step, self.processes.may_change)
-        self._begin(step)
+            try:
+                state = self._choose()
+            except BadInput as refused:
+                error = refused
+        self._events.wait_for_first(error)
+        state = self.state.broadcast(state)
+        if state and (self.state.is_sharded or not ranks.is_first()):
+            self.state.restore(state)
+        step = state["step"] if state else 0
+        self._machines.settle(step, state.get("machines", []) if state else [], self._has_shards())
+        self.keep_machines(self._machines.history)
+        return step
+
+    def begin(self, step: int, is_saved_here: bool = True) -> None:
+        """Watch the loop from its first step on: the second part of resume(). Call it on every rank.
+
+        step: the steps before it. is_saved_here: whether the checkpoint of this step is in the run's folder.
+        """
+        if self._writes and ranks.is_first():
+            self.saver.resume_at(step if is_saved_here else 0, self.processes.may_change)
+        self._watch(step)
+        self.loader.lead(step, self.evaluate_every)
+        self._first = step + 1
+        self._ended = step
+        self._saved = step
+        if not self.processes.has_restored:  # otherwise these processes have warned before
+            self._warn_of_generators()
+        if self._writes:
+            # otherwise a signal ends the process at once
+            signals.watch(self.grace, self.processes.signal_store())
+            if ranks.world_size() == 1 and not self.processes.may_change:
+                # several processes would have to agree on a step
+                waits.serve_when_stopped(self._save_while_waiting)
+        self.processes.begin(self, step)
+
+    def announce(self, step: int) -> None:
+        """Say which processes continue, and do what their last step had still to do, because rank 0 may have
+        been lost before: the last part of resume(). Call it on every rank."""
         self.processes.announce(self, step)
+        if self.processes.due.report:
+            self._events.repeat_report()
         if self.processes.due.save:
             self.save()
-        return step
 
     def accepts(self, loss: torch.Tensor) -> bool:
         """Return whether to take the optimizer step: whether the loss and the gradients are finite on every
@@ -189,30 +276,25 @@ class Exact:
         If gradients are accumulated over several batches, a save waits for the optimizer step. Raises
         Diverged, and BadInput if the loop and the loader count other steps.
         """
+        assert self._steps is not None
         step = self._count()
         if not self._guard.has_voted:
             self._vote(None)
-        self._digests = None
-        self._note(self._guard.end_step())
+        if self._replicas:
+            self._replicas.end_step()
+        self._apply(self._guard.end_step())
         if self.processes.may_change:
-            self._note(self._guard.settle())  # nothing about this step may be known later
+            self._apply(self._guard.settle())  # nothing about this step may be known later
         if self._replicas and self._guard.has_more:  # the first step, or a layer that was frozen until now
-            self._digests = self._replicas.note(step)
+            self._replicas.note(step)
         self._guard.has_more = False
         if warning := self.state.take_change_of_frozen():
             self.say(warning)
-        self._waits = self._steps.end_batch() and not self.state.bad_in_a_row
-        reports, saves = self._is_report_due(step), self._is_planned(step)
-        compares = saves or reports or self.is_stopping
-        if self._waits and step != self.total_steps:
-            self._late, saves = saves, False
-        elif self.is_stopping or saves:
-            reports = saves = True
-        if reports:
-            self._report_late, self._has_asked, self.reported_at = False, False, time.monotonic()
-        due = Due(reports, saves)
+        is_taken = self._steps.end_batch()
+        self._waits = is_taken and not self.state.bad_in_a_row
+        due = self._find_due(step)
         self.processes.end_step(self, step, due)
-        if self._replicas and compares:
+        if self._replicas and (due.report or due.save or self.is_stopping):
             self._replicas.compare_steps(step, self._waits)
         return due
 
@@ -220,37 +302,64 @@ class Exact:
         """Save, and exit if the process was asked to stop. Call it on every rank after a step, if end_step()
         says that it is due."""
         step = self.loader.step
-        if self._waits and step != self.total_steps:
+        is_last = step == self.total_steps
+        if self._waits and not is_last:
             return
         if self._waits:
             self.say(
                 f"warning: step {step} is the last one, and its gradients wait for an optimizer step: a "
                 "longer run will not continue exactly from its checkpoint"
             )
-        self._note(self._guard.settle())
+        self._apply(self._guard.settle())
         if self.state.bad_in_a_row and not self.is_stopping:
             return
-        if self._replicas and (self.is_stopping or step == self.total_steps):  # no step follows
-            self._replicas.compare(ranks.maxima(self._replicas.note(step)))
+        if self._replicas and (self.is_stopping or is_last):  # no step follows
+            self._replicas.compare_now(step)
         elif self._replicas:
-            self._digests = self._replicas.note(step)
-        self._commit(step)
+            self._replicas.note(step)
+        if self.loader.receipt.step != step:  # the loop has not done it with a report
+            self.loader.commit(step, self.saver.folder)
         if ranks.is_first() or self.state.is_sharded:
             if self.is_stopping:
                 self.saver.collect(wait=True)  # a write that failed is tried again
             self.saver.save_checkpoint(
                 step, self.state.run, lambda: self.state.capture(step), self._is_planned(step)
             )
-        self._late, self._saved = False, step
+        self._save_is_late = False
+        self._saved = step
         self.saved_at = time.monotonic()
         if self.is_stopping:
             self._exit(step)
+
+    def save_unplanned(self) -> None:
+        """Save after this step as save() does, also if no save is due. Call it on every rank."""
+        if not self._is_planned(self.loader.step):
+            self._save_is_late = True
+            self.save()
+
+    def end_evaluation(self) -> bool:
+        """Compare the ranks after an evaluation, and return whether one of them was asked to stop: then call
+        stop(). Call it on every rank."""
+        is_asked = signals.asked()
+        if self._replicas:
+            is_asked = self._replicas.compare_now(self.loader.step, is_asked)
+        elif ranks.world_size() > 1:  # nothing is trained
+            is_asked = ranks.maximum(float(is_asked), self._device) > 0
+        self.is_stopping = is_asked
+        self.reported_at = time.monotonic()
+        return is_asked
+
+    def stop(self, saves: bool = True) -> None:
+        """Save, if no gradients wait for an optimizer step, and exit. Call it on every rank."""
+        if saves:
+            self.save()  # it exits, too
+        self._exit(self.loader.step)
 
     def close(self) -> None:
         """Save the last step, and wait for the last write. A signal is not noticed any more. Raises
         NotSaved."""
         if self._saved != self.loader.step and not self._waits:
-            self._late = True
+            self._save_is_late = True
             self.save()
         signals.unfollow()
         lost = self.saver.finish()
@@ -259,36 +368,12 @@ class Exact:
         if any(lost):
             raise NotSaved("; ".join(filter(None, lost)))
 
+    def give_up(self) -> None:
+        """End the writes of a run that ends with an error: wait some seconds for those in flight."""
+        self.saver.wait(_LAST_WRITE)
+        self.saver.stop()
+
     must_stop = staticmethod(signals.asked)  # whether this process, or another one of the job, must stop
-
-    def say(self, line: str) -> None:
-        """Print a line on rank 0."""
-        if ranks.is_first():
-            errors.print_line(line)
-
-    def _restore(self) -> int:
-        """Restore the checkpoint to continue from, on every rank, and return its step."""
-        living = self.processes.restore(self)
-        if living is not None:
-            return living
-        state = error = None
-        if ranks.is_first():
-            try:
-                state = self._choose()
-            except BadInput as refused:
-                error = refused
-        self._wait_for_first(error)
-        state = self.state.broadcast(state)
-        if state and (self.state.is_sharded or not ranks.is_first()):
-            self.state.restore(state)
-        step = state["step"] if state else 0
-        self._settle_machine(step, state.get("machines", []) if state else [])
-        return step
-
-    def _settle_machine(self, step: int, saved: list[dict[str, Any]]) -> None:
-        """Compute as the run did before, after the checkpoint of `step` was read. Call it on every rank."""
-        self._machines.settle(step, saved, hasattr(self.forward, "exact_shards"))
-        self.keep_machines(self._machines.history)
 
     def keep_machines(self, history: list[dict[str, Any]]) -> None:
         """Write these machines, which have computed the run, into each checkpoint and each digest."""
@@ -299,7 +384,7 @@ class Exact:
     def abandon_step(self, finished: int) -> None:
         """Undo what the present step has changed, because it cannot end. finished: the last step that has."""
         if self._label_mean:
-            self._label_mean.stop(torch.device("cpu"))
+            self._label_mean.end()
         shards = getattr(self.forward, "exact_shards", None)
         if shards is None:
             return
@@ -307,67 +392,98 @@ class Exact:
             shards.undo()
         shards.detach()
 
-    def _choose(self) -> SavedState | None:
-        """Return the state to continue from on rank 0, or None. Raises BadInput."""
-        self.state.check_saveable()
-        return self._load("auto")[1]
+    def _has_shards(self) -> bool:
+        return hasattr(self.forward, "exact_shards")
 
-    def _load(self, wanted: str) -> tuple[str, SavedState | None]:
-        """Return (path, state) as choose() does. The state is loaded, unless it is sharded."""
+    def _choose(self) -> SavedState | None:
+        """Return the state to continue from on rank 0, or None. The state is loaded, unless it is sharded.
+        Raises BadInput."""
+        if self._writes:
+            self.state.check_saveable()
+        wanted = self._events.choose_checkpoint()
+        if wanted == "never":
+            return None
 
         def load(state: SavedState) -> None:
             self._machines.compare_starts(state)
             self.state.load(state, self.most_steps)
 
-        whole = not self.state.is_sharded  # otherwise each rank reads its part
-        path, state = choose(wanted, self.saver.checkpoints, load, whole)
-        if state:
-            if wanted == "auto":
-                self.state.run = state["run"]
-            end = f" of {self.total_steps}" if self.total_steps else ""
-            epoch = max(1, -(-state["step"] // len(self.loader)))
-            self.say(f"resumed from {path}: epoch {epoch}, step {state['step']}{end}")
-            if change := self.state.schedule.change:
-                self.say(f"the schedule of the checkpoint is another one: {change}")
-        return path, state
+        is_whole = not self.state.is_sharded  # otherwise each rank reads its part
+        path, state = choose(wanted, self.saver.checkpoints, load, is_whole)
+        if state is None:
+            return None
+        if wanted == "auto":
+            self.state.run = state["run"]
+        end = f" of {self.total_steps}" if self.total_steps else ""
+        epoch = max(1, math.ceil(state["step"] / len(self.loader)))
+        self.say(f"resumed from {path}: epoch {epoch}, step {state['step']}{end}")
+        if change := self.state.schedule.change:
+            self.say(f"the schedule of the checkpoint is another one: {change}")
+        return state
 
-    def _wait_for_first(self, error: BadInput | None) -> None:
-        """Wait on every rank until rank 0 has read the checkpoint. Raises its error on every rank."""
-        if text := ranks.broadcast_object(error and str(error)):
-            raise error or BadInput(text)
-
-    def _begin(self, step: int, writes: bool = True) -> None:
-        """Watch the loop from its first step on. step: the steps before it."""
+    def _watch(self, step: int) -> None:
+        """Make what watches each step, after the weights were loaded. step: the steps before the first."""
         objects = self.state.objects
         several = ranks.world_size() > 1
+        shards = getattr(self.forward, "exact_shards", None)
+        watchers: list[Watcher] = []
         if several:
             from bootfile.exact.replicas import Replicas  # a job of one process has none
 
             self._replicas = Replicas(objects, self.forward, self.say_once)
-        if shards := getattr(self.forward, "exact_shards", None):  # they have no buckets
+            watchers.append(self._replicas)
+        if shards:  # they have no buckets
             shards.watch(objects | {"criterion": self.criterion}, self.loader, self.processes)
         elif ranks.world_size() > 2 and isinstance(self.forward, torch.nn.parallel.DistributedDataParallel):
             from bootfile.exact.buckets import settle_buckets
 
             settle_buckets(self.forward, self.loader.example(2))  # otherwise a restart rounds differently
         if shards or several:
-            from bootfile.exact.loss_means import LabelMean  # one process divides by what the loss does
+            from bootfile.exact.loss_means import LabelMeanWatcher  # one process divides as the loss does
 
-            mean = self._label_mean = LabelMean()
-            self.forward.register_forward_hook(lambda *given: mean.watch(given[-1]))
+            self._label_mean = LabelMeanWatcher(self._device, self._refuse_mean)
+            self.forward.register_forward_hook(self._label_mean.watch_forward)
+            watchers.append(self._label_mean)
+        watchers += [
+            Agreement(self._is_asked_to_stop, self._stop_at_next_save),
+            Agreement(self._is_save_late, self._note_late_save),
+            Agreement(self._is_report_late, self._note_late_report),
+            Agreement(self._wants_change, self._note_change),
+        ]
         self._steps = OptimizerSteps(objects, self.state.before_step, self.say_once)
-        self._guard = Guard(self.model, *self._steps.optimizers)  # after the weights were loaded
-        self.loader.lead(step, self.evaluate_every)
+        self._guard = Guard(self.model, *self._steps.optimizers, watchers=watchers)
         self.saver.infinite = find_infinite(self.model.state_dict())
-        self._first, self._ended, self._saved = step + 1, step, step
-        if not self.processes.has_restored:  # otherwise these processes have warned before
-            self._warn_of_generators()
-        if writes:
-            # otherwise a signal ends the process at once
-            signals.watch(self.grace, self.processes.signal_store())
-            if not several and not self.processes.may_change:  # several would have to agree on a step
-                waits.serve_when_stopped(lambda: self._save_waiting(step))
-        self.processes.begin(self, step)
+
+    # The questions to all ranks, and what their answers change (watchers.py).
+
+    def _is_asked_to_stop(self) -> bool:
+        return signals.asked() or bool(self.saver.hopeless)
+
+    def _stop_at_next_save(self) -> None:
+        self.is_stopping = True
+
+    def _is_save_late(self) -> bool:
+        """Return whether a save by time is due. Only the clock of rank 0 counts."""
+        return ranks.is_first() and self.save_every.has_passed(time.monotonic() - self.saved_at)
+
+    def _note_late_save(self) -> None:
+        self._save_is_late = True
+
+    def _is_report_late(self) -> bool:
+        """Return whether a report by time is due, once for each report. Only the clock of rank 0 counts."""
+        if self._report_every is None or self._has_asked or not ranks.is_first():
+            return False
+        self._has_asked = self._report_every.has_passed(time.monotonic() - self.reported_at)
+        return self._has_asked
+
+    def _note_late_report(self) -> None:
+        self._report_is_late = True
+
+    def _wants_change(self) -> bool:
+        return self.processes.wants_change(self)
+
+    def _note_change(self) -> None:
+        self.processes.is_changing = True
 
     def _count(self) -> int:
         """Return the number of steps, which end_step() and the loader count."""
@@ -380,57 +496,56 @@ class Exact:
         return self._ended
 
     def _vote(self, loss: torch.Tensor | None) -> bool:
+        assert self._steps is not None
         self.saver.collect()
         self.state.before_step()
-        for optimizer in self._steps.optimizers[:1]:
-            rate = optimizer.param_groups[0].get("lr")  # scheduler.step() changes it
-            self.rate = rate.clone() if isinstance(rate, torch.Tensor) else rate
-        if self._label_mean:
-            device = next(self.model.parameters(), torch.empty(0)).device
-            parts = [self._label_mean.stop(device)]
-            if self._replicas:
-                parts += [self._replicas.nothing() if self._digests is None else self._digests]
-            self._guard.digests = torch.cat(parts)
-        late = report = False
-        if ranks.is_first():
-            now = time.monotonic()
-            late = self.save_every.has_passed(now - self.saved_at)
-            if self.report_every and not self._has_asked:
-                report = self._has_asked = self.report_every.has_passed(now - self.reported_at)
-        asked = signals.asked() or bool(self.saver.hopeless)
-        changed = self.processes.wants_change(self)
-        return self._guard.vote(loss, asked, late, report, changed)
+        if self._steps.optimizers:
+            rate = self._steps.optimizers[0].param_groups[0].get("lr")
+            if isinstance(rate, torch.Tensor):
+                rate = rate.clone()  # scheduler.step() changes it
+            self.rate = rate
+        return self._guard.vote(loss)
+
+    def _find_due(self, step: int) -> Due:
+        """Return what is due after a step; the same on every rank."""
+        reports = self._is_report_due(step)
+        saves = self._is_planned(step)
+        if self._waits and step != self.total_steps:
+            self._save_is_late = saves
+            saves = False
+        elif self.is_stopping or saves:
+            reports = saves = True
+        if reports:
+            self._report_is_late = False
+            self._has_asked = False
+            self.reported_at = time.monotonic()
+        return Due(reports, saves)
 
     def _is_report_due(self, step: int) -> bool:
         """Return whether a report is due; the same on every rank. If report_every counts seconds, one is also
-        due after the first step. One is due after each epoch."""
-        if self.report_every is None:
+        due after the first step. One is due after each epoch, and before each evaluation."""
+        if self._report_after is not None:
+            return step in self._report_after
+        if self.evaluate_every and step % self.evaluate_every == 0:
+            return True
+        every = self._report_every
+        if every is None:
             return False
-        by_time = self.report_every.unit == "s" and (self._report_late or step == self._first)
-        return by_time or self.report_every.ends_at(step, len(self.loader)) or step % len(self.loader) == 0
+        if every.unit == "s" and (self._report_is_late or step == self._first):
+            return True
+        return every.ends_at(step, len(self.loader)) or step % len(self.loader) == 0
 
     def _is_planned(self, step: int) -> bool:
-        """Return whether save_every asks for a save after this step."""
-        return self._late or step == self.total_steps or self.save_every.ends_at(step, len(self.loader))
+        """Return whether save_every asks for a save after this step, or one is late."""
+        if not self._writes:
+            return False
+        is_last = step == self.total_steps
+        return self._save_is_late or is_last or self.save_every.ends_at(step, len(self.loader))
 
-    def _commit(self, step: int) -> None:
-        """Extend the receipt before a save, if the loop has not done it with a report."""
-        if self.loader.receipt.step != step:
-            self.loader.commit(step, self.saver.folder)
-
-    def _note(self, verdict: Verdict | None) -> None:
-        """Apply the verdict of all ranks on a step."""
+    def _apply(self, verdict: Verdict | None) -> None:
+        """Count a step by the verdict of all ranks on it. Raises Diverged."""
         if verdict is None:
             return
-        if verdict.digests:
-            is_other_mean, *digests = verdict.digests
-            if self._replicas:
-                self._replicas.compare(digests)
-            if is_other_mean:
-                self._refuse_mean()
-        self.is_stopping, self._late = self.is_stopping or verdict.asked, self._late or verdict.late
-        self._report_late |= verdict.report
-        self.processes.is_changing |= verdict.changed
         state = self.state
         if not verdict.bad:
             state.bad_in_a_row = 0
@@ -441,7 +556,7 @@ class Exact:
             f"skipped a step: loss {verdict.loss:g}, gradient norm {verdict.norm:g} on rank 0; "
             f"{state.bad_in_a_row} in a row, {state.bad_steps} in all"
         )
-        if state.bad_in_a_row >= self.max_bad_steps:
+        if state.bad_in_a_row >= self._max_bad_steps:
             self.saver.collect(wait=True)
             durable = ranks.broadcast_object(self.saver.durable)  # all ranks end after rank 0 has saved
             kept = f"the checkpoint of step {durable} is kept" if durable else "there is no checkpoint"
@@ -456,7 +571,7 @@ class Exact:
             "the loss is not a mean over samples (it divides by the weights of the labels, or labels are "
             "ignored): the gradients that "
         )
-        if hasattr(self.forward, "exact_shards"):
+        if self._has_shards():
             raise BadInput(
                 f"--exact_shards: {line}are averaged over shards are not those of one batch. Expected a mean "
                 "over samples, as (loss_of_each_sample * weight_of_its_label).mean()"
@@ -477,21 +592,16 @@ class Exact:
                 "resume(). One of a collate_fn repeats its numbers, but only at the same number of processes"
             )
 
-    def _save_waiting(self, began: int) -> None:
-        """Save and exit, while the loop waits for data. began: the step at which this process began."""
-        if not self.loader.is_whole:  # a part of a step
+    def _save_while_waiting(self) -> None:
+        """Save and exit. Called in the loop's thread while it waits for data that may never come, after the
+        process was asked to stop (bootfile/processes/waits.py)."""
+        if not self.loader.is_whole:  # the loop has a part of a step
             return
         self.is_stopping = True
+        began = self._first - 1
         if self.loader.step == began:
             self._exit(began)
         self.save()  # it returns if gradients wait for an optimizer step
-
-    def _end(self, error: BaseException | None) -> None:
-        if error:
-            self.saver.wait(_LAST_WRITE)
-            self.saver.stop()
-        else:
-            self.close()
 
     def _exit(self, step: int) -> None:
         """Exit after rank 0 has saved: when one process exits, its parent ends the others."""
@@ -502,15 +612,14 @@ class Exact:
             self.saver.collect(wait=True)
         if hopeless := ranks.broadcast_object(self.saver.hopeless):
             raise NotSaved(hopeless)
-        self._say_where(step)
+        self._events.stopping(step, self.saver.durable)
         if ranks.world_size() > 1:
             torch.distributed.barrier()
-        self._leave()
-
-    def _leave(self) -> None:
+        self._events.leaving()
         errors.leave(signals.exit_code())
 
-    def _say_where(self, step: int) -> None:
-        self.say(
-            f"stopped as asked after step {step}; the newest checkpoint is that of step {self.saver.durable}"
-        )
+
+def _say(line: str) -> None:
+    """Print a line on rank 0."""
+    if ranks.is_first():
+        errors.print_line(line)

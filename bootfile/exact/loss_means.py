@@ -1,15 +1,13 @@
 """By what a loss divides: over all samples, or over the weights of their labels."""
 
 import inspect
-import math
-import operator
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten
 
 from bootfile.ground import accelerator
 
@@ -21,7 +19,6 @@ _OF_LABELS: dict[Any, inspect.Signature] = {
 }
 _IS_MEAN = ["mean", None, None]  # the last two are the former names
 _NODES = 50  # nodes that are searched in the graph of an output
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class LabelMean(TorchFunctionMode):
@@ -102,35 +99,29 @@ def _count_labels(target: torch.Tensor, weight: Any, ignore_index: int | None, *
     return target.numel(), accelerator.double(weight[target.where(is_counted, 0)] * is_counted).sum()
 
 
-def compare_parts(criterion: Callable[..., Any], *parts: tuple[Any, Any]) -> tuple[float, float] | None:
-    """Return the criterion of the samples of all parts, and the mean over the samples of the parts' criteria,
-    if they differ by more than rounding. None if they agree, or if the parts cannot be joined.
+class LabelMeanWatcher:
+    """Asks whether a loss of any rank was not a mean over samples (watchers.py): gradients that ranks or
+    shards average are not those of one batch then.
 
-    parts: (outputs, targets), any nesting of tensors [n, ...]. Random state and the buffers of the criterion
-    do not change.
+    device: of the model. refuse: called on every rank after such a step.
     """
-    leaves = [tree_flatten(part) for part in parts]
-    device = leaves[0][0][0].device if torch.is_tensor(leaves[0][0][0]) else torch.device("cpu")
-    buffers = dict(criterion.named_buffers()) if isinstance(criterion, torch.nn.Module) else {}
 
-    def call(part: tuple[Any, Any]) -> float:
-        if not buffers:
-            return float(criterion(*part))
-        copies: Any = {name: each.clone() for name, each in buffers.items()}
-        return float(torch.func.functional_call(cast(torch.nn.Module, criterion), copies, part))
+    def __init__(self, device: torch.device, refuse: Callable[[], object]):
+        self._seen = LabelMean()
+        self._device = device
+        self._refuse = refuse
 
-    try:
-        counts = [{len(leaf) for leaf in each} for each, _ in leaves]
-        if any(len(each) != 1 for each in counts):
-            return None
-        joined = [torch.cat(each) for each in zip(*(each for each, _ in leaves), strict=True)]
-        with torch.random.fork_rng([device] * (device.type != "cpu"), device_type=device.type):
-            whole = call(tree_unflatten(joined, leaves[0][1]))
-            values = [call(part) for part in parts]
-    except Exception:  # a criterion of the user may raise any, for example if it needs a whole batch
-        return None
-    numbers = [each.pop() for each in counts]
-    mean = sum(map(operator.mul, values, numbers)) / sum(numbers)
-    rounding = 0.03 if any(leaf.dtype in _HALF for leaf in joined) else 1e-3
-    agree = math.isnan(whole) or math.isclose(whole, mean, rel_tol=rounding, abs_tol=1e-6)
-    return None if agree else (whole, mean)
+    def watch_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        """See the losses from here on. torch calls this after each forward pass, on each rank."""
+        self._seen.watch(output)
+
+    def numbers(self) -> torch.Tensor:
+        return self._seen.stop(self._device)
+
+    def judge(self, maxima: list[float]) -> None:
+        if maxima[0] > 0:
+            self._refuse()
+
+    def end(self) -> None:
+        """See no more losses, because the step cannot end."""
+        self._seen.stop(torch.device("cpu"))

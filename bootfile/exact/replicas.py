@@ -6,7 +6,7 @@ report or a save has a further collective.
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -16,11 +16,19 @@ from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
 
 _BITS = 24  # that float32 holds exactly
-_SIZE = 8  # numbers of a note
+_SIZE = 8  # numbers of a step
+
+
+class _Note(NamedTuple):
+    """What was digested after a step: of the parameters, then of the buffers. digests: int64 [n] each."""
+
+    step: int
+    names: list[list[str]]
+    digests: list[torch.Tensor]
 
 
 class Replicas:
-    """The weights and buffers that all ranks of a job have in common.
+    """The weights and buffers that all ranks of a job have in common: a Watcher (watchers.py).
 
     objects: those of a checkpoint; their modules are compared. forward: the module that the job calls.
     warn: called with a line and its subject, of which one line is printed.
@@ -29,10 +37,12 @@ class Replicas:
     """
 
     def __init__(self, objects: dict[str, Any], forward: Any, warn: Callable[[str, str], object]):
-        self._objects, self._warn = objects, warn
+        self._objects = objects
+        self._warn = warn
         forward = getattr(forward, "_orig_mod", forward)  # of torch.compile
         self._wrapper = forward if isinstance(forward, DistributedDataParallel) else None
-        self._noted: tuple[Any, ...] = ()  # (step, names, digests of the tensors) of the last note()
+        self._noted: _Note | None = None
+        self._unsent: torch.Tensor | None = None  # the numbers of a note, until a step has sent them
 
     def check_backward(self) -> None:
         """Raise BadInput if DistributedDataParallel waits for gradients after a backward(): the other ranks
@@ -52,81 +62,143 @@ class Replicas:
                 "parameter on each rank, or give it find_unused_parameters=True; replace layers before"
             ) from None
 
+    def numbers(self) -> torch.Tensor:
+        """Return what note() has computed, for each vote of the next step; else numbers that compare nothing,
+        of the same size: one rank may have gradients of more parameters than another."""
+        if self._unsent is None:
+            return self._nothing()
+        return self._unsent
+
+    def judge(self, maxima: list[float]) -> None:
+        """Raise BadInput if parameters differ between ranks, and warn of buffers that differ."""
+        if not _agree(maxima):
+            self._find_difference()
+
+    def note(self, step: int) -> None:
+        """Compute the digests after a step. The votes of the next step send them. The host does not wait."""
+        self._unsent = self._digest(step)
+
+    def end_step(self) -> None:
+        """Forget the digests: the votes of this step have sent them."""
+        self._unsent = None
+
+    def compare_now(self, step: int, is_asked: bool = False) -> bool:
+        """Compare the ranks in a collective of its own, because no step follows, or an evaluation took long.
+
+        Call it on every rank. Return whether `is_asked` is true on any rank. Raises as judge().
+        """
+        digests = self._digest(step)
+        answer = digests.new_full((1,), float(is_asked))
+        asked, *maxima = ranks.maxima(torch.cat([answer, digests]))
+        self.judge(maxima)
+        return asked > 0
+
     @torch.no_grad()
-    def note(self, step: int) -> torch.Tensor:
-        """Return digests of the parameters and the buffers for an all_reduce with MAX: float32 [8], without
-        synchronising."""
-        if ranks.world_size() == 1:
-            return self.nothing()
-        device = self.nothing().device
-        named = lambda _, module: module.named_parameters()  # noqa: E731
-        parts = [dict(self._tensors(each)) for each in (named, self._buffers)]
-        digests = [
-            torch.stack([ranks.digest(each).to(device) for each in part.values()])
-            if part
-            else torch.zeros(0, dtype=torch.int64, device=device)
-            for part in parts
-        ]
-        self._noted = step, [list(part) for part in parts], digests
-        whole = torch.stack(
-            [(each * (2 * torch.arange(len(each), device=device) + 1)).sum() for each in digests]
-        )
+    def _digest(self, step: int) -> torch.Tensor:
+        """Return digests of the parameters and the buffers for an all_reduce with MAX, float32 [8], without
+        synchronising. One that is the same on all ranks has a maximum and a minimum that are equal: so each
+        number is there with both signs."""
+        device = self._device()
+        names = []
+        digests = []
+        for find in (_named_parameters, self._named_buffers):
+            tensors = dict(self._tensors(find))
+            digest = torch.zeros(0, dtype=torch.int64, device=device)
+            if tensors:
+                digest = torch.stack([ranks.digest(tensor).to(device) for tensor in tensors.values()])
+            names.append(list(tensors))
+            digests.append(digest)
+        self._noted = _Note(step, names, digests)
+        whole = torch.stack([_add_in_order(digest) for digest in digests])
         numbers = torch.cat([whole, whole >> _BITS])
         numbers = numbers - (numbers >> _BITS) * 2**_BITS  # the low bits
         return torch.cat([numbers, -numbers]).float()
 
-    def nothing(self) -> torch.Tensor:
-        """Return the result of note() in a step that compares nothing. Its size is that of each step: one
-        rank may have gradients of more parameters than another."""
-        device = next(self._objects["model"].parameters(), torch.empty(0)).device
-        return torch.full((_SIZE,), -torch.inf, device=device)
+    def _nothing(self) -> torch.Tensor:
+        return torch.full((_SIZE,), -torch.inf, device=self._device())
+
+    def _device(self) -> torch.device:
+        return next(self._objects["model"].parameters(), torch.empty(0)).device
 
     def compare_steps(self, step: int, waits: bool) -> None:
-        """Raise BadInput if only some ranks took the optimizer step. waits: whether gradients wait for it."""
-        high, low = ranks.maxima(self.nothing().new_tensor([waits, -waits]))
+        """Raise BadInput if only some ranks took the optimizer step. Call it on every rank. waits: whether
+        gradients wait for it."""
+        high, low = ranks.maxima(torch.tensor([float(waits), -float(waits)], device=self._device()))
         if high != -low:
             raise BadInput(
                 f"not all ranks took the optimizer step of step {step} (rank {ranks.rank()}: {not waits}): "
                 "decide by a value that is equal on all ranks, as that of checkpoint.accepts(loss)"
             )
 
-    def compare(self, maxima: list[float]) -> None:
-        """Raise BadInput if parameters differ between ranks, and warn of buffers that differ.
-
-        maxima: those of note() over all ranks. Call it on every rank.
-        """
-        half = len(maxima) // 2
-        if all(high in (-low, -math.inf) for high, low in zip(maxima[:half], maxima[half:], strict=True)):
-            return
+    def _find_difference(self) -> None:
+        """Find which tensor differs, after the maxima have shown that one does. All ranks send the digests of
+        their tensors. Raises BadInput for a parameter, and warns of a buffer."""
+        assert self._noted is not None
         step, names, digests = self._noted
-        everywhere = ranks.gather_objects([each.tolist() for each in digests])
-        for part, (own, line) in enumerate(zip(names, (_OF_WEIGHTS, _OF_BUFFERS), strict=True)):
-            for place, name in enumerate(own):
-                values = [each[part][place : place + 1] for each in everywhere]
-                if others := [rank for rank, value in enumerate(values) if value != values[0]]:
-                    line = f"{name} of rank {others[0]} is not that of rank 0 after step {step}: {line}"
-                    if part == 0:
-                        raise BadInput(line)
-                    self._warn(f"warning: {line}", "buffers")
-                    return
+        of_ranks = ranks.gather_objects([digest.tolist() for digest in digests])
+        for place, name in enumerate(names[0]):
+            if rank := _find_other_rank(of_ranks, 0, place):
+                line = f"{name} of rank {rank} is not that of rank 0 after step {step}: {_OF_WEIGHTS}"
+                raise BadInput(line)
+        for place, name in enumerate(names[1]):
+            if rank := _find_other_rank(of_ranks, 1, place):
+                line = f"{name} of rank {rank} is not that of rank 0 after step {step}: {_OF_BUFFERS}"
+                self._warn(f"warning: {line}", "buffers")
+                return
 
     def _tensors(
-        self, of: Callable[[str, torch.nn.Module], Iterator[Any]]
+        self, find: Callable[[str, torch.nn.Module], Iterator[Any]]
     ) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the names and the plain tensors that `find` yields for each module."""
         for prefix, module in self._objects.items():
-            for name, each in of(prefix, module) if isinstance(module, torch.nn.Module) else ():
-                is_plain = type(each) in (torch.Tensor, torch.nn.Parameter) and each.layout == torch.strided
-                if is_plain and not each.is_meta:
-                    yield f"{prefix}.{name}", each
+            if not isinstance(module, torch.nn.Module):
+                continue
+            for name, tensor in find(prefix, module):
+                is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+                if is_plain and tensor.layout == torch.strided and not tensor.is_meta:
+                    yield f"{prefix}.{name}", tensor
 
-    def _buffers(self, prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    def _named_buffers(self, prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
         if prefix == "model" and self._wrapper and self._wrapper.broadcast_buffers:
             return
         for path, part in module.named_modules():
-            for name, each in part._buffers.items():
-                is_statistic = isinstance(part, _NormBase)
-                if not is_statistic and each is not None and name not in part._non_persistent_buffers_set:
-                    yield f"{path}.{name}".lstrip("."), each
+            if isinstance(part, _NormBase):
+                continue  # statistics of the rank's own samples
+            for name, buffer in part._buffers.items():
+                if buffer is not None and name not in part._non_persistent_buffers_set:
+                    yield f"{path}.{name}".lstrip("."), buffer
+
+
+def _named_parameters(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    return module.named_parameters()
+
+
+def _add_in_order(digests: torch.Tensor) -> torch.Tensor:
+    """Return the sum of digests, int64 [n] -> [], each with another odd weight: their order counts."""
+    weights = 2 * torch.arange(len(digests), device=digests.device) + 1
+    return (digests * weights).sum()
+
+
+def _agree(maxima: list[float]) -> bool:
+    """Return whether all ranks have sent the same numbers, or none.
+
+    maxima: over all ranks, of each number and then of each number with the other sign.
+    """
+    half = len(maxima) // 2
+    for highest, negated_lowest in zip(maxima[:half], maxima[half:], strict=True):
+        if highest not in (-negated_lowest, -math.inf):
+            return False
+    return True
+
+
+def _find_other_rank(of_ranks: list[list[list[int]]], part: int, place: int) -> int:
+    """Return the first rank whose digest of a tensor is not that of rank 0, or that has no such tensor; 0 if
+    all are equal. of_ranks: of each rank, the digests of the parameters and of the buffers."""
+    values = [digests[part][place : place + 1] for digests in of_ranks]  # [] if the rank has fewer tensors
+    for rank, value in enumerate(values):
+        if value != values[0]:
+            return rank
+    return 0
 
 
 _OF_WEIGHTS = (

@@ -1,9 +1,8 @@
 """The content of a checkpoint: the state of a run, and the settings that identify the run."""
 
-import math
 import uuid
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
 
@@ -13,7 +12,16 @@ from bootfile.exact.schedules import ScheduleState, plain
 from bootfile.ground.errors import BadInput
 
 FORMAT = 2
-_COUNTS = ("bad_steps", "bad_in_a_row", "best", "best_of", "highest", "epochs_not_better")  # of a RunState
+
+
+class Extras(Protocol):
+    """Plain values of the program around a loop, such as the score of its best weights. Their names stand in
+    the state beside those of SavedState."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the values from a whole SavedState."""
 
 
 class _WholeState(TypedDict):
@@ -23,11 +31,8 @@ class _WholeState(TypedDict):
     identity, sampling: as for RunState. arguments: its settings.
     objects: name -> state_dict() of each object; that of "optimizer" also has its "class".
     schedule: of ScheduleState. frozen: names of the parameters that are not trained.
-    weights: the file of weights with which the run began.
     machines: those that have computed it (machines.py); version 0.30 was the first that wrote it.
     bad_steps, bad_in_a_row: steps that were skipped, in all and since the last good one.
-    best, best_of: the score of best.pth, and the metric of which it is. highest, epochs_not_better: the best
-        score of all evaluations, and the evaluations since.
     """
 
     format: int
@@ -37,16 +42,11 @@ class _WholeState(TypedDict):
     objects: dict[str, Any]
     schedule: dict[str, Any]
     frozen: list[str]
-    weights: str | None
     arguments: dict[str, Any]
     sampling: dict[str, Any]
     machines: list[dict[str, Any]]
     bad_steps: int
     bad_in_a_row: int
-    best: float
-    best_of: str
-    highest: float
-    epochs_not_better: int
 
 
 class SavedState(_WholeState, total=False):
@@ -86,11 +86,10 @@ class RunState:
         self.objects |= _inner_optimizers(objects["optimizer"])
         self._later: SavedState | None = None  # a state whose parameter groups are not all added yet
         self.run = uuid.uuid4().hex[:16]
-        self.best, self.best_of = -math.inf, ""  # score of best.pth, and Metrics.best_of
-        self.highest, self.epochs_not_better = -math.inf, 0  # best score, evaluations since; on every rank
-        self.bad_steps = self.bad_in_a_row = 0  # steps that were skipped
+        self.bad_steps = 0  # steps that were skipped
+        self.bad_in_a_row = 0
+        self.extras: Extras | None = None
         self._frozen_before: set[str] | None = None  # at the restored checkpoint, until the first step
-        self.initial_weights: str | None = None  # the file of weights with which the run began
         self.machines: list[dict[str, Any]] = []  # those that have computed it (machines.py)
         if fingerprint := getattr(objects.get("receipt"), "fingerprint", ""):
             self.identity["training data"] = fingerprint
@@ -98,7 +97,7 @@ class RunState:
 
     def capture(self, step: int) -> SavedState:
         """Return the state after `step` optimizer steps. Tensors are not copied."""
-        return SavedState(
+        state = SavedState(
             format=FORMAT,
             step=step,
             run=self.run,
@@ -106,21 +105,21 @@ class RunState:
             objects=self._objects(),
             schedule=self.schedule.state(),
             frozen=sorted(self._frozen()),
-            weights=self.initial_weights,
             arguments=self.settings,
             sampling=self.sampling,
             machines=self.machines,
             bad_steps=self.bad_steps,
             bad_in_a_row=self.bad_in_a_row,
-            best=self.best,
-            best_of=self.best_of,
-            highest=self.highest,
-            epochs_not_better=self.epochs_not_better,
         )
+        state.update(self.counts())  # type: ignore[typeddict-item]  # the extras have names of their own
+        return state
 
     def counts(self) -> dict[str, Any]:
-        """Return the counts of bad steps and of evaluations."""
-        return {name: getattr(self, name) for name in _COUNTS}
+        """Return the counts of bad steps, and the extras."""
+        counts = {"bad_steps": self.bad_steps, "bad_in_a_row": self.bad_in_a_row}
+        if self.extras:
+            counts |= self.extras.state_dict()
+        return counts
 
     def check_saveable(self) -> None:
         """Raise BadInput if a checkpoint cannot hold the present state. Tensors are not copied."""
@@ -215,11 +214,11 @@ class RunState:
                 own.load_state_dict(saved[name])
         if not self._later:
             self._restore_optimizers(state)
-        self.initial_weights = state["weights"]
         self._frozen_before = set(state["frozen"])
-        counts: Mapping[str, Any] = state
-        for name in _COUNTS:
-            setattr(self, name, counts[name])
+        self.bad_steps = state["bad_steps"]
+        self.bad_in_a_row = state["bad_in_a_row"]
+        if self.extras:
+            self.extras.load_state_dict(state)
 
     def before_step(self) -> None:
         """Load the state of parameter groups that the loop has added since restore(). Call it before each
@@ -277,16 +276,6 @@ class RunState:
                 kept.update(loaded)
             each.param_groups = groups[name]
         self.schedule.load(state["schedule"])
-
-    def note(self, score: float, best_of: str) -> None:
-        """Record the score of an evaluation, and count the evaluations since the best one.
-
-        best_of: Metrics.best_of. If the job named another metric before the restart, the best score is reset.
-        """
-        if best_of != self.best_of:
-            self.best, self.highest, self.best_of = -math.inf, -math.inf, best_of
-        self.epochs_not_better = 0 if score > self.highest else self.epochs_not_better + 1
-        self.highest = max(self.highest, score)
 
     def _objects(self) -> dict[str, dict[str, Any]]:
         states = {name: own.state_dict() for name, own in self.objects.items() if name != "scheduler"}

@@ -9,7 +9,7 @@ from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.results import checkpoints
 from bootfile.processes import ranks
 from common.console import arguments
-from common.distributed import barrier, membership
+from common.distributed import barrier
 from common.ground.files import check_rename
 from common.platform import platforms
 from common.run import environment, starts
@@ -39,12 +39,16 @@ def claim(args: argparse.Namespace, output: Output) -> None:
 
 
 def take_output(
-    args: argparse.Namespace, output: Output, is_own: Callable[[dict], bool], keep: int = 1
+    args: argparse.Namespace,
+    output: Output,
+    is_own: Callable[[dict], bool],
+    keep: int = 1,
+    is_later: bool = False,
 ) -> Any:
     """Become the only job that writes to the output; call it on rank 0. If the output has a URL, return its
     Mirror, which has restored the newest checkpoint if --resume is auto.
 
-    is_own: see refusal(). keep: the number of checkpoints to keep at the URL. Raises BadInput.
+    is_own, is_later: see refusal(). keep: the number of checkpoints to keep at the URL. Raises BadInput.
     """
     mirror = None
     output.hold()
@@ -60,13 +64,17 @@ def take_output(
 
         patience = getattr(args, "upload_timeout", PATIENCE)
         mirror = Mirror(output, getattr(args, "resume", None), keep, patience)
-    if reason := refusal(args, output, is_own, mirror.results() if mirror else ()):
+    if reason := refusal(args, output, is_own, mirror.results() if mirror else (), is_later):
         raise BadInput(reason)
     return mirror
 
 
 def refusal(
-    args: argparse.Namespace, output: Output, is_own: Callable[[dict], bool], at_url: Iterable[str] = ()
+    args: argparse.Namespace,
+    output: Output,
+    is_own: Callable[[dict], bool],
+    at_url: Iterable[str] = (),
+    is_later: bool = False,
 ) -> str | None:
     """Return the reason if a job may not write to the output: it would replace results. None if it may.
 
@@ -74,8 +82,9 @@ def refusal(
     is_own: called with a start (a line of starts.jsonl) that has not saved a checkpoint. It returns whether
         the start belongs to this run; then the job may begin again.
     at_url: names of results at the URL.
+    is_later: whether an elastic job is in its second generation or a later one.
     """
-    folder, resumes_from = output.folder, wanted(args, output)
+    folder, resumes_from = output.folder, wanted(args, output, is_later)
     results, starts_before = list_results(folder), starts.read(folder)
     has_checkpoint = bool(checkpoints(folder))
     if resumes_from == "auto":
@@ -93,12 +102,12 @@ def refusal(
     )
 
 
-def wanted(args: argparse.Namespace, output: Output) -> str | None:
+def wanted(args: argparse.Namespace, output: Output, is_later: bool = False) -> str | None:
     """Return what the job continues from: --resume, but "auto" if it is the path of another run's checkpoint
     and a start with the same path has saved checkpoints in the output folder, or if members of this start
-    have saved some and are all lost. None: the job cannot resume."""
+    have saved some and are all lost. None: the job cannot resume. is_later: see
+    refusal()."""
     given, folder = getattr(args, "resume", None), output.folder
     starts_before = starts.read(folder) if checkpoints(folder) else []
     is_restart = any(start["settings"].get("resume", "") == given != "never" for start in starts_before)
-    is_later = membership.current is not None and membership.current.plan.generation > 0
     return "auto" if is_restart or (is_later and checkpoints(folder)) else given

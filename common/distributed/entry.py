@@ -18,7 +18,6 @@ from bootfile.machine import instructions
 from bootfile.processes import signals
 from common.ground import endings, streams
 from common.ground.endings import say_error, say_traceback
-from common.platform.platforms import MEMBER
 
 streams.protect_output()  # at once: the imports of a job open files
 main_of_job = ""  # the name of the function that entry() decorates
@@ -34,44 +33,44 @@ _OURS = (
 
 def entry(main: Callable[[], object]) -> Callable[[], None]:
     """Decorate a job's main(): BadInput and Ctrl-C become one line `error: ...` and an exit code."""
-
     global main_of_job
     main_of_job = main.__name__
 
     @functools.wraps(main)
-    def run() -> None:
+    def run_main() -> None:
+        run(main)
+
+    return run_main
+
+
+def run(main: Callable[[], object]) -> None:
+    """Run a main(), and end the process as entry() says. A main() that returns ends it too, if it has joined
+    a process group."""
+    try:
+        signals.end_on_interrupt()
         try:
-            signals.end_on_interrupt()
-            try:
-                if MEMBER in os.environ:
-                    from common.elastic import members  # imports torch
-
-                    members.run(main)
-                else:
-                    main()
-            except BadInput:
-                raise
-            except Exception as error:
-                if not (reason := endings.explain(error)):
-                    raise
-                raise BadInput(reason) from error
-            endings.end(None)
-        except KeyboardInterrupt as error:
-            say_error("interrupted")
-            endings.end(error)
-            leave(INTERRUPTED)
-        except BadInput as error:
-            say_error(str(error))
-            in_group = endings.in_group()
-            endings.end(error)
-            if error.code == BAD_INPUT and not in_group:  # no other process can block the exit
-                sys.exit(error.code)
-            leave(error.code)
-        except Exception as error:
-            endings.end(error)
+            main()
+        except BadInput:
             raise
-
-    return run
+        except Exception as error:
+            if not (reason := endings.explain(error)):
+                raise
+            raise BadInput(reason) from error
+        endings.end(None)
+    except KeyboardInterrupt as error:
+        say_error("interrupted")
+        endings.end(error)
+        leave(INTERRUPTED)
+    except BadInput as error:
+        say_error(str(error))
+        in_group = endings.in_group()
+        endings.end(error)
+        if error.code == BAD_INPUT and not in_group:  # no other process can block the exit
+            sys.exit(error.code)
+        leave(error.code)
+    except Exception as error:
+        endings.end(error)
+        raise
 
 
 def _end(number: int, frame: object) -> None:

@@ -16,7 +16,7 @@ import torch
 from bootfile.ground import accelerator, errors
 from bootfile.ground.numbers import count_in
 from bootfile.processes import ranks
-from common.distributed import devices, launcher, membership, rendezvous
+from common.distributed import devices, launcher, rendezvous
 from common.distributed.options import add_arguments  # noqa: F401  # jobs name it here
 from common.ground import endings
 from common.platform import network, platforms
@@ -42,8 +42,8 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
         if (size := torch.distributed.get_world_size()) > 1:
             raise errors.BadInput(f"a process group of {size} exists: call destroy_process_group() first")
         torch.distributed.destroy_process_group()
-    if membership.current and not membership.current.is_alone:
-        return membership.current.options(topology, args.timeout)
+    if topology.members and not topology.members.is_alone:
+        return topology.members.options(topology, args.timeout)
     gpus = devices.count_gpus(args)
     if gpus and topology.source == "slurm":  # it may show each process only its own GPU
         gpus = count_in(os.environ, "SLURM_GPUS_ON_NODE") or gpus

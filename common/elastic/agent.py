@@ -9,6 +9,8 @@ If node 0 is lost the job ends, and its restart continues from a checkpoint.
 
 import argparse
 import contextlib
+import functools
+import inspect
 import itertools
 import json
 import math
@@ -33,7 +35,7 @@ from bootfile.processes import signals
 from bootfile.processes.forking import why_not
 from common.console.arguments import boolean
 from common.distributed import entry, launcher, process_group, rendezvous
-from common.elastic import crash
+from common.elastic import crash, members
 from common.elastic.members import Plan, announce, announce_failure, read
 from common.elastic.roll import HEARTBEAT, SILENCE, Roll
 from common.ground import endings
@@ -375,7 +377,8 @@ def _search_path() -> Iterator[None]:
 
 
 def _run(variables: dict[str, str], main: str, stacks: Connection) -> None:
-    """Run the job in a fork, as one of its processes. stacks: the pipe for the stacks of a crash."""
+    """Run the job in a fork, as one of its processes. main: the name of its function. stacks: the pipe for
+    the stacks of a crash."""
     preload = sys.modules.get(_PRELOAD)
     if preload:
         preload.reset_signals()
@@ -383,4 +386,5 @@ def _run(variables: dict[str, str], main: str, stacks: Connection) -> None:
         os.environ[STARTED_BY] = str(os.getppid())
     os.environ.update(variables)
     crash.report_to(stacks)
-    getattr(sys.modules["__main__"], main)()
+    undecorated = inspect.unwrap(getattr(sys.modules["__main__"], main))
+    entry.run(functools.partial(members.run, undecorated))

@@ -13,6 +13,7 @@ So a change is a restart of main() in processes that stay alive. Nothing is read
 
 import contextlib
 import datetime
+import functools
 import gc
 import json
 import os
@@ -26,9 +27,9 @@ import torch
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks, signals
-from common.distributed import barrier, membership
-from common.distributed.membership import Changed
+from common.distributed import barrier
 from common.ground import endings
+from common.ground.endings import Changed
 from common.platform.platforms import MEMBER, STARTED_BY
 
 _TIMEOUT = datetime.timedelta(seconds=300)
@@ -86,16 +87,22 @@ def announce_failure(store: torch.distributed.Store, code: int, line: str) -> No
 
 def run(main: Callable[[], object]) -> None:
     """Run the main() of a job, and run it again when the members change."""
-    membership.current = current = Members(os.environ[MEMBER])
+    members = this_process()
     while True:
         try:
-            with current.silence():
+            with members.silence():
                 main()
             return
         except Changed:
             pass
-        current.leave_group()
-        current.join()
+        members.leave_group()
+        members.join()
+
+
+@functools.cache
+def this_process() -> "Members":
+    """Return the Members of this process, which an agent has started; the same in each generation."""
+    return Members(os.environ[MEMBER])
 
 
 def connect() -> torch.distributed.Store:
@@ -129,6 +136,11 @@ class Members:
         self._voice = contextlib.ExitStack()
         signals.defer(self._note_signal)
         threading.Thread(target=self._listen, name="members", daemon=True).start()
+
+    @property
+    def generation(self) -> int:
+        """Return the number of the present generation; -1 before this process is a member."""
+        return self.plan.generation
 
     def arrive(self, facts: dict[str, Any]) -> None:
         """Say in resume() what this process would train. If it runs alone, main() ends here, and the process

@@ -10,7 +10,7 @@ from bootfile import __version__
 from bootfile.exact.processes import Due, Processes
 from bootfile.machine import facts
 from bootfile.machine.differences import INSTRUCTIONS
-from common.distributed.membership import Changed
+from common.ground.endings import Changed
 
 
 class _Finished(NamedTuple):

@@ -28,6 +28,11 @@ _ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's B
 _at_end: dict[str, list[Callable[[BaseException | None], object]]] = {place: [] for place in PLACES}
 
 
+class Changed(BaseException):
+    """The processes of an elastic job change: main() ends, and runs again in this process
+    (common/elastic/members.py). Not an Exception, which a job may catch."""
+
+
 class NoRendezvous(BadInput):
     """The processes of a job did not connect to each other in time."""
 

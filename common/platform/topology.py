@@ -7,6 +7,7 @@ import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import count_in
@@ -24,6 +25,21 @@ _MOST_PROCESSES = 100_000
 _MOST_PER_NODE = 1024
 
 
+class Members(Protocol):
+    """The processes of an elastic job (common/elastic/members.py).
+
+    is_alone: whether this process waits to be one of them. generation: 0 until they change.
+    """
+
+    is_alone: bool
+
+    @property
+    def generation(self) -> int: ...
+
+    def options(self, topology: "Topology", timeout: float) -> dict[str, Any]:
+        """Return the arguments of init_process_group(). timeout: seconds of a collective."""
+
+
 @dataclass(frozen=True)
 class Topology:
     """The layout of the job, and the place of this process in it.
@@ -34,6 +50,7 @@ class Topology:
     master_host, master_port: the address of the first node; None on a single node without one.
     level: "process" if the platform started one process per rank, "node" if it started one per node.
     source: where the layout comes from.
+    members: those of an elastic job; None in a job that ends with its first process.
     """
 
     node_rank: int
@@ -44,6 +61,7 @@ class Topology:
     master_port: int | None
     level: str
     source: str
+    members: Members | None = None
 
     def __post_init__(self) -> None:
         if self.processes_per_node > _MOST_PER_NODE or self.world_size > _MOST_PROCESSES:

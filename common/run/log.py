@@ -25,7 +25,6 @@ from bootfile.ground.heartbeat import watched
 from bootfile.ground.results import CLASSES
 from bootfile.processes import ranks
 from common.console import arguments
-from common.distributed.membership import Changed
 from common.ground import endings
 from common.run import environment, starts
 from common.run.metrics import Metrics
@@ -244,7 +243,7 @@ class Log:
     def _end(self, error: BaseException | None) -> None:
         if error is None:
             self.finish()
-        elif isinstance(error, Changed):  # this process continues
+        elif isinstance(error, endings.Changed):  # this process continues
             self._close_trackers()
 
     def _close_trackers(self) -> None:

@@ -1,6 +1,8 @@
 """What a job opens: its place among the processes, its device, its output folder and its log."""
 
 import copy
+import dataclasses
+import os
 import resource
 import sys
 from collections.abc import Mapping
@@ -12,6 +14,7 @@ from bootfile.ground.errors import BadInput, print_line
 from common.console.arguments import Arguments
 from common.distributed import devices
 from common.platform import platforms
+from common.platform.platforms import MEMBER
 from common.platform.topology import Topology
 from common.run.log import Log
 from common.run.output import Output, open_output
@@ -32,7 +35,7 @@ class Run:
 
     def __init__(self, args: Arguments):
         self.args = args
-        self.topology: Topology = devices.find_topology(args)
+        self.topology: Topology = _with_members(devices.find_topology(args))
         self.device: torch.device = devices.select(args, self.topology)
         self.output: Output = open_output(args, self.topology)
         self.log = Log(args, self.output)
@@ -74,3 +77,12 @@ class Run:
             sys.exit(launcher.start(topology, getattr(self.args, "grace", _GRACE)))
         torch.distributed.init_process_group(**process_group.meet(self.args, topology))
         return topology.rank, topology.world_size
+
+
+def _with_members(topology: Topology) -> Topology:
+    """Return the topology with the Members of this process, if an agent has started it."""
+    if MEMBER not in os.environ:
+        return topology
+    from common.elastic.members import this_process  # most jobs are not elastic
+
+    return dataclasses.replace(topology, members=this_process())

@@ -3,13 +3,14 @@
 import functools
 import hashlib
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from bootfile.ground.errors import BadInput
-from common.distributed import membership
+from common.platform.platforms import MEMBER
 
 NAMES = ("cifar10", "digits", "fashion_mnist")  # modules of this folder, each with a function load()
 GENERATED_CLASSES, GENERATED_TRAIN, GENERATED_TEST = 10, 5000, 100  # a smoke test evaluates all
@@ -83,7 +84,7 @@ def load(name: str, data_url: str | None, custom_data: bool) -> tuple[ImageSet, 
     missing. custom_data: generated images of the same form instead. A process that runs main() again, because
     others died, keeps the sets. Raises BadInput.
     """
-    return (_load_once if membership.current else _load)(name, data_url, custom_data)
+    return (_load_once if MEMBER in os.environ else _load)(name, data_url, custom_data)
 
 
 def _load(name: str, data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:

@@ -54,7 +54,9 @@ def run_of(args: argparse.Namespace) -> Any:
     """Return the run of a job with these options; DEFAULTS are those of the others."""
     options = Arguments(**DEFAULTS | vars(args)).finish(ROLES)
     output = Output(options.output_dir)
-    return SimpleNamespace(args=options, output=output, log=Log(options, output))
+    return SimpleNamespace(
+        args=options, output=output, log=Log(options, output), topology=SimpleNamespace(members=None)
+    )
 
 
 def log_of(folder, report_every: str = "1step", **options) -> Log:

@@ -107,7 +107,7 @@ def wait_for_file(step: int, path: Path) -> str:
 def wait_for_members(step: int, count: int) -> str:
     """Return a line of a job that waits, after `step` steps, until it has `count` members or its members
     change after this step."""
-    members = "__import__('common.distributed.membership', fromlist=['current']).current"
+    members = "__import__('common.elastic.members', fromlist=['this_process']).this_process()"
     return _wait(step, f"world_size >= {count} or {members}.due")
 
 

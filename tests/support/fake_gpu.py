@@ -425,8 +425,8 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
     resume = Checkpointer.resume
 
     def resume_and_keep(self):
-        trained.append(self.model)
-        ended.append(lambda: self._label_mean and self._label_mean.stop(DEVICE))
+        trained.append(self.exact.model)
+        ended.append(lambda: self.exact.abandon_step(self.loader.step))
         recorder.loader = self.loader
         return resume(self)
 

@@ -2,12 +2,14 @@
 
 import argparse
 import os
+from functools import partial
 
 import pytest
 import torch
 
 from bootfile.exact import files as checkpoint
 from bootfile.exact import nonfinite
+from bootfile.exact.watchers import Agreement
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
 from common.run.metrics import Metrics, absolute_error
@@ -47,11 +49,11 @@ def recovery(request, tmp_path, monkeypatch):
 def _step(recovery, model, poison=False):
     """Take a step, and return what is due."""
     loss = model(torch.full((4, 3), float("nan")) if poison else torch.randn(4, 3)).square().mean()
-    recovery.state.objects["optimizer"].zero_grad()
+    recovery.exact.state.objects["optimizer"].zero_grad()
     loss.backward()
     if recovery.accepts(loss):
-        recovery.state.objects["optimizer"].step()
-    recovery.state.objects["scheduler"].step()
+        recovery.exact.state.objects["optimizer"].step()
+    recovery.exact.state.objects["scheduler"].step()
     recovery.loader.step += 1
     return recovery.end_step()
 
@@ -97,7 +99,7 @@ def test_seconds_count_since_the_last_save(recovery, monkeypatch):
         if _step(keeper, model).save:
             saved.append(step)
             keeper.save()
-    late = keeper.state.objects["optimizer"].defaults.get(
+    late = keeper.exact.state.objects["optimizer"].defaults.get(
         "fused"
     )  # a fused optimizer gets the verdict one step later
     assert saved == ([5, 10] if late else [4, 8, 12])
@@ -115,12 +117,12 @@ def test_a_checkpoint_holds_no_secret_and_everything_else(recovery, tmp_path):
     assert state["arguments"]["data_url"] == "https://host/data" and "secret_key" not in state["arguments"]
     assert state["step"] == 4
 
-    rate = keeper.state.objects["optimizer"].param_groups[0]["lr"]
+    rate = keeper.exact.state.objects["optimizer"].param_groups[0]["lr"]
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for tensor in model.state_dict().values():
         tensor.zero_()
     again, model = recovery()
-    assert again.state.objects["optimizer"].param_groups[0]["lr"] == rate
+    assert again.exact.state.objects["optimizer"].param_groups[0]["lr"] == rate
     assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
 
 
@@ -137,7 +139,7 @@ def test_a_step_that_is_not_finite_changes_nothing(recovery, capsys, first_is_ba
     assert all(torch.isfinite(tensor).all() for tensor in model.state_dict().values())
     assert "skipped a step: loss nan" in capsys.readouterr().out
     _step(keeper, model)
-    assert (keeper.state.bad_steps, keeper.state.bad_in_a_row) == (1, 0)
+    assert (keeper.exact.state.bad_steps, keeper.exact.state.bad_in_a_row) == (1, 0)
     with pytest.raises(BadInput, match=r"3 steps in a row .*there is no checkpoint") as error:
         for _ in range(4):
             _step(keeper, model, poison=True)
@@ -160,7 +162,7 @@ def test_a_check_does_not_search_the_modules(monkeypatch):
     guard = nonfinite.Guard(model, torch.optim.SGD(model.parameters(), 0.1))
     model(torch.ones(1, 2)).sum().backward()
     monkeypatch.setattr(model, "named_modules", None)  # parameters() and buffers() call it
-    assert guard.vote(torch.tensor(1.0), asked=False, late=False)
+    assert guard.vote(torch.tensor(1.0))
     guard.end_step()
 
 
@@ -171,19 +173,23 @@ def test_a_scaler_does_not_overrule_the_other_ranks():
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, fused=True)
     guard, before = nonfinite.Guard(model, optimizer), model.weight.detach().clone()
     model(torch.ones(1, 2)).sum().backward()
-    guard.vote(torch.tensor(float("inf")), asked=False, late=False)
+    guard.vote(torch.tensor(float("inf")))
     optimizer.found_inf = torch.zeros(())  # as a scaler does
     optimizer.step()
     assert torch.equal(model.weight, before)
     guard.end_step()
-    guard.vote(torch.tensor(1.0), asked=False, late=False)
+    guard.vote(torch.tensor(1.0))
     optimizer.found_inf = torch.ones(())
     optimizer.step()
     assert torch.equal(model.weight, before)
     guard.end_step()
-    guard.vote(torch.tensor(1.0), asked=False, late=False)
+    guard.vote(torch.tensor(1.0))
     optimizer.step()
     assert not torch.equal(model.weight, before)
+
+
+def _note_length(into, verdicts):
+    into.append(len(verdicts))
 
 
 @_needs_fused
@@ -195,19 +201,22 @@ def test_weights_of_both_kinds_of_optimizer_agree(options):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=fused, **options)
-        guard, verdicts = nonfinite.Guard(model, optimizer), []
+        asked, verdicts = [], []
+        answers = iter([False, False, True, *[False] * 5])
+        question = Agreement(answers.__next__, partial(_note_length, asked, verdicts))
+        guard = nonfinite.Guard(model, optimizer, watchers=[question])
         for step in range(8):
             optimizer.zero_grad()
             torch.full((64, 64), float("nan"))  # unset memory may hold these values
             images = torch.full((4, 64), float("nan")) if step in (0, 5) else torch.randn(4, 64)
             loss = (model(images) - 1).square().mean()
             loss.backward()
-            if guard.vote(loss, asked=step == 2, late=step == 3):
+            if guard.vote(loss):
                 optimizer.step()
             verdicts.append(guard.end_step())
         verdicts = [*verdicts[guard.ahead :], *filter(None, [guard.settle()])]
-        said = [verdict[:3] for verdict in verdicts]
-        assert said == [(step in (0, 5), step == 2, step == 3) for step in range(8)]
+        assert [verdict.bad for verdict in verdicts] == [step in (0, 5) for step in range(8)]
+        assert asked == [3 if guard.ahead else 2]  # the host learns of step 2 one step later
         found.append(model.state_dict())
     torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
 
@@ -236,7 +245,7 @@ def test_a_resumed_optimizer_may_become_fused(kind):
             if step < 3 or fused is False:
                 optimizer.step()
                 continue
-            if guard.vote(loss, asked=False, late=False):
+            if guard.vote(loss):
                 optimizer.step()
             guard.end_step()
         found.append(model.weight.detach())
@@ -267,14 +276,14 @@ def test_nothing_is_saved_while_steps_are_skipped(recovery, tmp_path):
 def test_what_is_whole_but_not_a_state_is_refused_and_the_one_before_is_taken(recovery, capsys, damage):
     keeper, model = recovery(keep=3)
     _train(keeper, model, steps=8)
-    path = checkpoint.list_newest_first(keeper.saver.checkpoints)[0]
+    path = checkpoint.list_newest_first(keeper.exact.saver.checkpoints)[0]
     state = checkpoint.read(path)
-    checkpoint.write(path, state | damage, step=8, run=keeper.state.run)
+    checkpoint.write(path, state | damage, step=8, run=keeper.exact.state.run)
     again, _ = recovery(keep=3)
     said = capsys.readouterr().out
     assert (
         f"checkpoint refused: {path}: " in said
-        and again.saver.step == 4
+        and again.exact.saver.step == 4
         and "step_4.pt: epoch 1, step 4" in said
     )
     for keys in (["objects", "optimizer"], ["schedule"], ["objects", "model", "0.weight"]):
@@ -282,10 +291,10 @@ def test_what_is_whole_but_not_a_state_is_refused_and_the_one_before_is_taken(re
         for key in keys[:-1]:
             part = part[key]
         left = part.pop(keys[-1])
-        checkpoint.write(path, state, step=8, run=keeper.state.run)
+        checkpoint.write(path, state, step=8, run=keeper.exact.state.run)
         part[keys[-1]] = left
         again, _ = recovery(keep=3)
-        assert again.saver.step == 4, keys
+        assert again.exact.saver.step == 4, keys
 
 
 def test_another_run_is_refused_with_both_values(recovery):
@@ -294,7 +303,7 @@ def test_another_run_is_refused_with_both_values(recovery):
     for name, value, here in (("seed", 7, 0), ("dataset", "cifar10", "digits"), ("batch_size", 16, 8)):
         with pytest.raises(BadInput, match=rf"its --{name} is {here}, this run's is {value}"):
             recovery(**{name: value})
-    state, load = keeper.state.capture(4), keeper.state.load
+    state, load = keeper.exact.state.capture(4), keeper.exact.state.load
     with pytest.raises(BadInput, match=r"of step 4, and this run ends at step 3:"):
         load(state, 3)
     with pytest.raises(checkpoint.Refused, match="its format is 1, this program reads 2"):
@@ -354,19 +363,23 @@ def test_best_is_by_the_metric_that_the_job_names_also_after_a_restart(recovery,
                 model[0].bias.fill_(epoch)
             keeper.loader.step = 4 * epoch
             keeper.save_weights(epoch, torch.tensor([0.0, epoch, 10.0, 10 * errors[epoch]]))
-            keeper.saver.collect(wait=True)
+            keeper.exact.saver.collect(wait=True)
             keeper.save()
         keeper.finish()
-        assert keeper.state.best == -3
+        assert keeper.scores.best == -3
         assert torch.load(tmp_path / "best.pth", weights_only=True)["0.bias"].tolist() == [2, 2]
 
 
 def test_a_report_by_time_is_asked_for_once_and_agreed_on_with_the_step(recovery):
     keeper, model = recovery(report_every=Interval(10, "s"))
     due = [_step(keeper, model).report]
-    keeper.reported_at -= 11
+    keeper.exact.reported_at -= 11
     due += [_step(keeper, model).report for _ in range(3)]
-    assert due == [True, *([False, True] if keeper._guard.ahead else [True, False]), True]
+    assert due == [
+        True,
+        *([False, True] if keeper.exact.state.objects["optimizer"].defaults.get("fused") else [True, False]),
+        True,
+    ]
 
 
 def test_weights_are_initial_values_and_a_checkpoint_wins(recovery, tmp_path, capsys):

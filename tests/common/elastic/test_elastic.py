@@ -17,7 +17,7 @@ import torch
 
 from bootfile.exact.processes import Due
 from bootfile.ground.errors import BadInput
-from common.distributed import launcher, membership
+from common.distributed import launcher
 from common.elastic import agent, crash, members, memory, roll
 from common.elastic.members import Plan
 from common.platform.topology import Topology
@@ -581,7 +581,7 @@ def test_a_plan_that_comes_while_the_members_of_the_last_one_meet_is_noticed(mon
     monkeypatch.setattr(own, "_meet", meet)
     own.join()
     assert own.due and own.plan.generation == 0
-    with pytest.raises(membership.Changed):
+    with pytest.raises(members.Changed):
         own.check()
 
 

@@ -1,0 +1,53 @@
+"""What a job keeps in its checkpoints beside the exact state: its scores, and the weights it began with."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+class Scores:
+    """The scores of a job's evaluations, the same on every rank.
+
+    initial_weights: the file of weights with which the run began, or None.
+    best, best_of: the score of best.pth, and the metric of which it is (Metrics.best_of).
+    highest, epochs_not_better: the best score of all evaluations, and the evaluations since.
+    """
+
+    def __init__(self, initial_weights: str | None):
+        self.initial_weights = initial_weights
+        self.best = -math.inf
+        self.best_of = ""
+        self.highest = -math.inf
+        self.epochs_not_better = 0
+
+    def note(self, score: float, best_of: str) -> None:
+        """Record the score of an evaluation, and count the evaluations since the best one.
+
+        best_of: Metrics.best_of. If the job named another metric before the restart, the best score is reset.
+        """
+        if best_of != self.best_of:
+            self.best = -math.inf
+            self.highest = -math.inf
+            self.best_of = best_of
+        if score > self.highest:
+            self.highest = score
+            self.epochs_not_better = 0
+        else:  # also a NaN
+            self.epochs_not_better += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "weights": self.initial_weights,
+            "best": self.best,
+            "best_of": self.best_of,
+            "highest": self.highest,
+            "epochs_not_better": self.epochs_not_better,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take the values from the state in a checkpoint."""
+        self.initial_weights = state["weights"]
+        self.best = state["best"]
+        self.best_of = state["best_of"]
+        self.highest = state["highest"]
+        self.epochs_not_better = state["epochs_not_better"]
