@@ -1,4 +1,4 @@
-"""Imports point in one direction.
+"""Imports point in one direction, and no room knows the private names of another one.
 
 Imports run one way: jobs and launch import datasets and common, datasets imports common, and all of them
 import bootfile, which imports nothing of the others. Inside a package,
@@ -7,9 +7,12 @@ Imports inside functions also count.
 """
 
 import ast
+import os
 import re
+from typing import NamedTuple
 
 import pytest
+import torch
 
 from tests.conftest import QUICK, ROOT, run
 
@@ -215,3 +218,87 @@ def test_the_checks_can_fail():
     assert find_upward(graph, ALLOWED) == {"datasets.d -> launch.go", "launch.go -> jobs.train"}
     assert find_cycles(graph) == {"datasets.d jobs.train launch.go"}
     assert find_room_cycles(graph) == {"common.a common.b"}, "the files of these rooms have no cycle"
+
+
+class _Pair(NamedTuple):
+    first: int
+
+
+# private names of other packages that they document, or that modules of ours may share with them
+_OF_OTHERS = {"_", *dir(os), *dir(_Pair), *vars(torch.nn.Module())}
+
+
+def find_private(sources: dict[str, str]) -> set[str]:
+    """Return where a module uses or overrides a private name of a class or module in another room.
+
+    A private name begins with one underscore. A room is a folder. A name counts as one of another room if it
+    is defined there, and not in the room that uses it.
+    """
+    defined: dict[str, set[str]] = {}  # room -> private names that it defines
+    classes: dict[str, list[tuple[str, ast.ClassDef]]] = {}  # name of a class -> its room and its tree
+    trees = {name: ast.parse(text) for name, text in sources.items()}
+    for name, tree in trees.items():
+        room = name.rpartition(".")[0]
+        defined.setdefault(room, set()).update(_defines(tree))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append((room, node))
+    everywhere = set().union(*defined.values())
+    wrong = set()
+    for name, tree in trees.items():
+        room = name.rpartition(".")[0]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute) and is_private(node.attr):
+                if node.attr in everywhere and node.attr not in defined[room]:
+                    wrong.add(f"{name}:{node.lineno} uses {node.attr}")
+            elif isinstance(node, ast.ImportFrom):
+                foreign = [alias.name for alias in node.names if is_private(alias.name)]
+                if (node.module or "").rpartition(".")[0] != room and node.module in sources:
+                    wrong.update(f"{name}:{node.lineno} imports {each}" for each in foreign)
+            elif isinstance(node, ast.ClassDef):
+                own = _defines(node)
+                for base in node.bases:
+                    base_name = ast.unparse(base).rpartition(".")[2]
+                    for base_room, base_class in classes.get(base_name, ()):
+                        if base_room != room:
+                            overridden = sorted(own & _defines(base_class))
+                            wrong.update(f"{name}:{node.name} overrides {each}" for each in overridden)
+    return wrong
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def _defines(tree: ast.AST) -> set[str]:
+    """Return the private names that functions, classes, assignments and attributes of self define."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)  # of self, mostly
+    return {name for name in names if is_private(name)} - _OF_OTHERS
+
+
+def test_no_class_knows_private_names_of_another_room():
+    assert find_private(read_sources()) == set()
+
+
+def test_private_names_of_another_room_are_found():
+    sources = {
+        "a.one.first": "class First:\n    def _run(self): self._count = 1\n",
+        "a.one.same": "from a.one.first import First\nFirst()._count\n",
+        "a.two.other": (
+            "from a.one.first import First\nclass Other(First):\n    def _run(self): pass\n"
+            "def read(first):\n    return first._count\n"
+        ),
+        "b": "from a.one.first import _helper\n",
+    }
+    assert find_private(sources) == {
+        "a.two.other:Other overrides _run",
+        "a.two.other:5 uses _count",
+        "b:1 imports _helper",
+    }

@@ -42,10 +42,8 @@ from bootfile.ground.files import (
 )
 from bootfile.ground.results import checkpoint_names, dtensor_folder
 
-CONVERT = "python -c \"import torch; torch.save({}, 'new.pth')\""  # of a state_dict
 _ZIP, _TORCHSCRIPT = b"PK\3\4", "constants.pkl"
 _PIECE = 2**20  # bytes that are read and added at a time
-_OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # the first bytes of torch before 1.6
 
 
 class Refused(Exception):
@@ -190,22 +188,16 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True, file: Any = Non
     """
     with explained("it cannot be read", kind=Refused), open(path, "rb", opener=opener) as opened:
         start, size = opened.read(64), os.fstat(opened.fileno()).st_size
-    if not start.startswith(_ZIP):  # an HTML page shows here that a download has failed
-        reason = f"it begins with {start[:15]!r}, expected {_ZIP!r}: torch.save writes a zip file"
-        if start.startswith(_OLD):
-            reason += "; it is of torch before 1.6: " + CONVERT.format(
-                f"torch.load({path!r}, weights_only=True)"
-            )
-        elif start.startswith(b"version https://git-lfs"):
-            reason += "; it is a pointer of Git LFS: git lfs pull"
-        raise Refused(reason)
+    if not start.startswith(_ZIP):
+        from bootfile.exact import foreign_files
+
+        raise Refused(foreign_files.explain_start(path, start, _ZIP))
     try:
         records = torch._C.PyTorchFileReader(path).get_all_records()  # torch.load reads the same list
         if _TORCHSCRIPT in records:
-            script = CONVERT.format(f"torch.jit.load({path!r}).state_dict()")
-            raise Refused(
-                f"it is a TorchScript archive, a program: save model.state_dict(); if you trust it: {script}"
-            )
+            from bootfile.exact import foreign_files
+
+            raise Refused(foreign_files.explain_script(path))
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(record.file_size for record in archive.infolist())
         if len(records) > most or unpacked > size:  # torch.save does not compress
@@ -220,12 +212,9 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True, file: Any = Non
     except Refused:
         raise
     except pickle.UnpicklingError as error:
-        raise Refused(
-            "torch cannot load it: it is damaged, or holds objects that are not tensors or plain types (save "
-            "model.state_dict(), not the model). If you trust it, with its modules on PYTHONPATH: "
-            + CONVERT.format(f"torch.load({path!r}, weights_only=False).state_dict()")
-            + " (of a dictionary: ['state_dict'], for example, in place of .state_dict())"
-        ) from error
+        from bootfile.exact import foreign_files
+
+        raise Refused(foreign_files.explain_objects(path)) from error
     except Exception as error:  # a damaged file can make torch raise any exception
         raise Refused(f"torch cannot load it: {in_one_line(error)}") from error
     if not isinstance(state, dict):

@@ -134,10 +134,9 @@ class Exact:
             state["criterion"] = criterion
         self.state = RunState(state, identity, settings, learned, loader.sampling)
         self.saver = Saver(folder, keep, self.say, self.state.is_sharded, by_rank)
-        self._device = next(model.parameters(), torch.empty(0)).device
         if same_instructions is None:
             same_instructions = hasattr(self.forward, "exact_shards")
-        self._machines = Machines(same_instructions, threads, self._device, self.say)
+        self._machines = Machines(same_instructions, threads, self._device(), self.say)
         convolution.protect()
         if instructions.level_in_use():
             from bootfile.machine import vector_math  # only a run with a level needs it
@@ -344,7 +343,7 @@ class Exact:
         if self._replicas:
             is_asked = self._replicas.compare_now(self.loader.step, is_asked)
         elif ranks.world_size() > 1:  # nothing is trained
-            is_asked = ranks.maximum(float(is_asked), self._device) > 0
+            is_asked = ranks.maximum(float(is_asked), self._device()) > 0
         self.is_stopping = is_asked
         self.reported_at = time.monotonic()
         return is_asked
@@ -391,6 +390,9 @@ class Exact:
         if self.loader.step != finished:
             shards.undo()
         shards.detach()
+
+    def _device(self) -> torch.device:
+        return next(self.model.parameters(), torch.empty(0)).device
 
     def _has_shards(self) -> bool:
         return hasattr(self.forward, "exact_shards")
@@ -441,7 +443,7 @@ class Exact:
         if shards or several:
             from bootfile.exact.loss_means import LabelMeanWatcher  # one process divides as the loss does
 
-            self._label_mean = LabelMeanWatcher(self._device, self._refuse_mean)
+            self._label_mean = LabelMeanWatcher(self.model, self._refuse_mean)
             self.forward.register_forward_hook(self._label_mean.watch_forward)
             watchers.append(self._label_mean)
         watchers += [

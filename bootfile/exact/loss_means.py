@@ -103,12 +103,12 @@ class LabelMeanWatcher:
     """Asks whether a loss of any rank was not a mean over samples (watchers.py): gradients that ranks or
     shards average are not those of one batch then.
 
-    device: of the model. refuse: called on every rank after such a step.
+    model: its device has the answer. refuse: called on every rank after such a step.
     """
 
-    def __init__(self, device: torch.device, refuse: Callable[[], object]):
+    def __init__(self, model: torch.nn.Module, refuse: Callable[[], object]):
         self._seen = LabelMean()
-        self._device = device
+        self._model = model
         self._refuse = refuse
 
     def watch_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
@@ -116,7 +116,8 @@ class LabelMeanWatcher:
         self._seen.watch(output)
 
     def numbers(self) -> torch.Tensor:
-        return self._seen.stop(self._device)
+        device = next(self._model.parameters(), torch.empty(0)).device
+        return self._seen.stop(device)
 
     def judge(self, maxima: list[float]) -> None:
         if maxima[0] > 0:

@@ -20,6 +20,7 @@ import torch
 
 from bootfile.exact import dtensors
 from bootfile.exact import files as checkpoint
+from bootfile.exact.foreign_files import CONVERT
 from bootfile.ground.errors import BadInput, import_optional, in_one_line, printable
 from bootfile.ground.files import explained, opener
 from bootfile.ground.results import CLASSES, checkpoints
@@ -111,7 +112,7 @@ def read(path: str) -> tuple[dict[str, torch.Tensor], str]:
         if not known and not _tensors(content):
             known = [*inner] if len(inner) == 1 else []
             if not known:
-                line = checkpoint.CONVERT.format(f"torch.load({path!r})[{min(inner)!r}]")
+                line = CONVERT.format(f"torch.load({path!r})[{min(inner)!r}]")
                 raise BadInput(f"weights {path}: it holds {_some([*map(repr, inner)])}; keep one: {line}")
         if known:
             content = inner.pop(known[0])
@@ -209,8 +210,7 @@ def fill(
     if 2 * len(set(same) & set(matrices)) < len(matrices):
         new = f"{{name.replace('OLD', 'NEW'): each for name, each in torch.load({path!r}).items()}}"
         raise BadInput(
-            f"{line}: they belong to another network, or to one of other names: "
-            + checkpoint.CONVERT.format(new)
+            f"{line}: they belong to another network, or to one of other names: " + CONVERT.format(new)
         )
     left = [name for name in unused if tensors[name].is_floating_point()] if not published else []
     if complete and (other or missing or left):

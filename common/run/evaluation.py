@@ -13,7 +13,6 @@ from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.processes import ranks
 from common.ground import endings
-from common.run.criterion_parts import compare_parts
 from common.run.metrics import Metrics, count_samples
 
 _EXPECTED = "expected one number, the mean over the batch (reduction='mean')"
@@ -128,6 +127,8 @@ def _samples(outputs: Any, targets: Any, part: slice) -> Any:
 
 def _warn_of_parts(criterion: Callable, *parts: Any) -> bool:
     """Print a line if a criterion is not a mean over the samples of these parts; return whether it did."""
+    from common.run.criterion_parts import compare_parts  # few batches ask
+
     counts = [count_samples(targets) for _, targets in parts]
     if 0 in counts or not (found := compare_parts(criterion, *parts)):
         return False

@@ -60,13 +60,13 @@ def test_the_time_between_two_changes_without_a_step_is_lost_once(tmp_path):
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     args = argparse.Namespace(output_dir=str(tmp_path), batch_size=1, seed=0, dataset="digits", data_url=None)
-    checkpoint = checkpointers.make(args, 4, total_steps=4, model=model, optimizer=optimizer)
-    checkpoint.loader.receipt.shared = []
+    exact = checkpointers.make(args, 4, total_steps=4, model=model, optimizer=optimizer).exact
+    exact.loader.receipt.shared = []
     job = memory.Memory(None)
-    job.end_step(checkpoint, 0, Due(False, False))
+    job.end_step(exact, 0, Due(False, False))
     job._finished = job._finished._replace(at=time.time() - 100)
     for _ in range(3):
-        job._continue(checkpoint, job._keep(checkpoint))
+        job._continue(exact, job._keep(exact))
     assert 100 <= job.pauses < 200
 
 
