@@ -17,10 +17,10 @@ from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.listing import progress
 from datasets.stores import forms
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, leases
+from datasets.stores.shared import address, references
 from datasets.stores.shared.connection import Server
-from datasets.stores.shared.leases import Held
 from datasets.stores.shared.redis_store import RedisStore
+from datasets.stores.shared.references import Held
 from launch.cache.check import DAMAGED, MISSING, Read
 from launch.explain import align
 
@@ -91,10 +91,10 @@ class Shared:
         """Return a table with one line for each data set, a line for each user, and one about the memory."""
         rows = [("name", "data set", "form", "samples", "GB", "mode", "users")]
         users = []
-        for each in leases.held(self.server):
+        for each in references.held(self.server):
             with progress(each.samples, f"counting {each.name}") as bar:
                 ids = np.arange(each.samples)
-                lengths = leases.ask(self.server, each.name, "STRLEN", ids, bar.update)
+                lengths = references.ask(self.server, each.name, "STRLEN", ids, bar.update)
             there, size = f"{(lengths > 0).sum()}/{each.samples}", f"{lengths.clip(0).sum() / 1e9:.3f}"
             form, count = each.name.partition(":")[2], str(len(each.leases))
             rows.append((each.name, each.title, form, there, size, each.mode, count))
@@ -120,7 +120,8 @@ class Shared:
         ids = np.arange(len(store.index))
         if not self.server.full_until:  # a full server refuses it
             store.lease.register(offline=True)
-        leases.ask(self.server, store.name, "PERSIST", ids)  # those that an active job has put would expire
+        # samples that an active job has put would expire
+        references.ask(self.server, store.name, "PERSIST", ids)
         with progress(len(ids), "counting stored samples") as bar:
             return ids[store.lengths(ids, bar.update) != store.whole_lengths(ids)]
 

@@ -11,7 +11,7 @@ import torch
 from bootfile.receipt import receipt
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
-from datasets.stores.shared import address, leases
+from datasets.stores.shared import address, references
 from tests.conftest import environment, finish, run, start, start_ranks
 from tests.support.redis_server import (
     PASSWORD,
@@ -116,7 +116,7 @@ def test_a_killed_job_resumes_and_its_lease_ends(data, tmp_path):
         finish(killed, -signal.SIGKILL)
         with Opened(server.url(), data[1]) as opened:
             (held,) = opened.sets()
-            assert len(held.leases) == 1 and 0 < held.leases[0][1] <= leases.LEASE
+            assert len(held.leases) == 1 and 0 < held.leases[0][1] <= references.LEASE
             server.client().zadd(f"bootfile:{held.name}:leases", {held.leases[0][0]: 1})  # a minute later
         printed = run(*arguments, f"--cache={server.url()}").stdout
         assert "resumed from" in printed and delivered(tmp_path / "out") == data[2]

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.stores import forms
 from datasets.stores.forms import Sample
-from datasets.stores.shared import leases
+from datasets.stores.shared import references
 from datasets.stores.shared.connection import Server, Unavailable
 
 _HEADER = struct.Struct("<4sIIQI")  # magic, height, width, bytes, crc32
@@ -43,7 +43,7 @@ class RedisStore:
         self.form = form or server.address.form
         self.name = f"{index.fingerprint}:{forms.label(self.form)}"
         title = f"{os.path.basename(index.root)}/{index.split}"
-        self.lease = leases.Lease(server, self.name, len(index), mode, title)
+        self.lease = references.Lease(server, self.name, len(index), mode, title)
         self._pid: int | None = None
         self._start()
 
@@ -110,7 +110,7 @@ class RedisStore:
 
         log: called with the number of samples requested since its last call. Raises Unavailable.
         """
-        return leases.ask(self.server, self.name, "STRLEN", np.asarray(ids, dtype=np.int64), log)
+        return references.ask(self.server, self.name, "STRLEN", np.asarray(ids, dtype=np.int64), log)
 
     def whole_lengths(self, ids: ArrayLike) -> np.ndarray:
         """Return the lengths() of undamaged values, int64 [n]."""
@@ -156,7 +156,7 @@ class RedisStore:
         return Sample(height, width, content).value(self.form)
 
     def _key(self, id: int) -> bytes:
-        return leases.sample_key(self.server, self.name, int(id))
+        return references.sample_key(self.server, self.name, int(id))
 
     def _value(self, id: int, sample: Sample) -> bytes:
         content = np.frombuffer(sample.content, np.uint8).data
@@ -164,7 +164,7 @@ class RedisStore:
 
     def _expiry(self, id: int) -> tuple:
         """Return the expiry option of SET: an active data set expires even if no job is left to delete it."""
-        seconds = leases.LEFT - id * 7919 % (leases.LEFT // 4)  # samples expire at different times
+        seconds = references.LEFT - id * 7919 % (references.LEFT // 4)  # samples expire at different times
         return () if self.lease.stays else ("EX", seconds)
 
     def _tick(self) -> None:
@@ -176,7 +176,7 @@ class RedisStore:
             if time.monotonic() >= self._beat_at:
                 self._beat_at = time.monotonic() + _BEAT
                 if self.lease.beat() and not self._swept:
-                    leases.sweep(self.server)
+                    references.sweep(self.server)
                     self._swept = True
 
     def _put_waiting(self) -> None:

@@ -16,7 +16,7 @@ from bootfile.ground.errors import BadInput
 from datasets.folders import image_folder
 from datasets.stores import forms
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, connection, leases
+from datasets.stores.shared import address, connection, references
 from tests.conftest import ROOT, finish, start
 from tests.support import pictures
 from tests.support.redis_server import (
@@ -367,11 +367,11 @@ def test_a_user_with_the_rights_that_are_documented(tmp_path, index, made, monke
         with Opened(server.url("bootfile"), index, "active") as opened:
             store = opened.store
             assert store.put(ALL, made["decoded"]) == 40 and same(store.read(ALL), made["decoded"])
-            leases.ask(store.server, store.name, "PERSIST", np.array(ALL))
+            references.ask(store.server, store.name, "PERSIST", np.array(ALL))
             store.lease.register(offline=True)
             until(lambda: opened.sets()[0].leases)
-            leases.sweep(opened.server)
-            leases.remove(opened.server, store.name)
+            references.sweep(opened.server)
+            references.remove(opened.server, store.name)
             assert store.lengths(ALL).tolist() == [0] * 40 and opened.said == []
         for command in (("EVAL", "return 1", 0), ("KEYS", "*"), ("GET", "other")):
             with pytest.raises(Exception, match="permissions"):
@@ -428,7 +428,7 @@ def test_an_active_set_goes_with_the_last_one(empty_redis, index, made):
     client = empty_redis.client()
     with Opened(empty_redis.url(), index, "active") as first:
         first.store.put(ALL, made["decoded"])
-        assert 0 < client.ttl(first.key(0)) <= leases.LEFT
+        assert 0 < client.ttl(first.key(0)) <= references.LEFT
         with Opened(empty_redis.url(), index, "active") as second:
             until(lambda: len(first.sets()[0].leases) == 2)
             assert same(second.store.read(ALL), made["decoded"])
@@ -443,7 +443,7 @@ def test_no_heartbeat_follows_the_release(empty_redis, index, monkeypatch):
     """A heartbeat that is on its way ends before the release; the one of Servers.close() is not sent."""
     monkeypatch.setattr("datasets.stores.shared.redis_store._BEAT", 0.0)
     arrived, may_go = threading.Event(), threading.Event()
-    beat = leases.Lease.beat
+    beat = references.Lease.beat
 
     def beat_when_told(lease):
         if threading.current_thread().name == "cache":
@@ -451,7 +451,7 @@ def test_no_heartbeat_follows_the_release(empty_redis, index, monkeypatch):
             assert may_go.wait(60)
         return beat(lease)
 
-    monkeypatch.setattr(leases.Lease, "beat", beat_when_told)
+    monkeypatch.setattr(references.Lease, "beat", beat_when_told)
     opened = Opened(empty_redis.url(), index, "active")
     assert arrived.wait(60)
     closing = threading.Thread(target=opened.store.close)
@@ -478,9 +478,9 @@ def test_an_offline_set_stays_and_is_shared(empty_redis, index, made):
     with Opened(empty_redis.url(), index) as tool:
         (held,) = tool.sets()
         assert held.mode == "offline" and held.leases == []
-        leases.sweep(tool.server)
+        references.sweep(tool.server)
         assert client.dbsize() >= 40
-        leases.remove(tool.server, held.name)
+        references.remove(tool.server, held.name)
     assert client.dbsize() == 0
 
 
@@ -490,9 +490,9 @@ sys.path.insert(0, {root!r})
 from datasets.folders import image_folder
 from datasets.stores import forms
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, connection, leases
+from datasets.stores.shared import address, connection, references
 from datasets.stores.shared.redis_store import RedisStore
-leases.LEASE = 1
+references.LEASE = 1
 index = image_folder.open_index({folder!r})
 store = RedisStore(connection.Server(address.parse({url!r})), index, "active")
 store.put([0, 1], [forms.make(FileStore(index), id, "decoded") for id in (0, 1)])
