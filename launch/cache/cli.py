@@ -82,7 +82,7 @@ def ls(place: Shared, args: argparse.Namespace) -> int:
 def rm(place: Shared, args: argparse.Namespace) -> int:
     if args.all == bool(args.dataset):
         raise BadInput("rm: name a data set, as ls shows it, or pass --all")
-    stored = references.held(place.server)
+    stored = references.list_sets(place.server)
     unwanted = stored if args.all else [server.choose(stored, args.dataset)]
     for each in unwanted:
         if each.users and not args.force:

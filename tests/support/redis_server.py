@@ -140,11 +140,11 @@ class Opened:
         samples = [forms.make(self.tiers.files, id, self.store.form) for id in ids]
         assert self.store.put(ids, samples) == len(ids)
 
-    def sets(self) -> list[references.Held]:
+    def sets(self) -> list[references.StoredSet]:
         """Return the data sets on the server."""
-        return references.held(self.server)
+        return references.list_sets(self.server)
 
-    def held(self) -> references.Held:
+    def stored(self) -> references.StoredSet:
         """Return the data set of this store."""
         return next(each for each in self.sets() if each.name == self.store.name)
 
