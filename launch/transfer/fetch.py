@@ -33,7 +33,7 @@ from common.object_store.errors import of_the_disk
 from common.object_store.paths import check_keys, make_path
 from common.object_store.store import Object, ObjectStore
 from launch import confirm, manifests, records
-from launch.transfer import parallel
+from launch.transfer import progress
 
 
 def main(arguments: list[str]) -> int:
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
             raise BadInput(f"{url} has {hidden[0]}, a setting of this user: pass --to a folder of its own")
         wanted.sort(key=lambda entry: -entry.size)
         listed = _read_lists(store, wanted)
-        missing, unchanged = parallel.split(
+        missing, unchanged = progress.split(
             store, wanted, lambda entry: _is_here(store, paths[entry.key], entry, listed)
         )
         others = sorted(paths[entry.key] for entry in missing if os.path.isfile(paths[entry.key]))
@@ -86,15 +86,15 @@ def main(arguments: list[str]) -> int:
                     )
 
         tasks = [partial(fetch, entry) for entry in missing]
-        parallel.run(store, "fetching", sum(entry.size for entry in missing), tasks)
+        progress.run(store, "fetching", sum(entry.size for entry in missing), tasks)
     seconds = time.monotonic() - begin
-    print(f"fetched {parallel.describe(entry.size for entry in missing)} in {seconds:.1f} s to {to}")
+    print(f"fetched {progress.describe(entry.size for entry in missing)} in {seconds:.1f} s to {to}")
     if unverified:
         print(
             f"the store keeps no digest of {len(unverified)} of these files: only their sizes were compared, "
             f"first: {printable(min(unverified))}"
         )
-    print(f"unchanged {parallel.describe(entry.size for entry in unchanged)}")
+    print(f"unchanged {progress.describe(entry.size for entry in unchanged)}")
     return 0
 
 

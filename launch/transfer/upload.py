@@ -22,7 +22,7 @@ from common.object_store.errors import of_the_disk
 from common.object_store.paths import check_keys
 from common.object_store.store import ObjectStore
 from launch import manifests
-from launch.transfer import parallel
+from launch.transfer import progress
 
 
 def main(arguments: list[str]) -> int:
@@ -60,7 +60,7 @@ def main(arguments: list[str]) -> int:
                 unknown.append(file["path"])
             return entry is not None and entry.sha256 == file["sha256"]
 
-        missing, unchanged = parallel.split(store, files, is_there)
+        missing, unchanged = progress.split(store, files, is_there)
         if missing or stored != manifest:
             # First: during the upload the stored folder matches neither the old manifest nor the new one.
             store.delete([manifests.NAME] * bool(stored))
@@ -69,13 +69,13 @@ def main(arguments: list[str]) -> int:
                 partial(store.send, os.path.join(folder, file["path"]), file["path"], sha256=file["sha256"])
                 for file in missing
             ]
-            parallel.run(store, "sending", sum(file["size"] for file in missing), tasks)
+            progress.run(store, "sending", sum(file["size"] for file in missing), tasks)
             store.write(manifests.NAME, manifests.to_bytes(manifest))
     seconds = time.monotonic() - begin
-    print(f"sent {parallel.describe(file['size'] for file in missing)} in {seconds:.1f} s")
+    print(f"sent {progress.describe(file['size'] for file in missing)} in {seconds:.1f} s")
     if unknown:
         print(f"the store keeps no sha256 of {len(unknown)} files of the same size: they were sent again")
-    print(f"unchanged {parallel.describe(file['size'] for file in unchanged)}")
+    print(f"unchanged {progress.describe(file['size'] for file in unchanged)}")
     others = there.keys() - {file["path"] for file in files} - {manifests.NAME}
     if others:
         print(f"kept {len(others)} objects that are not in {folder}, first: {printable(min(others))}")
