@@ -15,9 +15,9 @@ import io
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, BinaryIO, NamedTuple
 
 from bootfile.ground.errors import BadInput, printable
 from bootfile.ground.files import open_atomic, sha256_file, state_of
@@ -25,7 +25,6 @@ from common.ground.files import has_digest
 from common.object_store.client import PARTS, Client
 from common.object_store.errors import MISSING, Damaged, StoreError, of_the_disk
 
-T = TypeVar("T")
 _SHA256 = "sha256"  # the name of the metadata entry
 _LARGEST = 2**30  # bytes of an object that is read into memory
 _PART = 2**23  # bytes of a part of a larger file
@@ -35,14 +34,14 @@ _Progress = Callable[[int], object]  # takes a number of bytes
 class Object(NamedTuple):
     """An object, with its key relative to the URL. size in bytes, modified in seconds since 1970.
 
-    etag, modified: "" and 0.0 if the store does not give them. sha256: from the metadata; md5: the ETag, if
-    it is one. Both are in hex, and None in listings.
+    etag, modified: "" and 0.0 if the store does not give them. sha256: from the metadata, or the one that is
+    expected; md5: the ETag, if it is one. Both are in hex, and None in listings.
     """
 
     key: str
     size: int
-    etag: str
-    modified: float
+    etag: str = ""
+    modified: float = 0.0
     sha256: str | None = None
     md5: str | None = None
 
@@ -204,32 +203,6 @@ class ObjectStore(contextlib.AbstractContextManager):
         except StoreError as error:
             if error.reason not in ("NoSuchUpload", "404"):
                 raise
-
-    def run(self, tasks: Iterable[Callable[[], T]], beat: Callable[[], object] = lambda: None) -> Sequence[T]:
-        """Run the tasks in `threads` threads, and return [task() for task in tasks].
-
-        If a task or beat() raises an exception, or on Ctrl-C, stop the store and raise that exception.
-
-        beat: called about once a second, and after each task.
-        """
-        results: dict[int, T] = {}
-        running: dict[Future[T], int] = {}
-        pool = ThreadPoolExecutor(self.threads, "transfer")
-        waiting = enumerate(tasks)
-        try:
-            while True:
-                while len(running) < 4 * self.threads and (task := next(waiting, None)):
-                    running[pool.submit(task[1])] = task[0]
-                if not running:
-                    return [results[number] for number in sorted(results)]
-                for done in wait(running, 1.0, FIRST_COMPLETED).done:
-                    results[running.pop(done)] = done.result()
-                beat()
-        except BaseException:
-            self.stop()
-            raise
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
     def stop(self) -> None:
         """Make the current and later calls of all threads end soon with a StoreError, after Ctrl-C."""

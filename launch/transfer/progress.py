@@ -1,40 +1,42 @@
-"""Transfer many files at a time, with a progress bar."""
+"""Show the progress of a transfer as a bar, and say how much was transferred."""
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable
-from functools import partial
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
 
 from tqdm import tqdm
 
 from bootfile.processes import signals
-from common.object_store.store import ObjectStore
+from common.object_store import sync
+from common.object_store.store import Object
 from launch.explain import human_size
 
-T = TypeVar("T")
 _ABORTING = 60.0  # seconds after Ctrl-C to end the requests under way and remove unfinished uploads
 
 
-def run(store: ObjectStore, text: str, size: int, tasks: Iterable[Callable[..., object]]) -> None:
-    """Call task(progress=...) for each task in threads. The first failure stops all.
+class _Bar(sync.Progress):
+    """Moves a bar with each part of a file that arrives."""
 
-    text: the title of the bar. size: bytes of all tasks. progress takes a number of bytes.
-    """
+    def __init__(self, bar: tqdm):
+        super().__init__()
+        self._bar = bar
+
+    def add(self, count: int) -> None:
+        super().add(count)
+        self._bar.update(count)
+
+
+@contextlib.contextmanager
+def show(text: str, objects: Sequence[Object]) -> Iterator[sync.Progress]:
+    """Show a bar on standard error during the block, which transfers these objects. text: its title."""
     signals.unwind_within(_ABORTING)
+    size = sum(entry.size for entry in objects)
     interval = 0.1 if os.isatty(2) else 10  # seconds
     with tqdm(desc=text, total=size, unit="B", unit_scale=True, delay=0.5, mininterval=interval) as bar:
-        store.run(partial(task, progress=bar.update) for task in tasks)
+        yield _Bar(bar)
 
 
-def split(store: ObjectStore, files: list[T], is_known: Callable[[T], bool]) -> tuple[list[T], list[T]]:
-    """Return (the files that must be transferred, the known ones). is_known(file) is called in threads."""
-    parts: tuple[list[T], list[T]] = [], []
-    for file, known in zip(files, store.run(partial(is_known, file) for file in files), strict=True):
-        parts[known].append(file)
-    return parts
-
-
-def describe(sizes: Iterable[int]) -> str:
+def describe(objects: Sequence[Object]) -> str:
     """Return "3 files, 1.23MB"."""
-    sizes = list(sizes)
-    return f"{len(sizes)} file{'s' * (len(sizes) != 1)}, {human_size(sum(sizes))}"
+    noun = "file" if len(objects) == 1 else "files"
+    return f"{len(objects)} {noun}, {human_size(sum(entry.size for entry in objects))}"
