@@ -10,6 +10,9 @@ a copy equals its original, what happens to the other files of both sides, and h
     common/checkpoint/restore.py  the newest whole checkpoint of a run
     launch/transfer/upload.py     a folder that a manifest describes
     launch/transfer/fetch.py      results, into a folder of the user
+
+A job that uploads its results while it runs (common/checkpoint/mirror.py) does not use it: each file is
+copied before it is sent, under a lease, and in an order that the list at the URL follows.
 """
 
 import itertools
