@@ -53,7 +53,7 @@ class StoredSet(NamedTuple):
 class Reference:
     """The reference of this process to a data set on the server.
 
-    title: the data set's name for users. mode: "active", "offline", or "" for a tool, which is no user.
+    title: the data set's name for users. mode: "active", "offline", or "" for a tool, which is not counted.
     """
 
     def __init__(self, server: Server, name: str, samples: int, mode: str, title: str):
