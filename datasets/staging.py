@@ -16,7 +16,6 @@ import hashlib
 import os
 import shutil
 import stat
-import threading
 import time
 from collections.abc import Callable
 
@@ -25,6 +24,7 @@ from bootfile.ground.files import sync_folder
 from bootfile.ground.heartbeat import Heartbeat
 from common.distributed import barrier
 from common.ground.files import locked
+from common.object_store import sync
 from common.object_store.paths import SCRATCH, check_keys, scratch_folder
 from common.object_store.store import Object, ObjectStore
 
@@ -100,7 +100,8 @@ def _complete(url: str, place: str) -> None:
 
 
 def _update(store: ObjectStore, url: str, data: str, objects: list[Object], beat: _Beat) -> None:
-    begin, received, lock = time.monotonic(), 0, threading.Lock()
+    """Make the folder `data` equal to the objects. The exclusive lock is held: no job reads it."""
+    begin = time.monotonic()
     hidden = os.path.join(os.path.dirname(data), ".data")
     if os.path.isdir(data):
         if not any(_compare(data, objects, beat)):
@@ -114,57 +115,75 @@ def _update(store: ObjectStore, url: str, data: str, objects: list[Object], beat
     for base, _, _ in os.walk(hidden, topdown=False):
         with contextlib.suppress(OSError):
             os.rmdir(base)  # only if it is empty
-    size = sum(entry.size for entry in missing)
-    free, needed = shutil.disk_usage(os.path.dirname(data)).free, size + _SLACK * len(missing)
+    progress = _Lines(url, sum(entry.size for entry in missing), beat)
+    free = shutil.disk_usage(os.path.dirname(data)).free
+    needed = progress.size + _SLACK * len(missing)
     if needed > free:
         raise BadInput(
             f"{url} needs {needed / 1e9:.3f} GB more on this node, {free / 1e9:.3f} GB are free at "
             f"{os.path.dirname(data)}: set {SCRATCH} to a folder on a larger disk"
         )
-    for folder in {"", *(os.path.dirname(entry.key) for entry in missing)}:
-        os.makedirs(os.path.join(hidden, folder), exist_ok=True)
+    os.makedirs(hidden, exist_ok=True)  # the loop above deletes it if it is empty
 
-    def count(size: int) -> None:
-        nonlocal received
-        with lock:
-            received += size
-
-    def fetch(entry: Object) -> None:
+    def mark_complete(entry: Object, has_digest: bool) -> None:
         path = os.path.join(hidden, entry.key)
-        store.fetch(entry.key, path, entry.size, count)
-        os.utime(path, ns=(_time_of(entry),) * 2)
-        if os.stat(path).st_mtime_ns != _time_of(entry):  # every start would fetch it again
+        time_ns = _time_of(entry)
+        os.utime(path, ns=(time_ns, time_ns))
+        if os.stat(path).st_mtime_ns != time_ns:  # every start would fetch it again
             raise BadInput(f"{path}: times of files are not kept here: set {SCRATCH} to a local disk")
 
-    def report() -> None:
-        rate = received / (time.monotonic() - begin) / 1e6
-        beat(f"staging {url}: {received / 1e9:.3f} of {size / 1e9:.3f} GB, {rate:.1f} MB/s")
-
-    store.run((functools.partial(fetch, entry) for entry in missing), report)
+    sync.fetch(store, hidden, missing, progress, after=mark_complete)
     os.rename(hidden, data)
     sync_folder(os.path.dirname(data))
     seconds = time.monotonic() - begin
     print(
-        f"staged {url}: {len(objects)} files, {len(missing)} fetched, {size / 1e9:.3f} GB in {seconds:.1f} s "
-        f"({size / seconds / 1e6:.1f} MB/s), {len(others)} removed: {data}",
+        f"staged {url}: {len(objects)} files, {len(missing)} fetched, {progress.size / 1e9:.3f} GB in "
+        f"{seconds:.1f} s ({progress.size / seconds / 1e6:.1f} MB/s), {len(others)} removed: {data}",
         flush=True,
     )
 
 
+class _Lines(sync.Progress):
+    """Sends a heartbeat with the bytes that have arrived. size: all bytes."""
+
+    def __init__(self, url: str, size: int, beat: _Beat):
+        super().__init__()
+        self.size = size
+        self._url = url
+        self._beat = beat
+
+    def report(self) -> None:
+        rate = self.count / self.seconds / 1e6
+        part = f"{self.count / 1e9:.3f} of {self.size / 1e9:.3f} GB"
+        self._beat(f"staging {self._url}: {part}, {rate:.1f} MB/s")
+
+
 def _compare(data: str, objects: list[Object], beat: _Beat) -> tuple[list[Object], list[str]]:
-    """Return (objects without a complete file in the folder, paths in it that are not in the store)."""
+    """Return (objects without a complete file in the folder, paths in it that are not in the store).
+
+    A file is complete if it has the size and the time of its object. No request is sent for it, so this
+    thread compares all of them.
+    """
     missing = []
     for entry in objects:
-        state = None
-        with contextlib.suppress(OSError):
-            status = os.lstat(os.path.join(data, entry.key))
-            state = stat.S_ISREG(status.st_mode), status.st_size, status.st_mtime_ns
-        if state != (True, entry.size, _time_of(entry)):
+        if not _is_complete(os.path.join(data, entry.key), entry):
             missing.append(entry)
         beat(f"comparing {len(objects)} files with {data}")
     keys = {entry.key for entry in objects}
-    paths = (os.path.join(base, name) for base, _, names in os.walk(data) for name in names)
-    return missing, [path for path in paths if os.path.relpath(path, data) not in keys]
+    others = []
+    if os.path.isdir(data):  # a process that was killed has renamed it
+        paths = [file.path for file in sync.list_files(data)]
+        others = [path for path in paths if os.path.relpath(path, data) not in keys]
+    return missing, others
+
+
+def _is_complete(path: str, entry: Object) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    has_time = status.st_mtime_ns == _time_of(entry)
+    return stat.S_ISREG(status.st_mode) and status.st_size == entry.size and has_time
 
 
 def _time_of(entry: Object) -> int:

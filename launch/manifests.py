@@ -12,14 +12,16 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from bootfile.ground.errors import BadInput, printable
 from bootfile.ground.files import PARTIAL, sha256_file
 from common.checkpoint import output_list
+from common.object_store import sync
 from common.object_store.errors import of_the_disk
 from common.object_store.paths import check_keys
+from common.object_store.store import Object
 
 NAME = "manifest.json"
 
@@ -91,23 +93,22 @@ def to_bytes(manifest: dict) -> bytes:
     return (json.dumps(manifest, indent=1, ensure_ascii=False) + "\n").encode()
 
 
+def list_objects(manifest: dict) -> list[Object]:
+    """Return the objects that the files of a manifest become at a URL."""
+    return [Object(file["path"], file["size"], sha256=file["sha256"]) for file in manifest["files"]]
+
+
 def describe_folder(folder: str) -> dict:
     """Return the manifest of all files in a folder. Raises BadInput if a file cannot be read or stored."""
+    sources: dict[str, str | bytes] = {}
     try:
-        paths = list(_list_files(folder))
+        for entry in sync.list_files(folder):
+            if not entry.is_file():  # for example a link to a folder
+                raise BadInput(f"{printable(entry.path)} is neither a regular file nor a folder")
+            path = os.path.relpath(entry.path, folder)
+            if path != NAME and not entry.name.startswith(PARTIAL):
+                sources[path] = entry.path
     except OSError as error:
         raise of_the_disk(error, error.filename) from error
-    check_keys(paths, folder)
-    name = os.path.basename(os.path.abspath(folder))
-    return describe(name, {path: os.path.join(folder, path) for path in paths})
-
-
-def _list_files(folder: str, below: str = "") -> Iterator[str]:
-    for entry in os.scandir(os.path.join(folder, below)):
-        path = below + entry.name
-        if entry.is_dir(follow_symlinks=False):
-            yield from _list_files(folder, f"{path}/")
-        elif not entry.is_file():
-            raise BadInput(f"{printable(entry.path)} is neither a regular file nor a folder")
-        elif path != NAME and not entry.name.startswith(PARTIAL):
-            yield path
+    check_keys(sources, folder)
+    return describe(os.path.basename(os.path.abspath(folder)), sources)

@@ -143,7 +143,8 @@ class Mirror:
                 attempts += 1
                 if not self._may_pass and attempts > 1:
                     break
-                time.sleep(pause * self._may_pass)
+                if self._may_pass:
+                    time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
         self._release()
 

@@ -11,7 +11,8 @@ from bootfile.ground.heartbeat import Heartbeat
 from bootfile.ground.results import CHECKPOINTS, WEIGHTS, dtensor_folder
 from common.checkpoint import output_list
 from common.checkpoint.output_list import File
-from common.object_store.store import MISSING, ObjectStore, StoreError
+from common.object_store import sync
+from common.object_store.store import MISSING, Object, ObjectStore, StoreError
 
 HISTORY = ("metrics.jsonl", "receipt.bin", "state.jsonl", "starts.jsonl")  # the job truncates the first three
 _STEP = re.compile(rf"{CHECKPOINTS}/step_(0|[1-9][0-9]{{0,18}})\.(pt|pt\.json|shards/[^/]+)")
@@ -118,22 +119,32 @@ def _bring(store: ObjectStore, folder: str, step: int, facts: dict) -> None:
     """Download a checkpoint and the history. The checksum is written last: a start that is killed before
     downloads them again."""
     name, _ = names_of(step)
-    path = os.path.join(folder, name)
-    heartbeat, text = Heartbeat(), f"restoring {store.location.url(name)}"
-    files = {name: (facts["size"], facts["sha256"])}
-    files |= {os.path.join(dtensor_folder(name), each): of for each, of in facts.get("shards", {}).items()}
-    for each, (size, sha256) in files.items():
-        target = os.path.join(folder, each)
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        store.fetch(each, target, size, lambda size: heartbeat.beat(text), sha256)
-    for each in HISTORY:
-        _restore_history(store, folder, each)
-    for each in filter(WEIGHTS.fullmatch, os.listdir(folder)):
-        os.unlink(os.path.join(folder, each))
-    checkpoint.write_facts(path, facts)
+    wanted = [Object(name, facts["size"], sha256=facts["sha256"])]
+    for shard, (size, sha256) in facts.get("shards", {}).items():
+        wanted.append(Object(os.path.join(dtensor_folder(name), shard), size, sha256=sha256))
+    # in order: if this checkpoint is refused, an earlier one is fetched with the same store
+    sync.fetch(store, folder, wanted, _Lines(f"restoring {store.location.url(name)}"), in_order=True)
+    for history in HISTORY:
+        _restore_history(store, folder, history)
+    for weights in filter(WEIGHTS.fullmatch, os.listdir(folder)):
+        os.unlink(os.path.join(folder, weights))
+    checkpoint.write_facts(os.path.join(folder, name), facts)
     print(
         f"restored {os.path.basename(name)} and the history up to it from {store.location.url()}", flush=True
     )
+
+
+class _Lines(sync.Progress):
+    """Prints a line every 30 seconds while bytes arrive."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self._text = text
+        self._heartbeat = Heartbeat()
+
+    def add(self, count: int) -> None:
+        super().add(count)
+        self._heartbeat.beat(self._text)
 
 
 def _restore_history(store: ObjectStore, folder: str, name: str) -> None:

@@ -30,7 +30,7 @@ from bootfile.machine.cores import available_cores
 from common.console import arguments
 from datasets.folders import image_folder, listing
 from datasets.stores import forms
-from datasets.stores.shared import address, leases
+from datasets.stores.shared import address, references
 from datasets.stores.shared.connection import Unavailable
 from launch.cache import check as checks
 from launch.cache import server
@@ -82,14 +82,14 @@ def ls(place: Shared, args: argparse.Namespace) -> int:
 def rm(place: Shared, args: argparse.Namespace) -> int:
     if args.all == bool(args.dataset):
         raise BadInput("rm: name a data set, as ls shows it, or pass --all")
-    stored = leases.held(place.server)
+    stored = references.list_sets(place.server)
     unwanted = stored if args.all else [server.choose(stored, args.dataset)]
     for each in unwanted:
         if each.users and not args.force:
             raise BadInput(f"{each.name} is in use: {', '.join(each.users)}; --force deletes it anyway")
     for each in unwanted:
         with listing.progress(each.samples, f"removing {each.name}") as bar:
-            leases.remove(place.server, each.name, bar.update)
+            references.remove(place.server, each.name, bar.update)
         print(f"removed {each.name}  {each.title}", flush=True)
     return 0
 

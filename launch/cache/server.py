@@ -17,17 +17,17 @@ from datasets.folders.image_folder import ImageFolderIndex
 from datasets.folders.listing import progress
 from datasets.stores import forms
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, leases
+from datasets.stores.shared import address, references
 from datasets.stores.shared.connection import Server
-from datasets.stores.shared.leases import Held
 from datasets.stores.shared.redis_store import RedisStore
+from datasets.stores.shared.references import StoredSet
 from launch.cache.check import DAMAGED, MISSING, Read
 from launch.explain import align
 
 _PART = 32  # samples that a thread makes and sends at a time
 
 
-def choose(sets: list[Held], text: str) -> Held:
+def choose(sets: list[StoredSet], text: str) -> StoredSet:
     """Return the data set whose name begins with `text`. Raises BadInput if none or several do."""
     found = [each for each in sets if text and each.name.startswith(text)]
     if len(found) != 1:
@@ -91,12 +91,12 @@ class Shared:
         """Return a table with one line for each data set, a line for each user, and one about the memory."""
         rows = [("name", "data set", "form", "samples", "GB", "mode", "users")]
         users = []
-        for each in leases.held(self.server):
+        for each in references.list_sets(self.server):
             with progress(each.samples, f"counting {each.name}") as bar:
                 ids = np.arange(each.samples)
-                lengths = leases.ask(self.server, each.name, "STRLEN", ids, bar.update)
+                lengths = references.ask(self.server, each.name, "STRLEN", ids, bar.update)
             there, size = f"{(lengths > 0).sum()}/{each.samples}", f"{lengths.clip(0).sum() / 1e9:.3f}"
-            form, count = each.name.partition(":")[2], str(len(each.leases))
+            form, count = each.name.partition(":")[2], str(len(each.references))
             rows.append((each.name, each.title, form, there, size, each.mode, count))
             users += [f"{each.name} is used by {user}" for user in each.users]
         return "\n".join(filter(None, [*align(rows), *users, self._describe_room()]))
@@ -119,8 +119,9 @@ class Shared:
         permanent. Raises Unavailable."""
         ids = np.arange(len(store.index))
         if not self.server.full_until:  # a full server refuses it
-            store.lease.register(offline=True)
-        leases.ask(self.server, store.name, "PERSIST", ids)  # those that an active job has put would expire
+            store.reference.register(offline=True)
+        # samples that an active job has put would expire
+        references.ask(self.server, store.name, "PERSIST", ids)
         with progress(len(ids), "counting stored samples") as bar:
             return ids[store.lengths(ids, bar.update) != store.whole_lengths(ids)]
 

@@ -21,19 +21,18 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from functools import partial
 
 from bootfile.ground.errors import BadInput, printable
 from bootfile.ground.files import sweep
 from common.checkpoint import output_list
 from common.console.arguments import Parser
 from common.ground.files import has_digest
+from common.object_store import sync
 from common.object_store.errors import of_the_disk
 from common.object_store.paths import check_keys, make_path
 from common.object_store.store import Object, ObjectStore
 from launch import confirm, manifests, records
-from launch.transfer import parallel
+from launch.transfer import progress
 
 
 def main(arguments: list[str]) -> int:
@@ -48,19 +47,19 @@ def main(arguments: list[str]) -> int:
         url = _output_of(url)
     with ObjectStore(url) as store:
         # lists and leases are useful in the store only
-        is_own = lambda entry: os.path.basename(entry.key).startswith(".bootfile-")  # noqa: E731
-        wanted = [entry for entry in store.list() if not is_own(entry)]
+        wanted = [entry for entry in store.list() if not _is_of_a_job(entry)]
         if not wanted:
             raise BadInput(f"no files below {url}: is the URL right, and has the job saved results yet?")
         check_keys((entry.key for entry in wanted), url)
         paths = {entry.key: make_path(to, entry.key) for entry in wanted}
         if hidden := sorted(path for path in paths.values() if _is_setting(path, to)):
             raise BadInput(f"{url} has {hidden[0]}, a setting of this user: pass --to a folder of its own")
-        wanted.sort(key=lambda entry: -entry.size)
         listed = _read_lists(store, wanted)
-        missing, unchanged = parallel.split(
-            store, wanted, lambda entry: _is_here(store, paths[entry.key], entry, listed)
-        )
+
+        def is_here(entry: Object) -> bool:
+            return _is_here(store, paths[entry.key], entry, listed)
+
+        missing, unchanged = sync.compare(store, wanted, is_here)
         others = sorted(paths[entry.key] for entry in missing if os.path.isfile(paths[entry.key]))
         for path in others:
             print(f"replace {printable(path)}")
@@ -72,30 +71,34 @@ def main(arguments: list[str]) -> int:
             sweep(folder)
         unverified: list[str] = []
 
-        def fetch(entry: Object, progress: Callable[[int], object]) -> None:
-            path = paths[entry.key]
-            if store.fetch(entry.key, path, entry.size, progress):
+        def verify(entry: Object, has_digest_of_store: bool) -> None:
+            """Compare a file of a store that keeps no digest with the lists of its writers."""
+            if has_digest_of_store:
                 return
             if entry.key not in listed:
                 unverified.append(entry.key)
                 return
-            with open(path, "rb") as file:
+            with open(paths[entry.key], "rb") as file:
                 if not has_digest(file, listed[entry.key]):
                     raise BadInput(
                         f"{store.location.url(entry.key)} is not the file that the list at the URL names"
                     )
 
-        tasks = [partial(fetch, entry) for entry in missing]
-        parallel.run(store, "fetching", sum(entry.size for entry in missing), tasks)
+        with progress.show("fetching", missing) as bar:
+            sync.fetch(store, to, missing, bar, after=verify)
     seconds = time.monotonic() - begin
-    print(f"fetched {parallel.describe(entry.size for entry in missing)} in {seconds:.1f} s to {to}")
+    print(f"fetched {progress.describe(missing)} in {seconds:.1f} s to {to}")
     if unverified:
         print(
             f"the store keeps no digest of {len(unverified)} of these files: only their sizes were compared, "
             f"first: {printable(min(unverified))}"
         )
-    print(f"unchanged {parallel.describe(entry.size for entry in unchanged)}")
+    print(f"unchanged {progress.describe(unchanged)}")
     return 0
+
+
+def _is_of_a_job(entry: Object) -> bool:
+    return os.path.basename(entry.key).startswith(".bootfile-")
 
 
 def _is_setting(path: str, to: str) -> bool:

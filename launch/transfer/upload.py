@@ -14,15 +14,15 @@ Exit codes: 0 all files are stored, 2 bad input or the store refused, 130 interr
 
 import os
 import time
-from functools import partial
 
 from bootfile.ground.errors import BadInput, printable
 from common.console.arguments import Parser
+from common.object_store import sync
 from common.object_store.errors import of_the_disk
 from common.object_store.paths import check_keys
-from common.object_store.store import ObjectStore
+from common.object_store.store import Object, ObjectStore
 from launch import manifests
-from launch.transfer import parallel
+from launch.transfer import progress
 
 
 def main(arguments: list[str]) -> int:
@@ -41,46 +41,52 @@ def main(arguments: list[str]) -> int:
         url = f"{url.rstrip('/')}/{manifests.make_folder_name(manifest)}"
     with ObjectStore(url) as store:
         manifest = manifest or manifests.describe_folder(folder)
-        files = manifest["files"]
-        if not files:
+        wanted = manifests.list_objects(manifest)
+        if not wanted:
             raise BadInput(f"{folder} contains no files")
-        there = {entry.key: entry.size for entry in store.list()}
+        stored_sizes = {entry.key: entry.size for entry in store.list()}
         stored = None
-        if manifests.NAME in there and not (stored := manifests.parse(store.read(manifests.NAME))):
-            place = store.location.url(manifests.NAME)
-            raise BadInput(f"{place} was not written by `upload`: it is not replaced")
+        if manifests.NAME in stored_sizes:
+            stored = _read_stored(store)
+        without_digest: list[str] = []
 
-        unknown: list[str] = []
-
-        def is_there(file: dict) -> bool:
-            if there.get(file["path"]) != file["size"]:
+        def is_stored(entry: Object) -> bool:
+            if stored_sizes.get(entry.key) != entry.size:
                 return False
-            entry = store.head(file["path"])
-            if entry and not entry.sha256:
-                unknown.append(file["path"])
-            return entry is not None and entry.sha256 == file["sha256"]
+            there = store.head(entry.key)
+            if there and not there.sha256:
+                without_digest.append(entry.key)
+            return there is not None and there.sha256 == entry.sha256
 
-        missing, unchanged = parallel.split(store, files, is_there)
+        missing, unchanged = sync.compare(store, wanted, is_stored)
         if missing or stored != manifest:
             # First: during the upload the stored folder matches neither the old manifest nor the new one.
-            store.delete([manifests.NAME] * bool(stored))
-            missing.sort(key=lambda file: -file["size"])
-            tasks = [
-                partial(store.send, os.path.join(folder, file["path"]), file["path"], sha256=file["sha256"])
-                for file in missing
-            ]
-            parallel.run(store, "sending", sum(file["size"] for file in missing), tasks)
+            if stored:
+                store.delete([manifests.NAME])
+            with progress.show("sending", missing) as bar:
+                sync.send(store, folder, missing, bar)
             store.write(manifests.NAME, manifests.to_bytes(manifest))
     seconds = time.monotonic() - begin
-    print(f"sent {parallel.describe(file['size'] for file in missing)} in {seconds:.1f} s")
-    if unknown:
-        print(f"the store keeps no sha256 of {len(unknown)} files of the same size: they were sent again")
-    print(f"unchanged {parallel.describe(file['size'] for file in unchanged)}")
-    others = there.keys() - {file["path"] for file in files} - {manifests.NAME}
+    print(f"sent {progress.describe(missing)} in {seconds:.1f} s")
+    if without_digest:
+        count = len(without_digest)
+        print(f"the store keeps no sha256 of {count} files of the same size: they were sent again")
+    print(f"unchanged {progress.describe(unchanged)}")
+    others = stored_sizes.keys() - {entry.key for entry in wanted} - {manifests.NAME}
     if others:
         print(f"kept {len(others)} objects that are not in {folder}, first: {printable(min(others))}")
     print(store.location.url())
     return 0
+
+
+def _read_stored(store: ObjectStore) -> dict:
+    """Return the manifest of an earlier upload to the URL. Raises BadInput if it is the file of another
+    program."""
+    manifest = manifests.parse(store.read(manifests.NAME))
+    if not manifest:
+        place = store.location.url(manifests.NAME)
+        raise BadInput(f"{place} was not written by `upload`: it is not replaced")
+    return manifest
 
 
 def _read_snapshot(folder: str) -> dict | None:

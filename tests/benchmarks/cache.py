@@ -60,7 +60,7 @@ def main(arguments=None) -> None:
                 stack.callback(tiers[name, form].close)
         for form in forms.SIZED:
             store = tiers["redis", form].cache
-            store.lease.register(offline=True)
+            store.reference.register(offline=True)
             store.put(range(len(index)), [packs[form].stored(id)[0] for id in range(len(index))])
         version = f"redis-py {redis.__version__}, redis-server {server.client().info()['redis_version']}"
         print(f"{len(index)} images, {args.rounds} rounds, {args.workers} workers, {version}")

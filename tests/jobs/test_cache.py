@@ -11,7 +11,7 @@ import torch
 from bootfile.receipt import receipt
 from datasets.folders import image_folder, random_folder
 from datasets.loaders import backends
-from datasets.stores.shared import address, leases
+from datasets.stores.shared import address, references
 from tests.conftest import environment, finish, run, start, start_ranks
 from tests.support.redis_server import (
     PASSWORD,
@@ -72,7 +72,7 @@ def test_an_active_job_fills_the_cache_and_takes_it_away(data, tmp_path):
             *job(data, tmp_path / "out", "--data_backend=kspeed", f"--cache={server.url()}")
         )
         with Opened(server.url(), data[1]) as opened:
-            until(lambda: len(each := opened.sets()) == 1 and len(each[0].leases) == 2, 60)
+            until(lambda: len(each := opened.sets()) == 1 and len(each[0].references) == 2, 60)
             printed = "".join(finish(each).stdout for each in running)
             assert opened.sets() == []
         assert delivered(tmp_path / "out") == data[2]
@@ -86,26 +86,26 @@ def test_an_offline_set_is_shared_by_two_jobs(data, tmp_path):
     with RedisServer(tmp_path) as server:
         url = server.url(tail="?form=encoded")
         with Opened(url, data[1]) as opened:
-            opened.store.lease.register(offline=True)
+            opened.store.reference.register(offline=True)
             opened.put_all()
             offline, running, seen = (f"--cache={url}", "--cache_mode=offline"), {}, set()
             for backend in ("pytorch", "kspeed" if DALI else "dali-kspeed"):
                 arguments = job(data, tmp_path / backend, f"--data_backend={backend}", *offline)
                 running[backend] = start(*arguments)
             while any(process.poll() is None for process in running.values()):
-                seen |= {name for held in opened.sets() for name, _ in held.leases}
+                seen |= {name for stored in opened.sets() for name, _ in stored.references}
                 time.sleep(0.05)
             for backend, process in running.items():
                 finish(process)
                 assert delivered(tmp_path / backend) == data[2]
-            (held,) = opened.sets()
-            assert held.mode == "offline" and len(seen) == 2
+            (stored,) = opened.sets()
+            assert stored.mode == "offline" and len(seen) == 2
             assert (opened.store.lengths(range(len(data[1]))) > 0).all()
 
 
 @pytest.mark.faults
 @needed
-def test_a_killed_job_resumes_and_its_lease_ends(data, tmp_path):
+def test_a_killed_job_resumes_and_its_reference_expires(data, tmp_path):
     arguments = job(data, tmp_path / "out", "--data_backend=kspeed", "--save_every=1")
     with RedisServer(tmp_path) as server:
         killed = start(*arguments, f"--cache={server.url()}")
@@ -115,9 +115,11 @@ def test_a_killed_job_resumes_and_its_lease_ends(data, tmp_path):
                 break
         finish(killed, -signal.SIGKILL)
         with Opened(server.url(), data[1]) as opened:
-            (held,) = opened.sets()
-            assert len(held.leases) == 1 and 0 < held.leases[0][1] <= leases.LEASE
-            server.client().zadd(f"bootfile:{held.name}:leases", {held.leases[0][0]: 1})  # a minute later
+            (stored,) = opened.sets()
+            assert len(stored.references) == 1 and 0 < stored.references[0][1] <= references.LIFETIME
+            server.client().zadd(
+                f"bootfile:{stored.name}:leases", {stored.references[0][0]: 1}
+            )  # a minute later
         printed = run(*arguments, f"--cache={server.url()}").stdout
         assert "resumed from" in printed and delivered(tmp_path / "out") == data[2]
         assert server.client().dbsize() == 0

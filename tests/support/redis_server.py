@@ -12,7 +12,7 @@ import trustme
 
 from datasets.stores import forms
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, connection, leases
+from datasets.stores.shared import address, connection, references
 from datasets.stores.shared.redis_store import RedisStore
 from datasets.stores.tiers import Tiers
 from tests.conftest import free_port, wait_for_port, wait_until
@@ -132,7 +132,7 @@ class Opened:
         self.server.close()
 
     def key(self, id) -> bytes:
-        return leases.sample_key(self.server, self.store.name, id)
+        return references.sample_key(self.server, self.store.name, id)
 
     def put_all(self) -> None:
         """Put all samples, made from the files."""
@@ -140,11 +140,11 @@ class Opened:
         samples = [forms.make(self.tiers.files, id, self.store.form) for id in ids]
         assert self.store.put(ids, samples) == len(ids)
 
-    def sets(self) -> list[leases.Held]:
+    def sets(self) -> list[references.StoredSet]:
         """Return the data sets on the server."""
-        return leases.held(self.server)
+        return references.list_sets(self.server)
 
-    def held(self) -> leases.Held:
+    def stored(self) -> references.StoredSet:
         """Return the data set of this store."""
         return next(each for each in self.sets() if each.name == self.store.name)
 

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from datasets.folders.image_folder import ImageFolderIndex
 from datasets.stores import forms
 from datasets.stores.forms import Sample
-from datasets.stores.shared import leases
+from datasets.stores.shared import references
 from datasets.stores.shared.connection import Server, Unavailable
 
 _HEADER = struct.Struct("<4sIIQI")  # magic, height, width, bytes, crc32
@@ -34,7 +34,7 @@ class RedisStore:
 
     index: an image_folder.ImageFolderIndex.
     mode: "active" puts missing samples, and the last job that closes deletes the data set; "offline" reads a
-        preloaded data set, which stays; "" neither puts nor holds a lease (for tools).
+        preloaded data set, which stays; "" neither puts nor counts as a user (for tools).
     form: of the samples, one of forms.SIZED (None: the form of the address).
     """
 
@@ -43,7 +43,7 @@ class RedisStore:
         self.form = form or server.address.form
         self.name = f"{index.fingerprint}:{forms.label(self.form)}"
         title = f"{os.path.basename(index.root)}/{index.split}"
-        self.lease = leases.Lease(server, self.name, len(index), mode, title)
+        self.reference = references.Reference(server, self.name, len(index), mode, title)
         self._pid: int | None = None
         self._start()
 
@@ -110,24 +110,24 @@ class RedisStore:
 
         log: called with the number of samples requested since its last call. Raises Unavailable.
         """
-        return leases.ask(self.server, self.name, "STRLEN", np.asarray(ids, dtype=np.int64), log)
+        return references.ask(self.server, self.name, "STRLEN", np.asarray(ids, dtype=np.int64), log)
 
     def whole_lengths(self, ids: ArrayLike) -> np.ndarray:
         """Return the lengths() of undamaged values, int64 [n]."""
         return forms.sizes(self.index, np.asarray(ids, dtype=np.int64), self.form)[2] + _HEADER.size
 
     def close(self) -> None:
-        """Release the lease. The last release of an active data set deletes the data set."""
+        """Release the reference. The last user of an active data set deletes the data set."""
         if os.getpid() != self._pid:  # the lock may have been held at the fork
             self._renew()
         with self._ticks:
             self._put_waiting()
-            self.lease.beat()
+            self.reference.beat()
             self._closed = True
-            self.lease.release()
+            self.reference.release()
 
     def __getstate__(self) -> dict:
-        kept = ("server", "index", "mode", "form", "name", "lease")
+        kept = ("server", "index", "mode", "form", "name", "reference")
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict) -> None:
@@ -156,7 +156,7 @@ class RedisStore:
         return Sample(height, width, content).value(self.form)
 
     def _key(self, id: int) -> bytes:
-        return leases.sample_key(self.server, self.name, int(id))
+        return references.sample_key(self.server, self.name, int(id))
 
     def _value(self, id: int, sample: Sample) -> bytes:
         content = np.frombuffer(sample.content, np.uint8).data
@@ -164,8 +164,10 @@ class RedisStore:
 
     def _expiry(self, id: int) -> tuple:
         """Return the expiry option of SET: an active data set expires even if no job is left to delete it."""
-        seconds = leases.LEFT - id * 7919 % (leases.LEFT // 4)  # samples expire at different times
-        return () if self.lease.stays else ("EX", seconds)
+        if self.reference.is_offline:
+            return ()
+        spread = references.SAMPLE_LIFETIME // 4  # samples expire at different times
+        return "EX", references.SAMPLE_LIFETIME - id * 7919 % spread
 
     def _tick(self) -> None:
         """Run in the background until close(). A later heartbeat would write to a deleted data set."""
@@ -175,8 +177,8 @@ class RedisStore:
             self._put_waiting()
             if time.monotonic() >= self._beat_at:
                 self._beat_at = time.monotonic() + _BEAT
-                if self.lease.beat() and not self._swept:
-                    leases.sweep(self.server)
+                if self.reference.beat() and not self._swept:
+                    references.sweep(self.server)
                     self._swept = True
 
     def _put_waiting(self) -> None:

@@ -13,8 +13,8 @@ import pytest
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import sha256_file
 from common.ground.files import is_url
+from common.object_store import client
 from common.object_store import paths as object_store_paths
-from common.object_store import store as object_store
 from common.object_store.errors import explain
 from common.object_store.location import Location, check_encrypted, find_endpoint, parse
 from common.object_store.store import ObjectStore, StoreError
@@ -106,15 +106,15 @@ def test_the_environment_says_where(nowhere, monkeypatch, variables, url, style)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     opened = ObjectStore("obs://bucket")
-    assert (opened.endpoint.url, opened.endpoint.style) == (url, style)
+    assert (opened.client.endpoint.url, opened.client.endpoint.style) == (url, style)
     # what boto3 would request, without sending it
-    address = opened.client.generate_presigned_url("get_object", {"Bucket": "bucket", "Key": "key"})
+    address = opened.client.s3.generate_presigned_url("get_object", {"Bucket": "bucket", "Key": "key"})
     host = url.partition("://")[2]
     assert address.partition("?")[0].partition("://")[2] == (
         f"bucket.{host}/key" if style == "virtual" else f"{host}/bucket/key"
     )
     if "OBS" in str(variables) or "obs." in host:
-        assert opened.endpoint.region in host
+        assert opened.client.endpoint.region in host
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_bucket_without_a_host_name_is_in_the_path(nowhere, monkeypatch, names
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://store.example")
-    assert ObjectStore("s3://bucket").endpoint.style == style
+    assert ObjectStore("s3://bucket").client.endpoint.style == style
 
 
 def test_clear_text_to_another_machine_is_refused_or_said(nowhere, monkeypatch, tmp_path, capsys):
@@ -157,7 +157,7 @@ def test_clear_text_to_another_machine_is_refused_or_said(nowhere, monkeypatch, 
     assert capsys.readouterr().err == ""
     monkeypatch.setenv("S3_USE_HTTPS", "0")
     for _ in range(2):
-        assert ObjectStore("s3://bucket").client.meta.endpoint_url == url
+        assert ObjectStore("s3://bucket").client.s3.meta.endpoint_url == url
     assert capsys.readouterr().err.count(f"warning: {url} is not encrypted") == 1
     for endpoint in ("http://me:hunter2@host", "ftp://host", "http://", "http://host:none", "http://ho st"):
         monkeypatch.setenv("S3_ENDPOINT", endpoint)
@@ -186,7 +186,7 @@ def test_small_objects(store):
 
 @pytest.mark.parametrize("page", [1, 7, 20, 21])
 def test_listings_go_on_after_a_page(store, monkeypatch, page):
-    monkeypatch.setattr(object_store, "_PAGE", page)
+    monkeypatch.setattr(client, "_PAGE", page)
     for number in range(20):
         store.write(f"{number:02}/x", b"")
     assert [entry.key for entry in store.list()] == [f"{number:02}/x" for number in range(20)]
@@ -233,7 +233,7 @@ def test_a_file_is_sent_again_if_the_answer_to_its_last_request_was_lost(store, 
             return AWSResponse(request.url, 404, {}, body)
         return None
 
-    events, operation = store.client.meta.events, "s3.CompleteMultipartUpload"
+    events, operation = store.client.s3.meta.events, "s3.CompleteMultipartUpload"
     events.register(f"before-send.{operation}", refuse_second)
     events.register_first(f"needs-retry.{operation}", lambda **_: 0 if len(sent) == 1 else None)
     store.send(_file(tmp_path / "file", BIG), "key")
@@ -245,7 +245,7 @@ def test_a_multipart_upload_that_fails_is_taken_back(store, tmp_path):
         if params["query_string"]["partNumber"] == 2:
             raise StoreError("refused")
 
-    store.client.meta.events.register("before-call.s3.UploadPart", refuse)
+    store.client.s3.meta.events.register("before-call.s3.UploadPart", refuse)
     with pytest.raises(StoreError, match="refused"):
         store.send(_file(tmp_path / "file", BIG), "key")
     assert list(store.uploads()) == [] and store.head("key") is None
@@ -294,7 +294,7 @@ def test_answers_that_are_none(store, monkeypatch, call, answer, words):
     below = f"{store.location.prefix}/"
     with HostileStore(lambda method, key, query: answer(below, query.get("marker", ""))) as hostile:
         broken = through(monkeypatch, hostile, store)
-        broken.attempts = 1
+        broken.client.attempts = 1
         with pytest.raises(StoreError, match=words):
             list(getattr(broken, call)(*["key"] * (call == "read")))
 
@@ -323,14 +323,14 @@ def test_a_web_page_is_not_the_answer_of_a_store(store, monkeypatch, call):
     )
     with HostileStore(lambda *_: page) as server:
         asked = through(monkeypatch, server, store)
-        asked.attempts = 1
+        asked.client.attempts = 1
         arguments = {"write": ("key", b"1"), "delete": (["key"],)}.get(call, ())
         with pytest.raises(StoreError, match="not an object store that answered, but '<!DOCTYPE html>"):
             list(getattr(asked, call)(*arguments) or ())
 
 
 def test_a_listing_that_may_be_cut_is_refused(store, monkeypatch):
-    monkeypatch.setattr(object_store, "_PAGE", 2)
+    monkeypatch.setattr(client, "_PAGE", 2)
     text = "".join(f"<Contents><Key>{each}</Key><Size>1</Size></Contents>" for each in ("a", "b"))
     answer = reply(f"<ListBucketResult>{text}</ListBucketResult>".encode(), Content_Type="application/xml")
     with (
@@ -377,7 +377,7 @@ def test_a_file_that_is_not_what_it_should_be_is_refused(store, tmp_path):
     store.write("key", b"hello")
     with pytest.raises(StoreError, match=r"5 bytes, expected 6.*replaced"):
         store.fetch("key", str(tmp_path / "back"), 6)
-    store.attempts = 2
+    store.client.attempts = 2
     with pytest.raises(StoreError, match=r"bucket/.*/key: .*not those that were sent"):
         store.fetch("key", str(tmp_path / "back"), 5, sha256="0" * 64)
     assert os.listdir(tmp_path) == ["file"]

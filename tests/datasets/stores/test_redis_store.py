@@ -16,7 +16,7 @@ from bootfile.ground.errors import BadInput
 from datasets.folders import image_folder
 from datasets.stores import forms
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, connection, leases
+from datasets.stores.shared import address, connection, references
 from tests.conftest import ROOT, finish, start
 from tests.support import pictures
 from tests.support.redis_server import (
@@ -224,8 +224,8 @@ def test_a_cluster_is_read_until_a_node_dies_and_after_it_comes_back(tmp_path, i
             store = opened.store
             assert store.put(ALL, samples) == 40 and same(store.read(ALL), samples)
             assert min(node.client().dbsize() for node in nodes) >= 5, "each node has samples"
-            until(lambda: opened.sets() and opened.held().leases)
-            assert opened.held().samples == 40 and opened.held().mode == "active"
+            until(lambda: opened.sets() and opened.stored().references)
+            assert opened.stored().samples == 40 and opened.stored().mode == "active"
             nodes[2].kill()
             for _ in range(5):
                 assert store.read(ALL) == [None] * 40
@@ -367,11 +367,11 @@ def test_a_user_with_the_rights_that_are_documented(tmp_path, index, made, monke
         with Opened(server.url("bootfile"), index, "active") as opened:
             store = opened.store
             assert store.put(ALL, made["decoded"]) == 40 and same(store.read(ALL), made["decoded"])
-            leases.ask(store.server, store.name, "PERSIST", np.array(ALL))
-            store.lease.register(offline=True)
-            until(lambda: opened.sets()[0].leases)
-            leases.sweep(opened.server)
-            leases.remove(opened.server, store.name)
+            references.ask(store.server, store.name, "PERSIST", np.array(ALL))
+            store.reference.register(offline=True)
+            until(lambda: opened.sets()[0].references)
+            references.sweep(opened.server)
+            references.remove(opened.server, store.name)
             assert store.lengths(ALL).tolist() == [0] * 40 and opened.said == []
         for command in (("EVAL", "return 1", 0), ("KEYS", "*"), ("GET", "other")):
             with pytest.raises(Exception, match="permissions"):
@@ -420,7 +420,7 @@ def test_tls(tmp_path, index, made, monkeypatch):
             assert opened.store.read(ALL) == [None] * 40 and len(opened.said) == 1
 
 
-# leases
+# references
 
 
 @needed
@@ -428,13 +428,15 @@ def test_an_active_set_goes_with_the_last_one(empty_redis, index, made):
     client = empty_redis.client()
     with Opened(empty_redis.url(), index, "active") as first:
         first.store.put(ALL, made["decoded"])
-        assert 0 < client.ttl(first.key(0)) <= leases.LEFT
+        assert 0 < client.ttl(first.key(0)) <= references.SAMPLE_LIFETIME
         with Opened(empty_redis.url(), index, "active") as second:
-            until(lambda: len(first.sets()[0].leases) == 2)
+            until(lambda: len(first.sets()[0].references) == 2)
             assert same(second.store.read(ALL), made["decoded"])
         assert same(first.store.read(ALL), made["decoded"]), "one job is left"
-        (held,) = first.sets()
-        assert held.samples == 40 and held.mode == "active" and held.title.endswith("/train")
+        (stored,) = first.sets()
+        assert stored.samples == 40 and stored.mode == "active" and stored.title.endswith("/train")
+        keys = {f"bootfile:{stored.name}:about", f"bootfile:{stored.name}:leases", "bootfile:names"}
+        assert {key.encode() for key in keys} <= {*client.keys()}, "other versions use these names"
     assert client.dbsize() == 0
 
 
@@ -443,15 +445,15 @@ def test_no_heartbeat_follows_the_release(empty_redis, index, monkeypatch):
     """A heartbeat that is on its way ends before the release; the one of Servers.close() is not sent."""
     monkeypatch.setattr("datasets.stores.shared.redis_store._BEAT", 0.0)
     arrived, may_go = threading.Event(), threading.Event()
-    beat = leases.Lease.beat
+    beat = references.Reference.beat
 
-    def beat_when_told(lease):
+    def beat_when_told(reference):
         if threading.current_thread().name == "cache":
             arrived.set()
             assert may_go.wait(60)
-        return beat(lease)
+        return beat(reference)
 
-    monkeypatch.setattr(leases.Lease, "beat", beat_when_told)
+    monkeypatch.setattr(references.Reference, "beat", beat_when_told)
     opened = Opened(empty_redis.url(), index, "active")
     assert arrived.wait(60)
     closing = threading.Thread(target=opened.store.close)
@@ -467,20 +469,20 @@ def test_no_heartbeat_follows_the_release(empty_redis, index, monkeypatch):
 def test_an_offline_set_stays_and_is_shared(empty_redis, index, made):
     client = empty_redis.client()
     with Opened(empty_redis.url(), index) as preload:
-        preload.store.lease.register(offline=True)
+        preload.store.reference.register(offline=True)
         preload.store.put(ALL, made["decoded"])
     assert client.ttl(preload.key(0)) == -1
     for mode in ("offline", "active"):
         with Opened(empty_redis.url(), index, mode) as one, Opened(empty_redis.url(), index, mode) as other:
-            until(lambda one=one: len(one.sets()[0].leases) == 2)
+            until(lambda one=one: len(one.sets()[0].references) == 2)
             assert same(one.store.read(ALL), made["decoded"]) and same(other.store.read(ALL), made["decoded"])
         assert client.dbsize() >= 40
     with Opened(empty_redis.url(), index) as tool:
-        (held,) = tool.sets()
-        assert held.mode == "offline" and held.leases == []
-        leases.sweep(tool.server)
+        (stored,) = tool.sets()
+        assert stored.mode == "offline" and stored.references == []
+        references.sweep(tool.server)
         assert client.dbsize() >= 40
-        leases.remove(tool.server, held.name)
+        references.remove(tool.server, stored.name)
     assert client.dbsize() == 0
 
 
@@ -490,13 +492,13 @@ sys.path.insert(0, {root!r})
 from datasets.folders import image_folder
 from datasets.stores import forms
 from datasets.stores.files import FileStore
-from datasets.stores.shared import address, connection, leases
+from datasets.stores.shared import address, connection, references
 from datasets.stores.shared.redis_store import RedisStore
-leases.LEASE = 1
+references.LIFETIME = 1
 index = image_folder.open_index({folder!r})
 store = RedisStore(connection.Server(address.parse({url!r})), index, "active")
 store.put([0, 1], [forms.make(FileStore(index), id, "decoded") for id in (0, 1)])
-while not store.lease._held:
+while not store.reference.is_counted:
     time.sleep(0.01)
 print("ready", flush=True)
 time.sleep(60)
@@ -505,7 +507,7 @@ time.sleep(60)
 
 @needed
 def test_the_data_of_a_killed_job_are_deleted_by_the_next(empty_redis, index, tmp_path):
-    """Its lease expires. A job with another data set deletes its data, but not those of a running job."""
+    """Its reference expires. A job with other data deletes its data set, but not that of a running job."""
     script = SCRIPT.format(root=str(ROOT), folder=index.folder, url=empty_redis.url())
     job = start("-c", script)
     try:
@@ -517,7 +519,7 @@ def test_the_data_of_a_killed_job_are_deleted_by_the_next(empty_redis, index, tm
     client = empty_redis.client()
     assert len(client.keys("*decoded256:[0-9]*")) == 2
     with Opened(empty_redis.url(), index) as tool:
-        until(lambda: not any(each.leases for each in tool.sets()))
+        until(lambda: not any(each.references for each in tool.sets()))
     with Opened(empty_redis.url(), other, "active") as opened:
         until(lambda: not client.keys("*decoded256:[0-9]*"))
         until(lambda: [each.name for each in opened.sets()] == [opened.store.name])

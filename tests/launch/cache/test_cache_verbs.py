@@ -233,7 +233,7 @@ def test_what_is_not_as_the_files_say_is_named(images, cache_dir, empty_redis, l
     assert launch("preload", empty_redis.url(), images)[0] == 0
     index, client = loaded(images, cache_dir), empty_redis.client()
     with Opened(empty_redis.url(), index) as opened:
-        opened.store.lease.stays = True
+        opened.store.reference.is_offline = True
         sample = forms.make(FileStore(index), 4, "decoded")
         wrong = np.frombuffer(sample.content, np.uint8).copy()
         wrong[1000] ^= 1
@@ -265,17 +265,17 @@ def test_what_a_job_uses_stays(images, cache_dir, empty_redis, launch):
     assert launch("preload", empty_redis.url(), images)[0] == 0
     index = loaded(images, cache_dir)
     with Opened(empty_redis.url(), index, "offline") as job:
-        until(lambda: job.held().leases)
+        until(lambda: job.stored().references)
         for what in (index.fingerprint, "--all"):
             with pytest.raises(
-                BadInput, match=rf"{job.store.name} is in use: .*:{os.getpid()}:.*lease ends in"
+                BadInput, match=rf"{job.store.name} is in use: .*:{os.getpid()}:.*its reference expires in"
             ):
                 launch("rm", empty_redis.url(), None, what)
         printed = launch("ls", empty_redis.url())[1]
         assert "40/40" in printed, "nothing was deleted"
-        assert re.search(rf"used by \S+:{os.getpid()}:\w+ \(lease ends in \d+ s\)", printed)
+        assert re.search(rf"used by \S+:{os.getpid()}:\w+ \(its reference expires in \d+ s\)", printed)
     with Opened(empty_redis.url(), index, "offline") as job:
-        until(lambda: job.held().leases)
+        until(lambda: job.stored().references)
         assert launch("rm", empty_redis.url(), None, "--all", "--force")[0] == 0
         assert job.store.read([0]) == [None]
 
@@ -288,7 +288,7 @@ def test_what_an_active_job_put_stays_after_a_preload(images, cache_dir, empty_r
         assert client.ttl(job.key(3)) > 0
         assert launch("preload", empty_redis.url(), images)[0] == 0
         assert {client.ttl(job.key(id)) for id in range(40)} == {-1}
-        assert job.held().mode == "offline"
+        assert job.stored().mode == "offline"
     assert client.info("commandstats")["cmdstat_set"]["calls"] == 52, "the job's samples were not sent again"
     assert launch("check", empty_redis.url(), images)[0] == 0, "the job's end deletes nothing"
     assert client.ttl(f"bootfile:{job.store.name}:about") == -1
