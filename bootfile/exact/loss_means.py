@@ -67,13 +67,20 @@ class LabelMean(TorchFunctionMode):
         self._is_other = is_other if self._is_other is None else self._is_other | is_other
 
     def stop(self, device: torch.device) -> torch.Tensor:
-        """Return whether a loss with a gradient since watch() was not a mean over samples: float32 [1] on the
-        device, 1 or 0, without synchronising."""
+        """See no more losses until the next watch(). Return whether a loss with a gradient since the last one
+        was not a mean over samples: float32 [1] on the device, 1 or 0, without synchronising."""
+        is_other = self._is_other
+        self.forget()
+        if is_other is None:
+            return torch.zeros(1, device=device)
+        return is_other.float().to(device)[None]
+
+    def forget(self) -> None:
+        """See no more losses until the next watch(), and forget those since the last one."""
+        self._is_other = None
         if self._is_watching:
             self._is_watching = False
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        is_other, self._is_other = self._is_other, None
-        return torch.zeros(1, device=device) if is_other is None else is_other.float().to(device)[None]
 
 
 def _find_means(loss: torch.Tensor) -> Iterator[Any]:
@@ -125,4 +132,4 @@ class LabelMeanWatcher:
 
     def end(self) -> None:
         """See no more losses, because the step cannot end."""
-        self._seen.stop(torch.device("cpu"))
+        self._seen.forget()
