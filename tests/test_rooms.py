@@ -6,6 +6,7 @@ neither its rooms (files directly in it, and sub-packages) nor its files import 
 Imports inside functions also count.
 """
 
+import argparse
 import ast
 import os
 import re
@@ -225,7 +226,7 @@ class _Pair(NamedTuple):
 
 
 # private names of other packages that they document, or that modules of ours may share with them
-_OF_OTHERS = {"_", *dir(os), *dir(_Pair), *vars(torch.nn.Module())}
+_OF_OTHERS = {"_", *dir(os), *dir(_Pair), *dir(argparse.HelpFormatter), *vars(torch.nn.Module())}
 
 
 def find_private(sources: dict[str, str]) -> set[str]:

@@ -19,7 +19,7 @@ class UrlLease(Lease):
         super().__init__(store.location.url())
         self._check_store()
 
-    def _read(self) -> tuple[dict, str | None]:
+    def read(self) -> tuple[dict, str | None]:
         content, etag = self.store.read_version(KEY)
         if etag is None:
             return {}, None
@@ -28,17 +28,17 @@ class UrlLease(Lease):
             holder = json.loads(content)
         return holder if isinstance(holder, dict) and holder else {"id": None}, etag
 
-    def _replace(self, version: str | None) -> str | None:
+    def replace(self, version: str | None) -> str | None:
         return self.store.replace(KEY, json.dumps(self.own | {"time": time.time()}).encode(), version)
 
-    def _delete(self) -> None:
+    def delete(self) -> None:
         self.store.delete([KEY])
 
     def _check_store(self) -> None:
         """Print a warning if the store cannot refuse the write of a second job: If-None-Match must fail."""
-        reason = "" if self._version else "returns no ETag"
-        if not reason and (etag := self._replace(None)) is not None:
-            self._version, reason = etag, "ignores conditional writes"
+        reason = "" if self.version else "returns no ETag"
+        if not reason and (etag := self.replace(None)) is not None:
+            self.version, reason = etag, "ignores conditional writes"
         if reason:
             print_line(
                 f"warning: the store of {self.place} {reason}: two jobs that start there at the same moment "

@@ -53,14 +53,14 @@ class FolderLease(Lease):
     def _list(self) -> list[str]:
         return sorted(filter(_NAME.fullmatch, os.listdir(self.names)))
 
-    def _read(self) -> tuple[dict, int | None]:
+    def read(self) -> tuple[dict, int | None]:
         probe = os.path.join(self.names, f".{self.own['id']}")
         open(probe, "w", opener=opener).close()
         self._unlink([probe])
         match = _NAME.fullmatch(max(self._list(), default=""))
         return (match.groupdict(), int(match["version"])) if match else ({}, None)
 
-    def _replace(self, version: int | None) -> int | None:
+    def replace(self, version: int | None) -> int | None:
         number = (version or 0) + 1
         host = re.sub(r"[^\w.-]", "_", self.own["host"])[:100]
         name = f"{number:08d}-{self.own['id']}-{self.own['pid']}-{host}"
@@ -72,7 +72,7 @@ class FolderLease(Lease):
         self._unlink(each for each in names if each < name)
         return number
 
-    def _delete(self) -> None:
+    def delete(self) -> None:
         self._unlink(os.listdir(self.names))
         os.rmdir(self.names)
 

@@ -26,38 +26,41 @@ class Lease:
     """
 
     def __init__(self, place: str):
-        self.place, self.lost = place, ""
+        self.place = place
+        self.lost = ""  # why another job has the place now
         self.own: dict[str, Any] = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
-        self._ended, self._busy = threading.Event(), threading.Lock()
-        other, self._version = self._read()  # the version that the next write replaces
+        self._ended = threading.Event()
+        self._busy = threading.Lock()
+        other, self.version = self.read()  # the version that the next write replaces
         if other:
             self._watch(other)
         self._write()
         self.check()
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
-    def _read(self) -> tuple[dict, Any]:
+    def read(self) -> tuple[dict, Any]:
         """Return (record of the holder, its version); ({}, None) if there is none."""
         raise NotImplementedError
 
-    def _replace(self, version: Any) -> Any:
+    def replace(self, version: Any) -> Any:
         """Write the own record in place of this version, and return its version; None if another job was
         faster. It never has the value of an earlier record."""
         raise NotImplementedError
 
-    def _delete(self) -> None:
+    def delete(self) -> None:
+        """Delete the record, which is the own one."""
         raise NotImplementedError
 
     def check(self) -> None:
         """Raise BadInput if another job has taken the lease, because this job was paused for too long."""
         if not self.lost:
             for _ in range(_LATE):
-                holder, version = self._read()
+                holder, version = self.read()
                 if holder:
                     break
                 time.sleep(1)
             if holder.get("id") == self.own["id"]:
-                self._version = version
+                self.version = version
             else:
                 self.lost = self._in_use(holder)
         if self.lost:
@@ -67,7 +70,7 @@ class Lease:
         self._ended.set()
         with self._busy:
             self.check()
-            self._delete()
+            self.delete()
 
     def _watch(self, other: dict) -> None:
         print_line(
@@ -77,7 +80,7 @@ class Lease:
         deadline = time.monotonic() + WATCH
         while time.monotonic() < deadline:
             time.sleep(min(1.0, RENEW))
-            holder, self._version = self._read()
+            holder, self.version = self.read()
             if not holder:
                 return
             if holder != other:
@@ -96,8 +99,8 @@ class Lease:
         """Act when the lease is lost. By default the next check() reports it."""
 
     def _write(self) -> None:
-        version = self._replace(self._version)  # check() notices if another job has replaced it
-        self._version = self._version if version is None else version
+        version = self.replace(self.version)  # check() notices if another job has replaced it
+        self.version = self.version if version is None else version
 
     def _in_use(self, other: dict) -> str:
         if not other:
