@@ -4,7 +4,7 @@
     FOLDER/step_400.pt.json    also the files of step_400.shards: "shards": {name: [size in bytes, sha256]}
     FOLDER/step_400.shards/    __<rank>_0.distcp with the tensors of each rank, and .metadata
 
-All ranks must see the same FOLDER. A checkpoint can be read by any number of ranks.
+All ranks must see the same FOLDER. A checkpoint can be read by any number of ranks. Experimental.
 """
 
 import os
