@@ -1,4 +1,4 @@
-"""Prepare a model for torch's fully_shard (FSDP2): the options of a job, and the layers to shard. Experimental.
+"""Prepare a model for torch's fully_shard (FSDP2): its options, and the layers to shard. Experimental.
 
 Guide: guides/large_models.md.
 """
