@@ -108,12 +108,16 @@ class Output:
                 )
 
     def begin(self) -> None:
-        """Make `latest` point to a default folder, if the file system permits links: the job that holds it
-        begins to write."""
-        link = os.path.join(os.path.dirname(self.folder), LATEST)
-        is_other = os.path.lexists(link) and not os.path.islink(link)
-        if not self._lock or not self.is_default or is_other:
+        """Make `latest` point to a default folder, if the file system permits links.
+
+        Called on rank 0 with the first line of the log: the job, which holds the folder, begins to write.
+        """
+        is_held = self._lock is not None or HELD in os.environ
+        if not is_held or not self.is_default:
             return
+        link = os.path.join(os.path.dirname(self.folder), LATEST)
+        if os.path.lexists(link) and not os.path.islink(link):
+            return  # a file or a folder of the user
         new = f"{self.folder}.{LATEST}"
         with contextlib.suppress(OSError):
             os.symlink(os.path.basename(self.folder), new)

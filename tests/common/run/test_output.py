@@ -88,6 +88,17 @@ def test_links_that_are_not_permitted_leave_nothing(tmp_path, monkeypatch):
     assert os.readlink(tmp_path / "latest") == os.path.basename(path)
 
 
+def test_latest_points_to_a_folder_that_the_parent_holds(tmp_path, monkeypatch):
+    """An elastic job: its agent holds the folder, and rank 0, which writes the results, begins."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    monkeypatch.setenv(output.HELD, "1")
+    run = output.Output(str(folder), is_default=True)
+    run.hold()
+    run.begin()
+    assert os.readlink(tmp_path / "latest") == "run"
+
+
 def _not_permitted(*arguments):
     raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
