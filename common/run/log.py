@@ -93,7 +93,8 @@ class Log:
         continues: a process has begun before and others were lost: not a start.
         """
         self._end_lap("model and checkpoint")
-        self.output.begin()
+        if ranks.is_first():
+            self.output.begin()
         self._loader, self._step, self._total_steps = loader, step, total_steps
         self._repeats, self._continues = repeats, continues
         self._rate, self._scheduler, self._run = rate, scheduler, run
