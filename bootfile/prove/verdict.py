@@ -17,7 +17,7 @@ from bootfile.prove.jobs import (
     Job,
     NotRun,
 )
-from bootfile.receipt import compare  #
+from bootfile.receipt import compare
 from bootfile.receipt.compare import Line
 
 NOTICED, NOT_NOTICED, REFUSED, NOT_RUN = "noticed", "not noticed", "refused", "not run"
