@@ -34,7 +34,6 @@ CEILINGS = {
     "bootfile/machine": (0, 1, 3, 0, 2, 0, 31),
     "bootfile/processes": (0, 0, 6, 0, 1, 0, 38),
     "bootfile/prove": (1, 5, 30, 5, 13, 0, 73),
-    "bootfile/sampling": (0, 1, 20, 3, 15, 0, 65),
     "common/checkpoint": (0, 2, 28, 5, 26, 2, 78),
     "common/compute": (0, 1, 14, 3, 7, 0, 67),
     "common/console": (1, 1, 4, 0, 3, 0, 63),
