@@ -30,7 +30,6 @@ CEILINGS = {
     "bootfile/console": (0, 0, 5, 4, 3, 1, 71),
     "bootfile/exact": (0, 5, 56, 12, 102, 0, 73),
     "bootfile/ground": (0, 1, 4, 1, 2, 0, 41),
-    "bootfile/loaders": (0, 2, 19, 7, 15, 0, 54),
     "bootfile/machine": (0, 1, 3, 0, 2, 0, 31),
     "bootfile/processes": (0, 0, 6, 0, 1, 0, 38),
     "bootfile/prove": (1, 5, 30, 5, 13, 0, 73),
