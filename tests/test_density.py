@@ -32,7 +32,7 @@ CEILINGS = {
     "bootfile/ground": (0, 1, 4, 1, 2, 0, 41),
     "bootfile/machine": (0, 1, 3, 0, 2, 0, 31),
     "bootfile/processes": (0, 0, 6, 0, 1, 0, 38),
-    "bootfile/prove": (1, 5, 30, 5, 13, 0, 73),
+    "bootfile/prove": (0, 3, 10, 4, 7, 0, 49),
     "common/checkpoint": (0, 2, 28, 5, 26, 2, 78),
     "common/compute": (0, 1, 14, 3, 7, 0, 67),
     "common/console": (1, 1, 4, 0, 3, 0, 63),
