@@ -27,10 +27,7 @@ from tests.support.density import (
 MOST_COMPACT = 60
 # room -> the number of places of each of KINDS, and compact expressions in 1,000 lines
 CEILINGS = {
-    "bootfile/console": (0, 0, 5, 4, 3, 1, 71),
     "bootfile/exact": (0, 5, 56, 12, 102, 0, 73),
-    "bootfile/ground": (0, 1, 4, 1, 2, 0, 41),
-    "bootfile/machine": (0, 1, 3, 0, 2, 0, 31),
     "bootfile/processes": (0, 0, 6, 0, 1, 0, 38),
     "bootfile/prove": (0, 3, 10, 4, 7, 0, 49),
     "common/checkpoint": (0, 2, 28, 5, 26, 2, 78),
