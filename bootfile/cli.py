@@ -19,8 +19,11 @@ VERBS = {  # verb: (module with main(arguments) -> exit code, what it does)
     ),
 }
 USAGE = "\n".join(
-    ["usage: bootfile VERB [ARGUMENTS]   (VERB --help: details; --version)", ""]
-    + [f"  {verb:<10}{meaning}" for verb, (_, meaning) in VERBS.items()]
+    [
+        "usage: bootfile VERB [ARGUMENTS]   (VERB --help: details; --version)",
+        "",
+        *(f"  {verb:<10}{meaning}" for verb, (_, meaning) in VERBS.items()),
+    ]
 )
 
 

@@ -16,7 +16,10 @@ def render(template: str, **values: Any) -> str:
     folders = [os.path.dirname(template), os.path.dirname(os.path.abspath(__file__))]
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folders),
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     text: str = environment.get_template(os.path.basename(template)).render(values)
     return text

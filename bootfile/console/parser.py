@@ -30,6 +30,7 @@ def boolean(text: str) -> bool:
 
 
 def _number(expected: str, fits: Callable[[Any], bool], kind: Callable[[str], Any], text: str) -> Any:
+    """Parse the value of an option. Raises an error of argparse with what is expected, if it does not fit."""
     with contextlib.suppress(ValueError):
         value = parse_number(text, kind)
         if fits(value) and value <= LARGEST:
@@ -37,10 +38,22 @@ def _number(expected: str, fits: Callable[[Any], bool], kind: Callable[[str], An
     raise argparse.ArgumentTypeError(f"{text!r} is not {expected} and at most {LARGEST:g}")
 
 
-positive_int = functools.partial(_number, "a whole number of at least 1", lambda value: value >= 1, int)
-non_negative_int = functools.partial(_number, "a whole number of at least 0", lambda value: value >= 0, int)
-positive_float = functools.partial(_number, "a number above 0", lambda value: value > 0, float)
-non_negative_float = functools.partial(_number, "a number of at least 0", lambda value: value >= 0, float)
+def _is_at_least_1(value: float) -> bool:
+    return value >= 1
+
+
+def _is_at_least_0(value: float) -> bool:
+    return value >= 0
+
+
+def _is_above_0(value: float) -> bool:
+    return value > 0
+
+
+positive_int = functools.partial(_number, "a whole number of at least 1", _is_at_least_1, int)
+non_negative_int = functools.partial(_number, "a whole number of at least 0", _is_at_least_0, int)
+positive_float = functools.partial(_number, "a number above 0", _is_above_0, float)
+non_negative_float = functools.partial(_number, "a number of at least 0", _is_at_least_0, float)
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -123,14 +136,17 @@ class Parser(argparse.ArgumentParser):
     def _split(self, words: list[str]) -> tuple[list[str], list[str]]:
         """Return (words with the defined names of options, names of unknown options). The word after an
         unknown option is taken as its value."""
-        known, unknown = [], []
+        known = []
+        unknown = []
         while words:
             word = words.pop(0)
             if word == "--":
                 return [*known, word, *words], unknown
             given, equals, value = word.partition("=")
             option = self._spelled(given)
-            following = words[0] if words and not is_option(words[0]) else None
+            following = None  # the next word, if it may be the value
+            if words and not is_option(words[0]):
+                following = words[0]
             if not is_option(word):
                 known.append(word)
             elif option is None:
@@ -140,8 +156,10 @@ class Parser(argparse.ArgumentParser):
                     words.pop(0)
             elif self._option_string_actions[option].nargs == "?" and not equals:
                 action = self._option_string_actions[option]
-                own = following is not None and not _is_path(action, following)
-                known.append(f"{option}={words.pop(0) if own else action.const}")
+                if following is not None and not _is_path(action, following):
+                    known.append(f"{option}={words.pop(0)}")
+                else:
+                    known.append(f"{option}={action.const}")
             else:
                 attached = "" if given.startswith("--") else given[len(option) :]  # -j5
                 known.append(f"{option}{attached}{equals}{value}")
@@ -157,10 +175,13 @@ class Parser(argparse.ArgumentParser):
                 action = self._option_string_actions.get(self._spelled(given) or "")
                 if action and not word.startswith("--") and given not in self._option_string_actions:
                     value = word[2:]  # -pVALUE
-            names = action.option_strings if action and action.nargs != 0 and action.type != boolean else ()
-            if value and any(is_secret(name, value) for name in names) and not _WORD.fullmatch(value):
+            if not value or action is None:
+                continue
+            has_text = action.nargs != 0 and action.type != boolean
+            may_be_secret = has_text and any(is_secret(name, value) for name in action.option_strings)
+            if may_be_secret and not _WORD.fullmatch(value):
                 hide(value)
-            if value and action and action.nargs in (None, "?"):
+            if action.nargs in (None, "?"):  # it has one value: the next word is not its
                 action = None
 
     def _spelled(self, given: str) -> str | None:
@@ -178,25 +199,38 @@ class Parser(argparse.ArgumentParser):
 
     def resembling(self, name: str) -> str | None:
         """Return the defined option whose name is similar to an unknown one; None if there is none."""
-        options, name = self.by_name(), plain(name).lower()
-        longer = [each for each in options if len(name) > 2 and each.startswith(name)]
-        close = [self.short_names.get(name), *difflib.get_close_matches(name, options, 1, 0.75), *longer]
-        return next((options[each] for each in close if each in options), None)
+        options = self.by_name()
+        name = plain(name).lower()
+        similar = [self.short_names.get(name)]
+        similar += difflib.get_close_matches(name, options, 1, 0.75)
+        if len(name) > 2:
+            similar += [option for option in options if option.startswith(name)]
+        for candidate in similar:
+            if candidate in options:
+                return options[candidate]
+        return None
 
     def unknown(self, unknown: list[str]) -> str:
         """Return the error message for unknown options."""
-        said = []
+        shown = []
         for name in unknown:
+            hint = self.hints.get(plain(name))
             meant = self.resembling(name)
-            hint = self.hints.get(plain(name)) or (meant and f"did you mean {meant}?")
-            said.append(f"{name} ({hint})" if hint else name)
-        return f"unknown option{'s' if len(said) > 1 else ''}: {', '.join(said)}"
+            if not hint and meant:
+                hint = f"did you mean {meant}?"
+            shown.append(f"{name} ({hint})" if hint else name)
+        plural = "s" if len(shown) > 1 else ""
+        return f"unknown option{plural}: {', '.join(shown)}"
 
 
 def expand_home(word: str) -> str:
     """Return a word of a command line with the home folder for a ~ at the beginning of a path: "~/data" or
     "--data_url=~/data", which a shell leaves as it is. Raises BadInput if there is no such home folder."""
-    option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
+    option = ""
+    equals = ""
+    value = word
+    if word.startswith("-"):
+        option, equals, value = word.partition("=")
     path = os.path.expanduser(value) if value.startswith("~") else value
     if path.startswith("~") and (path == "~" or "/" in path):
         user = path.partition("/")[0]

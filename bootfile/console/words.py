@@ -16,7 +16,9 @@ def is_option(word: str) -> bool:
 
 def name_of(word: str) -> str:
     """Return the name of the option with which a word begins."""
-    return re.split(r"[^\w.-]", word)[0] if word.startswith("--") else word[:2]
+    if not word.startswith("--"):
+        return word[:2]
+    return re.split(r"[^\w.-]", word, maxsplit=1)[0]
 
 
 def mask_words(words: Iterable[str], ignored: Collection[str] = ()) -> tuple[list[str], list[str]]:
@@ -25,19 +27,28 @@ def mask_words(words: Iterable[str], ignored: Collection[str] = ()) -> tuple[lis
 
     ignored: names of options that the job does not know, and NAMELESS: their values may be secrets.
     """
-    shown, masked = [], []
-    option, place = "", 1  # place: the number of values that the option has
+    shown = []
+    masked = []
+    option = ""  # the last option before the word, or in it
+    count = 1  # of the values that the option has so far, with that of the word
     for word in words:
-        lead, value, place = "", word, place + 1
         if is_option(word):
             option, _, value = word.partition("=")
-            if name_of(word) in ignored and not word.startswith("--"):
-                option, value = word[:2], word[2:]
-            lead, place = word.removesuffix(value), int(bool(value))
-        is_hidden = name_of(option) in ignored or (place > 1 and NAMELESS in ignored)
-        is_hidden = is_hidden or is_secret(option, value)
-        shown.append(f"{lead}***" if value and is_hidden else mask(word))
-        if shown[-1] != word:
+            if name_of(word) in ignored and not word.startswith("--"):  # -pVALUE
+                option = word[:2]
+                value = word[2:]
+            lead = word.removesuffix(value)
+            count = 1 if value else 0
+        else:
+            value = word
+            lead = ""
+            count += 1
+        # an option has one value: a second one, and a word before all options, may belong to no option
+        is_nameless = count > 1 and NAMELESS in ignored
+        is_hidden = name_of(option) in ignored or is_nameless or is_secret(option, value)
+        text = f"{lead}***" if value and is_hidden else mask(word)
+        shown.append(text)
+        if text != word:
             masked.append(option or NAMELESS)
     return shown, list(dict.fromkeys(masked))
 
@@ -45,7 +56,8 @@ def mask_words(words: Iterable[str], ignored: Collection[str] = ()) -> tuple[lis
 def get_option(arguments: list[str], *names: str) -> str | None:
     """Return the last value of an option, given as `--name value` or `--name=value`. names: with _; arguments
     may have - for _."""
-    return split_option(arguments, *names)[0]
+    value, _ = split_option(arguments, *names)
+    return value
 
 
 def split_option(arguments: list[str], *names: str) -> tuple[str | None, list[str]]:

@@ -28,11 +28,12 @@ def kind() -> str:
                 f"torch_npu cannot be imported: {reason}; uninstall it, or install CANN"
             ) from error
         return "npu"
-    device = None
     if hasattr(torch, "accelerator"):
         with contextlib.suppress(RuntimeError):  # torch 2.6 raises it if there is none
             device = torch.accelerator.current_accelerator()
-    return device.type if device else "cuda"
+            if device is not None:
+                return device.type
+    return "cuda"
 
 
 def of(device: torch.device | str) -> Any:
@@ -49,8 +50,11 @@ def count() -> int:
 def in_use() -> Any:
     """Return the module of the accelerator if this process uses it, else None."""
     module = of(kind())
-    is_used = module.is_available() and getattr(module, "is_initialized", module.is_available)()
-    return module if is_used else None
+    if not module.is_available():
+        return None
+    if hasattr(module, "is_initialized") and not module.is_initialized():  # torch.mps has no such function
+        return None
+    return module
 
 
 def has_streams(device: torch.device) -> bool:
@@ -60,7 +64,10 @@ def has_streams(device: torch.device) -> bool:
 
 def new_event(device: torch.device) -> Any:
     """Return a new event. A host thread that waits for it sleeps if the device can wake it."""
-    return of(device).Event(**{"blocking": True} if device.type in ("cuda", "npu") else {})
+    module = of(device)
+    if device.type in ("cuda", "npu"):
+        return module.Event(blocking=True)
+    return module.Event()
 
 
 @functools.cache
@@ -88,5 +95,7 @@ def double(tensor: torch.Tensor) -> torch.Tensor:
 def backend() -> str:
     """Return the backend of torch.distributed if each process has an accelerator: nccl, hccl, xccl, ... If
     the device has no float64, gloo is added for the sums, which are on the CPU then."""
-    own = torch.distributed.Backend.default_device_backend_map.get(kind(), "gloo")
-    return own if has_float64(torch.device(kind())) else f"cpu:gloo,{kind()}:{own}"
+    name = torch.distributed.Backend.default_device_backend_map.get(kind(), "gloo")
+    if has_float64(torch.device(kind())):
+        return name
+    return f"cpu:gloo,{kind()}:{name}"

@@ -26,4 +26,6 @@ def class_names_of(data: Any) -> tuple[str, ...]:
     while not hasattr(data, "class_names") and hasattr(data, "dataset"):
         data = data.dataset
     names = getattr(data, "class_names", getattr(data, "classes", ()))
-    return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
+    if not isinstance(names, list | tuple):
+        return ()
+    return tuple(str(name) for name in names)

@@ -16,8 +16,13 @@ import sys
 from collections.abc import Callable
 from types import ModuleType
 
-BAD_INPUT, NOT_SAVED, DIVERGED, INTERRUPTED = 2, 6, 7, 130
-NO_RENDEZVOUS, LOST_CONTACT = 4, 5  # exit codes of jobs (common/ground/endings.py)
+# the exit codes above, and two of jobs (common/ground/endings.py)
+BAD_INPUT = 2
+NO_RENDEZVOUS = 4
+LOST_CONTACT = 5
+NOT_SAVED = 6
+DIVERGED = 7
+INTERRUPTED = 130
 # variable with a file descriptor: errors go to the parent process, which prints a shared error only once
 ERROR_PIPE = "BOOTFILE_ERROR_PIPE"
 
@@ -40,9 +45,13 @@ def printable(text: str) -> str:
     line and cannot control a terminal. Backslashes in the text do not change."""
     if text.isprintable():
         return text
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text
-    )
+    shown = []
+    for character in text:
+        if character.isprintable():
+            shown.append(character)
+        else:
+            shown.append(character.encode("unicode_escape").decode("ascii"))
+    return "".join(shown)
 
 
 def mask(text: str) -> str:

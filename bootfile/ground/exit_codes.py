@@ -4,7 +4,9 @@ import signal
 
 from bootfile.ground.errors import BAD_INPUT, DIVERGED, LOST_CONTACT, NO_RENDEZVOUS, NOT_SAVED
 
-DIFFERS, UNVERIFIED = 20, 21  # exit codes of `prove`
+# exit codes of `prove`
+DIFFERS = 20
+UNVERIFIED = 21
 TIME_LIMIT = 124
 
 _CODES = {
@@ -50,7 +52,9 @@ def explain_exit_code(code: int) -> str:
         name = signal.Signals(number)
     except ValueError:
         return "an exit code of the program: see the end of its log"
-    return f"{name.name}: {_SIGNALS[name]}" if name in _SIGNALS else name.name
+    if name not in _SIGNALS:
+        return name.name
+    return f"{name.name}: {_SIGNALS[name]}"
 
 
 def explain_end(code: int, error: str) -> str:

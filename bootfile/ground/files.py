@@ -108,10 +108,11 @@ def read_json_lines(path: str, most: int, whole: bool = False) -> list[dict[str,
         return []
     objects = parse_json_lines(content)
     if whole:
-        count = sum(bool(line.strip()) for line in content.split(b"\n"))
-        if bad := count - len(objects):
+        lines = [line for line in content.split(b"\n") if line.strip()]
+        bad = len(lines) - len(objects)
+        if bad:
             raise BadInput(
-                f"{path}: {bad} of {count} lines are cut or damaged: delete them to use the others"
+                f"{path}: {bad} of {len(lines)} lines are cut or damaged: delete them to use the others"
             )
     return objects
 
@@ -122,7 +123,8 @@ def parse_json_lines(content: bytes) -> list[dict[str, Any]]:
     for text in content.decode(errors="replace").split("\n"):
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(text)
-            objects += [value] if isinstance(value, dict) else []
+            if isinstance(value, dict):
+                objects.append(value)
     return objects
 
 
@@ -141,6 +143,7 @@ def state_of(path: str) -> tuple[int, int, int]:
 
 @functools.cache
 def _mount_of(path: str) -> str:
+    """Return the mount that holds a path at the first call."""
     path = os.path.realpath(path)
     while not os.path.ismount(path):
         path = os.path.dirname(path)
@@ -150,7 +153,8 @@ def _mount_of(path: str) -> str:
 def check_mounted(folder: str) -> None:
     """Raise OSError if the mount that held a folder at the first call is gone: the folder below it is on
     another file system."""
-    if not os.path.ismount(mount := _mount_of(folder)):
+    mount = _mount_of(folder)
+    if not os.path.ismount(mount):
         raise OSError(errno.ENODEV, f"{mount} is not mounted any more")
 
 
@@ -183,7 +187,9 @@ def explained(failure: str, *others: type[Exception], kind: type[Exception] = Ba
     except (BadInput, kind):  # BadInput is a ValueError, which may be one of the others
         raise
     except explainable as error:
-        reason = error.strerror or str(error) if isinstance(error, OSError) else ""
+        reason = ""
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
         raise kind(f"{failure}: {reason or in_one_line(error)}") from error
 
 
@@ -211,7 +217,9 @@ def opener(path: str, flags: int) -> int:
 
     Without it, open() waits for ever on a FIFO without a writer, and writes to the target of a link.
     """
-    flags |= os.O_NOFOLLOW * bool(flags & (os.O_WRONLY | os.O_RDWR))
+    is_writing = flags & (os.O_WRONLY | os.O_RDWR)
+    if is_writing:
+        flags |= os.O_NOFOLLOW
     handle = os.open(path, flags | os.O_NONBLOCK, 0o666)
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
@@ -225,7 +233,8 @@ def opener(path: str, flags: int) -> int:
 def read_file(path: str, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes. Raises OSError for any other."""
     with open(path, "rb", opener=opener) as file:
-        is_small = os.fstat(file.fileno()).st_size <= most
-        if is_small and len(content := file.read(most + 1)) <= most:  # files of /proc have the size 0
-            return content
+        if os.fstat(file.fileno()).st_size <= most:
+            content = file.read(most + 1)  # files of /proc have the size 0, whatever they hold
+            if len(content) <= most:
+                return content
     raise OSError(errno.EFBIG, f"larger than {most} bytes", path)

@@ -12,7 +12,13 @@ def describe_tree(root: str) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     lines = shown.decode(errors="replace").splitlines()
-    commit = next((line.split()[2] for line in lines if line.startswith("# branch.oid ")), "(initial)")
+    commit = "(initial)"  # a tree without a commit
+    is_dirty = False
+    for line in lines:
+        if line.startswith("# branch.oid "):
+            commit = line.split()[2]
+        if not line.startswith("#"):  # a file that differs
+            is_dirty = True
     if commit == "(initial)":
         return None
-    return commit if all(line.startswith("#") for line in lines) else f"{commit}-dirty"
+    return f"{commit}-dirty" if is_dirty else commit

@@ -1,6 +1,7 @@
 """Report a long wait or a long task at intervals: a silent job looks like one that hangs."""
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,8 @@ class Heartbeat:
     share it; two of them may print at the same time."""
 
     def __init__(self, every: float | None = None) -> None:
-        self._begin = self._last = time.monotonic()
+        self._begin = time.monotonic()
+        self._last = self._begin  # the time of the last line
         self.every = EVERY if every is None else every
 
     @property
@@ -34,7 +36,7 @@ class Heartbeat:
 def watched(folder: str) -> contextlib.AbstractContextManager[None]:
     """Print one line if the block, which writes to a folder, takes more than 30 seconds: a mount may hang."""
     line = f"warning: {folder} has not answered for {EVERY:.0f} s: its mount may hang; the job waits for it"
-    return alarm(EVERY, lambda: print_line(line))
+    return alarm(EVERY, functools.partial(print_line, line))
 
 
 @contextlib.contextmanager

@@ -8,7 +8,9 @@ from typing import Any
 def parse_number(text: str, kind: Callable[[str], Any] = int) -> Any:
     """Return a number of this kind, int or float. Raises ValueError, also for 1_0 and the digits of other
     scripts, which int() and float() accept."""
-    return kind(text if text.isascii() and "_" not in text else "")
+    if not text.isascii() or "_" in text:
+        raise ValueError(f"{text!r} is not a number")
+    return kind(text)
 
 
 def count_in(env: Mapping[str, str], name: str) -> int | None:

@@ -17,10 +17,14 @@ def checkpoints(folder: str) -> list[str]:
 
 def checkpoint_names(folder: str) -> list[str]:
     """Return the names of the checkpoints directly in a folder, by step. Raises OSError."""
+    steps = []  # (step, name)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        matches = filter(None, map(_CHECKPOINT.fullmatch, os.listdir(folder)))
-        return [match[0] for match in sorted(matches, key=lambda match: int(match[1]))]
-    return []
+        for name in os.listdir(folder):
+            match = _CHECKPOINT.fullmatch(name)
+            if match:
+                steps.append((int(match[1]), name))
+    steps.sort(key=lambda checkpoint: checkpoint[0])
+    return [name for _, name in steps]
 
 
 def dtensor_folder(path: str) -> str:

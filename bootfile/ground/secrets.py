@@ -67,15 +67,20 @@ def mask(text: str) -> str:
     text = _ADDRESS.sub(_mask_address, _USER.sub(r"\1***@", mask_values(text)))
     text = _HEADER.sub(r"\1\2***", text)
     at = 0
-    while match := _SETTING.search(text, at):
-        at = match.start(2)
+    while True:
+        match = _SETTING.search(text, at)
+        if match is None:
+            return text
+        at = match.start(2)  # the value may hold another setting
         if is_secret(match[1], match[2].strip("'\"")):
-            text, at = f"{text[:at]}***{text[match.end() :]}", at + 3
-    return text
+            text = f"{text[:at]}***{text[match.end() :]}"
+            at += 3
 
 
 def _mask_address(match: re.Match[str]) -> str:
-    scheme, (user, _, place) = match[1], match[2].rpartition("@")
+    """Return an address that _ADDRESS has found without its secrets."""
+    scheme = match[1]
+    user, _, place = match[2].rpartition("@")
     hosts, path, query = _PLACE.fullmatch(place).groups()  # type: ignore[union-attr]  # it matches any text
     are_hosts = all(_HOST.fullmatch(host.rstrip(".,:;)'\"`")) for host in hosts.split(","))
     if not are_hosts or re.search("[?#]", user):  # the @ may belong to a query
@@ -85,4 +90,5 @@ def _mask_address(match: re.Match[str]) -> str:
     if is_cache or is_hook:
         path = "/***"
     unsure = "***@" if "/" in user else ""  # the @ may belong to a path
-    return f"{scheme}://{unsure}{hosts}{path}{query and '?***'}"
+    hidden_query = "?***" if query else ""
+    return f"{scheme}://{unsure}{hosts}{path}{hidden_query}"

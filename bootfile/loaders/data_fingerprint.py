@@ -28,17 +28,19 @@ def fingerprint(dataset: Any, read: Callable[[np.ndarray], list[Any]]) -> str:
     """
     digest = hashlib.sha256()
     _add_dataset(digest, dataset)
-    if not isinstance(getattr(dataset, "fingerprint", None), str) and len(ids := _spread(len(dataset))):
-        for item in read(ids):
-            _add(digest, item)
+    if not isinstance(getattr(dataset, "fingerprint", None), str):
+        ids = _spread(len(dataset))
+        if len(ids):
+            for item in read(ids):
+                _add(digest, item)
     return digest.hexdigest()[:32]
 
 
 def find_unstable(dataset: Any, read: Callable[[np.ndarray], Any]) -> int | None:
     """Return the first of some samples that differs when it is read twice; None if none does.
 
-    At least two samples are read, and more for up to half a second. read(id): return a digest
-    of a sample. id: int64 [1].
+    At least two samples are read, and more for up to half a second. read(id): returns a digest of a sample.
+    id: int64 [1].
     """
     end = time.monotonic() + _AGAIN
     for place, id in enumerate(_spread(len(dataset))):
@@ -51,7 +53,9 @@ def find_unstable(dataset: Any, read: Callable[[np.ndarray], Any]) -> int | None
 
 def _spread(size: int) -> np.ndarray:
     """Return evenly spaced ids."""
-    return np.unique(np.linspace(0, size - 1, _ITEMS if size else 0).astype(np.int64))
+    if not size:
+        return np.zeros(0, np.int64)
+    return np.unique(np.linspace(0, size - 1, _ITEMS).astype(np.int64))
 
 
 def hash_value(value: Any) -> int:
@@ -85,21 +89,21 @@ def _hash_words(rows: np.ndarray) -> np.ndarray:
 
 
 def _add_dataset(digest: Any, dataset: Any) -> None:
-    own = getattr(dataset, "fingerprint", None)
-    if isinstance(own, str):
-        _add(digest, own)
+    """Add what a dataset is known by without reading items."""
+    name_of_data = getattr(dataset, "fingerprint", None)
+    if isinstance(name_of_data, str):
+        _add(digest, name_of_data)
     elif isinstance(dataset, Subset):
         _add(digest, list(dataset.indices))
         _add_dataset(digest, dataset.dataset)
     elif isinstance(dataset, ConcatDataset):
-        for each in dataset.datasets:
-            _add_dataset(digest, each)
+        for part in dataset.datasets:
+            _add_dataset(digest, part)
     else:
         _add(digest, len(dataset))
         for name, value in sorted(getattr(dataset, "__dict__", {}).items()):
             if name == "samples" and hasattr(dataset, "root"):  # torchvision's folders: [(path, label)]
-                value = [(os.path.relpath(path, dataset.root), label) for path, label in value]
-                _add(digest, value)
+                _add(digest, [(os.path.relpath(path, dataset.root), label) for path, label in value])
             elif _is_data(value):
                 _add(digest, name)
                 _add(digest, value)
@@ -108,15 +112,22 @@ def _add_dataset(digest: Any, dataset: Any) -> None:
 def _is_data(value: Any) -> bool:
     """Return whether an attribute holds numbers. Others may be paths, which differ from node to node."""
     if isinstance(value, list | tuple) and value:
-        return all(isinstance(each, int | float | torch.Tensor | np.ndarray) for each in value)
-    return isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "iufbc")
+        return all(isinstance(item, int | float | torch.Tensor | np.ndarray) for item in value)
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "iufbc"
+    return isinstance(value, torch.Tensor)
 
 
 def _add(digest: Any, value: Any) -> None:
     """Add a value to the digest. Of an array, add also its type and shape."""
     if isinstance(value, torch.Tensor):
-        value = (value.detach() if value.layout == torch.strided else value.detach().to_dense()).cpu()
-        value = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+        value = value.detach()
+        if value.layout != torch.strided:  # sparse
+            value = value.to_dense()
+        value = value.cpu()
+        if value.dtype == torch.bfloat16:  # NumPy has no such type
+            value = value.float()
+        value = value.numpy()
     if isinstance(value, np.ndarray) and value.dtype != object:
         digest.update(f"{value.dtype} {value.shape}".encode())
         if value.nbytes > _WHOLE:
@@ -130,8 +141,8 @@ def _add(digest: Any, value: Any) -> None:
             _add(digest, value[key])
     elif isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
         digest.update(f"list {len(value)}".encode())
-        for each in value:
-            _add(digest, each)
+        for item in value:
+            _add(digest, item)
     elif isinstance(value, str | bytes | int | float | complex | bool | np.generic | type(None)):
         digest.update(repr(value).encode())
     elif isinstance(value, set | frozenset):  # its order differs from process to process

@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
@@ -61,7 +61,9 @@ class Stage:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._stream = accelerator.of(device).Stream(device) if accelerator.has_streams(device) else None
+        self._stream = None
+        if accelerator.has_streams(device):
+            self._stream = accelerator.of(device).Stream(device)
 
     def end(self, copy: Copy) -> tuple[Any, Any]:
         """Return (inputs, targets) for use on the caller's stream."""
@@ -69,7 +71,9 @@ class Stage:
             current = accelerator.of(self.device).current_stream(self.device)
             current.wait_event(copy.ready)
             # their memory is not reused while the caller's stream reads them
-            tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), copy[:2])
+            for value in tree_flatten((copy.images, copy.labels))[0]:
+                if isinstance(value, torch.Tensor):
+                    value.record_stream(current)
         return copy.images, copy.labels
 
     def wait(self) -> None:
@@ -84,14 +88,17 @@ class MoveToDevice(Stage):
         if self._stream is None:
             return Copy(self._move(data[0]), self._move(data[1]))
         with accelerator.of(self.device).stream(self._stream):
-            inputs, targets = self._move(data[0]), self._move(data[1])
+            inputs = self._move(data[0])
+            targets = self._move(data[1])
             ready = accelerator.new_event(self.device)
             ready.record()
         return Copy(inputs, targets, ready)
 
     def _move(self, data: Any) -> Any:
-        move = lambda tensor: tensor.to(self.device, non_blocking=bool(self._stream))  # noqa: E731
-        return tree_map_only(torch.Tensor, move, data)
+        return tree_map_only(torch.Tensor, self._move_tensor, data)
+
+    def _move_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device, non_blocking=self._stream is not None)
 
 
 class Loader:
@@ -111,10 +118,12 @@ class Loader:
     """
 
     def __init__(self, engine: Engine, plan: Plan, device: torch.device, to_device: Any = None):
-        self.engine, self.plan = engine, plan
+        self.engine = engine
+        self.plan = plan
         self.to_device = to_device or MoveToDevice(device)
         self._shards = getattr(plan.sampler, "shards", 1)  # batches a step, each with its own random numbers
-        self.waited, self.receipt = 0.0, Receipt(plan.fingerprint, self._shards)
+        self.waited = 0.0
+        self.receipt = Receipt(plan.fingerprint, self._shards)
         self.step = 0
         self.is_whole = True
         self.batch: Batch | None = None
@@ -128,17 +137,22 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint of another trainer needs: the step, and the receipt up to commit()."""
-        seed, data = self.plan.sampler.seed, self.receipt.fingerprint
-        return {"step": self.step, "seed": seed, "data": data, "receipt": self.receipt.state_dict()}
+        return {
+            "step": self.step,
+            "seed": self.plan.sampler.seed,
+            "data": self.receipt.fingerprint,
+            "receipt": self.receipt.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the position, so that epochs_from(loader.step) yields the rest. The world size may differ.
 
         Raises BadInput if the state is that of another seed or of other data.
         """
-        for name, ours in {"seed": self.plan.sampler.seed, "data": self.receipt.fingerprint}.items():
-            if state[name] != ours:
-                raise BadInput(f"the loader's state is of {name} {state[name]}, not {ours}")
+        expected = {"seed": self.plan.sampler.seed, "data": self.receipt.fingerprint}
+        for name, value in expected.items():
+            if state[name] != value:
+                raise BadInput(f"the loader's state is of {name} {state[name]}, not {value}")
         self.seek(state["step"])
         self.step = state["step"]
         self.receipt.load_state_dict(state["receipt"])
@@ -175,39 +189,45 @@ class Loader:
         }
 
     def lead(self, step: int, part: int = 0) -> None:
-        """Make this the loader of the training, at `step`: other loaders no longer seed this process. part:
-        of an epoch, in steps, see BatchSampler."""
+        """Make this the loader of the training, at `step`: other loaders no longer seed this process.
+
+        Exact calls it on each rank before the first step. part: of an epoch, in steps, see BatchSampler.
+        """
         generators.lead(self)
         self.step = step
         self.plan.sampler.part = part
 
     def add_generator(self, value: Any) -> bool:
         """Seed a generator of your own for each step, too. Return whether the value is a generator."""
-        if is_generator := generators.seed_function(value) is not None:
-            self.generators += generators.find_generators(value)
-        return is_generator
+        if generators.seed_function(value) is None:
+            return False
+        self.generators += generators.find_generators(value)
+        return True
 
     def find_unknown_generators(self, parts: dict[str, Any], saved: dict[str, Any]) -> list[str]:
         """Return the paths of generators that parts hold, and that are neither seeded nor saved.
 
         parts: name -> model, criterion or the like. saved: name -> object in a checkpoint.
         """
-        others = [own for own in saved.values() if not any(own is part for part in parts.values())]
-        known = [each.value for each in (*self.generators, *generators.find_generators(others))]
-        return [
-            each.path
-            for name, part in parts.items()
-            for each in generators.find_generators(part, name)
-            if not any(each.value is other for other in known)
-        ]
+        # the state of a part does not have the generators inside it: only other saved objects count
+        saved_alone = [value for value in saved.values() if not any(value is part for part in parts.values())]
+        known = [generator.value for generator in self.generators]
+        known += [generator.value for generator in generators.find_generators(saved_alone)]
+        paths = []
+        for name, part in parts.items():
+            for generator in generators.find_generators(part, name):
+                if not any(generator.value is value for value in known):
+                    paths.append(generator.path)
+        return paths
 
     def commit(self, step: int, folder: str) -> None:
         """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
         sums = torch.from_numpy(self.receipt.take())
         if self.receipt.shared is None:
             sums = ranks.total(sums, self.to_device.device)
-        else:
-            sums, self.receipt.shared = torch.cat([*self.receipt.shared, sums]), []
+        else:  # share() has sent the sums of each step already
+            sums = torch.cat([*self.receipt.shared, sums])
+            self.receipt.shared = []
         self.receipt.chain(step, len(self), sums.cpu().numpy(), folder if ranks.is_first() else None)
 
     def share(self) -> None:
@@ -226,18 +246,23 @@ class Loader:
 
     def explain(self, error: Exception) -> str:
         """Return one line for an error of torch that an item of the last batch causes, or ""."""
-        text = next(iter(str(error).splitlines()), "")
         explain = getattr(self.engine, "explain", None)
+        if explain is None:
+            return ""
         with contextlib.suppress(Exception):  # the item cannot be read again
-            return explain(text, self.batch) if explain else ""
+            line: str = explain(_first_line(error), self.batch)
+            return line
         return ""
 
     def __len__(self) -> int:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        start, sampler = time.perf_counter(), self.plan.sampler
-        step, epoch, missing = sampler.step, sampler.epoch, sampler.remaining
+        start = time.perf_counter()  # of the time that the caller waits for a batch
+        sampler = self.plan.sampler
+        step = sampler.step
+        epoch = sampler.epoch
+        missing = sampler.remaining
         if generators.leads(self) and missing and step != self.step:
             raise BadInput(
                 f"the training loader is at step {step} after {self.step} batches: do not leave an epoch "
@@ -245,20 +270,25 @@ class Loader:
             )
         shards = itertools.cycle(range(self._shards))
         with contextlib.closing(self._copies()) as copies:
-            while following := self._next(copies):
+            while True:
+                following = self._next(copies)
+                if following is None:
+                    break
                 batch, copy = following
                 self.receipt.add(batch.ids, batch.labels, batch.crops)
                 delivered = self.to_device.end(copy)
                 shard = next(shards)
                 self._seed(step, generators.BATCH, shard)  # after the loading, which may draw in this process
                 self.is_whole = shard == self._shards - 1
-                self.step, self.batch = step + 1, batch
+                self.step = step + 1
+                self.batch = batch
                 if self.is_whole:
-                    step, missing = step + 1, missing - 1
-                following = None
+                    step += 1
+                    missing -= 1
                 self.waited += time.perf_counter() - start
                 yield delivered
-                del copy, delivered  # its memory may be reused
+                # the caller asks for the next batch: the memory of this one may be reused
+                del following, copy, delivered
                 start = time.perf_counter()
         if missing > 0:
             raise RuntimeError(f"the data of epoch {epoch} ended at step {step}, {missing} steps too early")
@@ -267,11 +297,13 @@ class Loader:
     def _next(self, copies: Iterator[tuple[Batch, Copy]]) -> tuple[Batch, Copy] | None:
         """Return the next batch and its copy; None at the end. If another loader leads, the random numbers of
         its step continue afterwards. Raises NotDelivered if a worker has died."""
+        # without workers, the engine reads items in this process, and they may draw
+        random_numbers = contextlib.nullcontext() if generators.may_seed(self) else generators.restored()
         try:
-            with contextlib.nullcontext() if generators.may_seed(self) else generators.restored(), waiting():
+            with random_numbers, waiting():
                 return next(copies, None)
         except RuntimeError as error:
-            text = next(iter(str(error).splitlines()), "")
+            text = _first_line(error)
             if not text.startswith("DataLoader worker (pid"):
                 raise
             raise NotDelivered(f"{text} {_DEAD_WORKER}") from error
@@ -285,17 +317,17 @@ class Loader:
         part = sampler.first_shard + shard  # the same on any number of processes
         seed = generators.derive_seed(sampler.seed, part, step, moment)
         generators.seed_all(seed, self.to_device.device)
-        for place, each in enumerate(self.generators, 1):
-            each.seed((seed + place) % 2**64)
+        for place, generator in enumerate(self.generators, 1):
+            generator.seed((seed + place) % 2**64)
 
     def _copies(self) -> Generator[tuple[Batch, Copy], None, None]:
         """Yield batches with their started copies, on a GPU one batch ahead."""
-        begun: collections.deque[tuple[Batch, Copy]] = collections.deque()
+        begun: collections.deque[tuple[Batch, Copy]] = collections.deque()  # at most self._ahead + 1
         with contextlib.closing(self.engine.run(self.plan)) as batches:
             for batch, data in batches:
                 try:
                     begun.append(self.begin(batch, data))
-                    del data
+                    del data  # before the caller's step: the engine may reuse its memory
                     if len(begun) > self._ahead:
                         yield begun.popleft()
                 finally:  # also if the caller leaves the epoch: the engine then frees or reuses its memory
@@ -313,3 +345,8 @@ class Loader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else ""

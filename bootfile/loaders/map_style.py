@@ -93,8 +93,13 @@ class Fetcher:
         check_map_style(dataset)
         if not hasattr(dataset, "__getitem__"):
             raise BadInput(f"{type(dataset).__name__} has no __getitem__, as every map-style Dataset has")
-        self.dataset, self.collate_fn = dataset, collate_fn
-        self._table, self._rows = _table_of(dataset) if collate_fn is None else (None, None)
+        self.dataset = dataset
+        self.collate_fn = collate_fn
+        # the rows of a TensorDataset are taken in one call
+        self._table: TensorDataset | None = None
+        self._rows: np.ndarray | None = None
+        if collate_fn is None:
+            self._table, self._rows = _table_of(dataset)
         self._draws = False  # whether an item has used a global generator
 
     @functools.cached_property
@@ -105,17 +110,19 @@ class Fetcher:
     @functools.cached_property
     def fingerprint(self) -> str:
         """A digest of the samples and their targets."""
-        return self._look()[0]
+        digest, _, _ = self._look()
+        return digest
 
     def look(self, workers: Any) -> None:
         """Compute the fingerprint, in workers if there are some. Warn if an item differs when it is read
         again, or in another worker. Raises BadInput if workers would share a connection of the dataset."""
         if workers.forks:
             check_connections({"dataset": self.dataset, "collate_fn": self.collate_fn}, "")
-        [first, *others] = workers.call(self._look, min(2, workers.count))
-        self.__dict__["fingerprint"], self._draws, changed = first
-        if any(other[0] != first[0] for other in others):
-            changed = changed or f"a sample of {self._name} differs in two workers"
+        results = workers.call(self._look, min(2, workers.count))
+        digest, self._draws, changed = results[0]
+        self.__dict__["fingerprint"] = digest  # the cached_property
+        if not changed and any(other_digest != digest for other_digest, _, _ in results[1:]):
+            changed = f"a sample of {self._name} differs in two workers"
         if changed and ranks.is_first():
             print_line(
                 f"warning: {changed}: it depends on something that is not seeded, such as a counter, the "
@@ -126,11 +133,11 @@ class Fetcher:
 
     def _look(self, _: Any = None) -> tuple[str, bool, str]:
         """Return (fingerprint; whether an item draws random numbers; which sample differs when it is read
-        again, or "")."""
-        begun = itertools.count()
+        again, or ""). It runs in a worker, or in this process if there are none."""
+        reads = itertools.count()
 
         def read(ids: np.ndarray) -> list[Any]:
-            generators.seed_all(next(begun))  # an item may use torch.initial_seed(), and draw nothing
+            generators.seed_all(next(reads))  # an item may use torch.initial_seed(), and draw nothing
             return self.items(ids, draw_seeds(None, ids, 0, 0).seed)
 
         def read_again(id: np.ndarray) -> tuple[int, Any]:
@@ -141,19 +148,26 @@ class Fetcher:
                 raise BadInput(
                     f"sample {id[0]} of {self._name} has no numbers ({error}): return ordinary tensors"
                 ) from error
-            return value, generators.snapshot() if self._draws else None  # equal, if it draws each time
+            # an item that draws must leave the generators in the same state each time
+            state = generators.snapshot() if self._draws else None
+            return value, state
 
         def collate_again(id: np.ndarray) -> int:
             ids = np.repeat(id, _COLLATED)
-            return hash_value(self.collate(read(ids), 0, ids)[1])
+            _, batch = self.collate(read(ids), 0, ids)
+            return hash_value(batch)
 
         with generators.restored():
+            changed = ""
             id = find_unstable(self.dataset, read_again)
-            changed = "" if id is None else f"sample {id} of {self._name} differs when it is read twice"
-            with contextlib.suppress(Exception):  # the first batch will raise it
-                if self.collate_fn and not changed and find_unstable(self.dataset, collate_again) is not None:
-                    changed = "collate_fn returns another batch for the same items and seed"
-            return fingerprint(self.dataset, read), self._draws, changed
+            if id is not None:
+                changed = f"sample {id} of {self._name} differs when it is read twice"
+            elif self.collate_fn:
+                with contextlib.suppress(Exception):  # the first batch will raise it
+                    if find_unstable(self.dataset, collate_again) is not None:
+                        changed = "collate_fn returns another batch for the same items and seed"
+            digest = fingerprint(self.dataset, read)
+            return digest, self._draws, changed
 
     @property
     def _name(self) -> str:
@@ -161,7 +175,8 @@ class Fetcher:
 
     def __call__(self, batch: Batch) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return (labels for the receipt, int64 [n]; (inputs, targets)) of a batch."""
-        ids, [seeds] = batch.ids, batch.crops
+        ids = batch.ids
+        [seeds] = batch.crops
         if self._table:  # all rows in one call; they are not random
             rows = torch.from_numpy(ids if self._rows is None else self._rows[ids])
             inputs, targets = pair_of(tuple(tensor[rows] for tensor in self._table.tensors))
@@ -176,20 +191,25 @@ class Fetcher:
         try:
             if self.collate_fn:
                 self._seed(seed)
+                batch = self.collate_fn(items)
             elif _keys_differ(items):  # torch would drop keys that the first item does not have
                 raise KeyError
-            batch = (self.collate_fn or default_collate)(items)
+            else:
+                batch = default_collate(items)
         except Exception as error:
             if isinstance(error, BadInput) or not_delivered(error):
                 raise
             if self.collate_fn:
                 raise RuntimeError(f"collate_fn raised {error!r} for samples {ids[:9].tolist()}") from error
-            raise BadInput(self._misfit(items, ids)) from error
+            raise BadInput(self._explain_items(items, ids)) from error
         inputs, targets = pair_of(batch)
         if self.collate_fn is None and isinstance(targets, torch.Tensor):
             return hash_rows(targets), (inputs, targets)
         # not of the batch's rows, because it may be padded
-        labels = [hash_value(pair[1] if (pair := split(item)) else item) for item in items]
+        labels = []
+        for item in items:
+            pair = split(item)
+            labels.append(hash_value(item if pair is None else pair[1]))
         return np.array(labels, np.int64), (inputs, targets)
 
     def items(self, ids: np.ndarray, seeds: np.ndarray) -> list[Any]:
@@ -211,6 +231,7 @@ class Fetcher:
         return items
 
     def _read(self, id: int) -> Any:
+        """Return the item of a sample. An error names the sample."""
         try:
             with reading(f"sample {id} of {self._name}"):
                 return self.dataset[id]
@@ -220,45 +241,53 @@ class Fetcher:
             raise RuntimeError(f"sample {id} of {self._name} raised {error!r}") from error
 
     def _seed(self, seed: int) -> None:
+        """Seed all generators of this process, and those that the dataset and collate_fn hold."""
         generators.seed_all(seed)
-        for place, each in enumerate(self._held, 1):
-            each.seed((seed + place) % 2**63)
+        for place, generator in enumerate(self._held, 1):
+            generator.seed((seed + place) % 2**63)
 
     def _empty(self) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return a batch without rows: a rank's part of a last batch may be empty."""
         first = np.zeros(1, np.int64)
         labels, batch = self.collate(self.items(first, first), 0, first)
-        return labels[:0], tree_map_only(torch.Tensor, lambda tensor: tensor[:0], batch)
+        return labels[:0], tree_map_only(torch.Tensor, _take_no_rows, batch)
 
     def example(self, count: int) -> Any:
         """Return the inputs of the first `count` samples."""
         ids = np.arange(count) % len(self.dataset)  # type: ignore[arg-type]
         with generators.restored():
-            return self(Batch(ids, ids, Seeds(ids)))[1][0]
+            _, (inputs, _) = self(Batch(ids, ids, Seeds(ids)))
+        return inputs
 
-    def _misfit(self, items: list[Any], ids: np.ndarray) -> str:
-        """Return why torch makes no batch of the items, and what to do."""
-        text = self._odd(items, ids)
+    def _explain_items(self, items: list[Any], ids: np.ndarray) -> str:
+        """Return why torch cannot make a batch of the items, and what to do: "sample 3 of Photos is uint8
+        [3, 4, 5], and sample 0 is uint8 [3, 8, 8]: ..."."""
+        text = self._describe_items(items, ids)
         hint = "return tensors, arrays of numbers, or numbers"
-        if " and sample " in text:
+        if " and sample " in text:  # the items are not all of the same kind
             hint = "return tensors of one shape and type (resize, crop, pad)"
-        hint = next((hint for word, hint in _HINTS.items() if word in text), hint)
+        for part, hint_for_part in _HINTS.items():
+            if part in text:
+                hint = hint_for_part
+                break
         return f"{text}: torch cannot make a batch of them: {hint}, or give map_style_loader a collate_fn"
 
-    def _odd(self, items: list[Any], ids: np.ndarray) -> str:
-        """Return what the sample is that differs from most others, or the first one."""
+    def _describe_items(self, items: list[Any], ids: np.ndarray) -> str:
+        """Return what the first sample is that differs from most others, and what these are. If all are of
+        one kind, return what the first sample is."""
         kinds = [_describe(item) for item in items]
         usual = max(kinds, key=kinds.count)
-        place = next((place for place, kind in enumerate(kinds) if kind != usual), 0)
-        text = f"sample {ids[place]} of {self._name} is {kinds[place]}"
-        if kinds[place] != usual:
-            text += f", and sample {ids[kinds.index(usual)]} is {usual}"
-        return text
+        for id, kind in zip(ids, kinds, strict=True):
+            if kind != usual:
+                usual_id = ids[kinds.index(usual)]
+                return f"sample {id} of {self._name} is {kind}, and sample {usual_id} is {usual}"
+        return f"sample {ids[0]} of {self._name} is {usual}"
 
     def explain(self, error: str, batch: Batch) -> str:
         """Return one line for an error of the model or the loss that is due to the type or the target of a
         sample of the batch; else ""."""
-        if match := re.search(r"Target (-?\d+) is out of bounds", error):
+        match = re.search(r"Target (-?\d+) is out of bounds", error)
+        if match:
             ids = batch.ids[batch.labels == int(match[1])]
             return (
                 f"sample {ids[0]} of {self._name} has the target {match[1]}, for which the model has no "
@@ -266,15 +295,16 @@ class Fetcher:
             )
         [seeds] = batch.crops
         items = self.items(batch.ids, seeds)
-        inputs, targets = self.collate(items, int(seeds[-1]), batch.ids)[1]
-        if not _names_type(error, inputs, [torch.float32]) and not _names_type(
-            error, targets, [torch.float32, torch.int64]
-        ):
+        _, (inputs, targets) = self.collate(items, int(seeds[-1]), batch.ids)
+        is_about_inputs = _names_type(error, inputs, [torch.float32])
+        is_about_targets = _names_type(error, targets, [torch.float32, torch.int64])
+        if not is_about_inputs and not is_about_targets:
             return ""
+        text = self._describe_items(items, batch.ids)
         return (
-            f"{error}: {self._odd(items, batch.ids)}; the batch is inputs {_describe(inputs)}, targets "
-            f"{_describe(targets)}: convert it in __getitem__. Models take inputs of their own type, mostly "
-            "float32; losses take targets int64 or float32"
+            f"{error}: {text}; the batch is inputs {_describe(inputs)}, targets {_describe(targets)}: "
+            "convert it in __getitem__. Models take inputs of their own type, mostly float32; losses take "
+            "targets int64 or float32"
         )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -289,8 +319,17 @@ class MapStyle(WorkerEngine):
 
     def __init__(self, workers: Any, fetcher: Fetcher):
         super().__init__(workers, fetcher)
-        self.example = lambda count: workers.call(lambda *_: fetcher.example(count))[0]
-        self.collate_fn, self.explain = fetcher.collate_fn, fetcher.explain
+        self._fetcher = fetcher
+        self.collate_fn = fetcher.collate_fn
+        self.explain = fetcher.explain
+
+    def example(self, count: int) -> Any:
+        """Return the inputs of the first `count` samples, which a worker reads."""
+
+        def read(_: Any) -> Any:
+            return self._fetcher.example(count)
+
+        return self._workers.call(read)[0]
 
     def run(self, plan: Plan) -> Any:
         """Yield each batch with its (inputs, targets). Its labels are digests of the targets."""
@@ -301,18 +340,26 @@ class MapStyle(WorkerEngine):
 def _table_of(dataset: Any) -> tuple[TensorDataset | None, np.ndarray | None]:
     """Return the TensorDataset of a dataset or its Subsets, and the rows (None: all); else (None, None)."""
     rows = None
-    while type(dataset) is Subset:
+    while type(dataset) is Subset:  # not a class that inherits it: it may change the items
         indices = np.asarray(dataset.indices, np.int64)
-        dataset, rows = dataset.dataset, indices if rows is None else indices[rows]
-    return (dataset, rows) if type(dataset) is TensorDataset else (None, None)
+        rows = indices if rows is None else indices[rows]
+        dataset = dataset.dataset
+    if type(dataset) is not TensorDataset:
+        return None, None
+    return dataset, rows
+
+
+def _take_no_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[:0]
 
 
 def _keys_differ(items: list[Any]) -> bool:
     """Return whether items, or their inputs, are dictionaries with other keys than the first."""
-    items = [item[0] if isinstance(item, list | tuple) and item else item for item in items]
-    return isinstance(items[0], dict) and any(
-        not isinstance(item, dict) or item.keys() != items[0].keys() for item in items
-    )
+    inputs = [item[0] if isinstance(item, list | tuple) and item else item for item in items]
+    first = inputs[0]
+    if not isinstance(first, dict):
+        return False
+    return any(not isinstance(value, dict) or value.keys() != first.keys() for value in inputs)
 
 
 def _names_type(error: str, data: Any, usual: list[torch.dtype]) -> bool:
@@ -322,8 +369,9 @@ def _names_type(error: str, data: Any, usual: list[torch.dtype]) -> bool:
             if "must be Tensor" in error:
                 return True
         elif value.dtype not in usual:  # torch writes "float64", "double" or "Double"
-            names = str(value.dtype).split(".")[-1], value.type().split(".")[-1].removesuffix("Tensor")
-            if any(re.search(rf"\b{name}\b", error, re.IGNORECASE) for name in names):
+            name = str(value.dtype).split(".")[-1]
+            old_name = value.type().split(".")[-1].removesuffix("Tensor")
+            if any(re.search(rf"\b{name}\b", error, re.IGNORECASE) for name in (name, old_name)):
                 return True
     return False
 
@@ -331,15 +379,22 @@ def _names_type(error: str, data: Any, usual: list[torch.dtype]) -> bool:
 def _describe(value: Any) -> str:
     """Return the types and shapes of an item or a batch as text."""
     if isinstance(value, torch.Tensor | np.ndarray):
-        more = ", requires grad" if getattr(value, "requires_grad", False) else ""
-        if getattr(value, "layout", torch.strided) != torch.strided:
+        more = ""
+        if getattr(value, "layout", torch.strided) != torch.strided:  # sparse
             more = f" {str(value.layout).removeprefix('torch.')}"  # type: ignore[union-attr]
+        elif getattr(value, "requires_grad", False):
+            more = ", requires grad"
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{more}"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_describe(each)}' for key, each in value.items())}}}"
+        parts = [f"{key}: {_describe(part)}" for key, part in value.items()]
+        return "{" + ", ".join(parts) + "}"
     if isinstance(value, list | tuple):
-        more = ", ..." * (len(value) > 8)
-        return f"({', '.join(map(_describe, value[:8]))}{more})"
+        parts = [_describe(part) for part in value[:8]]
+        if len(value) > 8:
+            parts.append("...")
+        return f"({', '.join(parts)})"
     if type(value).__module__.startswith("PIL."):
         return f"PIL image {value.mode} {value.size}"
-    return "None" if value is None else type(value).__name__
+    if value is None:
+        return "None"
+    return type(value).__name__

@@ -14,7 +14,8 @@ class Index:
 
     def __init__(self, size: int, fingerprint: str = "", class_names: tuple[str, ...] = ()):
         self.labels = np.broadcast_to(np.int64(0), size)
-        self.fingerprint, self.class_names = fingerprint, class_names
+        self.fingerprint = fingerprint
+        self.class_names = class_names
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -22,7 +23,8 @@ class Index:
 
 def pair_of(batch: Any) -> tuple[Any, Any]:
     """Return (inputs, targets) of a collated batch. Raises BadInput."""
-    if pair := split(batch):
+    pair = split(batch)
+    if pair is not None:
         return pair
     kind = type(batch).__name__
     if isinstance(batch, dict):
@@ -38,9 +40,10 @@ def pair_of(batch: Any) -> tuple[Any, Any]:
 def split(value: Any) -> tuple[Any, Any] | None:
     """Return (inputs, targets) of an item or a batch; None if it has no separate target."""
     if isinstance(value, dict):
-        key = next((key for key in TARGETS if key in value), None)
-        if key is not None:
-            return {name: each for name, each in value.items() if name != key}, value[key]
+        for key in TARGETS:
+            if key in value:
+                inputs = {name: part for name, part in value.items() if name != key}
+                return inputs, value[key]
     elif isinstance(value, list | tuple) and len(value) == 2:
         return value[0], value[1]
     return None

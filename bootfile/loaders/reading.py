@@ -17,8 +17,12 @@ _watched = set[int]()  # processes with a thread that watches: a forked one has 
 
 @contextlib.contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Watch this thread while it reads a sample. name: as a line shows it, a path or a number."""
-    if (process := os.getpid()) not in _watched:
+    """Watch this thread while it reads a sample. name: as a line shows it, a path or a number.
+
+    Workers and threads that read call it for each sample.
+    """
+    process = os.getpid()
+    if process not in _watched:
         _watched.add(process)
         _reads.clear()
         threading.Thread(target=_watch, name="hung reads", daemon=True).start()
@@ -30,11 +34,15 @@ def reading(name: str) -> Iterator[None]:
 
 
 def _watch() -> None:
-    limit = _PATIENCE
+    """Print a line for the read that has waited longest; a thread of each process that reads."""
+    limit = _PATIENCE  # seconds until the next line
     while True:
         time.sleep(_POLL)
-        start, name = min([*_reads.copy().values()], default=(time.monotonic(), ""))
+        reads = [*_reads.copy().values()]
+        start, name = min(reads, default=(time.monotonic(), ""))
         waited = time.monotonic() - start
         if waited >= limit:
             print_line(f"waiting for data for {waited:.0f} s: {name}")
-        limit = _PATIENCE if waited < _PATIENCE else limit * (1 + (waited >= limit))
+            limit *= 2
+        elif waited < _PATIENCE:  # another read
+            limit = _PATIENCE

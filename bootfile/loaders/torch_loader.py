@@ -19,7 +19,9 @@ from bootfile.sampling import generators
 from bootfile.sampling.plan import Batch, Plan
 from bootfile.sampling.positions import Positions
 
-_ORDER, _READ = 10, 11  # moments of generators.derive_seed()
+# moments of generators.derive_seed()
+_ORDER = 10
+_READ = 11
 
 
 def torch_loader(
@@ -58,13 +60,15 @@ class LoaderSteps(Positions):
 
     # A checkpoint holds the numbers below, and versions before 0.31 counted with a BatchSampler.
     name = "BatchSampler"
-    shards = largest = 1
+    shards = 1
+    largest = 1
 
     def __init__(self, steps: int, seed: int, epochs: int, rank: int, world_size: int):
         self.size = steps * world_size
         self.global_batch = world_size
         self.seed = seed
-        self.rank = self.first_shard = rank
+        self.rank = rank
+        self.first_shard = rank
         self._steps = steps
         super().__init__(epochs)
 
@@ -76,28 +80,30 @@ class TorchBatches(Engine):
     """An engine for Loader. loader: a DataLoader, which ends its workers."""
 
     def __init__(self, loader: DataLoader[Any]):
-        self._loader, self.collate_fn = loader, loader.collate_fn
+        self._loader = loader
+        self.collate_fn = loader.collate_fn
         self._held: list[generators.Generator] = []
 
     def run(self, plan: Plan) -> Data:
         """Yield the rest of an epoch. Ids are hashes of the samples."""
         sampler: LoaderSteps = plan.sampler
-        first, begin = sampler.step, (sampler.epoch - 1) * len(sampler)
-        last = first + sampler.remaining
-        own: list[Any] = [self._loader.sampler, self._loader.batch_sampler]
-        for each in own:
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(sampler.epoch)
+        begin = (sampler.epoch - 1) * len(sampler)  # global steps, from 0
+        first = sampler.step
+        end = first + sampler.remaining
+        samplers: list[Any] = [self._loader.sampler, self._loader.batch_sampler]
+        for sampler_of_user in samplers:
+            if hasattr(sampler_of_user, "set_epoch"):
+                sampler_of_user.set_epoch(sampler.epoch)
         self._held = generators.find_generators(self._loader)
         self._seed(sampler, sampler.epoch, _ORDER)
         batches = iter(self._loader)
-        for step in range(begin, last):
-            if not self._loader.num_workers:  # the steps of the training draw, too
+        for step in range(begin, end):
+            if not self._loader.num_workers:  # the steps of the training draw in this process, too
                 self._seed(sampler, step, _READ)
             batch = next(batches, None)
             if batch is None:
                 return
-            if step >= first:
+            if step >= first:  # those before it were used by the starts before this one
                 ids = hash_batch(batch).astype(np.int64)
                 yield Batch(ids, np.zeros_like(ids), ()), pair_of(batch)
 
@@ -105,12 +111,13 @@ class TorchBatches(Engine):
         """Return the inputs of the first `count` samples of the data set."""
         dataset: Any = self._loader.dataset
         with generators.restored():
-            return pair_of(
-                self._loader.collate_fn([dataset[place % len(dataset)] for place in range(count)])
-            )[0]
+            items = [dataset[place % len(dataset)] for place in range(count)]
+            inputs, _ = pair_of(self._loader.collate_fn(items))
+        return inputs
 
     def _seed(self, sampler: LoaderSteps, step: int, moment: int) -> None:
+        """Seed all generators of this process, and those that the loader holds, for a moment of a step."""
         seed = generators.derive_seed(sampler.seed, sampler.rank, step, moment)
         generators.seed_all(seed)
-        for place, each in enumerate(self._held, 1):
-            each.seed((seed + place) % 2**63)
+        for place, generator in enumerate(self._held, 1):
+            generator.seed((seed + place) % 2**63)

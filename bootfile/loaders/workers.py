@@ -47,14 +47,16 @@ class Workers:
     their work. pinned: return batches in pinned memory."""
 
     def __init__(self, count: int, pinned: bool):
-        self.count, self.pinned = count, pinned
+        self.count = count
+        self.pinned = pinned
         self._loader: DataLoader[Any] | None = None
         self._plan: Plan | None = None
-        # by "spawn" and "forkserver" they get a copy, in which no handle is open
-        method = (
-            multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
-        )
+        method = multiprocessing.get_start_method(allow_none=True)
+        if method is None:  # asking for the default would set it for the whole job
+            method = multiprocessing.get_all_start_methods()[0]
+        # by "spawn" and "forkserver" they get a copy of the data set, in which no handle is open
         self.forks = count > 0 and method == "fork"
+        # memory that the workers share: 1 when they may end at a SIGTERM, see _begin()
         self._closing = multiprocessing.Value("b", 0, lock=False) if count else None
         weakref.finalize(self, _close, self._closing)
 
@@ -67,7 +69,10 @@ class Workers:
         if self._loader is None or plan is not self._plan:
             self._plan = plan
             if self.forks:
-                _check_room(self.count, getattr(function, "batch_bytes", lambda plan: 0)(plan))
+                batch_bytes = 0
+                if hasattr(function, "batch_bytes"):
+                    batch_bytes = function.batch_bytes(plan)
+                _check_room(self.count, batch_bytes)
             self._loader = self._open(
                 _Results(function),
                 batch_size=None,
@@ -77,11 +82,12 @@ class Workers:
                 persistent_workers=self.count > 0,
                 generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
             )
-        for batch, result in _started(self._loader):
+        batches = _started(self._loader)
+        if self.pinned and not self.count:  # pin_memory=True of torch 2.1 would make lists of nested tuples
+            batches = map(_pin, batches)
+        for batch, result in batches:
             if isinstance(result, BadInput):
                 raise result
-            if self.pinned and not self.count:  # torch 2.1 would make lists of nested tuples
-                result = tree_map_only(torch.Tensor, torch.Tensor.pin_memory, result)
             yield batch, result
 
     def call(self, function: Callable[..., Any], count: int = 1) -> list[Any]:
@@ -90,8 +96,14 @@ class Workers:
         this process calls it once."""
         if not self.forks:
             return [function(None)]
-        options = {"batch_size": None, "sampler": [None] * count, "collate_fn": _unchanged}
-        workers = self._open(_Results(function), num_workers=count, generator=torch.Generator(), **options)
+        workers = self._open(
+            _Results(function),
+            batch_size=None,
+            sampler=[None] * count,  # one "batch" for each worker
+            collate_fn=_unchanged,
+            num_workers=count,
+            generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
+        )
         results = [result for _, result in _started(workers)]
         for result in results:
             if isinstance(result, BadInput):
@@ -101,9 +113,11 @@ class Workers:
     def close(self) -> None:
         """End the workers."""
         _close(self._closing)
-        self._loader = self._plan = None  # its workers end with it
+        self._loader = None  # its workers end with it
+        self._plan = None
 
     def _open(self, results: Dataset[Any], **options: Any) -> DataLoader[Any]:
+        """Return a DataLoader whose workers begin with _begin(). They start when it is iterated."""
         in_main_thread = threading.current_thread() is threading.main_thread()
         begin = functools.partial(_begin, self._closing, in_main_thread)
         pins = self.pinned and self.count > 0
@@ -129,7 +143,8 @@ class WorkerEngine(Engine):
     """
 
     def __init__(self, workers: Any, function: Callable[[Batch], Any]):
-        self._workers, self._function = workers, function
+        self._workers = workers
+        self._function = function
 
     def run(self, plan: Plan) -> Data:
         for batch, images in self._workers.load(plan, self._function):
@@ -155,8 +170,10 @@ class _Results(Dataset[Any]):
         except BadInput as error:
             return batch, error
         except Exception as error:
-            if get_worker_info() and (refusal := not_delivered(error)):
-                return batch, refusal
+            if get_worker_info():
+                refusal = not_delivered(error)
+                if refusal is not None:
+                    return batch, refusal
             raise
 
 
@@ -164,18 +181,35 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
-def _begin(closing: Any, in_main_thread: bool, worker: int) -> None:
-    """Prepare a worker: it ignores SIGTERM until close(), because the job saves after the platform's.
+def _pin(loaded: tuple[Batch, Any]) -> tuple[Batch, Any]:
+    """Return a batch and its result with the result's tensors in pinned memory."""
+    batch, result = loaded
+    return batch, tree_map_only(torch.Tensor, torch.Tensor.pin_memory, result)
 
-    in_main_thread: whether the main thread of the job has started it. Then it ends with the job, also if its
-    read hangs.
+
+def _begin(closing: Any, in_main_thread: bool, worker: int) -> None:
+    """Prepare a worker. It runs in the worker, after the fork and before the first batch.
+
+    A worker ignores the SIGTERM that a platform sends to all processes of a job: the job makes its step and
+    saves a checkpoint after it, and may need batches until then. After close(), the DataLoader sends a
+    SIGTERM to a worker that does not end by itself, and the worker obeys that one.
+
+    closing: shared with the job, 1 after close().
+    in_main_thread: whether the main thread of the job has started this worker. Then the kernel kills it when
+        the job ends, also if its read hangs. The kernel does so when the thread ends that has started the
+        worker. If that is another thread, the job may continue, so torch's own check of the parent must do.
     """
     gc.freeze()  # a worker that deletes a pipeline of the job's DALI would wait for its threads for ever
-    gc.enable()
+    gc.enable()  # _started() has disabled it before the fork
     signals.ignore()
     if in_main_thread:
         signals.die_with_parent(signal.SIGKILL)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if closing.value else None)
+
+    def end_if_closing(number: int, frame: Any) -> None:
+        if closing.value:
+            os._exit(0)
+
+    signal.signal(signal.SIGTERM, end_if_closing)
     Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]  # it would only print the error
     try:
         _reopen_files()
@@ -186,7 +220,8 @@ def _begin(closing: Any, in_main_thread: bool, worker: int) -> None:
 def _send_error(queue: Any, error: Exception, item: tuple[int, Any]) -> None:
     """Send the error of the thread that sends a worker's results, in place of the result. Otherwise the job
     would wait for it for ever."""
-    queue.put((item[0], (None, not_delivered(error) or NotDelivered(f"{_CANNOT_SEND}: {error}"))))
+    refusal = not_delivered(error) or NotDelivered(f"{_CANNOT_SEND}: {error}")
+    queue.put((item[0], (None, refusal)))
 
 
 def not_delivered(error: Exception) -> NotDelivered | None:
@@ -225,14 +260,18 @@ def _reopen_files() -> None:
     """Open each file again that is open for reading: a forked process shares the position of its parent's
     files, and would get the bytes of another worker's sample. Linux; elsewhere workers are not forked. Raises
     BadInput if a file cannot be opened again."""
-    for name in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
+    if sys.platform != "linux":
+        return
+    for name in os.listdir("/proc/self/fd"):
         file = int(name)
         try:
             flags = fcntl.fcntl(file, fcntl.F_GETFL)
-            is_file, place = stat.S_ISREG(os.fstat(file).st_mode), os.lseek(file, 0, os.SEEK_CUR)
+            is_file = stat.S_ISREG(os.fstat(file).st_mode)
+            place = os.lseek(file, 0, os.SEEK_CUR)
         except OSError:  # it has no position, or it was that of listdir()
             continue
-        if file < 3 or not is_file or flags & os.O_ACCMODE == os.O_WRONLY:
+        is_only_written = flags & os.O_ACCMODE == os.O_WRONLY
+        if file < 3 or not is_file or is_only_written:
             continue
         path = f"/proc/self/fd/{file}"
         try:
@@ -251,8 +290,9 @@ def _reopen_files() -> None:
 def check_connections(owner: Any, name: str) -> None:
     """Raise BadInput if an object holds a connection, a pipe or threads that forked workers would share or
     lack. name: of the object in the message."""
-    if found := generators.search(owner, name, _connection, _DEPTH):
-        path, _, kind = found[0]
+    connections = generators.search(owner, name, _connection, _DEPTH)
+    if connections:
+        path, _, kind = connections[0]
         raise BadInput(
             f"{path} is an open {kind}: workers cannot use it, they would get each other's data or wait for "
             "ever. Open it at the first use in __getitem__, not in the constructor, or close it there; or "
@@ -270,16 +310,22 @@ def _connection(value: Any) -> str:
     if isinstance(value, _FILES):
         is_pipe = value.readable() and value.fileno() > 2 and stat.S_ISFIFO(os.fstat(value.fileno()).st_mode)
         return f"{kind}, a pipe" if is_pipe else ""
-    if isinstance(value, concurrent.futures.Executor):  # it has no threads before its first task
-        return kind if getattr(value, "_threads", None) or getattr(value, "_processes", None) else ""
+    if isinstance(value, concurrent.futures.Executor):
+        # it has no threads or processes before its first task
+        has_begun = getattr(value, "_threads", None) or getattr(value, "_processes", None)
+        return kind if has_begun else ""
     for module, name in _CONNECTIONS.items():
-        known: Any = getattr(sys.modules.get(module), name, ())
-        if isinstance(value, known):
-            files = value.execute("pragma database_list") if module == "sqlite3" else [(0, "", kind)]
-            return f"{module}.{name}" if any(file for _, _, file in files) else ""  # others are in memory
+        known: Any = getattr(sys.modules.get(module), name, ())  # (): nobody has imported the module
+        if not isinstance(value, known):
+            continue
+        if module == "sqlite3":  # a data base in memory has no file, and the fork has its own
+            files = [file for _, _, file in value.execute("pragma database_list")]
+            return f"{module}.{name}" if any(files) else ""
+        return f"{module}.{name}"
     return ""
 
 
 def _close(closing: Any) -> None:
+    """Let the workers end at a SIGTERM. close() calls it, or the end of the Workers. None: it has none."""
     if closing is not None:
         closing.value = 1

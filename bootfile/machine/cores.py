@@ -14,7 +14,10 @@ def available_cores(cgroups: str = "/sys/fs/cgroup") -> int:
     cgroups: the folder where control groups are mounted. Source: Linux, admin-guide/cgroup-v2.rst (cpu.max)
     and scheduler/sched-bwc.rst (cpu.cfs_quota_us).
     """
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:  # not Linux
+        count = os.cpu_count() or 1
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
             texts = [Path(cgroups, name).read_text(encoding="ascii") for name in names]
@@ -30,7 +33,10 @@ def physical_cores(cpus: Iterable[int] | None = None, folder: str = "/sys/device
     cpus: numbers of CPUs as Linux counts them; default: those that this process may use.
     """
     if cpus is None:
-        cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+        if hasattr(os, "sched_getaffinity"):
+            cpus = os.sched_getaffinity(0)
+        else:  # not Linux
+            cpus = range(os.cpu_count() or 1)
     cores = set()
     for cpu in cpus:
         parts = []

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-THREADS, CPU = "threads", "CPU"  # names of facts (facts.py)
+# names of facts (facts.py)
+THREADS = "threads"
+CPU = "CPU"
 OPERATORS = "operators"
 # Those that decide about the instructions of a sum. Another one of them is another instruction set.
 INSTRUCTIONS = ("ATen", "oneDNN", "MKL", OPERATORS)
@@ -27,7 +29,7 @@ def other_instructions(first: Mapping[str, Any], second: Mapping[str, Any]) -> t
 def in_words(name: str, value: Any) -> str:
     """Return a fact as a part of a sentence: "2 threads", "ATen AVX2"."""
     if name == THREADS:
-        return f"{value} thread{'s' * (value != 1)}"
+        return "1 thread" if value == 1 else f"{value} threads"
     if name == CPU:
         return f"the CPU {value}"
     if name == OPERATORS:
@@ -48,10 +50,15 @@ def first_difference(
     names: of the runs. first, second: `machines` of their states, the facts of each machine that has computed
     with its first step ("step"), the last one at the end (bootfile/exact/machines.py).
     """
-    for one, other in zip(first, second, strict=False):
-        for name, here, there in find_differences(without_step(one), without_step(other)):
-            return f"{names[0]} computed with {in_words(name, here)}, {names[1]} with {in_words(name, there)}"
-    for run, longer, shorter in ((names[0], first, second), (names[1], second, first)):
+    first_run, second_run = names
+    for first_machine, second_machine in zip(first, second, strict=False):
+        differences = find_differences(without_step(first_machine), without_step(second_machine))
+        for name, value, other in differences:
+            here = in_words(name, value)
+            there = in_words(name, other)
+            return f"{first_run} computed with {here}, {second_run} with {there}"
+    # one run may have computed on more machines, one after the other
+    for run, longer, shorter in ((first_run, first, second), (second_run, second, first)):
         for machine in longer[len(shorter) :]:
             for name, before, now in find_differences(without_step(longer[0]), without_step(machine)):
                 return (

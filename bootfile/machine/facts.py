@@ -61,13 +61,13 @@ def aten_instructions() -> str:
 
 def onednn_instructions() -> str:
     """Return the instruction set that oneDNN uses: what the CPU has, unless a variable limits it."""
-    own = processor.widest()
-    if not own:
+    widest = processor.widest()
+    if not widest:
         return os.uname().machine
     limit = _onednn_limit()
-    if limit and _ONEDNN_LEVELS.index(limit) < _ONEDNN_LEVELS.index(own):
+    if limit and _ONEDNN_LEVELS.index(limit) < _ONEDNN_LEVELS.index(widest):
         return limit
-    return " ".join((own, *processor.extensions()))
+    return " ".join((widest, *processor.extensions()))
 
 
 def _onednn_limit() -> str:

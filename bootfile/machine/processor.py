@@ -42,12 +42,12 @@ def extensions() -> tuple[str, ...]:
 
     if widest() != "AVX512":
         return ()
-    found = []
+    names = []
     for extension, function in _EXTENSIONS.items():
         is_supported = getattr(torch.cpu, function, None)
         if is_supported and is_supported():
-            found.append(extension)
-    return tuple(found)
+            names.append(extension)
+    return tuple(names)
 
 
 @functools.cache

@@ -15,7 +15,9 @@ import torch
 from bootfile.machine.cores import available_cores, physical_cores
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_TORCHRUN, _ACCELERATE = "TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"  # set in each of their processes
+# variables that torchrun and Accelerate set in each of their processes
+_TORCHRUN = "TORCHELASTIC_RUN_ID"
+_ACCELERATE = "ACCELERATE_MIXED_PRECISION"
 
 
 class Place(NamedTuple):

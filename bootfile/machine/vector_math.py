@@ -21,7 +21,8 @@ import torch
 
 # It computes the result of a function by the variant with `out=`, which is not replaced.
 _KERNEL_OF_TORCH = torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional
-_SINGLE, _DOUBLE = torch.float32, torch.float64
+_SINGLE = torch.float32
+_DOUBLE = torch.float64
 _libraries: list[torch.library.Library] = []  # torch forgets what they define when they are deleted
 
 

@@ -57,11 +57,11 @@ def main(arguments: list[str], find_modules: Callable[[str], Modules] = find_mod
     add("--keep", metavar="FOLDER", help="keep the runs in this new or empty folder (default: temporary)")
     add("--compare", metavar="FILES", help='for a script without Bootfile: its weights, as "OUT/*.pt"')
     add("--resume_with", metavar="OPTIONS", help="for a script without Bootfile: options of a restart")
-    own = arguments[:split]
-    if "--resume_with" in own[:-1]:  # its value may look like an option
-        place = own.index("--resume_with")
-        own[place : place + 2] = [f"--resume_with={own[place + 1]}"]
-    args = parser.parse_args(own)
+    words = arguments[:split]
+    if "--resume_with" in words[:-1]:  # its value may look like an option
+        place = words.index("--resume_with")
+        words[place : place + 2] = [f"--resume_with={words[place + 1]}"]
+    args = parser.parse_args(words)
     from bootfile.prove import runs  # imports torch, which --help does not need
 
     if args.check:

@@ -16,24 +16,48 @@ def describe(job: Job, rows: list[Row]) -> tuple[str, list[str]]:
     folder = job.folder(REFERENCE)
     if not starts.read(folder) or find_receipt(folder) != records.FILE:
         return "", []
-    run, per_epoch, whole = Run(folder), 0, 0
+    run = Run(folder)
+    per_epoch = 0  # steps of an epoch as the job cuts it; 0: not known
+    whole = 0  # steps of an epoch that is not cut
     with contextlib.suppress(BadInput):  # not known: weighted samples, or a loader of the user's own
         sampler = run.sampler(run.first)
-        per_epoch, sampler.epoch_steps = len(sampler), None
+        per_epoch = len(sampler)
+        sampler.epoch_steps = None
         whole = len(sampler)
     epochs = dict(zip(run.records["step"].tolist(), run.records["epoch"].tolist(), strict=True))
     last = epochs[run.last]
-    ends = last if run.last == last * per_epoch else last - 1  # the epochs 1..ends are complete
-    steps = f"steps {run.first}-{run.last}"
-    if last > 1:
-        steps += f" of epochs 1-{last}" + (f", {per_epoch} steps each" if per_epoch else "")
-    else:
-        steps += (f" of {per_epoch}" if per_epoch else "") + " of epoch 1"
-    unchecked = [f"the steps after {per_epoch} of an epoch of {whole}"] if whole > per_epoch else []
+    ends = last - 1  # the epochs 1..ends are complete
+    if run.last == last * per_epoch:
+        ends = last
+    text = _describe_steps(run, last, per_epoch)
+    text += f"; ends of epochs: {ends}" if ends else "; no end of an epoch"
+    unchecked = []
+    if whole > per_epoch:
+        unchecked.append(f"the steps after {per_epoch} of an epoch of {whole}")
     if not ends:
         hint = f": give --max_steps {per_epoch} or more" if per_epoch else ""
         unchecked.append(f"the end of an epoch{hint}")
-    killed = [starts.read(job.folder(row.case.name)) for row in rows if row.case.kills]
-    if not any(epochs.get(start["step"] + 1, 0) > 1 for restarts in killed for start in restarts[1:]):
+    if not _has_late_restart(job, rows, epochs):
         unchecked.append("a restart in a later epoch than 1")
-    return f"{steps}; {f'ends of epochs: {ends}' if ends else 'no end of an epoch'}", unchecked
+    return text, unchecked
+
+
+def _describe_steps(run: Run, last_epoch: int, per_epoch: int) -> str:
+    """Return the steps of a run in words. per_epoch: steps of an epoch, 0 if it is not known."""
+    steps = f"steps {run.first}-{run.last}"
+    if last_epoch > 1:
+        each_has = f", {per_epoch} steps each" if per_epoch else ""
+        return f"{steps} of epochs 1-{last_epoch}{each_has}"
+    of_all = f" of {per_epoch}" if per_epoch else ""
+    return f"{steps}{of_all} of epoch 1"
+
+
+def _has_late_restart(job: Job, rows: list[Row], epochs: dict[int, int]) -> bool:
+    """Return whether a killed run continued in a later epoch than 1. epochs: step -> its epoch."""
+    for row in rows:
+        if not row.case.kills:
+            continue
+        for start in starts.read(job.folder(row.case.name))[1:]:
+            if epochs.get(start["step"] + 1, 0) > 1:
+                return True
+    return False

@@ -22,12 +22,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
+    """Serve requests until the standard input ends. Forks (forks.py) starts it and sends them."""
     del sys.path[0]  # this folder: its modules have general names
     for name in _PACKAGES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     gc.freeze()  # else the end of each fork visits all objects of PyTorch, which takes a second
-    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    # copies: a script gets other files as its standard input and output
+    requests = os.fdopen(os.dup(0))
+    answers = os.fdopen(os.dup(1), "w")
     for line in requests:
         child = os.fork()
         if not child:
@@ -38,7 +41,7 @@ def main() -> None:
 
 
 def _run(request: dict[str, Any], requests: TextIO, answers: TextIO) -> None:
-    """Run a script in this process, as `python *words` would."""
+    """Run a script in this process, a fork of the server, as `python *words` would."""
     os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # when the server ends
@@ -60,7 +63,8 @@ def _run(request: dict[str, Any], requests: TextIO, answers: TextIO) -> None:
     if "numpy" in sys.modules:  # all forks have its random state; Python seeds its own again
         sys.modules["numpy"].random.seed()
     words = request["words"]
-    sys.argv, sys.orig_argv = words, [sys.executable, *words]
+    sys.argv = words
+    sys.orig_argv = [sys.executable, *words]
     sys.path.insert(0, os.path.dirname(os.path.realpath(words[0])))
     runpy.run_path(words[0], run_name="__main__")
 

@@ -48,13 +48,18 @@ class Forks:
         environment = self._environment
         if surroundings.THREADS in changes:
             environment = environment | {"OMP_NUM_THREADS": str(surroundings.choose_other_threads())}
-        known = {"folder": os.getcwd(), "environment": sessions.marked(environment, mark)}
-        request = {"words": command[1:], "log": output.name, **known}
+        request = {
+            "words": command[1:],
+            "log": output.name,
+            "folder": os.getcwd(),
+            "environment": sessions.marked(environment, mark),
+        }
         assert self._server.stdin
         self._server.stdin.write(json.dumps(request).encode() + b"\n")
         return Forked(self._server)
 
     def close(self) -> None:
+        """End the server, and with it a fork that still runs."""
         self._server.kill()
         self._server.communicate()
 
@@ -66,7 +71,7 @@ class Forked:
         assert server.stdout
         self._answers: IO[bytes] = server.stdout
         self.returncode: int | None = None
-        self.pid = int(self._answers.readline() or 0)
+        self.pid = int(self._answers.readline() or 0)  # it waits until the script has its own session
         if not self.pid:
             raise RuntimeError("the process that has PyTorch loaded has ended")
 

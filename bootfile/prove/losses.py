@@ -23,12 +23,16 @@ class Losses:
     """
 
     def __init__(self, log: str, progress: Callable[[], int], plan: list[tuple[float, tuple[int, ...]]]):
-        self._log, self._progress, self._plan = os.path.abspath(log), progress, deque(plan)
+        self._log = os.path.abspath(log)
+        self._progress = progress
+        self._plan = deque(plan)
         self._place = os.path.getsize(log) if os.path.exists(log) else 0  # bytes of an earlier run
-        self._last = deque[str](maxlen=4)
-        self._pids: list[int] = []
-        self._gone, self._killed_at = set[int](), 0.0
-        self.generation, self.killed = 0, list[tuple[int, tuple[int, ...]]]()
+        self._last = deque[str](maxlen=4)  # lines of the output
+        self._pids: list[int] = []  # of the present generation, by rank
+        self._gone: set[int] = set()  # processes of the last SIGKILL, until a generation without them begins
+        self._killed_at = 0.0
+        self.generation = 0
+        self.killed: list[tuple[int, tuple[int, ...]]] = []
 
     @property
     def is_done(self) -> bool:
@@ -42,9 +46,11 @@ class Losses:
         steps = self._progress()
         if self._gone and time.monotonic() - self._killed_at > _PATIENCE:
             raise trial.Failed(f"no generation began within {_PATIENCE:g} s", 1)
-        if self._pids and self._plan and not self._gone and steps >= self._plan[0][0]:
+        is_ready = self._pids and self._plan and not self._gone
+        if is_ready and steps >= self._plan[0][0]:
             _, ranks = self._plan.popleft()
-            self._gone, self._killed_at = {self._pids[rank] for rank in ranks}, time.monotonic()
+            self._gone = {self._pids[rank] for rank in ranks}
+            self._killed_at = time.monotonic()
             for pid in self._gone & sessions.find(self._log).keys():  # else not of this run
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -53,8 +59,13 @@ class Losses:
 
     def describe(self) -> str:
         """Return what was done, in words."""
-        kills = [f"{' and '.join(map(str, ranks))} after step {steps}" for steps, ranks in self.killed]
-        return f"SIGKILL to rank {', '.join(kills)}; {self.generation} generations" if kills else "no SIGKILL"
+        if not self.killed:
+            return "no SIGKILL"
+        kills = []
+        for steps, ranks in self.killed:
+            names = " and ".join(str(rank) for rank in ranks)
+            kills.append(f"{names} after step {steps}")
+        return f"SIGKILL to rank {', '.join(kills)}; {self.generation} generations"
 
     def explain(self, error: trial.Failed) -> trial.Failed:
         """Return the error with what was done and the last lines of the output."""
@@ -62,12 +73,19 @@ class Losses:
         return trial.Failed(f"{self.describe()}: {error} ({' | '.join(self._last)})", error.code)
 
     def _read(self) -> None:
+        """Read the new lines of the output: the last ones, and the processes of a new generation."""
         with open(self._log, "rb") as file:
             file.seek(self._place)
             text = file.read().rpartition(b"\n")[0]
             self._place += len(text)  # the next text begins with the end of this line
-        for line in filter(None, map(str.strip, text.decode(errors="replace").splitlines())):
+        for text_of_line in text.decode(errors="replace").splitlines():
+            line = text_of_line.strip()
+            if not line:
+                continue
             self._last.append(line)
-            if match := sessions.GENERATION.fullmatch(line):
-                self.generation, self._pids = int(match[1]), [*map(int, match[2].split())]
-                self._gone = self._gone if self._gone & {*self._pids} else set()
+            match = sessions.GENERATION.fullmatch(line)
+            if match:
+                self.generation = int(match[1])
+                self._pids = [int(pid) for pid in match[2].split()]
+                if not self._gone & {*self._pids}:
+                    self._gone = set()

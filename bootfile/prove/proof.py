@@ -76,7 +76,8 @@ def describe_code(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return (tree and files of a job, lines on what they do not cover). Raises BadInput if a file cannot be
     read."""
-    path, limits = os.path.abspath(job), []
+    path = os.path.abspath(job)
+    limits = []
     try:
         files = find_modules(path)
     except BadInput as reason:  # for example, thousands of modules are in the folder
@@ -86,17 +87,23 @@ def describe_code(
     if dirty or not commit:
         limits.append("--check compares modules only: no commit has the other files")
     with explained(f"the code of {job} cannot be read"):
-        digests = {name: sha256_file(each) for name, each in files.items()}
-    tree = {"commit": commit or None, "clean": not dirty if commit else None}
+        digests = {name: sha256_file(file) for name, file in files.items()}
+    tree: dict[str, str | bool | None] = {"commit": None, "clean": None}
+    if commit:
+        tree = {"commit": commit, "clean": not dirty}
     return {"tree": tree, "files": digests}, limits
 
 
 def describe_node() -> dict[str, Any]:
     """Return versions and hardware. It touches the accelerators: call it after the job's runs."""
-    facts, count = machine.describe(), accelerator.count()
-    model, module = accelerator.kind(), accelerator.of(accelerator.kind())
-    with contextlib.suppress(RuntimeError, AttributeError):  # it is busy, or has no names
-        model = module.get_device_name() if count else model
+    facts = machine.describe()
+    count = accelerator.count()
+    accelerators = "none"
+    if count:
+        name = accelerator.kind()
+        with contextlib.suppress(RuntimeError, AttributeError):  # it is busy, or has no names
+            name = accelerator.of(name).get_device_name()
+        accelerators = f"{count} x {name}"
     versions = {
         "bootfile": __version__,
         "python": platform.python_version(),
@@ -107,7 +114,7 @@ def describe_node() -> dict[str, Any]:
         "processor": f"CPU, {processor.name()}",
         "cores": available_cores(),
         **{name: facts[name] for name in _MACHINE},
-        "accelerators": f"{count} x {model}" if count else "none",
+        "accelerators": accelerators,
     }
     return {"versions": versions, "hardware": hardware}
 
@@ -121,7 +128,11 @@ def describe(
 ) -> dict[str, Any]:
     """Return the content of the file, before the folders of the runs are deleted. code: of describe_code(),
     before the runs. Raises BadInput."""
-    runs = {REFERENCE: ("", "")} | {row.case.name: (row.result, row.done) for row in rows}
+    runs = [_describe_run(job, REFERENCE, "", "")]
+    comparisons = []
+    for row in rows:
+        runs.append(_describe_run(job, row.case.name, row.result, row.done))
+        comparisons += [{"run": row.case.name, **line._asdict()} for line in row.lines]
     return {
         "proof": 1,
         "made": time.strftime("%Y-%m-%d %H:%M:%S %Z"),
@@ -131,8 +142,8 @@ def describe(
         "notes": notes,
         **code,
         **describe_node(),
-        "runs": [_describe_run(job, name, *outcome) for name, outcome in runs.items()],
-        "comparisons": [{"run": row.case.name, **line._asdict()} for row in rows for line in row.lines],
+        "runs": runs,
+        "comparisons": comparisons,
     }
 
 
@@ -141,10 +152,11 @@ def write(page_path: str, path: str, facts: dict[str, Any]) -> None:
     from bootfile.console import page  # imports jinja2, which only --to needs
 
     command = facts["runs"][0]["commands"][0]
-    texts = {
-        part: {line["run"]: line["text"] for line in facts["comparisons"] if line["part"] == part}
-        for part in PARTS
-    }
+    # part -> run -> the text of their comparison: the table of the page
+    texts: dict[str, dict[str, str]] = {part: {} for part in PARTS}
+    for line in facts["comparisons"]:
+        if line["part"] in texts:  # a run that failed has no part
+            texts[line["part"]][line["run"]] = line["text"]
     text = page.render(
         _PAGE,
         mark=PAGE_MARK,
@@ -160,15 +172,30 @@ def write(page_path: str, path: str, facts: dict[str, Any]) -> None:
 
 
 def _describe_run(job: Job, name: str, result: str, done: str) -> dict[str, Any]:
+    """Return what the file of a proof has of one run. Raises BadInput if a file of the run cannot be read."""
     folder = job.folder(name)
-    files = [each for pattern in (*_RECORDS, job.weights) for each in find_files(folder, pattern)]
+    digests = {}
     with explained(f"the run {folder} cannot be read"):
-        digests = {each: sha256_file(os.path.join(folder, each)) for each in files}
-    seed = next((start["settings"].get("seed") for start in starts.read(folder)), None)
+        for pattern in (*_RECORDS, job.weights):
+            for file in find_files(folder, pattern):
+                digests[file] = sha256_file(os.path.join(folder, file))
+    seed = None
+    known = starts.read(folder)
+    if known:
+        seed = known[0]["settings"].get("seed")
+    machines = []
     states = digest_lines.read(folder)
-    machines = states[max(states)].get("machines", []) if states else []
-    facts = {"commands": job.commands.get(name, []), "seed": seed, "files": digests, "machines": machines}
-    return {"run": name, "result": result, "done": done} | facts
+    if states:
+        machines = states[max(states)].get("machines", [])
+    return {
+        "run": name,
+        "result": result,
+        "done": done,
+        "commands": job.commands.get(name, []),
+        "seed": seed,
+        "files": digests,
+        "machines": machines,
+    }
 
 
 def read(path: str) -> _Proof:
@@ -189,23 +216,34 @@ def find_changes(
 ) -> list[str]:
     """Return a line for each reason why a proof does not hold for a job on this node; [] if it holds. Raises
     BadInput."""
+    changes = []
     is_exact = proof.exit_code == 0 and proof.verdict.startswith("exact: ")
-    changes = [] if is_exact else [f"the verdict was not exact: {proof.verdict}"]
-    now = describe_code(job, find_modules)[0] | describe_node()
+    if not is_exact:
+        changes.append(f"the verdict was not exact: {proof.verdict}")
+    code, _ = describe_code(job, find_modules)
+    now = code | describe_node()
     for group in ("tree", "versions", "hardware"):
         before = getattr(proof, group)
         for name in sorted(before.keys() | now[group].keys()):
-            old, new = (_show(facts.get(name)) for facts in (before, now[group]))
+            old = _show(before.get(name))
+            new = _show(now[group].get(name))
             if old != new:
                 changes.append(f"{name} {old} -> {new}")
-    before, files = proof.files, now["files"]
-    for name in sorted(before.keys() | files.keys()):
-        if before.get(name) != files.get(name):
-            what = "removed" if name not in files else "changed" if name in before else "added"
-            changes.append(f"{name} {what}")
+    files = now["files"]
+    for name in sorted(proof.files.keys() | files.keys()):
+        if name not in files:
+            changes.append(f"{name} removed")
+        elif name not in proof.files:
+            changes.append(f"{name} added")
+        elif proof.files[name] != files[name]:
+            changes.append(f"{name} changed")
     return changes
 
 
 def _show(value: object) -> str:
-    text = {"None": "none", "True": "yes", "False": "no"}.get(str(value), str(value))
-    return text[:12] if re.fullmatch("[0-9a-f]{40}", text) else text
+    """Return a fact as a part of a line. Of a commit, return the first digits."""
+    text = str(value)
+    text = {"None": "none", "True": "yes", "False": "no"}.get(text, text)
+    if re.fullmatch("[0-9a-f]{40}", text):
+        return text[:12]
+    return text

@@ -48,22 +48,26 @@ def run(
         code, limits = proof.describe_code(args.job, find_modules)  # before the runs: a later change counts
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # under nohup it stays ignored
-            signal.signal(number, lambda number, frame: sys.exit(128 + number))  # and end the job's processes
+            signal.signal(number, _exit_by_signal)
     signals.unwind_within(_UNWIND)
     with contextlib.ExitStack() as stack:
         folder = args.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="bootfile-prove-"))
         outputs.make_empty(folder)
-        words = (args.job, options, os.path.abspath(folder), args.kills)
+        root = os.path.abspath(folder)
         job: Job
         if args.compare:
-            job = OtherJob(*words, compare=args.compare, resume_with=args.resume_with)
+            job = OtherJob(
+                args.job, options, root, args.kills, compare=args.compare, resume_with=args.resume_with
+            )
         else:
-            job = OwnJob(*words)
+            job = OwnJob(args.job, options, root, args.kills)
         stack.callback(job.close)
         rows = _run_all(job)
         text, exit_code = verdict.conclude(job, rows)
         covered, uncovered = coverage.describe(job, rows)
-        notes = [f"covered: {covered}"] * bool(covered)
+        notes = []
+        if covered:
+            notes.append(f"covered: {covered}")
         notes += [f"note: {line}" for line in verdict.find_notes(rows)]
         notes += [f"not checked: {line}" for line in (*job.unchecked, *uncovered)]
         notes += [f"note: {line}" for line in limits]
@@ -92,22 +96,37 @@ def check(
     return DIFFERS if changes else 0
 
 
+def _exit_by_signal(number: int, frame: object) -> None:
+    """End this program as an exception does: the blocks that it is in end the job's processes."""
+    sys.exit(128 + number)
+
+
 def _run_all(job: Job) -> list[Row]:
-    cases, began = job.plan(), time.monotonic()
-    print(f"{len(cases) + 1} runs of {shlex.join(mask_words(job.command()[1:])[0])}", flush=True)
+    """Make the reference and the other runs, print a result for each, and return their rows. Raises
+    BadInput."""
+    cases = job.plan()
+    began = time.monotonic()
+    words, _ = mask_words(job.command()[1:])
+    print(f"{len(cases) + 1} runs of {shlex.join(words)}", flush=True)
     print(f"[1/{len(cases) + 1}] {REFERENCE}", flush=True)
     try:
         job.run_reference()
     except trial.Failed as error:
         raise BadInput(str(error)) from error
     seconds = time.monotonic() - began
-    rows = list[Row]()
-    for number, case in enumerate(cases, 2):
-        left = seconds * sum(2 if each.kills else 1 for each in cases[number - 2 :])
-        print(f"[{number}/{len(cases) + 1}] {case.name} (at most {left:.0f} s left)", flush=True)
-        rows.append(verdict.run(job, case))
-        lines = [f"{line.part} {line.text}".strip() for line in rows[-1].lines]
-        for text in filter(None, (rows[-1].done, *lines, rows[-1].result)):
-            print(f"      {text}", flush=True)
-        cases[number - 1 : number - 1] = verdict.needs_more(rows[-1])  # the loop has them next
+    rows: list[Row] = []
+    done = 0
+    while done < len(cases):  # the list may grow
+        case = cases[done]
+        left = 0.0
+        for following in cases[done:]:
+            left += 2 * seconds if following.kills else seconds  # a killed run makes some steps twice
+        print(f"[{done + 2}/{len(cases) + 1}] {case.name} (at most {left:.0f} s left)", flush=True)
+        row = verdict.run(job, case)
+        rows.append(row)
+        for text in (row.done, *(f"{line.part} {line.text}".strip() for line in row.lines), row.result):
+            if text:
+                print(f"      {text}", flush=True)
+        done += 1
+        cases[done:done] = verdict.needs_more(row)  # they are next
     return rows

@@ -9,7 +9,9 @@ from bootfile.ground.numbers import count_in
 from bootfile.machine import threads
 
 _REVERSED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reversed_listings")
-HASH, FOLDER, LISTING = "another PYTHONHASHSEED", "another working folder", "another order of os.listdir"
+HASH = "another PYTHONHASHSEED"
+FOLDER = "another working folder"
+LISTING = "another order of os.listdir"
 ALL = (HASH, FOLDER, LISTING)
 THREADS = "another number of threads"  # at a restart, as on a machine with another number of cores
 
@@ -17,12 +19,17 @@ THREADS = "another number of threads"  # at a restart, as on a machine with anot
 def environment(changes: tuple[str, ...] = (), seed: int = 1) -> dict[str, str]:
     """Return the environment of a run. seed: PYTHONHASHSEED, and one more if it changes, unless the user has
     set it."""
-    own = {"PYTHONHASHSEED": str(seed + (HASH in changes))} | dict(os.environ)
+    if HASH in changes:
+        seed += 1
+    variables = {"PYTHONHASHSEED": str(seed)} | dict(os.environ)
     if THREADS in changes:
-        own["OMP_NUM_THREADS"] = str(choose_other_threads())
+        variables["OMP_NUM_THREADS"] = str(choose_other_threads())
     if LISTING in changes:
-        own["PYTHONPATH"] = os.pathsep.join(filter(None, (_REVERSED, own.get("PYTHONPATH"))))
-    return own
+        folders = [_REVERSED]
+        if variables.get("PYTHONPATH"):
+            folders.append(variables["PYTHONPATH"])
+        variables["PYTHONPATH"] = os.pathsep.join(folders)
+    return variables
 
 
 def choose_other_threads() -> int:
@@ -34,7 +41,9 @@ def choose_other_threads() -> int:
 def find_unchanged() -> list[str]:
     """Return lines on what a repeated run does not change here."""
     seed = os.environ.get("PYTHONHASHSEED")
-    return [f"{HASH}: the environment has {seed}"] if seed not in (None, "random") else []
+    if seed in (None, "random"):
+        return []
+    return [f"{HASH}: the environment has {seed}"]
 
 
 @contextlib.contextmanager
@@ -52,7 +61,8 @@ def working_folder(changes: tuple[str, ...], parent: str) -> Iterator[str | None
         for source, target in ((here, place), (os.path.dirname(here), parent)):
             with contextlib.suppress(PermissionError):  # the parent's: paths with `..` are then not found
                 for name in os.listdir(source):
-                    if not os.path.lexists(link := os.path.join(target, name)):
+                    link = os.path.join(target, name)
+                    if not os.path.lexists(link):
                         os.symlink(os.path.join(source, name), link)
         yield place
     finally:

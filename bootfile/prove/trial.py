@@ -39,23 +39,31 @@ def run(
     Raises Failed.
     """
     start = start or sessions.start
-    happened, mark = list[float](), os.path.abspath(log)
+    progress_at_kills: list[float] = []
+    mark = os.path.abspath(log)
     with open(log, "ab") as output:
         for target in [*kills, float("inf")]:
-            tasks = list[Any]()
+            tasks: list[Any] = []  # [] if the start itself fails
             try:
-                tasks.append(start(command, mark, output))
-                while (is_running := tasks[0].poll() is None) and (progress := watch()) < target:
+                task = start(command, mark, output)
+                tasks.append(task)
+                while True:
+                    has_ended = task.poll() is not None
+                    if has_ended:
+                        break
+                    progress = watch()
+                    if progress >= target:
+                        break
                     time.sleep(_POLL)
-            finally:
+            finally:  # also those that the command has left behind
                 sessions.kill(tasks, mark)
-            if not is_running:
-                if tasks[0].returncode:
-                    raise Failed(_failure(command, tasks[0].returncode, log), tasks[0].returncode)
+            if has_ended:
+                if task.returncode:
+                    raise Failed(_failure(command, task.returncode, log), task.returncode)
                 break
-            happened.append(progress)
+            progress_at_kills.append(progress)
             command = after_kill()
-    return happened
+    return progress_at_kills
 
 
 def choose_steps(count: int, first: int, last: int, gap: int = 1, seed: int = 0) -> list[float]:
@@ -70,7 +78,13 @@ def choose_steps(count: int, first: int, last: int, gap: int = 1, seed: int = 0)
 
 
 def _failure(command: list[str], code: int, log: str) -> str:
+    """Return the message of Failed: the last line of the output, or what a signal means."""
+    reason = "it printed nothing"
     with open(log, encoding="utf-8", errors="replace") as file:
-        lines = [line.strip() for line in file if line.strip()] or ["it printed nothing"]
+        for line in file:
+            if line.strip():
+                reason = line.strip()
+    if code <= 0:
+        reason = explain_exit_code(code)
     words, _ = mask_words(command[1:])
-    return f"{' '.join(words)} ended with {code}: {lines[-1] if code > 0 else explain_exit_code(code)}"
+    return f"{' '.join(words)} ended with {code}: {reason}"

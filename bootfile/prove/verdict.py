@@ -17,10 +17,14 @@ from bootfile.prove.jobs import (
     Job,
     NotRun,
 )
-from bootfile.receipt import compare  #
+from bootfile.receipt import compare
 from bootfile.receipt.compare import Line
 
-NOTICED, NOT_NOTICED, REFUSED, NOT_RUN = "noticed", "not noticed", "refused", "not run"
+# results of a case, beside "equal", "differs", "failed" and "nothing to compare"
+NOTICED = "noticed"
+NOT_NOTICED = "not noticed"
+REFUSED = "refused"
+NOT_RUN = "not run"
 
 
 class Row(NamedTuple):
@@ -40,15 +44,19 @@ class Row(NamedTuple):
 
 def run(job: Job, case: Case) -> Row:
     """Run a case and compare it. A difference counts only between runs of new processes. Raises BadInput."""
-    doubts, unchecked = len(job.doubts), len(job.unchecked)
+    doubts_before = len(job.doubts)
+    unchecked_before = len(job.unchecked)
     row = _run(job, case)
+    # a fork may differ by itself: then job.repeat() has made the reference by a new process
     if row.result in ("differs", "failed") and job.repeat(case):
-        del job.doubts[doubts:], job.unchecked[unchecked:]
+        del job.doubts[doubts_before:]
+        del job.unchecked[unchecked_before:]
         row = _run(job, case)
     return row
 
 
 def _run(job: Job, case: Case) -> Row:
+    """Run a case and compare it with the run that it names. Raises BadInput."""
     try:
         done = job.run(case)
     except NotRun as reason:
@@ -60,7 +68,8 @@ def _run(job: Job, case: Case) -> Row:
             if len(case.changes) == 1:  # else each one follows
                 job.unchecked.append(f"{case.changes[0]}: {error}")
             return Row(case, str(error), [], NOT_RUN)
-        return Row(case, "", [Line("", False, str(error))], "failed" if case.must_differ else "differs")
+        result = "failed" if case.must_differ else "differs"
+        return Row(case, "", [Line("", False, str(error))], result)
     lines = compare.compare_runs(job.folder(case.against), job.folder(case.name), job.weights)
     row = Row(case, done, lines, "nothing to compare")
     if not lines:
@@ -81,7 +90,9 @@ def needs_more(row: Row) -> list[Case]:
         return [SAME]
     if row.case.name == KILLED and row.result == "differs":
         return [row.case._replace(name=SAME_THREADS, changes=())]
-    return ONE_CHANGE if row.case == SAME and row.result == "equal" else []
+    if row.case == SAME and row.result == "equal":
+        return ONE_CHANGE
+    return []
 
 
 def conclude(job: Job, rows: list[Row]) -> tuple[str, int]:
@@ -97,7 +108,10 @@ def conclude(job: Job, rows: list[Row]) -> tuple[str, int]:
             "torch.set_num_threads(N) in the script"
         )
         rows = [row for row in rows if row.case.name != KILLED]
-    for row in sorted(rows, key=lambda row: row.case not in (SAME, *ONE_CHANGE)):  # these name the cause
+    names_cause = (SAME, *ONE_CHANGE)  # so these come first
+    causes = [row for row in rows if row.case in names_cause]
+    others = [row for row in rows if row.case not in names_cause]
+    for row in causes + others:
         if row.different and not row.case.must_differ:
             return f"differs: {row.case.name}: {row.different[0].text}", DIFFERS
     doubts = list(job.doubts)
@@ -114,16 +128,22 @@ def conclude(job: Job, rows: list[Row]) -> tuple[str, int]:
     end = ", and each run made wrong on purpose was noticed"
     if any(row.result == REFUSED for row in rows):
         end = "; the damaged checkpoint was refused: that wrong weights are seen was not shown"
-    numbers = [int(row.case.value) for row in equal if row.case.option == PROCESSES and not row.case.kills]
-    *others, last = sorted({*job.same_bits} & {job.processes, *numbers}) or [1]
-    bits = f"; same bits on {', '.join(map(str, others))} and {last} processes" if others else ""
+    numbers = {job.processes}  # of processes of the equal runs
+    for row in equal:
+        if row.case.option == PROCESSES and not row.case.kills:
+            numbers.add(int(row.case.value))
+    same_bits = [str(number) for number in sorted({*job.same_bits} & numbers)]
+    bits = ""
+    if len(same_bits) > 1:
+        bits = f"; same bits on {', '.join(same_bits[:-1])} and {same_bits[-1]} processes"
     return f"exact: {len(equal)} runs equal the reference{end}{bits}{condition}", 0
 
 
 def find_notes(rows: list[Row]) -> list[str]:
     """Return facts that the verdict does not have."""
-    return [
-        f"{row.done.partition(' is changed')[0]} is saved, but a change has no effect on the results"
-        for row in rows
-        if row.case == DAMAGED and needs_more(row)
-    ]
+    notes = []
+    for row in rows:
+        if row.case == DAMAGED and needs_more(row):
+            tensor = row.done.partition(" is changed")[0]
+            notes.append(f"{tensor} is saved, but a change has no effect on the results")
+    return notes

@@ -35,25 +35,28 @@ def main(arguments: list[str]) -> int:
             is_right, lines = _judge(paths[0], histories[0], options)
         else:
             is_right, lines = _compare(paths, histories, options)
-    print(*map(printable, lines), sep="\n")
+    for line in lines:
+        print(printable(line))
     return 0 if is_right else 1
 
 
 def _judge(path: str, history: History, options: Options) -> tuple[bool, list[str]]:
     """Judge one run of Bootfile, whose receipt has only the sums of each step."""
     run = Run(path)
-    is_shuffled = (run.starts[-1].get("sampling") or {}).get("shuffle", True)
-    options = options._replace(same_order=options.same_order or not is_shuffled)
-    is_right, [size, *lines] = report([path], [history], options)
+    sampling = run.starts[-1].get("sampling") or {}
+    if not sampling.get("shuffle", True):  # then the same order in each epoch is right
+        options = options._replace(same_order=True)
+    is_right, lines = report([path], [history], options)
     if options.repeats:
-        return is_right, [size, *lines]
+        return is_right, lines
     try:
         step = run.find_other_samples()
     except BadInput as error:
-        return is_right, [size, f"not checked: {error}", *lines]
+        lines.insert(1, f"not checked: {error}")  # after the size of the run
+        return is_right, lines
     if step:
         lines.append(f"unusual: step {step} had other samples than those of its seed, epoch and number")
-    return is_right and not step, [size, *lines]
+    return is_right and not step, lines
 
 
 def _compare(paths: list[str], histories: list[History], options: Options) -> tuple[bool, list[str]]:
@@ -62,5 +65,6 @@ def _compare(paths: list[str], histories: list[History], options: Options) -> tu
     if None not in seeds and seeds[0] != seeds[1]:
         raise BadInput(f"the runs have the seeds {seeds[0]} and {seeds[1]}: their samples differ by design")
     is_right, lines = report(paths, histories, options)
-    is_same_state, text = compare_states(*paths)
-    return is_right and is_same_state, [*lines, f"state {text}"]
+    is_same_state, text = compare_states(paths[0], paths[1])
+    lines.append(f"state {text}")
+    return is_right and is_same_state, lines

@@ -33,20 +33,29 @@ PARTS = ("data", "state", "figures", "weights")
 
 
 def compare_runs(first: str, second: str, pattern: str) -> list[Line]:
-    """Compare two output folders, each part that they have. pattern: of the files of weights below a folder.
-    Raises BadInput."""
+    """Compare two output folders, each part that they have.
+
+    `prove` calls it with the reference and the folder of a case. pattern: of the files of weights below a
+    folder. Raises BadInput.
+    """
     lines = []
     if find_receipt(first) or find_receipt(second):
-        lines.append(Line("data", *compare_receipts(first, second)))
+        is_equal, text = compare_receipts(first, second)
+        lines.append(Line("data", is_equal, text))
     if digest_lines.read(first) or digest_lines.read(second):
-        lines.append(Line("state", *compare_states(first, second)))
-    figures = [_read_figures(run) for run in (first, second)]
-    if starts.read(first):
-        other = _find_other_figure(*figures) or _find_missing_figure(*figures)
-        lines.append(Line("figures", not other, other or f"equal: {len(figures[0])}"))
-    names = [find_files(folder, pattern) for folder in (first, second)]
-    if any(names):
-        lines.append(_compare_weights(first, second, *names))
+        is_equal, text = compare_states(first, second)
+        lines.append(Line("state", is_equal, text))
+    first_figures = _read_figures(first)
+    second_figures = _read_figures(second)
+    if starts.read(first):  # a script without Bootfile has no figures that we know
+        difference = _find_other_figure(first_figures, second_figures)
+        if not difference:
+            difference = _find_missing_figure(first_figures, second_figures)
+        lines.append(Line("figures", not difference, difference or f"equal: {len(first_figures)}"))
+    first_names = find_files(first, pattern)
+    second_names = find_files(second, pattern)
+    if first_names or second_names:
+        lines.append(_compare_weights(first, second, first_names, second_names))
     return lines
 
 
@@ -65,44 +74,72 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     first, second: output folders. States are compared at the steps whose digest both runs have. Raises
     BadInput.
     """
-    lines = digest_lines.read(first, whole=True), digest_lines.read(second, whole=True)
-    steps = sorted(lines[0].keys() & lines[1].keys())
-    if not steps:
+    first_lines = digest_lines.read(first, whole=True)
+    second_lines = digest_lines.read(second, whole=True)
+    common = sorted(first_lines.keys() & second_lines.keys())
+    if not common:
         return True, "not compared: the runs have no digest of the same step (a checkpoint or an epoch's end)"
-    others = [step for step in steps if len({_form(line[step]) for line in lines}) > 1]
-    steps = [step for step in steps if step not in others]
-    end = f"not comparable at {_numbers(others)}: digests of an earlier version, and of a later one"
-    if not steps:
-        return True, end
-    end = f"; {end}" if others else ""
-    different = [step for step in steps if lines[0][step]["digest"] != lines[1][step]["digest"]]
-    equal = f"equal at {_numbers([step for step in steps if step not in different])}{end}"
-    shards = [read_setting(run, "exact_shards") for run in (first, second)]
-    is_exact = shards[0] is not None and shards[0] == shards[1]
+    steps = [step for step in common if _form(first_lines[step]) == _form(second_lines[step])]
+    note = ""
+    if len(steps) < len(common):
+        other_forms = [step for step in common if step not in steps]
+        note = (
+            f"not comparable at {_name_steps(other_forms)}: digests of an earlier version, and of a later one"
+        )
+        if not steps:
+            return True, note
+        note = f"; {note}"  # it follows the result of the other steps
+
+    different = [step for step in steps if first_lines[step]["digest"] != second_lines[step]["digest"]]
+    equal = [step for step in steps if step not in different]
+    equal_text = f"equal at {_name_steps(equal)}{note}"
+    first_shards = read_setting(first, "exact_shards")
+    second_shards = read_setting(second, "exact_shards")
+    is_exact = first_shards is not None and first_shards == second_shards
     if not different:
-        figures = (_read_figures(run, "val_") for run in (first, second))
-        figure = _find_other_figure(*figures) if is_exact else ""
-        return not figure, f"{equal}; {figure}" if figure else equal
+        figure = ""
+        if is_exact:  # equal weights have equal figures of evaluations, at any number of processes
+            figure = _find_other_figure(_read_figures(first, "val_"), _read_figures(second, "val_"))
+        return not figure, f"{equal_text}; {figure}" if figure else equal_text
+
     step = different[0]
-    cause = compare_machines((first, second), lines[0][step], lines[1][step])
-    text = f"differs at {step}{cause and f'; {cause}'}: "
-    text += _describe(step, (first, second), (lines[0][step], lines[1][step]))
-    text = f"{equal}; {text}" if len(different) < len(steps) else f"{text}{end}"
-    sizes = [_world_size(run) for run in (first, second)]
-    is_expected = sizes[0] != sizes[1] and not is_exact
+    runs = first, second
+    lines = first_lines[step], second_lines[step]
+    text = f"differs at {step}"
+    cause = compare_machines(runs, *lines)
+    if cause:
+        text += f"; {cause}"
+    text += f": {_describe(step, runs, lines)}"
+    if equal:
+        text = f"{equal_text}; {text}"
+    else:
+        text += note
+    first_size = _world_size(first)
+    second_size = _world_size(second)
+    is_expected = first_size != second_size and not is_exact
     if is_expected:
-        text += f"; expected: {sizes[0]} and {sizes[1]} processes round sums, and draw numbers, differently"
+        text += (
+            f"; expected: {first_size} and {second_size} processes round sums, and draw numbers, differently"
+        )
     return is_expected, text
 
 
 def compare_machines(runs: tuple[str, str], first: dict[str, Any], second: dict[str, Any]) -> str:
     """Return the first difference between what computed two states, in words; "" without one, or if a version
     before 0.30 wrote them. first, second: their lines of state.jsonl."""
-    machines = []
-    for line in (first, second):
-        known = line.get("machines")
-        machines.append([each for each in known if isinstance(each, dict)] if isinstance(known, list) else [])
-    return first_difference(runs, *machines) if all(machines) else ""
+    first_machines = _read_machines(first)
+    second_machines = _read_machines(second)
+    if not first_machines or not second_machines:
+        return ""
+    return first_difference(runs, first_machines, second_machines)
+
+
+def _read_machines(line: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the machines in a line of state.jsonl, without damaged ones; [] if it has none."""
+    machines = line.get("machines")
+    if not isinstance(machines, list):
+        return []
+    return [machine for machine in machines if isinstance(machine, dict)]
 
 
 def _form(line: dict[str, Any]) -> tuple[Any, bool]:
@@ -117,16 +154,17 @@ def _read_figures(run: str, start: str = "") -> _Figures:
     path = os.path.join(run, "metrics.jsonl")
     with explained(f"{path} cannot be read"):
         lines = read_json_lines(path, _MOST)
-    return {
-        (line.get("step"), name): str(each)
-        for line in lines
-        for name, each in line.items()
-        if name.startswith(start) and not _NO_FIGURES.fullmatch(name)
-    }
+    figures: _Figures = {}
+    for line in lines:
+        for name, value in line.items():
+            if name.startswith(start) and not _NO_FIGURES.fullmatch(name):
+                figures[line.get("step"), name] = str(value)
+    return figures
 
 
 def _find_other_figure(first: _Figures, second: _Figures) -> str:
-    """Return the first figure that differs, in words; "" without one."""
+    """Return the first figure that differs, in words; "" without one. A figure that only one run has does not
+    differ."""
     for (step, name), value in first.items():
         if value != second.get((step, name), value):
             return f"{name} differs at step {step}: {value} and {second[step, name]}"
@@ -141,24 +179,32 @@ def _find_missing_figure(first: _Figures, second: _Figures) -> str:
     return ""
 
 
-def _numbers(steps: list[int]) -> str:
+def _name_steps(steps: list[int]) -> str:
+    """Return "step 4" or "steps 4, 8"; of eight steps or more the first and the last three."""
     if not steps:
         return "no step"
-    shown = steps if len(steps) < 8 else [*steps[:3], "...", *steps[-3:]]
-    return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, shown))}"
+    if len(steps) == 1:
+        return f"step {steps[0]}"
+    shown = [str(step) for step in steps]
+    if len(steps) >= 8:
+        shown = [*shown[:3], "...", *shown[-3:]]
+    return f"steps {', '.join(shown)}"
 
 
 def _describe(step: int, runs: tuple[str, str], lines: tuple[dict[str, Any], dict[str, Any]]) -> str:
-    """Return the name of the part that differs most, and by how much if both checkpoints still exist."""
-    theirs, ours = (line["parts"] for line in lines)
-    names = [name for name in sorted(theirs.keys() | ours.keys()) if theirs.get(name) != ours.get(name)]
-    others = f", and {len(names) - 1} more" if len(names) > 1 else ""
+    """Return the name of the part that differs most, and by how much if both checkpoints still exist. lines:
+    those of the step in state.jsonl of both runs."""
+    first_parts = lines[0]["parts"]
+    second_parts = lines[1]["parts"]
+    all_names = sorted(first_parts.keys() | second_parts.keys())
+    names = [name for name in all_names if first_parts.get(name) != second_parts.get(name)]
     if not names:
         return "a part that has no digest of its own"
+    others = f", and {len(names) - 1} more" if len(names) > 1 else ""
     sizes = _find_differences(runs, step, names)
     if not sizes:
         return f"{names[0]}{others} (by how much: keep the checkpoints of both runs)"
-    name = max(names, key=lambda each: sizes[each])
+    name = max(names, key=lambda name: sizes[name])
     return f"{name}{others} (largest relative difference {sizes[name]:.1g})"
 
 
@@ -171,40 +217,54 @@ def _find_differences(runs: tuple[str, str], step: int, names: list[str]) -> dic
         states = [dict(digest.leaves(files.read(path)["objects"])) for path in paths]
     except (files.Refused, KeyError, TypeError, AttributeError):
         return {}
-    return {name: _difference(*(state.get(name) for state in states)) for name in names}
+    first_state, second_state = states
+    return {name: _difference(first_state.get(name), second_state.get(name)) for name in names}
 
 
-def _difference(one: object, other: object) -> float:
+def _difference(first: object, second: object) -> float:
     """Return the largest difference of two values, relative to the largest number; inf if they have none."""
     import torch
 
     try:
-        one, other = (torch.as_tensor(each).double() for each in (one, other))
-        return float((one - other).abs().max() / torch.maximum(one.abs().max(), other.abs().max()))
+        first_numbers = torch.as_tensor(first).double()
+        second_numbers = torch.as_tensor(second).double()
+        largest = torch.maximum(first_numbers.abs().max(), second_numbers.abs().max())
+        return float((first_numbers - second_numbers).abs().max() / largest)
     except (TypeError, ValueError, RuntimeError):  # a part that one run lacks, text, or another shape
         return float("inf")
 
 
 def read_setting(run: str, name: str) -> object:
     """Return an option of a run, as its last start had it; None if it is not known."""
-    return next((start["settings"].get(name) for start in reversed(starts.read(run, whole=True))), None)
+    known = starts.read(run, whole=True)
+    if not known:
+        return None
+    return known[-1]["settings"].get(name)
 
 
-def _world_size(run: str) -> object:
+def _world_size(run: str) -> int:
+    """Return the largest number of processes that a start of a run had; 1 if no start is known."""
     sizes = [start["environment"].get("world size", 1) for start in starts.read(run, whole=True)]
-    return max((size for size in sizes if isinstance(size, int)), default=1)
+    known = [size for size in sizes if isinstance(size, int)]
+    return max(known, default=1)
 
 
-def _compare_weights(first: str, second: str, ours: list[str], theirs: list[str]) -> Line:
-    if ours != theirs:
-        return Line("weights", False, f"only one run has {min(set(ours) ^ set(theirs))}")
-    for name in ours:
-        one, other = (_summarize(os.path.join(folder, name)) for folder in (first, second))
-        parts = [part for part in sorted(one | other) if one.get(part) != other.get(part)]
-        if parts:
-            more = f", and {len(parts) - 1} more" if len(parts) > 1 else ""
-            return Line("weights", False, f"{name} differs: {parts[0]}{more}")
-    return Line("weights", True, f"equal in {len(ours)} file{'s' * (len(ours) > 1)}")
+def _compare_weights(first: str, second: str, first_names: list[str], second_names: list[str]) -> Line:
+    """Compare the files of weights of two runs, tensor by tensor. first, second: output folders.
+    first_names, second_names: the paths of their files below them, sorted. Raises BadInput."""
+    if first_names != second_names:
+        missing = set(first_names) ^ set(second_names)
+        return Line("weights", False, f"only one run has {min(missing)}")
+    for name in first_names:
+        first_digests = _summarize(os.path.join(first, name))
+        second_digests = _summarize(os.path.join(second, name))
+        tensors = sorted(first_digests.keys() | second_digests.keys())
+        different = [tensor for tensor in tensors if first_digests.get(tensor) != second_digests.get(tensor)]
+        if different:
+            more = f", and {len(different) - 1} more" if len(different) > 1 else ""
+            return Line("weights", False, f"{name} differs: {different[0]}{more}")
+    plural = "s" if len(first_names) > 1 else ""
+    return Line("weights", True, f"equal in {len(first_names)} file{plural}")
 
 
 def _summarize(path: str) -> dict[str, str]:

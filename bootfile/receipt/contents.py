@@ -11,7 +11,8 @@ import torch
 from bootfile.ground.mixing import mix
 from bootfile.receipt.records import ReceiptError
 
-_LINES, _LINE = 64, 64  # parts of a tensor that are hashed, and their size in bytes
+_LINES = 64  # parts of a tensor that are hashed
+_LINE = 64  # bytes of such a part
 
 
 def hash_ids(ids: Any) -> np.ndarray:
@@ -40,12 +41,18 @@ def _sizes(value: Any) -> list[int]:
         return [len(value)] if value.ndim else []
     if not isinstance(value, Mapping | list | tuple):
         return []
-    own = [] if isinstance(value, Mapping) or hasattr(value, "_fields") else [len(value)]
     parts = list(value.values()) if isinstance(value, Mapping) else list(value)
-    if isinstance(value, list) and all(isinstance(each, str | Mapping | tuple) for each in parts):
-        return own  # a list of samples
-    sizes = Counter(size for each in parts for size in _sizes(each))
-    return [*[size for size, times in sizes.items() if times == max(sizes.values())], *own]
+    lengths = [len(parts)]
+    if isinstance(value, Mapping) or hasattr(value, "_fields"):  # its parts have names: they are no samples
+        lengths = []
+    if isinstance(value, list) and all(isinstance(part, str | Mapping | tuple) for part in parts):
+        return lengths  # a list of samples
+    sizes = []
+    for part in parts:
+        sizes += _sizes(part)
+    times = Counter(sizes)
+    most = max(times.values(), default=0)
+    return [size for size in times if times[size] == most] + lengths
 
 
 def _hash(value: Any, count: int) -> np.ndarray:
@@ -53,12 +60,16 @@ def _hash(value: Any, count: int) -> np.ndarray:
     if hasattr(value, "__array_interface__"):  # NumPy's arrays and numbers, images of PIL
         value = torch.from_numpy(np.array(value))
     if isinstance(value, torch.Tensor):
-        return _hash_rows(value if value.ndim and len(value) == count else value[None])
+        has_samples = value.ndim > 0 and len(value) == count
+        return _hash_rows(value if has_samples else value[None])
     if isinstance(value, Mapping):
-        parts = [part for key in sorted(value, key=repr) for part in (key, value[key])]
+        parts = []
+        for key in sorted(value, key=repr):
+            parts += [key, value[key]]
     elif isinstance(value, list | tuple):
         parts = list(value)
-        if len(parts) == count and not any(count in _sizes(part) for part in parts):
+        is_list_of_samples = len(parts) == count and not any(count in _sizes(part) for part in parts)
+        if is_list_of_samples:
             return np.concatenate([_hash(part, -1) for part in parts])
     elif isinstance(value, str | bytes | int | float | complex | None):
         return np.array([_hash_text(value)], np.uint64)

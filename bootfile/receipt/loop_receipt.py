@@ -25,6 +25,7 @@ SplitMix64 (Steele et al., OOPSLA 2014). Sum of words: Lemire, Kaser, "Strongly 
 
 import contextlib
 import io
+import operator
 import os
 import sys
 import time
@@ -66,11 +67,14 @@ class Receipt:
         if not 0 <= rank < world_size:
             raise ReceiptError(f"rank {rank} is not in 0..{world_size - 1}")
         os.makedirs(folder, exist_ok=True)
-        self._find_ids = (lambda batch: batch[ids]) if isinstance(ids, str) else ids
+        self._find_ids = operator.itemgetter(ids) if isinstance(ids, str) else ids
         self._paths = [os.path.join(folder, name.format(rank)) for name in (LOOP_FILE, SAMPLES_FILE)]
-        self._files: list[io.FileIO] = []
-        self._seed, self._world_size = seed, world_size
-        self._first, self.step, self._epoch = first_step, first_step or 0, 0
+        self._files: list[io.FileIO] = []  # they are opened at the first batch
+        self._seed = seed
+        self._world_size = world_size
+        self._first = first_step
+        self.step = first_step or 0
+        self._epoch = 0
 
     def watch(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
         """Yield the batches of an epoch, and record each one before it is used."""
@@ -84,9 +88,12 @@ class Receipt:
 
         epoch: its number, ascending. Raises ReceiptError if the batch cannot be hashed.
         """
-        samples = hash_batch(batch) if self._find_ids is None else hash_ids(self._find_ids(batch))
-        contents = samples
-        if self._find_ids is not None:
+        if self._find_ids is None:
+            samples = hash_batch(batch)
+            contents = samples
+        else:
+            samples = hash_ids(self._find_ids(batch))
+            contents = samples
             with contextlib.suppress(ReceiptError):  # ids are enough
                 contents = hash_batch(batch)
         receipt, hashes = self._files or self._open()
@@ -96,16 +103,23 @@ class Receipt:
         receipt.write(np.array([(epoch, self.step - (self._first or 0), sums)], RECORD).tobytes())
 
     def _open(self) -> list[io.FileIO]:
-        """Open the files after their last whole record, and append the record of this start."""
-        # before they are opened: s3fs has no name for a new file that is open
+        """Open the files after their last whole record, and append the record of this start.
+
+        add() calls it at the first batch, because load_state_dict() may set the first step until then.
+        """
+        # before the files are opened for writing: s3fs has no name for a new file that is open
         records = np.zeros(0, RECORD)
         with contextlib.suppress(FileNotFoundError), open(self._paths[0], "rb") as file:
             records, _ = parse_records(file.read())
-        receipt, hashes = self._files = [open(path, "ab", 0) for path in self._paths]  # noqa: SIM115
+        receipt, hashes = [open(path, "ab", 0) for path in self._paths]  # noqa: SIM115
+        self._files = [receipt, hashes]
+        # a kill may have left a part of a record, or samples of a step that has no record
         receipt.truncate(records.nbytes)
         hashes.truncate(8 * int(records["sums"][records["step"] > 0, 1].sum()))
-        sums = self._world_size, 0 if self._seed is None else self._seed + 1, time.time_ns()
+        # 0 is "unknown" in the record of a start
+        seed = 0 if self._seed is None else self._seed + 1
         first = 0 if self._first is None else self._first + 1
+        sums = self._world_size, seed, time.time_ns()
         receipt.write(np.array([(first, 0, sums)], RECORD).tobytes())
         return self._files
 
@@ -116,7 +130,8 @@ class Receipt:
         """Set first_step. Raises ReceiptError after the first batch of this start."""
         if self._files:
             raise ReceiptError(f"step {state['step']} is set after the first batch")
-        self._first = self.step = int(state["step"])
+        self._first = int(state["step"])
+        self.step = self._first
 
 
 def main(words: list[str]) -> int:

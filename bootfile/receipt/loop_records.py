@@ -22,10 +22,13 @@ def read(folder: str) -> History:
     starts = _read_rank(folder, 0)
     others = [_read_rank(folder, rank) for rank in range(1, max(start.world_size for start in starts))]
     whole = []
-    for start in starts:  # the start of another rank is the nearest one in time, unless it has none
+    for start in starts:
+        # The files of the ranks do not say which starts belong together: it is the nearest one in time. If a
+        # rank was killed before its first batch, its nearest start belongs to another start of rank 0.
         same = [_find_nearest(rank, start.time) for rank in others[: start.world_size - 1]]
+        is_complete = all(_find_nearest(starts, other.time) is start for other in same)
         steps = _merge([part.steps for part in (start, *same)]).renumber(start.first or 0)
-        if len(steps) and all(_find_nearest(starts, other.time) is start for other in same):
+        if len(steps) and is_complete:
             whole.append(start._replace(steps=steps))
     if not whole:
         raise ReceiptError(f"the receipt in {folder} holds no step of all processes")
@@ -37,6 +40,7 @@ def _find_nearest(starts: list[Start], moment: int) -> Start:
 
 
 def _read_rank(folder: str, rank: int) -> list[Start]:
+    """Return the starts of one rank, with its own samples. Raises ReceiptError."""
     path = os.path.join(folder, LOOP_FILE.format(rank))
     try:
         with open(path, "rb") as file:
@@ -46,16 +50,18 @@ def _read_rank(folder: str, rank: int) -> list[Start]:
         raise ReceiptError(f"no receipt of a loop at {path}: {error.strerror}") from error
     if len(records) and records["step"][0]:
         raise ReceiptError(f"{path} is damaged: step {records['step'][0]} does not follow")
-    starts, last = list[Start](), 0
+    starts: list[Start] = []
+    end = 0  # of the samples that were read so far, in the file of hashes
     for part in np.split(records, np.flatnonzero(records["step"] == 0))[1:]:
-        head, steps = part[0], part[1:]
+        head = part[0]  # the record of the start
+        steps = part[1:]
         samples = []
         for number, record in enumerate(steps, 1):
-            count = int(record["sums"][1])
-            last += count
-            if record["step"] != number or last > len(hashes):
+            begin = end
+            end += int(record["sums"][1])
+            if record["step"] != number or end > len(hashes):
                 raise ReceiptError(f"{path} is damaged: step {record['step']} does not follow")
-            samples.append(hashes[last - count : last])
+            samples.append(hashes[begin:end])
         world_size, seed, time = head["sums"].tolist()
         starts.append(
             Start(
@@ -76,18 +82,22 @@ def _merge(ranks: list[Steps]) -> Steps:
     parts: dict[tuple[int, int], list[tuple[np.ndarray, np.ndarray]]] = {}
     ends = []
     for steps in ranks:
-        counts, key = Counter[int](), (0, 0)
+        counts = Counter[int]()  # epoch -> its steps so far
+        key = (0, 0)
         for epoch, sums, samples in zip(steps.epochs.tolist(), steps.sums, steps.samples, strict=True):
             counts[epoch] += 1
-            key = epoch, counts[epoch]  # the number of the step in its epoch
+            key = epoch, counts[epoch]  # the epoch and the number of the step in it
             parts.setdefault(key, []).append((sums, samples))
         ends.append(key)
     keys = [key for key in sorted(parts) if key <= min(ends)]
     records = np.zeros(len(keys), RECORD)
-    hashes, sizes = [], []
+    hashes = []
+    sizes = []
     for place, key in enumerate(keys):
+        sums_of_ranks = [sums for sums, _ in parts[key]]
+        samples_of_ranks = [samples for _, samples in parts[key]]
         records["epoch"][place] = key[0]
-        records["sums"][place] = np.sum([sums for sums, _ in parts[key]], axis=0)  # modulo 2^64
-        hashes.append(np.concatenate([samples for _, samples in parts[key]]))
-        sizes.append(tuple(len(samples) for _, samples in parts[key]))
+        records["sums"][place] = np.sum(sums_of_ranks, axis=0)  # modulo 2^64
+        hashes.append(np.concatenate(samples_of_ranks))
+        sizes.append(tuple(len(samples) for samples in samples_of_ranks))
     return Steps(records, hashes, sizes)

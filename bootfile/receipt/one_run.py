@@ -58,13 +58,19 @@ def find_unusual(steps: Steps, restarts: int, options: Options) -> list[str]:
     Samples that come twice are not seen if the receipt has only sums.
     """
     numbers = np.unique(steps.epochs).tolist()
-    epochs = mark_whole([Epoch(number, steps.select(steps.epochs == number)) for number in numbers], restarts)
+    epochs = [Epoch(number, steps.select(steps.epochs == number)) for number in numbers]
+    epochs = mark_whole(epochs, restarts)
+    # a loop without ids writes the hashes of contents for both
     has_ids = not steps.samples or any((epoch.orders != epoch.contents).any() for epoch in epochs)
-    lines = [] if options.same_order else find_same_orders(epochs)
+    lines = []
+    if not options.same_order:
+        lines += find_same_orders(epochs)
     if steps.samples and not options.repeats:
         lines += find_repeats(epochs, has_ids)
         lines += find_same_ranks(steps)
-    return lines + (find_same_contents(epochs, has_ids) if options.augmented else [])
+    if options.augmented:
+        lines += find_same_contents(epochs, has_ids)
+    return lines
 
 
 def mark_whole(epochs: list[Epoch], restarts: int) -> list[Epoch]:
@@ -72,24 +78,30 @@ def mark_whole(epochs: list[Epoch], restarts: int) -> list[Epoch]:
     also all before the last one."""
     counts = Counter(len(epoch.steps) for epoch in epochs)
     most = max(counts, default=0)
-    ended = epochs[:-1] if not restarts else []
-    same = [epoch for epoch in epochs if counts[most] > 1 and len(epoch.steps) == most]
-    numbers = {epoch.number for epoch in (*ended, *same)}
-    return [epoch._replace(is_whole=epoch.number in numbers) for epoch in epochs]
+    whole = set()
+    if not restarts:
+        whole.update(epoch.number for epoch in epochs[:-1])
+    if counts[most] > 1:
+        whole.update(epoch.number for epoch in epochs if len(epoch.steps) == most)
+    return [epoch._replace(is_whole=epoch.number in whole) for epoch in epochs]
 
 
 def find_same_orders(epochs: list[Epoch]) -> list[str]:
     """Return a line for epochs whose steps have the same samples in the same order, at least two steps."""
+    # the first two steps -> the epochs that begin with them: no other pairs of epochs are compared
     groups: dict[tuple[int, ...], list[Epoch]] = {}
-    lines = []
     for epoch in epochs:
         if len(epoch.orders) > 1:
             groups.setdefault(tuple(epoch.orders[:2].tolist()), []).append(epoch)
+    lines = []
     for first, *others in groups.values():
-        pairs = ((each, min(len(first.orders), len(each.orders))) for each in others)
-        same = [each for each, count in pairs if np.array_equal(first.orders[:count], each.orders[:count])]
+        same = []
+        for epoch in others:
+            count = min(len(first.orders), len(epoch.orders))  # a run may end within an epoch
+            if np.array_equal(first.orders[:count], epoch.orders[:count]):
+                same.append(epoch)
         if same:
-            numbers = name_numbers([first.number, *(each.number for each in same)])
+            numbers = name_numbers([epoch.number for epoch in (first, *same)])
             lines.append(f"epochs {numbers} have the same order, from step {same[0].first} on")
     return lines
 
@@ -101,31 +113,56 @@ def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:
     all whole epochs have the same ones twice; and a sample is missing only if another one takes its place.
     """
     tables = [np.unique(np.concatenate(epoch.steps.samples), return_counts=True) for epoch in epochs]
-    whole = [table for epoch, table in zip(epochs, tables, strict=True) if epoch.is_whole]
-    usual = np.zeros(0, np.uint64), np.zeros(0, np.int64)
-    if whole and not has_ids and all(np.array_equal(table, whole[0]) for table in whole):
-        several = whole[0][1] > 1
-        if several.mean() <= _EQUAL_SHARE:
-            usual = whole[0][0][several], whole[0][1][several]
-    known, lines = np.unique(np.concatenate([values for values, _ in tables])), []
-    for epoch, (values, counts) in zip(epochs, tables, strict=True):
+    usual_samples = np.zeros(0, np.uint64)
+    usual_counts = np.zeros(0, np.int64)
+    if not has_ids:
+        usual_samples, usual_counts = _find_usual_repeats(epochs, tables)
+    all_samples = np.unique(np.concatenate([samples for samples, _ in tables]))
+    # with random augmentation, no content of an epoch comes again in another one
+    is_each_epoch_new = sum(len(samples) for samples, _ in tables) == len(all_samples)
+    lines = []
+    for epoch, (samples, counts) in zip(epochs, tables, strict=True):
         allowed = np.ones_like(counts)
-        _, places, own = np.intersect1d(values, usual[0], assume_unique=True, return_indices=True)
-        allowed[places] = usual[1][own]
-        twice, never = values[counts > allowed], len(known) - len(values) if epoch.is_whole else 0
-        batch = max(map(len, epoch.steps.samples))
-        extra = (counts - allowed)[counts > allowed].sum()
-        if not has_ids and (never != extra or sum(len(each) for each, _ in tables) == len(known)):
-            never = 0  # another augmentation is another content: no sample comes again
-        if len(twice):
-            step = _find_repeat(epoch.steps, twice)
+        _, places, usual_places = np.intersect1d(
+            samples, usual_samples, assume_unique=True, return_indices=True
+        )
+        allowed[places] = usual_counts[usual_places]
+        is_repeated = counts > allowed
+        repeated = samples[is_repeated]
+        extra = (counts - allowed)[is_repeated].sum()
+        never = 0
+        if epoch.is_whole:
+            never = len(all_samples) - len(samples)
+        if not has_ids and (never != extra or is_each_epoch_new):
+            never = 0
+        batch = max(len(samples_of_step) for samples_of_step in epoch.steps.samples)
+        if len(repeated):
+            step = _find_repeat(epoch.steps, repeated)
             missing = f", and {never} never" if never else ""
-            text = f"{_count(len(twice))} came twice or more, first in step {step}{missing}"
+            text = f"{_count(len(repeated))} came twice or more, first in step {step}{missing}"
             lines.append(f"epoch {epoch.number}: {text}")
         elif never >= batch:  # fewer are those of an incomplete batch, which a loader may skip
             lines.append(f"epoch {epoch.number}: {_count(never)} never came, which other epochs have")
-    more = [f"{len(lines) - _SHOWN} more epochs with such samples"] if len(lines) > _SHOWN else []
-    return lines[:_SHOWN] + more
+    if len(lines) > _SHOWN:
+        return [*lines[:_SHOWN], f"{len(lines) - _SHOWN} more epochs with such samples"]
+    return lines
+
+
+def _find_usual_repeats(
+    epochs: list[Epoch], tables: list[tuple[np.ndarray, np.ndarray]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the contents that come several times in each whole epoch, uint64 [n], and how often, int64 [n].
+
+    Data may have equal samples. None are returned if the whole epochs do not have the same ones, or if they
+    are more than _EQUAL_SHARE. tables: for each epoch (the different contents, how often each one comes).
+    """
+    whole = [table for epoch, table in zip(epochs, tables, strict=True) if epoch.is_whole]
+    if whole and all(np.array_equal(table, whole[0]) for table in whole):
+        samples, counts = whole[0]
+        is_repeated = counts > 1
+        if is_repeated.mean() <= _EQUAL_SHARE:
+            return samples[is_repeated], counts[is_repeated]
+    return np.zeros(0, np.uint64), np.zeros(0, np.int64)
 
 
 def _find_repeat(steps: Steps, twice: np.ndarray) -> int:
@@ -141,17 +178,23 @@ def _find_repeat(steps: Steps, twice: np.ndarray) -> int:
 
 def find_same_ranks(steps: Steps) -> list[str]:
     """Return a line if ranks were given the same samples in a step, else nothing."""
-    first, count = "", 0
+    first_text = ""
+    count = 0  # steps in which ranks were given the same samples
     for number, samples, sizes in zip(steps.numbers.tolist(), steps.samples, steps.sizes, strict=True):
-        ranks: dict[bytes, list[int]] = {}
+        ranks: dict[bytes, list[int]] = {}  # the samples of a rank, in any order -> the ranks that have them
         for rank, part in enumerate(np.split(samples, np.cumsum(sizes[:-1]))):
             if len(part):
                 ranks.setdefault(np.sort(part).tobytes(), []).append(rank)
-        same = [each for each in ranks.values() if len(each) > 1]
-        count += bool(same)
-        if same and not first:
-            first = f"ranks {name_numbers(same[0])} were given the same samples in step {number}"
-    return [first + (f", and in {count - 1} more" if count > 1 else "")] if first else []
+        same = [numbers for numbers in ranks.values() if len(numbers) > 1]
+        if same:
+            count += 1
+        if same and not first_text:
+            first_text = f"ranks {name_numbers(same[0])} were given the same samples in step {number}"
+    if not first_text:
+        return []
+    if count > 1:
+        return [f"{first_text}, and in {count - 1} more"]
+    return [first_text]
 
 
 def find_same_contents(epochs: list[Epoch], has_ids: bool) -> list[str]:
@@ -159,22 +202,25 @@ def find_same_contents(epochs: list[Epoch], has_ids: bool) -> list[str]:
     if not has_ids:  # the hashes of contents
         hashes = np.concatenate([np.unique(np.concatenate(epoch.steps.samples)) for epoch in epochs])
         count = len(hashes) - len(np.unique(hashes))
-        return [f"{_count(count)} came again with the same content in a later epoch"] if count else []
+        if not count:
+            return []
+        return [f"{_count(count)} came again with the same content in a later epoch"]
     # the sum of an epoch is another one if the content of a sample is
     totals: dict[tuple[int, int], list[int]] = {}
     for epoch in epochs:
         if epoch.is_whole:
             totals.setdefault((epoch.orders.sum(), epoch.contents.sum()), []).append(epoch.number)
     same = [numbers for numbers in totals.values() if len(numbers) > 1]
-    return [f"epochs {name_numbers(each)} have the same content for each sample" for each in same]
+    return [f"epochs {name_numbers(numbers)} have the same content for each sample" for numbers in same]
 
 
 def name_numbers(numbers: list[int]) -> str:
     """Return "1, 2 and 3"; more than six ascending numbers as "1, 2, ... and 9"."""
-    shown = [*map(str, numbers if len(numbers) < 7 else [*numbers[:2], numbers[-1]])]
-    dots = ", ..." if len(numbers) > 6 else ""
-    return f"{', '.join(shown[:-1])}{dots} and {shown[-1]}"
+    shown = [str(number) for number in numbers]
+    if len(shown) > 6:
+        shown = [*shown[:2], "...", shown[-1]]
+    return f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def _count(samples: int) -> str:
-    return f"{samples} sample{'s' * (samples != 1)}"
+    return "1 sample" if samples == 1 else f"{samples} samples"

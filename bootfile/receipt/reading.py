@@ -16,7 +16,10 @@ LOOP = LOOP_FILE.format(0)  # the receipt of a plain loop has this file
 
 def find_receipt(folder: str) -> str:
     """Return the name of the receipt in a run's folder, "" without one: FILE or LOOP."""
-    return next((name for name in (FILE, LOOP) if os.path.exists(os.path.join(folder, name))), "")
+    for name in (FILE, LOOP):
+        if os.path.exists(os.path.join(folder, name)):
+            return name
+    return ""
 
 
 def read(folder: str) -> History:
@@ -25,8 +28,10 @@ def read(folder: str) -> History:
         with bad_input():
             return loop_records.read(folder)
     known = [start for start in starts.read(folder) if isinstance(start.get("step"), int)]
+    restarts = max(0, len(known) - 1)
     steps = Steps(read_records(folder))
-    return History([Start(None, 1, None, 0, steps)], max(0, len(known) - 1))
+    # a Loader's receipt has one record of a step, whichever start made it: seed and time are not known
+    return History([Start(first=None, world_size=1, seed=None, time=0, steps=steps)], restarts)
 
 
 def read_records(folder: str) -> np.ndarray:

@@ -37,7 +37,8 @@ class Receipt:
     """
 
     def __init__(self, fingerprint: str = "", batches: int = 1):
-        self.fingerprint, self.batches = fingerprint, batches
+        self.fingerprint = fingerprint
+        self.batches = batches
         self.digest = bytes(8)
         self.step = 0  # the last step that is in the digest
         self._batches: list[_Batch] = []  # (ids, labels, crops) whose sums are not computed yet
@@ -62,16 +63,18 @@ class Receipt:
     def take(self) -> np.ndarray:
         """Return and clear this rank's steps since the last take(): int64 [steps, 3], sums modulo 2^64."""
         self._sum()
-        taken, self._sums = self._sums, []
-        sums = np.concatenate([np.zeros((0, len(PARTS)), np.int64), *taken])
+        # the empty array: at a report without a step
+        sums = np.concatenate([np.zeros((0, len(PARTS)), np.int64), *self._sums])
+        self._sums = []
         steps: np.ndarray = sums.reshape(-1, self.batches, len(PARTS)).sum(1)
         return steps
 
     def _sum(self) -> None:
+        """Compute the sums of the batches that wait for it."""
         if self._batches:
             ids, labels, crops = zip(*self._batches, strict=True)
             columns = [np.concatenate(column) for column in zip(*crops, strict=True)]
-            ends = np.cumsum([len(each) for each in ids])
+            ends = np.cumsum([len(ids_of_batch) for ids_of_batch in ids])
             self._sums.append(batch_sums(np.concatenate(ids), np.concatenate(labels), columns, ends))
             self._batches.clear()
 
@@ -88,7 +91,7 @@ class Receipt:
         for record in records:
             self.digest = _extend(self.digest, record)
         self.step = step
-        if folder is None:
+        if folder is None:  # another rank than 0, or a run without an output folder
             return
         self._content += records.tobytes()
         try:
@@ -114,16 +117,21 @@ class Receipt:
     def _store(self, folder: str, compare: bool = False) -> None:
         """Append the new records to FILE, or write it again if it is not as long as this run has left it.
 
+        chain() and finish() call it on rank 0. compare: also read FILE, and write it again if it differs.
         FILE is open only here, and is not read meanwhile: s3fs has no name for a new file that is open.
         """
         check_mounted(folder)
         path = os.path.join(folder, FILE)
-        if self._stored is None:
+        if self._stored is None:  # the first records of this start: those of earlier ones come before them
             os.makedirs(folder, exist_ok=True)
-            self._content[:0] = kept = self._restore(path)
+            kept = self._restore(path)
+            self._content[:0] = kept
             self._stored = len(kept)
         size = os.path.getsize(path) if os.path.exists(path) else 0
-        if size != self._stored or (compare and size and read_file(path, MOST) != self._content):
+        is_changed = size != self._stored
+        if compare and size and not is_changed:
+            is_changed = read_file(path, MOST) != self._content
+        if is_changed:
             self._warn(
                 f"{path} was deleted, cut or changed while the job ran ({size} bytes, expected "
                 f"{self._stored}): all its records are written again"
@@ -145,15 +153,21 @@ class Receipt:
         if os.path.exists(path) and os.path.getsize(path) != kept.nbytes:
             with open(path, "r+b", opener=opener) as file:
                 file.truncate(kept.nbytes)
-        first, chained = self._first, bytes(8)
+        first = self._first
         if first is None:
             first = int(kept["step"][0]) - 1 if len(kept) else step
-        for record in kept if first == 0 else ():
-            chained = _extend(chained, record)
         missing = max(0, step - first) - int((kept["step"] > first).sum())
-        if missing or (first == 0 and chained != digest):
-            what = f"lacks {missing} of the steps" if missing else "has other records than those of the steps"
-            self._warn(f"{path} {what} {first + 1} to {step}: it was deleted, cut or changed since")
+        fault = ""
+        if missing:
+            fault = f"lacks {missing} of the steps"
+        elif first == 0:  # else the digest before the first record is not known
+            chained = bytes(8)
+            for record in kept:
+                chained = _extend(chained, record)
+            if chained != digest:
+                fault = "has other records than those of the steps"
+        if fault:
+            self._warn(f"{path} {fault} {first + 1} to {step}: it was deleted, cut or changed since")
         return kept.tobytes()
 
     def __str__(self) -> str:
@@ -163,7 +177,9 @@ class Receipt:
         return {"digest": str(self), "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.digest, self.step = bytes.fromhex(state["digest"]), int(state["step"])
+        """Continue from a checkpoint's state. Batches that were added since do not count: they come again."""
+        self.digest = bytes.fromhex(state["digest"])
+        self.step = int(state["step"])
         self._begun = self.step, self.digest
         self._batches.clear()
         self._sums.clear()
@@ -193,6 +209,7 @@ def batch_sums(
 
 
 def _extend(digest: bytes, record: np.void) -> bytes:
+    """Return the digest after the record of one more step."""
     return hashlib.blake2b(digest + record.tobytes(), digest_size=8).digest()
 
 
@@ -202,6 +219,7 @@ def _words(column: np.ndarray) -> np.ndarray:
     column = np.asarray(column)
     if column.ndim == 2:
         words = np.zeros(len(column), np.uint64)
+        # the bits of 32 classes at a time, as an integer
         for first in range(0, column.shape[1], 32):
             part = column[:, first : first + 32]
             words = mix(words ^ (part @ (1 << np.arange(part.shape[1]))).astype(np.uint64))

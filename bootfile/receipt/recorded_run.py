@@ -23,8 +23,10 @@ class Run:
     also if a line of starts.jsonl cannot be read: the rank of a sample would be wrong."""
 
     def __init__(self, folder: str):
-        self.folder, self.path = folder, os.path.join(folder, starts.FILE)
-        self.records, known = read_records(folder), starts.read(folder, whole=True)
+        self.folder = folder
+        self.path = os.path.join(folder, starts.FILE)
+        self.records = read_records(folder)
+        known = starts.read(folder, whole=True)
         self.starts = [start for start in known if isinstance(start.get("step"), int)]
         if not self.starts:
             raise BadInput(f"{self.path} has no start that can be read: seed and world size are unknown")
@@ -32,7 +34,11 @@ class Run:
 
     def start_of(self, step: int) -> dict[str, Any]:
         """Return the start that made a step: the last one before it, which made later steps again."""
-        return [start for start in self.starts if start["step"] < step or start is self.starts[0]][-1]
+        chosen = self.starts[0]
+        for start in self.starts[1:]:
+            if start["step"] < step:
+                chosen = start
+        return chosen
 
     def ranks(self, step: int, count: int) -> np.ndarray:
         """Return the rank of each of the `count` samples of a step, int64 [count]. Raises BadInput."""
@@ -41,17 +47,17 @@ class Run:
         if not isinstance(size, int) or size < 1:
             raise BadInput(f"{self.path}: the world size of a start is {size!r}")
         shards = start.get("settings", {}).get("exact_shards") or size
-        own = [len(part_of(shards, rank, size)) * count // shards for rank in range(size)]
-        return np.repeat(np.arange(size), own)
+        counts = [len(part_of(shards, rank, size)) * count // shards for rank in range(size)]
+        return np.repeat(np.arange(size), counts)
 
     def check(self, step: int, sums: np.ndarray) -> None:
         """Raise BadInput if the receipt has no such step, or other sums of the first PARTS."""
         recorded = self.records[self.records["step"] == step]
         if not len(recorded):
             raise BadInput(f"{self.folder} has no step {step}: its receipt has {self.first}-{self.last}")
-        for part, theirs, ours in zip(PARTS, recorded["sums"][0], sums.view("u8"), strict=False):
-            if theirs != ours:
-                changed = f"{part} {theirs:016x}, and now {ours:016x}: data, options or code changed"
+        for part, before, now in zip(PARTS, recorded["sums"][0], sums.view("u8"), strict=False):
+            if before != now:
+                changed = f"{part} {before:016x}, and now {now:016x}: data, options or code changed"
                 raise BadInput(f"the receipt of {self.folder} has another digest for step {step}: {changed}")
 
     def sampler(self, step: int, weights: np.ndarray | None = None) -> BatchSampler:
@@ -60,16 +66,17 @@ class Run:
         if facts.get("weighted") and weights is None:
             raise BadInput(f"{self.folder} drew its samples with weights: expected --step N of imagenet.py")
         try:
-            size, batch, seed = (operator.index(facts[name]) for name in ("samples", "global batch", "seed"))
-            sampler = _SAMPLERS[facts["sampler"]](
-                size,
-                batch,
-                seed,
+            kind = _SAMPLERS[facts["sampler"]]
+            sampler = kind(
+                operator.index(facts["samples"]),
+                operator.index(facts["global batch"]),
+                operator.index(facts["seed"]),
                 max_steps=step,
                 epoch_steps=facts.get("epoch steps"),
                 weights=weights,
             )
-            self.views, shuffle = operator.index(facts["views"]), bool(facts["shuffle"])
+            self.views = operator.index(facts["views"])
+            shuffle = bool(facts["shuffle"])
         except (KeyError, TypeError) as error:
             raise BadInput(f"{self.path} does not describe the order of the samples: {facts}") from error
         if isinstance(sampler, WholeBatchSampler):
@@ -91,13 +98,19 @@ class Run:
     def find_other_samples(self) -> int:
         """Return the first step that had other samples than those of (seed, epoch, step), 0 if there is none.
         Raises BadInput if the records do not tell which these are."""
-        for _, group in itertools.groupby(self.records, lambda record: self.start_of(record["step"])):
-            known = {int(record["step"]): record["sums"][0] for record in group}
-            step, last = min(known), max(known)
+
+        def start_of(record: np.void) -> dict[str, Any]:
+            return self.start_of(record["step"])
+
+        for _, records in itertools.groupby(self.records, start_of):
+            known = {int(record["step"]): record["sums"][0] for record in records}
+            step = min(known)
+            last = max(known)
             sampler = self.sampler(last)
             while step <= last:
                 sampler.seek(step - 1)
                 for ids in sampler:  # to the end of the epoch
+                    # the receipt may lack a step: it was deleted while the job ran
                     if step in known and self.sum_ids(sampler, ids).view("u8")[0] != known[step]:
                         return step
                     step += 1

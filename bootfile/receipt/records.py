@@ -15,7 +15,8 @@ import numpy as np
 
 FILE = "receipt.bin"
 MOST = 2**30  # bytes of FILE: 33 million steps
-LOOP_FILE, SAMPLES_FILE = "receipt-{}.bin", "samples-{}.bin"  # names of the files of a rank
+LOOP_FILE = "receipt-{}.bin"  # of a rank
+SAMPLES_FILE = "samples-{}.bin"  # of a rank
 PARTS = ("ids", "labels", "augmentation")
 LOOP_PARTS = ("samples", "number of samples", "contents")
 # A record of step 0 is a start of a plain loop. Its sums are the world size, seed + 1 or 0, and the time in

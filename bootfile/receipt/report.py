@@ -9,12 +9,15 @@ def report(folders: list[str], histories: list[History], options: Options) -> tu
     """Return (whether one or two runs read what they should, lines about them). options: for one run. Raises
     ReceiptError."""
     runs = [follow(history) for history in histories]
-    is_right, lines = True, list[str]()
+    is_right = all(run.is_equal for run in runs)
+    lines: list[str] = []
     for folder, run in zip(folders, runs, strict=True):
-        lines += [f"{folder}: {describe_size(run.steps)}", *run.lines]
-        is_right &= run.is_equal
+        lines.append(f"{folder}: {describe_size(run.steps)}")
+        lines += run.lines
     if len(histories) == 2:
-        is_equal, text = compare(*histories)
-        return is_right and is_equal, [*lines, f"data {text}"]
+        is_equal, text = compare(histories[0], histories[1])
+        lines.append(f"data {text}")
+        return is_right and is_equal, lines
     unusual = find_unusual(runs[0].steps, histories[0].restarts, options)
-    return is_right and not unusual, [*lines, *(f"unusual: {line}" for line in unusual)]
+    lines += [f"unusual: {line}" for line in unusual]
+    return is_right and not unusual, lines

@@ -24,4 +24,4 @@ def read(folder: str, whole: bool = False) -> list[dict[str, Any]]:
 
 def keep_complete(starts: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the starts that have settings and an environment."""
-    return [each for each in starts if all(isinstance(each.get(name), dict) for name in _OBJECTS)]
+    return [start for start in starts if all(isinstance(start.get(name), dict) for name in _OBJECTS)]

@@ -34,20 +34,27 @@ class Kept(NamedTuple):
 def find_difference(first: Steps, second: Steps) -> Difference:
     """Find the first step that both have and that differs. Epochs count only in receipts of a Loader: a plain
     loop may count its epochs from 1 after a restart."""
-    _, left, right = np.intersect1d(first.numbers, second.numbers, assume_unique=True, return_indices=True)
-    ours, theirs = first.records[left], second.records[right]
-    is_other = ours["sums"] != theirs["sums"]  # [n, 3]
+    _, first_places, second_places = np.intersect1d(
+        first.numbers, second.numbers, assume_unique=True, return_indices=True
+    )
+    first_records = first.records[first_places]
+    second_records = second.records[second_places]
+    is_other = first_records["sums"] != second_records["sums"]  # bool [n, 3]
     is_different = is_other.any(axis=1)
     if not first.samples:
-        is_different |= ours["epoch"] != theirs["epoch"]
+        is_different |= first_records["epoch"] != second_records["epoch"]
     if not is_different.any():
-        return Difference(len(ours), 0, 0, ())
+        return Difference(len(first_records), 0, 0, ())
     place = int(is_different.argmax())
-    names = LOOP_PARTS if first.samples else PARTS
-    parts = tuple(name for name, differs in zip(names, is_other[place], strict=True) if differs)
-    # if the ids differ, labels and crops differ too: report only the ids
-    parts = names[:1] if is_other[place, 0] else parts or ("epoch",)
-    return Difference(len(ours), int(ours["epoch"][place]), int(ours["step"][place]), parts)
+    record = first_records[place]
+    names: tuple[str, ...] = LOOP_PARTS if first.samples else PARTS
+    if is_other[place, 0]:  # if the ids differ, labels and crops differ too: report only the ids
+        parts = names[:1]
+    elif is_other[place].any():
+        parts = tuple(name for name, differs in zip(names, is_other[place], strict=True) if differs)
+    else:
+        parts = ("epoch",)
+    return Difference(len(first_records), int(record["epoch"]), int(record["step"]), parts)
 
 
 def compare(first: History, second: History) -> tuple[bool, str]:
@@ -57,15 +64,17 @@ def compare(first: History, second: History) -> tuple[bool, str]:
         raise ReceiptError(f"the runs have the seeds {seeds}: their samples differ by design")
     if first.is_of_loop != second.is_of_loop:
         raise ReceiptError(f"only one run has {FILE}")
-    ours, theirs = follow(first).steps, follow(second).steps
-    difference = find_difference(ours, theirs)
+    first_steps = follow(first).steps
+    second_steps = follow(second).steps
+    difference = find_difference(first_steps, second_steps)
     if difference.step:
-        return False, _describe_difference(ours, theirs, difference)
+        return False, _describe_difference(first_steps, second_steps, difference)
     if not difference.steps:
         return False, "different: the runs have no step in common"
-    if difference.steps < max(len(ours), len(theirs)):
-        return False, f"equal in the {difference.steps} steps of both; {_describe_end(ours, theirs)}"
-    parts = "" if ours.samples else ": the same ids, labels and augmentation"
+    if difference.steps < max(len(first_steps), len(second_steps)):
+        end = _describe_end(first_steps, second_steps)
+        return False, f"equal in the {difference.steps} steps of both; {end}"
+    parts = "" if first_steps.samples else ": the same ids, labels and augmentation"
     return True, f"equal for {difference.steps} steps{parts}"
 
 
@@ -75,7 +84,8 @@ def describe_size(steps: Steps) -> str:
     if steps.samples:  # a plain loop may have a stream without epochs
         return f"{steps.last} steps{lost}"
     epochs = int(steps.epochs[-1])
-    return f"{steps.last} steps, {epochs} epoch{'s' * (epochs != 1)}{lost}"
+    plural = "" if epochs == 1 else "s"
+    return f"{steps.last} steps, {epochs} epoch{plural}{lost}"
 
 
 def follow(history: History) -> Kept:
@@ -83,21 +93,30 @@ def follow(history: History) -> Kept:
 
     A start without a first step continues where its first steps were read before, or after the last step.
     """
-    steps = history.starts[0].steps
-    lines, is_equal = [], True
+    steps = history.starts[0].steps  # those that the run kept so far
+    lines = []
+    is_equal = True
     for number, start in enumerate(history.starts[1:], 2):
-        first = _find_first(steps, start.steps) if start.first is None else start.first
+        first = start.first
+        if first is None:
+            first = _find_first(steps, start.steps)
         made = start.steps.renumber(first)
         text = f"start {number} continues at step {first + 1}"
-        end = min(steps.last, made.last)  # the last step that was made again
+        last_again = min(steps.last, made.last)  # the last step that was made again
         if steps.last < first:
-            text, is_equal = f"{text}: {_name(steps.last + 1, first)} have no record", False
-        elif end > first:
+            text += f": {_name(steps.last + 1, first)} have no record"
+            is_equal = False
+        elif last_again > first:
+            verb = "was" if last_again == first + 1 else "were"
+            text += f": {_name(first + 1, last_again)} {verb} read twice, "
             difference = find_difference(steps, made)
-            text += f": {_name(first + 1, end)} {'was' if end == first + 1 else 'were'} read twice, "
-            text += _describe(steps, made, difference.step) if difference.step else "with the same samples"
-            is_equal &= not difference.step
+            if difference.step:
+                text += _describe(steps, made, difference.step)
+                is_equal = False
+            else:
+                text += "with the same samples"
         lines.append(text)
+        # steps that were made again replace those of the start before
         steps = steps.select(steps.numbers <= first)
         steps = steps.join(_continue_epochs(steps, made))
     return Kept(steps, lines, is_equal)
@@ -106,9 +125,10 @@ def follow(history: History) -> Kept:
 def _find_first(before: Steps, steps: Steps) -> int:
     """Return the number of the last step after which a run continues as these steps do; its last step if
     there is none."""
-    same = np.flatnonzero((before.sums == steps.sums[0]).all(axis=1))
-    for place in same[::-1].tolist():
-        if _count_equal(before.sums[place:], steps.sums) == min(len(before) - place, len(steps)):
+    same_as_first = np.flatnonzero((before.sums == steps.sums[0]).all(axis=1))
+    for place in same_as_first[::-1].tolist():
+        common = min(len(before) - place, len(steps))
+        if _count_equal(before.sums[place:], steps.sums) == common:
             return int(before.numbers[place]) - 1
     return before.last
 
@@ -126,65 +146,83 @@ def _continue_epochs(before: Steps, steps: Steps) -> Steps:
     first = int(steps.epochs[0])
     if first > last:
         return steps
-    known, new = Counter(before.epochs.tolist()), Counter(steps.epochs.tolist())
-    is_same = known[last] + new[first] <= max([*known.values(), *new.values()])
-    return steps.shift_epochs(last - first + (not is_same))
+    counts_before = Counter(before.epochs.tolist())  # epoch -> the number of its steps
+    counts = Counter(steps.epochs.tolist())
+    longest = max([*counts_before.values(), *counts.values()])
+    # it continues the last epoch if both parts together are not longer than an epoch, else it begins the next
+    if counts_before[last] + counts[first] <= longest:
+        return steps.shift_epochs(last - first)
+    return steps.shift_epochs(last - first + 1)
 
 
-def _describe_difference(ours: Steps, theirs: Steps, difference: Difference) -> str:
-    if not ours.samples:
+def _describe_difference(first: Steps, second: Steps, difference: Difference) -> str:
+    """Return the first difference of two runs in words. Raises ReceiptError if they have other data."""
+    if not first.samples:
         place = f"epoch {difference.epoch}, step {difference.step}"
         return f"different from {place} on: {', '.join(difference.parts)}"
-    text = _describe(ours, theirs, difference.step)
-    if (difference.step, text) == (1, _OTHER):
+    text = _describe(first, second, difference.step)
+    if difference.step == 1 and text == _OTHER:
         raise ReceiptError("the runs have no sample in common: other data, or ids are needed")
     return f"different from step {difference.step} on: {text}"
 
 
-def _describe_end(ours: Steps, theirs: Steps) -> str:
+def _describe_end(first: Steps, second: Steps) -> str:
     """Return why two runs have not all steps in common, in words."""
-    short = min(ours, theirs, key=lambda steps: steps.last)
-    if ours.last == theirs.last:
+    if first.last == second.last:
         return "one run has no record of the others"
-    if ours.samples:
+    if first.samples:
         return "one run ends there"
+    short = min(first, second, key=lambda steps: steps.last)
     return f"one ends at epoch {short.epochs[-1]}, step {short.last}"
 
 
 _OTHER = "other samples"
 
 
-def _describe(theirs: Steps, ours: Steps, step: int) -> str:
-    """Return how the samples of our steps differ from theirs. step: the first one that differs."""
-    [here], [there] = (np.flatnonzero(steps.numbers == step).tolist() for steps in (ours, theirs))
-    sums, expected = ours.sums[here], theirs.sums[there]
-    if expected[1] != sums[1]:
-        return f"{expected[1]} and {sums[1]} samples: compare runs with the same global batch"
-    if expected[0] == sums[0]:
+def _describe(expected: Steps, read: Steps, step: int) -> str:
+    """Return how the samples that were read differ from the expected ones. step: the first one that differs.
+
+    expected: the steps of the first run; or, for a restart, those of the starts before it.
+    """
+    [expected_place] = np.flatnonzero(expected.numbers == step).tolist()
+    [place] = np.flatnonzero(read.numbers == step).tolist()
+    expected_sums = expected.sums[expected_place]  # of LOOP_PARTS: samples, their number, contents
+    sums = read.sums[place]
+    if expected_sums[1] != sums[1]:
+        return f"{expected_sums[1]} and {sums[1]} samples: compare runs with the same global batch"
+    if expected_sums[0] == sums[0]:
         return "the same samples with other contents (augmentation, random numbers)"
-    same = np.flatnonzero((theirs.sums == sums).all(axis=1)).tolist()
-    lengths = [(_count_equal(theirs.sums[place:], ours.sums[here:]), place) for place in same]
-    length, place = max(lengths, default=(0, 0))
-    if length >= min(3, len(ours) - here):  # the same steps at another place
-        other = int(theirs.numbers[place])
+    # the longest row of expected steps that were read from this step on, at another place
+    length = 0
+    start = 0
+    for same_place in np.flatnonzero((expected.sums == sums).all(axis=1)).tolist():
+        count = _count_equal(expected.sums[same_place:], read.sums[place:])
+        if count >= length:
+            length = count
+            start = same_place
+    if length >= min(3, len(read) - place):
+        other = int(expected.numbers[start])
         if other > step:
             return f"the samples of {_name(step, other - 1)} were skipped"
         return f"the samples of {_name(other, other + length - 1)} were read again"
-    return _describe_epoch(theirs, ours, step, int(theirs.epochs[there]))
+    return _describe_epoch(expected, read, step, int(expected.epochs[expected_place]))
 
 
-def _describe_epoch(theirs: Steps, ours: Steps, step: int, epoch: int) -> str:
-    """Return how our samples differ from theirs in the rest of an epoch, from a step on."""
-    is_in_epoch = theirs.epochs == epoch
-    rest = theirs.select(is_in_epoch & (theirs.numbers >= step) & np.isin(theirs.numbers, ours.numbers))
-    before = _join_samples(theirs.select(is_in_epoch & (theirs.numbers < step)))
+def _describe_epoch(expected: Steps, read: Steps, step: int, epoch: int) -> str:
+    """Return how the samples that were read differ from the expected ones, from a step to the end of the
+    epoch."""
+    is_in_epoch = expected.epochs == epoch
+    is_rest = is_in_epoch & (expected.numbers >= step) & np.isin(expected.numbers, read.numbers)
+    rest = expected.select(is_rest)
+    before = _join_samples(expected.select(is_in_epoch & (expected.numbers < step)))
     wanted = _join_samples(rest)
-    read = _join_samples(ours.select(np.isin(ours.numbers, rest.numbers)))
-    if np.array_equal(np.sort(wanted), np.sort(read)):
+    samples = _join_samples(read.select(np.isin(read.numbers, rest.numbers)))
+    if np.array_equal(np.sort(wanted), np.sort(samples)):
         return f"the samples of {_name(step, rest.last)} were reordered"
-    if not np.isin(read, [*before, *wanted]).any():
+    if not np.isin(samples, [*before, *wanted]).any():
         return _OTHER
-    twice, skipped = np.isin(read, before).sum(), np.isin(wanted, read, invert=True).sum()
+    twice = np.isin(samples, before).sum()
+    skipped = np.isin(wanted, samples, invert=True).sum()
     return f"{twice} samples of the epoch were read twice, {skipped} were skipped up to step {rest.last}"
 
 

@@ -25,7 +25,7 @@ _MT19937 = 625 * 4  # bytes of the state of NumPy's global generator: 624 words 
 _DEPTH = 6  # attributes of attributes that are searched
 _NAME = 40  # characters of an attribute or a key in a path
 _DATA = 100  # items of a list or a dictionary that is data, and is not searched
-# seed_all() seeds them
+# the generators that seed_all() seeds
 _GLOBAL = (torch.default_generator, random._inst, np.random.mtrand._rand)
 _OF_LIBRARIES = {"builtins", "collections", "functools", "torch", "numpy", "typing", "abc", "types"}
 
@@ -34,8 +34,10 @@ _leader: weakref.ref[Any] | None = None  # the object of lead()
 
 
 def lead(owner: object) -> None:
-    """Let one object seed the global generators of this process from now on, as long as it exists: the loader
-    of the training. Other loaders ask may_seed()."""
+    """Let one object seed the global generators of this process from now on, as long as it exists.
+
+    Loader.lead() calls it for the loader of the training, on each rank. Other loaders ask may_seed().
+    """
     global _leader
     _leader = weakref.ref(owner)
 
@@ -60,7 +62,8 @@ class Generator(NamedTuple):
 
 def derive_seed(seed: int, rank: int, step: int, moment: int = BATCH) -> int:
     """Return the seed of a moment of a run, 0..2^64-1. Source: BLAKE2b, RFC 7693."""
-    digest = hashlib.blake2b(struct.pack("<4Q", seed, rank, step, moment), digest_size=8).digest()
+    words = struct.pack("<4Q", seed, rank, step, moment)
+    digest = hashlib.blake2b(words, digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
@@ -77,7 +80,7 @@ def seed_all(seed: int, device: torch.device | None = None) -> None:
     if device is None or device.type == "cpu":
         return
     module = getattr(torch, device.type)
-    if not hasattr(module, "default_generators"):
+    if not hasattr(module, "default_generators"):  # such as torch.mps
         module.manual_seed(seed)
         return
     first = module.current_device() if device.index is None else device.index
@@ -94,13 +97,15 @@ def snapshot() -> tuple[Any, ...]:
 @contextlib.contextmanager
 def restored() -> Iterator[None]:
     """Restore the states of the global generators at the end of the context."""
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    torch_state = torch.get_rng_state()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
     try:
         yield
     finally:
-        torch.set_rng_state(before[0])
-        random.setstate(before[1])
-        np.random.set_state(before[2])
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 def find_generators(owner: Any, name: str = "") -> list[Generator]:
@@ -109,7 +114,7 @@ def find_generators(owner: Any, name: str = "") -> list[Generator]:
     Generators are torch.Generator, numpy.random.Generator and RandomState, random.Random, and objects with
     set_random_seed(), such as Albumentations' pipelines.
     """
-    return [Generator(*found) for found in search(owner, name, seed_function)]
+    return [Generator(path, value, seed) for path, value, seed in search(owner, name, seed_function)]
 
 
 def search(
@@ -122,27 +127,33 @@ def search(
     of attributes.
     """
     results: list[tuple[str, Any, Any]] = []
-    seen: dict[int, int] = {}  # id of a value -> the least depth at which it was reached
+    depths: dict[int, int] = {}  # id of a value -> the least depth at which it was reached
     waiting: list[tuple[str, Any, int]] = [(name, owner, 0)]
     while waiting:
         path, value, depth = waiting.pop()
-        if depth > most or seen.get(id(value), depth + 1) <= depth:
+        if depth > most or depths.get(id(value), depth + 1) <= depth:
             continue
-        is_new, seen[id(value)] = id(value) not in seen, depth
+        is_new = id(value) not in depths
+        # a value that was reached at a greater depth is searched again: more of its parts are near enough now
+        depths[id(value)] = depth
         if isinstance(value, types.ModuleType | type | np.ndarray | torch.Tensor | str | bytes):
             continue
-        if any(value is each for each in _GLOBAL):
+        if any(value is generator for generator in _GLOBAL):
             continue
         try:
-            if picked := pick(value):
-                results += [(path, value, picked)] * is_new
+            picked = pick(value)
+            if picked:
+                if is_new:
+                    results.append((path, value, picked))
                 continue
             parts = list(_parts(value))
         except Exception:  # the object's own methods may fail
             continue
-        for part, each in parts:
-            own = isinstance(value, torch.nn.Module) and isinstance(each, torch.nn.Module)
-            waiting.append((f"{path}.{part[:_NAME]}".strip("."), each, 0 if own else depth + 1))
+        for part, child in parts:
+            child_depth = depth + 1
+            if isinstance(value, torch.nn.Module) and isinstance(child, torch.nn.Module):
+                child_depth = depth  # a tree of modules has any depth
+            waiting.append((f"{path}.{part[:_NAME]}".strip("."), child, child_depth))
     return results
 
 
@@ -153,57 +164,101 @@ def seed_function(value: Any) -> Callable[[int], object] | None:
     if isinstance(value, random.Random):
         return value.seed
     if isinstance(value, np.random.Generator):
-        bits = value.bit_generator
-        return lambda seed: setattr(bits, "state", type(bits)(seed).state)
+        return functools.partial(_seed_bits, value.bit_generator)
     if isinstance(value, np.random.RandomState):
-        return lambda seed: value.seed(seed & 0xFFFFFFFF)
+        return functools.partial(_call_with_32_bits, value.seed)
     if callable(getattr(type(value), "set_random_seed", None)):  # not of an object that has any attribute
-        return lambda seed: value.set_random_seed(seed & 0xFFFFFFFF)
+        return functools.partial(_call_with_32_bits, value.set_random_seed)
     return None
+
+
+def _seed_bits(bits: Any, seed: int) -> None:
+    """Seed the bit generator of a numpy.random.Generator, which has no function for it."""
+    bits.state = type(bits)(seed).state
+
+
+def _call_with_32_bits(function: Callable[[int], object], seed: int) -> None:
+    """Seed a generator whose seeds have 32 bits."""
+    function(seed & 0xFFFFFFFF)
 
 
 def _names(code: types.CodeType) -> list[str]:
     """Return the names that a function uses, also in its comprehensions and lambdas."""
-    inner = [name for each in code.co_consts if isinstance(each, types.CodeType) for name in _names(each)]
-    return [*code.co_names, *inner]
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names += _names(constant)
+    return names
 
 
 def _parts(value: Any) -> Iterable[tuple[str, Any]]:
     """Return the names and the objects to which a value refers and that may hold a generator."""
-    parts: dict[str, Any] = {}
-    if isinstance(value, list | tuple | set | frozenset | collections.deque | dict) and len(value) < _DATA:
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        # the text of a tensor, which may be a key, takes milliseconds
-        parts = {
-            str(key) if isinstance(key, str | int) else f"{type(key).__name__} {place}": each
-            for place, (key, each) in enumerate(items)
-        }
     if isinstance(value, functools.partial):
         return [("func", value.func), *_parts(value.args), *_parts(value.keywords)]
     if isinstance(value, functools._lru_cache_wrapper):
-        return [("", each) for each in gc.get_referents(value)]
+        return [("", referent) for referent in gc.get_referents(value)]
     if isinstance(value, types.MethodType):
         return [("", value.__self__), ("", value.__func__)]
     if isinstance(value, types.FunctionType):
-        if value.__module__ and value.__module__.startswith("torch."):
-            return []
-        names = value.__code__.co_freevars
-        cells = [
-            (name, cell.cell_contents)
-            for name, cell in zip(names, value.__closure__ or (), strict=True)
-            if cell != types.CellType()  # an empty one has no cell_contents
-        ]
-        defaults = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        cells += [("", each) for each in defaults]
-        return cells + [(name, value.__globals__.get(name)) for name in _names(value.__code__)]
-    for kind in type(value).__mro__:  # class attributes, methods and slots of the user's own classes
-        if kind.__module__.partition(".")[0] in _OF_LIBRARIES:
-            continue
-        of_kind = {name: each for name, each in vars(kind).items() if not name.startswith("__")}
-        methods = {name: vars(kind)[name] for name in ("__getitem__", "__call__") if name in vars(kind)}
-        slots = [name for name, each in of_kind.items() if isinstance(each, types.MemberDescriptorType)]
-        parts = of_kind | methods | {name: getattr(value, name, None) for name in slots} | parts
+        return _parts_of_function(value)
+    parts = _items_of(value)
+    for kind in type(value).__mro__:
+        if kind.__module__.partition(".")[0] not in _OF_LIBRARIES:
+            parts = _parts_of_class(kind, value) | parts
     parts |= getattr(value, "__dict__", {})
-    parts |= parts.pop("_modules", {}) if isinstance(value, torch.nn.Module) else {}
-    hidden = (types.FunctionType, types.MethodType)  # a function's name is not a part of a path
-    return [("" if isinstance(each, hidden) else name, each) for name, each in parts.items()]
+    if isinstance(value, torch.nn.Module):  # its submodules are parts by their own names
+        parts |= parts.pop("_modules", {})
+    named = []
+    for name, part in parts.items():
+        # the name of a function is not a part of a path
+        is_function = isinstance(part, types.FunctionType | types.MethodType)
+        named.append(("" if is_function else name, part))
+    return named
+
+
+def _parts_of_function(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """Return what a function refers to: variables of functions around it, defaults, and global names. [] for
+    a function of torch."""
+    if function.__module__ and function.__module__.startswith("torch."):
+        return []
+    parts = []
+    names = function.__code__.co_freevars
+    for name, cell in zip(names, function.__closure__ or (), strict=True):
+        if cell != types.CellType():  # an empty one has no cell_contents
+            parts.append((name, cell.cell_contents))
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    parts += [("", default) for default in defaults]
+    parts += [(name, function.__globals__.get(name)) for name in _names(function.__code__)]
+    return parts
+
+
+def _items_of(value: Any) -> dict[str, Any]:
+    """Return the items of a list, a set or a dictionary by their names in a path; {} if it is data, or if the
+    value is another one."""
+    if (
+        not isinstance(value, list | tuple | set | frozenset | collections.deque | dict)
+        or len(value) >= _DATA
+    ):
+        return {}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    parts = {}
+    for place, (key, item) in enumerate(items):
+        if isinstance(key, str | int):
+            name = str(key)
+        else:  # the text of a tensor, which may be a key, takes milliseconds
+            name = f"{type(key).__name__} {place}"
+        parts[name] = item
+    return parts
+
+
+def _parts_of_class(kind: type, value: Any) -> dict[str, Any]:
+    """Return the attributes, methods and slots that one of the user's own classes gives to a value."""
+    members = vars(kind)
+    parts = {name: member for name, member in members.items() if not name.startswith("__")}
+    for name in ("__getitem__", "__call__"):
+        if name in members:
+            parts[name] = members[name]
+    slots = [name for name, member in parts.items() if isinstance(member, types.MemberDescriptorType)]
+    for name in slots:
+        parts[name] = getattr(value, name, None)
+    return parts

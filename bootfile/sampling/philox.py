@@ -42,13 +42,17 @@ def philox4x32(counter: Iterable[ArrayLike], key: int) -> np.ndarray:
     overflow).
     """
     c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(word, dtype=np.uint64) for word in counter))
-    k0, k1 = key & 0xFFFFFFFF, key >> 32
+    k0 = key & 0xFFFFFFFF
+    k1 = key >> 32
     for _ in range(10):
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        product0 = c0 * _MULTIPLIERS[0]
+        product1 = c2 * _MULTIPLIERS[1]
         c0 = (product1 >> _HALF) ^ c1 ^ np.uint64(k0)
         c2 = (product0 >> _HALF) ^ c3 ^ np.uint64(k1)
-        c1, c3 = product1 & _LOW, product0 & _LOW
-        k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
+        c1 = product1 & _LOW
+        c3 = product0 & _LOW
+        k0 = (k0 + _WEYL[0]) & 0xFFFFFFFF
+        k1 = (k1 + _WEYL[1]) & 0xFFFFFFFF
     return np.stack([c0, c1, c2, c3])
 
 

@@ -51,7 +51,10 @@ class Plan:
                 f"expected a sampler of datasets/sampling, got {type(sampler).__name__}, whose order is lost "
                 "at a restart: use BatchSampler, with weights=[...] to draw samples as WeightedRandomSampler"
             )
-        self.index, self.sampler, self.augment, self.views = index, sampler, augment, views
+        self.index = index
+        self.sampler = sampler
+        self.augment = augment
+        self.views = views
         self._size = size
         self.largest = views * sampler.largest
         self._labels = np.asarray(index.labels)
@@ -72,20 +75,24 @@ class Plan:
     @property
     def size(self) -> int:
         """Return the side of the images of this epoch, pixels."""
-        return self._size(self.sampler.epoch) if callable(self._size) else self._size
+        if callable(self._size):
+            return self._size(self.sampler.epoch)
+        return self._size
 
     @property
     def sizes(self) -> list[int]:
         """Return the sides of the images of all epochs of a training with total_steps, pixels."""
-        size, epochs = self._size, -(-self.sampler.total_steps // len(self))
-        return sorted({size(epoch) for epoch in range(1, epochs + 1)}) if callable(size) else [size]
+        epochs = -(-self.sampler.total_steps // len(self))
+        if callable(self._size):
+            return sorted({self._size(epoch) for epoch in range(1, epochs + 1)})
+        return [self._size]
 
     def seek(self, step: int) -> None:
         """Set the position: the next batch is that of global step `step`, counted from 0."""
         self.sampler.seek(step)
 
     def __iter__(self) -> Iterator[Batch]:
-        waiting: list[tuple[np.ndarray, Any]] = []
+        waiting: list[tuple[np.ndarray, Any]] = []  # (ids, epoch) of the next steps, without labels and crops
         for samples, epoch in self.sampler.draws():
             views = [samples + view * len(self.index) for view in range(self.views)]
             epochs = np.tile(epoch, self.views) if np.ndim(epoch) else epoch
@@ -97,18 +104,23 @@ class Plan:
             yield from self._batches(waiting)
 
     def _batches(self, parts: list[tuple[np.ndarray, Any]]) -> Iterator[Batch]:
-        ids, epoch = np.concatenate([ids for ids, _ in parts]), parts[0][1]
-        if np.ndim(epoch):
+        """Yield the batches of several steps, whose labels and crops are computed in one call. parts: the ids
+        and the epoch of each step."""
+        ids = np.concatenate([ids_of_step for ids_of_step, _ in parts])
+        epoch = parts[0][1]
+        if np.ndim(epoch):  # with weights each id has its own number
             epoch = np.concatenate([epochs for _, epochs in parts])
-        labels, crops = self._labels[ids], ()
+        labels = self._labels[ids]
         if labels.dtype.kind in "iu":
             labels = labels.astype(np.int64)
+        crops: tuple[Any, ...] = ()
         if self.augment:
             crops = self.augment(self.index, ids, self.sampler.seed, epoch)
-        last = 0
-        for part, epochs in parts:
-            first, last = last, last + len(part)
-            yield Batch(part, labels[first:last], rows(crops, first, last), epochs, self.size)
+        first = 0
+        for ids_of_step, epochs in parts:
+            end = first + len(ids_of_step)
+            yield Batch(ids_of_step, labels[first:end], rows(crops, first, end), epochs, self.size)
+            first = end
 
 
 def rows(crops: tuple[Any, ...], first: int, last: int) -> tuple[Any, ...]:

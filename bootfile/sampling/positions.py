@@ -20,9 +20,13 @@ class Positions:
     """
 
     def __init__(self, epochs: int | None = None, max_steps: int | None = None):
-        limits = [epochs and epochs * len(self), max_steps]
+        limits = []
+        if epochs is not None:
+            limits.append(epochs * len(self))
+        if max_steps is not None:
+            limits.append(max_steps)
         # Any: jobs with a limit need no check for None
-        self.total_steps: int | Any = min((limit for limit in limits if limit is not None), default=None)
+        self.total_steps: int | Any = min(limits, default=None)
         self.part = 0
         self.seek(0)
 
@@ -37,7 +41,8 @@ class Positions:
         """
         if step < 0 or (self.total_steps is not None and step > self.total_steps):
             raise BadInput(f"step {step} is not in 0..{self.total_steps}, the steps of the training")
-        self.epoch, self._first = step // len(self) + 1, step % len(self)
+        self.epoch = step // len(self) + 1
+        self._first = step % len(self)
         self._last = self._ends(self.epoch)[-1]
 
     @property
@@ -53,7 +58,8 @@ class Positions:
 
     def _ends(self, epoch: int) -> list[int]:
         """Return the steps of an epoch, counted from its begin, after which its parts end."""
-        begin, last = (epoch - 1) * len(self), len(self)
+        begin = (epoch - 1) * len(self)
+        last = len(self)
         if self.total_steps is not None:
             last = min(last, self.total_steps - begin)
         part = self.part or len(self)
@@ -68,12 +74,19 @@ class Positions:
         seek() does.
         """
         self.seek(step)
-        last = math.inf if self.total_steps is None else -(-self.total_steps // len(self))
+        last_epoch = math.inf
+        if self.total_steps is not None:
+            last_epoch = -(-self.total_steps // len(self))
         for epoch in itertools.count(max(1, -(-step // len(self)))):
-            if epoch > last:
+            if epoch > last_epoch:
                 return
             first = max(0, step - (epoch - 1) * len(self))
-            for end in (end for end in self._ends(epoch) if end >= first):
-                self.epoch, self._first, self._last = epoch, first, end
+            for end in self._ends(epoch):
+                if end < first:  # a part that was completed before `step`
+                    continue
+                # the caller iterates the loader from here to `end` before it takes the next epoch
+                self.epoch = epoch
+                self._first = first
+                self._last = end
                 yield epoch
                 first = end

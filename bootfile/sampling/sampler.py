@@ -41,7 +41,8 @@ def permute(values: ArrayLike, size: int, seed: int, epoch: ArrayLike, inverse: 
     side = math.isqrt(size - 1) + 1
     bases = np.uint64(-(-size // side)), np.uint64(side)
     values = np.array(values, np.uint64)
-    epochs, outside = np.broadcast_to(np.asarray(epoch), values.shape), np.arange(len(values))
+    epochs = np.broadcast_to(np.asarray(epoch), values.shape)
+    outside = np.arange(len(values))  # places of the values that are not permuted yet
     while True:
         values[outside] = _feistel(values[outside], bases, seed, epochs[outside], inverse)
         outside = np.flatnonzero(values >= size)  # cycle walking: repeat until the value is below size
@@ -52,12 +53,20 @@ def permute(values: ArrayLike, size: int, seed: int, epoch: ArrayLike, inverse: 
 def _feistel(
     values: np.ndarray, bases: tuple[np.uint64, np.uint64], seed: int, epochs: np.ndarray, inverse: bool
 ) -> np.ndarray:
+    """Encrypt values below the product of the bases, uint64 [n], one round after the other. inverse: decrypt
+    them: the rounds in reverse order, each with the opposite shift."""
     digits = [*np.divmod(values, bases[1])]
-    for number in range(_ROUNDS)[:: -1 if inverse else 1]:
-        digit, base = number % 2, bases[number % 2]
+    rounds = range(_ROUNDS)
+    if inverse:
+        rounds = rounds[::-1]
+    for number in rounds:
+        digit = number % 2  # each round changes one digit by a random function of the other one
+        base = bases[digit]
         words = philox4x32((digits[1 - digit], number, epochs, int(Operation.ORDER)), seed)
         shift = words[0] ^ (words[1] << np.uint64(31))  # 63 bits: the remainder is even to 2^-31, and it fits
-        digits[digit] = (digits[digit] + (base - shift % base if inverse else shift)) % base
+        if inverse:
+            shift = base - shift % base
+        digits[digit] = (digits[digit] + shift) % base
     joined: np.ndarray = digits[0] * bases[1] + digits[1]
     return joined
 
@@ -67,7 +76,7 @@ def split_batch(global_batch: int, parts: int, kind: str = "processes") -> int:
     the nearest divisible sizes."""
     local, rest = divmod(global_batch, parts)
     if rest:
-        sizes = [str(each * parts) for each in (local, local + 1) if each]
+        sizes = [str(size) for size in (local * parts, (local + 1) * parts) if size]
         raise BadInput(
             f"batch size {global_batch} is not divisible by {parts} {kind}; "
             f"expected {' or '.join(sizes)}, for example"
@@ -110,7 +119,9 @@ class BatchSampler(Positions):
         rank: int = 0,
         world_size: int = 1,
     ):
-        self.size, self.global_batch, self.seed = size, global_batch, seed
+        self.size = size
+        self.global_batch = global_batch
+        self.seed = seed
         self.epoch_steps = epoch_steps
         self.shares = None if weights is None else _cumulative(weights, size)
         if not len(self):
@@ -138,13 +149,18 @@ class BatchSampler(Positions):
     def _set_rank(self, rank: int, world_size: int) -> None:
         if not 0 <= rank < world_size:
             raise BadInput(f"rank {rank} is not in 0..{world_size - 1}")
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self._split_among(world_size, "processes")
 
     def _split_among(self, parts: int, kind: str) -> None:
-        self._parts, self._kind = parts, kind
-        own = part_of(parts, self.rank, self.world_size)
-        self.first_shard, self.shards = own.start, len(own)
+        """Divide each global batch into parts, and take those of this rank. kind: of the parts, for a
+        message."""
+        self._parts = parts
+        self._kind = kind
+        parts_of_rank = part_of(parts, self.rank, self.world_size)
+        self.first_shard = parts_of_rank.start
+        self.shards = len(parts_of_rank)
 
     @property
     def largest(self) -> int:
@@ -182,6 +198,7 @@ class BatchSampler(Positions):
         return np.where(steps < len(self), (epochs - 1) * len(self) + steps, -1)
 
     def _positions(self, id: int, epochs: np.ndarray) -> np.ndarray:
+        """Return the position of a sample in each epoch, int64 [n]."""
         return permute(np.full(len(epochs), id), self.size, self.seed, epochs, inverse=True)
 
     def __iter__(self) -> Iterator[np.ndarray]:
@@ -190,16 +207,19 @@ class BatchSampler(Positions):
     def draws(self) -> Iterator[tuple[np.ndarray, int | np.ndarray]]:
         """Yield the ids that iterating yields, each with what random numbers take as their epoch: the epoch,
         or with weights a number for each id, because a sample may be drawn several times in an epoch."""
-        last, at_a_time = self._first + self.remaining, max(1, _CHUNK * self.world_size // self.global_batch)
+        last = self._first + self.remaining
+        at_a_time = max(1, _CHUNK * self.world_size // self.global_batch)  # steps
         for step in range(self._first, last, at_a_time):
             yield from self._batches(self.epoch, step, min(at_a_time, last - step))
 
     def _batches(self, epoch: int, step: int, count: int) -> Iterator[tuple[np.ndarray, int | np.ndarray]]:
         """Yield the draws of `count` steps."""
         parts = self._places(step, count)
-        places, ends = np.concatenate(parts), np.cumsum([len(part) for part in parts])[:-1]
+        places = np.concatenate(parts)
+        ends = np.cumsum([len(part) for part in parts])[:-1]
         if self.shares is None:
-            return zip(np.split(self._permute(places, epoch), ends), itertools.repeat(epoch))
+            ids = self._permute(places, epoch)
+            return zip(np.split(ids, ends), itertools.repeat(epoch))
         words = draw(self.seed, epoch, places, Operation.WEIGHTS)
         uniforms = ((words[0] << np.uint64(21)) + (words[1] >> np.uint64(11))) / 2.0**53  # below 1
         ids = np.searchsorted(self.shares, uniforms * self.shares[-1], side="right")
@@ -212,6 +232,7 @@ class BatchSampler(Positions):
         return (first + np.arange(largest * self.shards)).reshape(-1, largest)
 
     def _permute(self, places: np.ndarray, epoch: int) -> np.ndarray:
+        """Return the ids at these positions of an epoch, int64 [n]."""
         return permute(places, self.size, self.seed, epoch)
 
 
@@ -222,11 +243,13 @@ def _cumulative(weights: ArrayLike, size: int) -> np.ndarray:
         values = np.asarray(weights, np.float64)
     if values.shape != (size,):
         raise BadInput(f"weights of shape {list(values.shape)}: expected one for each of the {size} samples")
-    if len(wrong := np.flatnonzero(~(np.isfinite(values) & (values >= 0)))):
+    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    if len(wrong):
         raise BadInput(f"the weight of sample {wrong[0]} is {values[wrong[0]]}: expected a number >= 0")
     with np.errstate(over="ignore"):
         sums = np.cumsum(values)
-    if not 0 < (total := sums.max(initial=0)) < np.inf:
+    total = sums.max(initial=0)
+    if not 0 < total < np.inf:
         raise BadInput(f"the weights have the sum {total:g}: expected a finite number above 0")
     return sums
 
@@ -251,18 +274,24 @@ class WholeBatchSampler(BatchSampler):
         return -(-self.size // self.global_batch)
 
     def _positions(self, id: int, epochs: np.ndarray) -> np.ndarray:
-        return super()._positions(id, epochs) if self.shuffle else np.full(len(epochs), id)
+        if not self.shuffle:
+            return np.full(len(epochs), id)
+        return super()._positions(id, epochs)
 
     def _places(self, step: int, count: int) -> list[np.ndarray]:
         parts = []
-        for first in range(step * self.global_batch, (step + count) * self.global_batch, self.global_batch):
-            here = min(self.global_batch, self.size - first)
-            begin, end = (-(-here * rank // self.world_size) for rank in (self.rank, self.rank + 1))
+        end_of_steps = (step + count) * self.global_batch
+        for first in range(step * self.global_batch, end_of_steps, self.global_batch):
+            here = min(self.global_batch, self.size - first)  # the last batch of an epoch may be smaller
+            begin = -(-here * self.rank // self.world_size)
+            end = -(-here * (self.rank + 1) // self.world_size)
             parts.append(np.arange(first + begin, first + end))
         return parts
 
     def _permute(self, places: np.ndarray, epoch: int) -> np.ndarray:
-        return super()._permute(places, epoch) if self.shuffle else places
+        if not self.shuffle:
+            return places
+        return super()._permute(places, epoch)
 
 
 class SequentialBatchSampler:
@@ -273,15 +302,21 @@ class SequentialBatchSampler:
     communicate inside the loop.
     """
 
-    seed, epoch, step = 0, 1, 0  # random numbers are the same in every evaluation
+    # random numbers are the same in every evaluation
+    seed = 0
+    epoch = 1
+    step = 0
 
     def __init__(self, size: int, batch: int, *, rank: int = 0, world_size: int = 1, shards: int = 0):
-        self.size, self.largest, self.rank, self.world_size = size, batch, rank, world_size
+        self.size = size
+        self.largest = batch
+        self.rank = rank
+        self.world_size = world_size
         self.first_shard = rank  # the random numbers of an evaluation are by rank
         count = shards or world_size
-        own = part_of(count, rank, world_size)
-        bounds = [size * place // count for place in range(own.start, own.stop + 1)]
-        self.parts = [range(*pair) for pair in itertools.pairwise(bounds)]  # see split()
+        self.parts = []  # see split()
+        for part in part_of(count, rank, world_size):
+            self.parts.append(range(size * part // count, size * (part + 1) // count))
 
     def for_rank(self, rank: int, world_size: int) -> "SequentialBatchSampler":
         """Return a batch sampler of this rank's part."""
@@ -290,8 +325,9 @@ class SequentialBatchSampler:
     def split(self, shards: int) -> "SequentialBatchSampler":
         """Return a batch sampler of this rank's part of `shards` ranges of ids, `parts`. No batch has ids of
         two ranges."""
-        own = {"rank": self.rank, "world_size": self.world_size, "shards": shards}
-        return SequentialBatchSampler(self.size, self.largest, **own)
+        return SequentialBatchSampler(
+            self.size, self.largest, rank=self.rank, world_size=self.world_size, shards=shards
+        )
 
     def __len__(self) -> int:
         return sum(len(part[:: self.largest]) for part in self.parts)

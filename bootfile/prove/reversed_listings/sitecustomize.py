@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_listdir, _scandir = os.listdir, os.scandir
+_listdir = os.listdir
+_scandir = os.scandir
 
 
 class _Entries(Iterator[Any], contextlib.AbstractContextManager[Any]):
@@ -34,7 +35,8 @@ def listdir(path: Any = ".") -> list[Any]:
     return _listdir(path)[::-1]
 
 
-os.listdir, os.scandir = listdir, _Entries  # type: ignore[assignment]
+os.listdir = listdir
+os.scandir = _Entries  # type: ignore[assignment]
 _others = [path for path in sys.path if os.path.abspath(path) != _HERE]
 _spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _others)
 if _spec and _spec.loader:  # that of this machine
