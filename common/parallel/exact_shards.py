@@ -13,24 +13,19 @@ of 2 + 3 and of 4. A process sends at most 2 log2(V) - 2 sums, and one if N divi
 Related work: M. Li et al., "EasyScale", SC '23, whose virtual workers move between GPUs.
 """
 
-import collections
 import contextlib
 import functools
-import inspect
 import itertools
 import os
 import random
-import types
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-import torch.utils.checkpoint  # torch 2.1 does not import it
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from bootfile.exact.processes import Processes
 from bootfile.ground import accelerator
@@ -38,12 +33,11 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import part_of
 from bootfile.machine import convolution
 from bootfile.processes import ranks
+from common.parallel.shard_guards import Call, check_settings, count_collectives, is_dense, list_variables
 
 HELP = "shards of a step, a power of two: the same bits on any number of processes up to V"
 _FLAT = 2**25  # bytes that are sent together
-_CHECK_EVERY = 32  # steps, see _Call
-# types of inputs with which a call is repeated: it may change other objects, and they cannot be sent
-_PLAIN = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None))
+_CHECK_EVERY = 32  # steps, see Call
 _Sums = dict[torch.Tensor, torch.Tensor]  # parameter -> gradient
 
 
@@ -85,7 +79,7 @@ class Shards:
     and deterministic algorithms on a GPU. Raises BadInput if V is not a power of two, or less than the number
     of processes.
     `local`: number of shards of this process. `index`: the shard that is computed now, 0..V-1.
-    `is_repeating`: whether modules are called to compare their results, see _Call.
+    `is_repeating`: whether modules are called to compare their results, see Call.
     """
 
     is_repeating: ClassVar[bool] = False
@@ -133,7 +127,7 @@ class Shards:
         forward.broadcast_buffers = forward.find_unused_parameters = forward.static_graph = False
         forward.register_forward_pre_hook(self._begin)  # not of the module, which may be copied
         forward.register_forward_hook(self._end_forward)
-        self._calls = [_Call("the model", forward, forward.module)]
+        self._calls = [Call("the model", forward, forward.module)]
         self.watch({})
         self.stop_finding()
         if Shards._hook:  # of an earlier run in this process, as in a notebook
@@ -150,7 +144,7 @@ class Shards:
         self._processes = processes
         modules = {name: each for name, each in objects.items() if isinstance(each, torch.nn.Module)}
         parts = dict.fromkeys(self._forward.module.modules())
-        self._calls += [_Call(name, each, each) for name, each in modules.items() if each not in parts]
+        self._calls += [Call(name, each, each) for name, each in modules.items() if each not in parts]
         others = itertools.chain.from_iterable(each.modules() for each in modules.values())
         self._modules = list(dict.fromkeys([*parts, *others]))
         self._known = {self._forward, *self._modules}
@@ -168,7 +162,7 @@ class Shards:
         accumulation, are added to the means.
         """
         if self.stop_finding():
-            now = _list_variables(self._criterion)
+            now = list_variables(self._criterion)
             if name := next((name for name in now if now[name] != self._variables.get(name)), ""):
                 raise BadInput(
                     f"--exact_shards: the criterion changes its variable {name} in a shard: expected a "
@@ -178,7 +172,7 @@ class Shards:
             self._processes.check()
         if not self._is_open:
             raise BadInput("--exact_shards: shards.add() without forward(inputs): call forward, not model")
-        if self._collectives != _count_collectives():
+        if self._collectives != count_collectives():
             raise BadInput("--exact_shards: the model or the criterion communicates with other processes")
         self._losses.append(accelerator.double(loss.detach()).squeeze())
         done = len(self._losses)
@@ -194,7 +188,7 @@ class Shards:
         _write(self._after if is_last else self._buffers)
         self.index, self._is_open = self.first + done % self.local, False
         if not is_last:
-            self._collectives = _count_collectives()
+            self._collectives = count_collectives()
             return None
         self._average()
         rows, self._losses, self._buffers = self._make_rows(self._losses), [], []
@@ -228,7 +222,7 @@ class Shards:
     def rows(self, evaluate: Callable[[Iterable], torch.Tensor], loader: Any) -> torch.Tensor:
         """Return evaluate(batches), sums [n], for each part of a loader whose sampler was split, as the rows
         of this process's shards [V, n]. The other rows are zeros: all_reduce adds them in any order."""
-        _check_settings()
+        check_settings()
         sampler = loader.plan.sampler
         with contextlib.closing(iter(loader)) as batches:
             counts = [len(part[:: sampler.largest]) for part in sampler.parts]
@@ -241,7 +235,7 @@ class Shards:
 
     def _begin(self, *_: Any) -> None:
         """Begin a shard with its first forward pass; the first shard remembers the buffers."""
-        _check_settings()
+        check_settings()
         if not self._buffers:
             self._buffers = self._before = _list_buffers(self._modules)
         if self._is_open or not torch.is_grad_enabled():
@@ -249,7 +243,7 @@ class Shards:
         self._is_open = True
         if self._losses:
             return
-        self._collectives = _count_collectives()
+        self._collectives = count_collectives()
         for parameter in self._list_trained():
             if parameter not in self._hooked:
                 hook = functools.partial(self._note_gradient, parameter)
@@ -263,7 +257,7 @@ class Shards:
 
     def _end_forward(self, *_: Any) -> None:
         if self._is_open and self._is_checked and not Shards._finder:
-            self._variables = _list_variables(self._criterion)
+            self._variables = list_variables(self._criterion)
             Shards._finder = register_module_forward_pre_hook(self._find_module)
 
     @staticmethod
@@ -278,7 +272,7 @@ class Shards:
         """Check a module that the loop calls and no checkpoint holds, from its next call on."""
         if self._is_open and torch.is_grad_enabled() and module not in self._known:
             self._known.update(module.modules())
-            self._calls.append(_Call(type(module).__name__, module, module))
+            self._calls.append(Call(type(module).__name__, module, module))
             self._calls[-1].sources = self._sources
 
     def _list_trained(self) -> list[torch.Tensor]:
@@ -412,7 +406,7 @@ class _Buffer(NamedTuple):
 
 def _list_buffers(modules: Iterable[torch.nn.Module]) -> list[_Buffer]:
     parts = [(each._buffers, name, tensor) for each in modules for name, tensor in each._buffers.items()]
-    return _read([_Buffer(*part, None) for part in parts if part[2] is None or _is_dense(part[2])])
+    return _read([_Buffer(*part, None) for part in parts if part[2] is None or is_dense(part[2])])
 
 
 def _read(buffers: list[_Buffer]) -> list[_Buffer]:
@@ -431,136 +425,6 @@ def _write(buffers: list[_Buffer]) -> None:
             holder[name] = tensor
 
 
-class _Call:
-    """The first call of a module in a step. All ranks repeat that of rank 0 at the end of the step: a result
-    differs if the module keeps state between its calls.
-
-    hooked: the module, or the wrapper that calls it. `sources`: those of random numbers; if they are set,
-    the next call is recorded. `inputs`, `states`: the tensors and numbers of the call, and the states of the
-    sources before it. `results`: digests. `repeat`: returns the results with inputs and states of rank 0.
-    Generators and attributes of the module are restored, buffers are not. No results if nothing was recorded.
-    """
-
-    def __init__(self, name: str, hooked: torch.nn.Module, module: torch.nn.Module):
-        self.name, self.module = name, module
-        self.forget()
-        hooked.register_forward_pre_hook(self._record, with_kwargs=True)
-        hooked.register_forward_hook(self._keep_results)
-
-    def forget(self) -> None:
-        self.sources: list[Any] = []
-        self.inputs: list[Any] = []
-        self.states: list[Any] = []
-        self.results: dict[str, int] = {}
-        self.repeat: Callable[[list[Any], list[Any]], dict[str, int]] = lambda inputs, states: {}
-
-    def _record(self, _: Any, *given: Any) -> None:
-        leaves, structure = tree_flatten(given)
-        if not self.sources or not all(type(each) in _PLAIN for each in leaves):
-            return
-        modules, sources, self.sources = list(self.module.modules()), self.sources, []
-        modes = [each.training for each in modules]
-        has_grad, autocast = torch.is_grad_enabled(), _find_autocast(leaves)
-        devices = [each.device if isinstance(each, torch.Tensor) else None for each in leaves]
-        self.inputs, self.states = tree_map_only(torch.Tensor, _copy, leaves), _get_states(sources)
-
-        def repeat(inputs: list[Any], states: list[Any]) -> dict[str, int]:
-            own, attributes = _get_states(sources), [dict(vars(each)) for each in modules]
-            for each, mode in zip(modules, modes, strict=True):
-                each.training = mode
-            _set_states(sources, states)
-            # a module of the user may raise any error outside its loop: then it is not checked
-            try:
-                with torch.set_grad_enabled(has_grad), autocast:
-                    moved = [
-                        _copy(each, device) if device else each
-                        for each, device in zip(inputs, devices, strict=True)
-                    ]
-                    args, kwargs = tree_unflatten(moved, structure)
-                    return self._list_results(self.module(*args, **kwargs))
-            except Exception:
-                return {}
-            finally:
-                _set_states(sources, own)
-                for each, old in zip(modules, attributes, strict=True):
-                    vars(each).clear()
-                    vars(each).update(old)
-
-        self.repeat = repeat
-
-    def _keep_results(self, _: Any, args: tuple, output: Any) -> None:
-        if self.states and not self.results:
-            self.results = self._list_results(output)
-
-    def _list_results(self, output: Any) -> dict[str, int]:
-        """Return the digests of the outputs, parameters and buffers."""
-        named = [(f"output {place}", each) for place, each in enumerate(tree_flatten(output)[0])]
-        named += [(f"parameter {name}", each) for name, each in self.module.named_parameters()]
-        named += [(f"buffer {name}", each) for name, each in self.module.named_buffers()]
-        tensors = {name: each for name, each in named if isinstance(each, torch.Tensor) and _is_dense(each)}
-        return {name: int(ranks.digest(each.detach())) for name, each in tensors.items()}
-
-
-def _list_variables(function: Any) -> dict[str, Any]:
-    """Return the variables of a plain function that Python keeps between its calls, as values to compare."""
-    if not inspect.isfunction(function):
-        return {}
-    try:
-        outer = inspect.getclosurevars(function)
-    except ValueError:  # a variable of the loop has no value yet
-        return {}
-    variables = {**outer.globals, **outer.nonlocals, **vars(function)}
-    return {name: _freeze(each) for name, each in variables.items()}
-
-
-def _freeze(value: Any, depth: int = 4) -> Any:
-    if isinstance(value, torch.Tensor):
-        return int(ranks.digest(value.detach())) if _is_dense(value) else None
-    if isinstance(value, np.ndarray | int | float | str):
-        return repr(value)
-    if isinstance(value, torch.nn.Module | type | types.ModuleType | types.FunctionType) or not depth:
-        return None
-    parts = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-    if isinstance(value, list | tuple | collections.deque):
-        parts = dict(enumerate(value))
-    return {name: _freeze(each, depth - 1) for name, each in parts.items()}
-
-
-def _find_autocast(inputs: Any) -> Any:
-    """Return the context of mixed precision that is active for inputs on a device."""
-    devices = [each.device.type for each in tree_flatten(inputs)[0] if isinstance(each, torch.Tensor)]
-    kind = next((each for each in devices if each != "cpu"), "cpu")
-    own, of_cpu = torch.utils.checkpoint._get_autocast_kwargs(kind)  # its arguments differ between versions
-    return torch.autocast(kind, **own) if own else torch.autocast("cpu", **of_cpu)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_nested
-
-
-def _copy(tensor: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
-    copy = tensor.detach().to(device, copy=True)
-    return copy.requires_grad_(tensor.requires_grad)
-
-
-def _get_states(sources: list[Any]) -> list[Any]:
-    """Return the present states of generators as plain values and tensors."""
-    states = []
-    for source in sources:
-        names = [name for name in ("get_rng_state", "get_state", "getstate") if hasattr(source, name)]
-        states.append(getattr(source, names[0])() if names else source.bit_generator.state)  # of NumPy
-    return tree_map_only(np.ndarray, np.ndarray.tolist, states)
-
-
-def _set_states(sources: list[Any], states: list[Any]) -> None:
-    for source, state in zip(sources, states, strict=True):
-        names = [name for name in ("set_rng_state", "set_state", "setstate") if hasattr(source, name)]
-        if names:
-            getattr(source, names[0])(state)
-        else:
-            source.bit_generator.state = state
-
-
 def _broadcast(tensors: list[torch.Tensor]) -> None:
     """Copy rank 0's values into the tensors, which are sent as few flat ones [n]."""
     for part in torch._utils._take_tensors(tensors, _FLAT):
@@ -569,23 +433,3 @@ def _broadcast(tensors: list[torch.Tensor]) -> None:
         pieces = flat.split([each.numel() for each in part])
         for each, piece in zip(part, pieces, strict=True):
             each.copy_(piece.view_as(each))
-
-
-def _check_settings() -> None:
-    """Raise BadInput if a setting of torch on which sums depend is another one."""
-    settings = {
-        "torch.get_num_threads()": (torch.get_num_threads(), 1),
-        "torch.backends.cudnn.benchmark": (torch.backends.cudnn.benchmark, False),
-    }
-    for name, (value, expected) in settings.items():
-        if value != expected:
-            raise BadInput(f"--exact_shards: {name} is {value}, expected {expected}")
-
-
-def _count_collectives() -> int:
-    """Return the number of collectives so far; 0 if this version of torch does not count them."""
-    group: Any = torch.distributed.distributed_c10d._get_default_group()
-    try:
-        return group._get_sequence_number_for_group()
-    except RuntimeError:
-        return 0
