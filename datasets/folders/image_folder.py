@@ -31,7 +31,10 @@ from bootfile.ground.errors import BadInput, printable
 from bootfile.ground.files import explained
 from common.ground.files import locked, make_folder_atomic, own_place
 from datasets.folders import images, listing, tar_files
-from datasets.folders.listing import FILES_PER_TASK, VAL_SHARE, Listing, Log, map_files, progress, shown
+from datasets.folders.listing import Listing
+from datasets.folders.map_files import FILES_PER_TASK, map_files
+from datasets.folders.messages import Log, progress, shown
+from datasets.folders.splits import NO_SPLITS, VAL_SHARE
 
 _COMPARED = 2**14  # files whose size and time a start compares; of a small data set all
 _CHANGED = "changed"  # file in the folder of an index: a read has found a file that was changed
@@ -64,11 +67,9 @@ def val_share(text: str) -> float:
 def splits(text: str) -> str:
     """Parse an argument: "TRAIN,VAL", two different names, or "none". Raises ArgumentTypeError."""
     names = text.split(",")
-    if text == listing.NO_SPLITS or (len({*names}) == len(names) == 2 and all(map(str.strip, names))):
+    if text == NO_SPLITS or (len({*names}) == len(names) == 2 and all(map(str.strip, names))):
         return text
-    raise argparse.ArgumentTypeError(
-        f"{text!r} is not two names of folders, TRAIN,VAL, or {listing.NO_SPLITS}"
-    )
+    raise argparse.ArgumentTypeError(f"{text!r} is not two names of folders, TRAIN,VAL, or {NO_SPLITS}")
 
 
 class ImageFolderIndex:

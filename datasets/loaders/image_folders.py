@@ -22,7 +22,8 @@ from common.run import starts
 from common.run.job import JobParser
 from common.run.log import Log
 from common.run.output import Output, check_writable
-from datasets.folders import image_folder, listing, random_folder
+from datasets.folders import image_folder, random_folder
+from datasets.folders.splits import VAL_SHARE
 from datasets.loaders import backends, measure, node_index, preprocessing
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.image_loader import ImageLoader
@@ -41,7 +42,7 @@ def add_arguments(parser: JobParser) -> None:
     add(
         "--val_share",
         type=image_folder.val_share,
-        default=listing.VAL_SHARE,
+        default=VAL_SHARE,
         metavar="SHARE",
         help="share of the images that validate a folder without train/ and val/ (default: 10%%)",
     )

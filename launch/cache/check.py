@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from datasets.folders import image_folder
-from datasets.folders.listing import progress, shown
+from datasets.folders.messages import progress, shown
 from datasets.stores import forms
 from datasets.stores.files import FileStore
 
