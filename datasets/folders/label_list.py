@@ -6,6 +6,7 @@ import csv
 import io
 import os
 import re
+from typing import NamedTuple
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
@@ -18,6 +19,20 @@ _LABEL = re.compile("(class|label|category|target)(id|name|label|s|es)?|y")
 _UNCLEAR = re.compile(r".*(?:,\s|\s,|[;|]).*")  # a label that may mean several
 
 
+class _Columns(NamedTuple):
+    """How the lines of a list are read.
+
+    path, label: the numbers of these columns, from 0, of `count` columns.
+    titles: how many of the two have a title in the first line that names them.
+    """
+
+    separator: str
+    count: int
+    path: int
+    label: int
+    titles: int
+
+
 def read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
     """Return (paths, labels as text) of a list. Raises BadInput with the line.
 
@@ -27,36 +42,29 @@ def read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
     below the folder of the list, or absolute; backslashes separate folders if no line has a slash.
     """
     lines = _read_lines(source)
-    last = lines[-1][1].removesuffix(" ,")  # a path without a label, before spaces
-    separator = next((each for each in "\t;," if any(map(is_image, _split(last, each)))), " ")
-    head, values = (_split(lines[place][1], separator) for place in (0, -1))
-    count = 2 if separator == " " else len(values)
-    titles = [re.sub("[^a-z]", "", title.lower()) for title in head] if len(head) == count else [""] * count
-    paths = [column for column in range(count) if is_image(values[column])] if separator != " " else [0]
-    paths = paths if len(paths) == 1 else [column for column in paths if _PATH.fullmatch(titles[column])]
-    others = [column for column in range(count) if column not in paths]
-    others = others if count == 2 else [column for column in others if _LABEL.fullmatch(titles[column])]
+    separator = _find_separator(lines[-1][1])
     expected = (
         f"expected `path{separator}label`, a label with spaces in quotes, several labels as 3,17, or of "
         "columns, a header that names the path and one label"
     )
-    if len(paths) != 1 or len(others) != 1:
-        raise BadInput(f"{source}, line {lines[0][0]}: {expected}; found {lines[0][1][:60]!r}")
-    [at], [of] = paths, others
-    if at or count > 2:
-        log(f"{source}: the path is column {at + 1} and the label column {of + 1} of {count}")
-    named = bool(_PATH.fullmatch(titles[at])) + bool(_LABEL.fullmatch(titles[of]))
-    if named > (separator == " ") and not any(map(is_image, head)):
+    first_number, first_line = lines[0]
+    columns = _find_columns(first_line, lines[-1][1], separator)
+    if columns is None:
+        raise BadInput(f"{source}, line {first_number}: {expected}; found {first_line[:60]!r}")
+    if columns.path > 0 or columns.count > 2:
+        log(
+            f"{source}: the path is column {columns.path + 1} and the label column {columns.label + 1} of "
+            f"{columns.count}"
+        )
+    if _has_header(first_line, columns):
         lines = lines[1:]
     folder = os.path.join(os.path.dirname(source), "")
     rows: dict[str, tuple[str, str]] = {}  # path without ./ -> path, label
     for number, line in lines:
-        values = _split(line, separator)
-        path, label = (values[at], values[of]) if len(values) == count else ("", "")
-        is_path = is_image(path) or (separator == " " and " " not in path)
-        is_label = label and not is_image(label) and not _UNCLEAR.fullmatch(label)
-        if not (path and is_path and is_label) or "\0" in line or len(line) > _LONGEST:
+        row = _read_row(line, columns)
+        if row is None:
             raise BadInput(f"{source}, line {number}: {expected}; found {line[:60]!r}")
+        path, label = row
         path = path.removeprefix(folder)
         if os.path.isabs(path) or ".." in path.split("/"):
             raise BadInput(f"{source}, line {number}: {path} is not below the folder of {source}")
@@ -70,6 +78,63 @@ def read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
     return [path for path, _ in ordered], [label for _, label in ordered]
 
 
+def _find_separator(last: str) -> str:
+    """Return the separator of a list from its last line, which is no header: the first one that leaves the
+    name of an image alone, otherwise a space."""
+    line = last.removesuffix(" ,")  # a path without a label, before spaces
+    for separator in "\t;,":
+        if any(map(is_image, _split(line, separator))):
+            return separator
+    return " "
+
+
+def _find_columns(first: str, last: str, separator: str) -> _Columns | None:
+    """Return the columns of a list, from its first line, which may be a header, and its last line. None if
+    the path or the label is not clear."""
+    head = _split(first, separator)
+    values = _split(last, separator)
+    count = 2 if separator == " " else len(values)
+    titles = [""] * count
+    if len(head) == count:
+        titles = [re.sub("[^a-z]", "", title.lower()) for title in head]
+    paths = [column for column, value in enumerate(values) if is_image(value)]
+    if separator == " ":
+        paths = [0]
+    if len(paths) != 1:
+        paths = [column for column in paths if _PATH.fullmatch(titles[column])]
+    labels = [column for column in range(count) if column not in paths]
+    if count != 2:
+        labels = [column for column in labels if _LABEL.fullmatch(titles[column])]
+    if len(paths) != 1 or len(labels) != 1:
+        return None
+    has_path_title = bool(_PATH.fullmatch(titles[paths[0]]))
+    has_label_title = bool(_LABEL.fullmatch(titles[labels[0]]))
+    return _Columns(separator, count, paths[0], labels[0], has_path_title + has_label_title)
+
+
+def _has_header(first: str, columns: _Columns) -> bool:
+    """Return whether the first line is a header. Before spaces any two words look like a row, so both must be
+    titles."""
+    needed = 2 if columns.separator == " " else 1
+    has_image = any(map(is_image, _split(first, columns.separator)))
+    return columns.titles >= needed and not has_image
+
+
+def _read_row(line: str, columns: _Columns) -> tuple[str, str] | None:
+    """Return (path, label) of a line; None if it has another form."""
+    values = _split(line, columns.separator)
+    if len(values) != columns.count or "\0" in line or len(line) > _LONGEST:
+        return None
+    path = values[columns.path]
+    label = values[columns.label]
+    # before spaces a name without an ending is a path, too, unless spaces are in it
+    is_path = is_image(path) or (columns.separator == " " and " " not in path)
+    is_label = not is_image(label) and not _UNCLEAR.fullmatch(label)
+    if not path or not label or not is_path or not is_label:
+        return None
+    return path, label
+
+
 def _read_lines(source: str) -> list[tuple[int, str]]:
     """Return (number, text) of the lines that are neither empty nor comments. Raises BadInput without one."""
     with explained(f"cannot read {source}"), open(source, "rb") as file:
@@ -79,8 +144,12 @@ def _read_lines(source: str) -> list[tuple[int, str]]:
         text = io.StringIO(content.decode(code, "surrogateescape"), newline=None)
     except UnicodeError as error:
         raise BadInput(f"cannot read {source}: {error}") from error
-    lines = [(number, line) for number, each in enumerate(text, 1) if (line := each.strip())]
-    lines = [(number, line) for number, line in lines if not f"{line} ".startswith("# ")]
+    lines = []
+    for number, line in enumerate(text, 1):
+        line = line.strip()
+        is_comment = line == "#" or line.startswith("# ")
+        if line and not is_comment:
+            lines.append((number, line))
     if not lines:
         raise BadInput(f"{source} lists no image")
     if not any("/" in line for _, line in lines):
@@ -97,4 +166,6 @@ def _split(line: str, separator: str) -> list[str]:
         values = [value.strip() for value in row]
     if separator == " ":
         values = [" ".join(values[:-1]), *values[-1:]]
-    return values if len(values) > 1 and any(values[:-1]) else []
+    if len(values) < 2 or not any(values[:-1]):
+        return []
+    return values

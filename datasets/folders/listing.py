@@ -64,48 +64,61 @@ def look(
     Raises BadInput."""
     root = os.path.abspath(files.local_folder(root))
     name = find_split(root, split, splits, log)
-    if not name and (other := find_split(root, "val" if split == "train" else "train", splits)):
-        raise BadInput(
-            f"{root} has {other}, but no {' or '.join(SPLITS[split])} (a folder, or a list .txt): --splits "
-            f"TRAIN,VAL names the two folders; --splits {NO_SPLITS} takes all folders as classes"
-        )
+    if not name:
+        other = find_split(root, "val" if split == "train" else "train", splits)
+        if other:
+            raise BadInput(
+                f"{root} has {other}, but no {' or '.join(SPLITS[split])} (a folder, or a list .txt): "
+                f"--splits TRAIN,VAL names the two folders; --splits {NO_SPLITS} takes all folders as classes"
+            )
     base = os.path.join(root, name) if name else root
     source = f"{base}.txt"
-    if listed := bool(name) and os.path.isfile(source):
+    is_list = bool(name) and os.path.isfile(source)
+    if is_list:
         paths, names = read_list(source, log)
         if os.path.exists(os.path.join(root, paths[0])) or not os.path.isdir(base):
             base = root
     else:
         source = base
-        paths, names = _by_class(base, classes, log)
-    number = number_sets if listed and any("," in each for each in names) else number_classes
-    ordered, labels = number(names, classes, source, listed)
-    if labelled and classes is None and labels.ndim == 1:
+        paths, names = _list_class_folders(base, classes, log)
+    if is_list and any("," in label for label in names):
+        ordered, labels = number_sets(names, classes, source, is_list)
+    else:
+        ordered, labels = number_classes(names, classes, source, is_list)
+    has_one_label = labels.ndim == 1
+    if labelled and classes is None and has_one_label:
         check_classes(ordered, source, paths, name, splits, log)
-    elif listed and labels.ndim == 1 and labels.min() > 0 and names[0] not in ordered:
+    elif is_list and has_one_label and labels.min() > 0 and names[0] not in ordered:
         log(f"{source}: no image has the label 0, which is the class {ordered[0]}")
-    val_share = 0.0 if name else val_share
+    if name:
+        val_share = 0.0  # the folder has splits
     if val_share:
         rows = divide(root, split, paths, labels, val_share, log)
-        paths, labels = [paths[row] for row in rows.tolist()], labels[rows]
-    return Listing(root, split, base, ordered, paths, labels, val_share, splits, is_list=listed)
+        paths = [paths[row] for row in rows.tolist()]
+        labels = labels[rows]
+    return Listing(root, split, base, ordered, paths, labels, val_share, splits, is_list=is_list)
 
 
-def _by_class(base: str, classes: Sequence[str] | None, log: Log) -> tuple[list[str], list[str]]:
+def _list_class_folders(base: str, classes: Sequence[str] | None, log: Log) -> tuple[list[str], list[str]]:
     """Return (paths, class name of each path) of a tree. classes: as in number_classes(). Raises BadInput."""
-    paths, others, class_folders = walk(base)
-    nested = [path for path in paths if "/" in path]
+    paths, others, folders = walk(base)
     if not paths:
-        tars = f"; tar files: pass '{base}/**/*.tar'" if ".tar " in others else ""
-        raise BadInput(f"{base} holds no image ({' '.join(images.EXTENSIONS)}): {others or 'no file'}{tars}")
+        line = f"{base} holds no image ({' '.join(images.EXTENSIONS)}): {others or 'no file'}"
+        if ".tar " in others:
+            line += f"; tar files: pass '{base}/**/*.tar'"
+        raise BadInput(line)
+    nested = [path for path in paths if "/" in path]
+    ignored = [others] if others else []
     if nested and len(nested) < len(paths):
-        others += ", " * bool(others) + f"{len(paths) - len(nested)} images outside class folders"
-    if others:
-        log(f"{base}: ignored {others}")
-    paths = sorted(nested or paths)
-    names = [path.partition("/")[0] if nested else "" for path in paths]
-    empty = sorted(class_folders - set(names)) if nested and classes is None else []
-    if empty:  # skipping them would change the numbers of the other classes
+        ignored.append(f"{len(paths) - len(nested)} images outside class folders")
+    if ignored:
+        log(f"{base}: ignored {', '.join(ignored)}")
+    if not nested:
+        return sorted(paths), [""] * len(paths)
+    paths = sorted(nested)
+    names = [path.partition("/")[0] for path in paths]
+    empty = sorted(folders - set(names))
+    if empty and classes is None:  # skipping them would change the numbers of the other classes
         raise BadInput(
             f"{base}: {len(empty)} class folders hold no image: {shown(empty)}: move them, or name them .NAME"
         )

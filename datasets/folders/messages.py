@@ -11,12 +11,14 @@ SHOWN = 10  # entries of a long list in a message
 
 def shown(texts: Sequence[str]) -> str:
     """Return the first texts of a long list, and the number of the others."""
-    more = f"; and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
-    return "; ".join(texts[:SHOWN]) + more
+    text = "; ".join(texts[:SHOWN])
+    if len(texts) > SHOWN:
+        text += f"; and {len(texts) - SHOWN} more"
+    return text
 
 
 def progress(total: int | None, text: str, done: int = 0, unit: str = "image") -> tqdm:
     """Return a progress bar that counts images. done: those that were ready before."""
     # not a terminal: print every 10 s, so that a long scan does not look like a hang
-    interval = 10 * (not os.isatty(2)) or 0.1
-    return tqdm(total=total, initial=done, desc=text, unit=unit, delay=2, mininterval=interval)
+    seconds = 0.1 if os.isatty(2) else 10
+    return tqdm(total=total, initial=done, desc=text, unit=unit, delay=2, mininterval=seconds)

@@ -12,32 +12,38 @@ _SYSTEM = {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "lost+found"}  # fo
 
 def walk(base: str) -> tuple[list[str], str, set[str]]:
     """Return (relative paths of the images in a tree, count_endings() of its other files, the folders in it).
-    Raises BadInput if a folder cannot be listed."""
+    Links are followed. Raises BadInput if a folder cannot be listed."""
 
     def fail(error: OSError) -> None:
         raise BadInput(f"cannot list {error.filename}: {error.strerror}") from error
 
-    paths, others, own = [], Counter[str](), set()
-    above: dict[str, tuple[str, ...]] = {
-        base: (os.path.realpath(base),)
-    }  # folder -> its real path and those of its parents
+    paths: list[str] = []
+    others = Counter[str]()  # ending -> files that are no images, and hidden folders
+    first_folders: set[str] = set()
+    real_parents = {base: (os.path.realpath(base),)}  # folder -> its real path and those of its parents
     with progress(None, f"listing {base}") as bar:
         for folder, folders, names in os.walk(base, onerror=fail, followlinks=True):
             # without a call for each of a million names: is_image() takes half of the time
-            found = [name for name in names if name[0] != "." and name.lower().endswith(images.EXTENSIONS)]
-            if len(found) < len(names):
-                others.update(map(ending, {*names}.difference(found)))
+            selected = [name for name in names if name[0] != "." and name.lower().endswith(images.EXTENSIONS)]
+            if len(selected) < len(names):
+                others.update(map(ending, set(names).difference(selected)))
             others["hidden"] += sum(map(is_hidden, folders))
             prefix = os.path.join(folder[len(base) :].lstrip("/"), "")
-            paths += [prefix + name for name in sorted(found)]
-            parents = above.pop(folder)
-            below = {name: os.path.realpath(os.path.join(folder, name)) for name in folders}
-            # without links to a parent folder, which are endless loops
-            folders[:] = [name for name in folders if not is_hidden(name) and below[name] not in parents]
-            above |= {os.path.join(folder, name): (*parents, below[name]) for name in folders}
-            own |= set(folders) if folder == base else set()
-            bar.update(len(found))
-    return paths, count_endings(others), own
+            paths += [prefix + name for name in sorted(selected)]
+            parents = real_parents.pop(folder)
+            entered = []
+            for name in folders:
+                path = os.path.join(folder, name)
+                real_path = os.path.realpath(path)
+                # a link to a parent folder is an endless loop
+                if not is_hidden(name) and real_path not in parents:
+                    entered.append(name)
+                    real_parents[path] = (*parents, real_path)
+            folders[:] = entered  # os.walk() enters these next
+            if folder == base:
+                first_folders = set(entered)
+            bar.update(len(selected))
+    return paths, count_endings(others), first_folders
 
 
 def is_hidden(name: str) -> bool:
@@ -52,7 +58,9 @@ def is_image(name: str) -> bool:
 
 def ending(name: str) -> str:
     """Return the ending of a file that is left out, in small letters."""
-    return "hidden" if is_hidden(name) else os.path.splitext(name)[1].lower() or "without ending"
+    if is_hidden(name):
+        return "hidden"
+    return os.path.splitext(name)[1].lower() or "without ending"
 
 
 def count_endings(endings: Counter[str]) -> str:
