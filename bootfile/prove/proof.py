@@ -35,7 +35,8 @@ from bootfile.machine import facts as machine
 from bootfile.machine import processor
 from bootfile.machine.cores import available_cores
 from bootfile.machine.differences import INSTRUCTIONS
-from bootfile.prove.jobs import REFERENCE, Job
+from bootfile.prove.cases import REFERENCE
+from bootfile.prove.job import Job
 from bootfile.prove.modules import Modules, find_modules
 from bootfile.prove.verdict import Row
 from bootfile.receipt import records, starts
