@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from bootfile.prove import surroundings
 
-REFERENCE, KILLED = "reference", "killed and restarted"
+REFERENCE = "reference"  # the run with which most others are compared
+KILLED = "killed and restarted"
 SAME_THREADS = f"{KILLED}, with the same number of threads"  # runs only if KILLED differs
 PROCESSES = "--processes_per_node"
 REPLACED = "killed processes are replaced, the others stay alive"
@@ -46,10 +47,12 @@ SAME = Case("the same again")  # runs only if AGAIN differs, and then those with
 ONE_CHANGE = [Case(f"the same again, with {change}", changes=(change,)) for change in surroundings.ALL]
 DAMAGED = Case("restarted from a damaged checkpoint", must_differ=True, damages="largest")
 ALL_DAMAGED = Case("restarted from a checkpoint with all tensors damaged", must_differ=True, damages="all")
-OTHER_PROCESSES = Case("another number of processes", False, False, PROCESSES, "2", "1")
-CHANGES = (
+OTHER_PROCESSES = Case(
+    "another number of processes", checks_state=False, option=PROCESSES, value="2", other="1"
+)
+CHANGES = (  # of one option each
     OTHER_PROCESSES,
-    Case("another number of workers", True, False, "--workers", "1", "2"),
-    Case("another engine", False, False, "--data_backend", "threads", "pytorch"),
-    Case("another seed", True, True, "--seed", "1", "2"),
+    Case("another number of workers", option="--workers", value="1", other="2"),
+    Case("another engine", checks_state=False, option="--data_backend", value="threads", other="pytorch"),
+    Case("another seed", must_differ=True, option="--seed", value="1", other="2"),
 )

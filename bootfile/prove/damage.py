@@ -6,21 +6,24 @@ from typing import Any
 from bootfile.exact import digest
 from bootfile.prove.cases import Case
 
+_FACTOR = 1 + 2**-6  # 1.6 % more, also in the texts
+
 
 def change(state: dict[str, Any], case: Case) -> str:
-    """Change the tensors of floating-point numbers in a state by 1.6 %, as a restart must notice: those that
-    the case damages. Return the name of the largest, or ""."""
-    numbers = [
-        (each.numel(), name, each)
-        for name, each in digest.leaves(state)
-        if hasattr(each, "is_floating_point") and each.is_floating_point() and each.numel()
-    ]
-    if not numbers:
+    """Multiply the tensors of floating-point numbers that the case damages, in place: the largest one, or all
+    of them. Return the name of the largest, "" if there is none."""
+    tensors = []
+    for name, value in digest.leaves(state):
+        if hasattr(value, "is_floating_point") and value.is_floating_point() and value.numel():
+            tensors.append((value.numel(), name, value))
+    if not tensors:
         return ""
-    *others, (_, name, largest) = sorted(numbers, key=lambda each: each[:2])
-    for each in [largest, *(each for *_, each in others if case.damages == "all")]:
-        each.mul_(1 + 2**-6)
-    return name
+    tensors.sort(key=lambda row: row[:2])  # by size, and then by name
+    _, largest_name, _ = tensors[-1]
+    damaged = tensors if case.damages == "all" else tensors[-1:]
+    for _, _, tensor in damaged:
+        tensor.mul_(_FACTOR)
+    return largest_name
 
 
 def describe(case: Case, largest: str, paths: list[str]) -> str:

@@ -30,7 +30,10 @@ class Job:
     keeps_threads = False
 
     def __init__(self, script: str, options: list[str], root: str, kills: int):
-        self.script, self.options, self.root, self.kills = script, options, root, kills
+        self.script = script
+        self.options = options
+        self.root = root
+        self.kills = kills
         self.unchecked: list[str] = []
         self.doubts: list[str] = []
         self.same_bits: list[int] = []
@@ -40,6 +43,7 @@ class Job:
         self.unchecked += surroundings.find_unchanged()
 
     def folder(self, name: str) -> str:
+        """Return the folder of a run with this name."""
         return os.path.join(self.root, name.replace(" ", "-"))
 
     def plan(self) -> list[Case]:
@@ -55,6 +59,7 @@ class Job:
         raise NotImplementedError
 
     def command(self, options: tuple[str, ...] = ()) -> list[str]:
+        """Return the command of a run, with these options besides those of the user."""
         return [sys.executable, self.script, *self.options, *options]
 
     def close(self) -> None:
@@ -79,18 +84,24 @@ class Job:
         if not self._forks:
             return False
         self._run_reference_again()
-        for folder in (self.folder(case.name), *[self._snapshot] * (case.name == KILLED)):
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self.folder(case.name), ignore_errors=True)
+        if case.name == KILLED:
+            shutil.rmtree(self._snapshot, ignore_errors=True)
         return True
 
     def _run_reference_again(self) -> None:
+        """Make the reference in new processes: close() has ended the forks."""
         self.close()
         shutil.rmtree(self.folder(REFERENCE), ignore_errors=True)
         self.run(Case(REFERENCE))
 
     def _start(self, case: Case, folder: str | None) -> Callable[[list[str], str, IO[Any]], Any]:
-        """Return the function that starts a command of a run. folder: in which it works."""
-        is_forked = self._forks and case not in (AGAIN, SAME, *ONE_CHANGE) and not case.losses
+        """Return the function that starts a command of a run, for trial.run(). folder: in which it works.
+
+        It forks if that is possible: a fork has imported torch already. The cases of other surroundings have
+        new processes, and so have those whose processes are replaced.
+        """
+        needs_new_process = case in (AGAIN, SAME, *ONE_CHANGE) or bool(case.losses)
         starts = 0
 
         def start(command: list[str], mark: str, output: IO[Any]) -> Any:
@@ -99,7 +110,7 @@ class Job:
             changes = case.changes
             if starts == 1:  # the first start has the threads of the reference
                 changes = tuple(change for change in changes if change != surroundings.THREADS)
-            if is_forked and self._forks:
+            if self._forks and not needs_new_process:
                 return self._forks.start(command, mark, output, changes)
             environment = surroundings.environment(changes)
             return sessions.start(command, mark, output, environment, folder)
@@ -110,15 +121,18 @@ class Job:
         return surroundings.working_folder(case.changes, f"{self.folder(case.name)}.surroundings")
 
     def _record(self, case: Case, *commands: list[str]) -> None:
+        """Keep the commands of a run for the page of the proof, without credentials."""
         self.commands[case.name] = [shlex.join(mask_words(command[1:])[0]) for command in commands]
 
     def _log(self, name: str) -> str:
         return f"{self.folder(name)}.log"
 
     def _not_run(self, reason: str) -> NotRun:
+        """Return the exception for a case that cannot be run, and doubt the verdict for this reason."""
         self.doubts.append(reason)
         return NotRun(reason)
 
     @property
     def _snapshot(self) -> str:
+        """Return the folder with the files of the run KILLED, as they were at its first SIGKILL."""
         return os.path.join(self.root, "at-the-first-kill")

@@ -1,6 +1,7 @@
 """The runs of a script that does not use Bootfile: its files are compared."""
 
 import contextlib
+import itertools
 import os
 import re
 import shlex
@@ -54,21 +55,42 @@ class OtherJob(Job):
 
     def run(self, case: Case) -> str:
         with self._working_folder(case) as place:
-            return self._run(case, place)
+            try:
+                done, written = self._run(case, place)
+            finally:
+                output = os.path.join(place or "", self._output)
+                if os.path.exists(output):
+                    shutil.move(output, self.folder(case.name))
+        if case.name == REFERENCE:
+            self._writes = written
+            self._check_reference()
+        return done
 
-    def _run(self, case: Case, place: str | None) -> str:
-        command, kills, left = self.command(), [], []  # left: the files at each kill, and at the end
+    def _run(self, case: Case, place: str | None) -> tuple[str, int]:
+        """Run a case in the output folder, and return (what was done, files of tensors that were written).
+
+        place: the folder in which the script works, if it is another one. Raises trial.Failed, NotRun.
+        """
+        kills: list[float] = []  # numbers of files after which the script is killed
         if case.kills:
-            first, last = (int(self._writes * part) for part in (0.2, 0.8))
+            first = int(0.2 * self._writes)
+            last = int(0.8 * self._writes)
             kills = trial.choose_steps(case.kills, max(1, first), max(1, last))
-        writes = set[tuple[int, int]]()
+        writes = set[tuple[int, int]]()  # (inode, time) of each file that was seen
+        left: list[set[Version]] = []  # the files at each kill with a restart, and at the end
 
         def watch() -> float:
             """Return the number of files of tensors that were written: a kill waits for the first one."""
-            writes.update((file, time) for _, file, time in self._versions())
+            for _, inode, time in self._versions():
+                writes.add((inode, time))
             return len(writes)
 
+        def watch_nothing() -> float:
+            """watch() reads the files: it would look as if the restart had read the damaged ones."""
+            return 0.0
+
         def after_kill() -> list[str]:
+            """Return the command of the restart; that of a first start if no file can be read yet."""
             if not any(map(self._load, self._files())):
                 return self.command()
             left.append(self._versions())
@@ -76,42 +98,61 @@ class OtherJob(Job):
                 shutil.copytree(self._output, self._snapshot)
             return self._restart()
 
-        try:
-            done, damaged = "", self._damage(case) if case.damages else []
-            if damaged:
-                command, done = self._restart(), describe(case, "the largest tensor", damaged)
-            self._record(case, command, *[self._restart()] * bool(case.kills))
-            before = self._versions()
-            with _watch_reads(damaged) as read:  # watch() reads the files, too
-                progress = (lambda: 0.0) if damaged else watch
-                start = self._start(case, place)
-                killed = trial.run(command, self._log(case.name), progress, kills, after_kill, start)
-            self._is_read = bool(read)
-            left.append(self._versions())
-            for path in {path for path, *_ in before & left[-1]} & {*damaged}:  # no result of this run
-                shutil.copy2(os.path.join(self._snapshot, os.path.relpath(path, self._output)), path)
-        finally:
-            if os.path.exists(output := os.path.join(place or "", self._output)):
-                shutil.move(output, self.folder(case.name))
-        if case.name == REFERENCE:
-            self._writes = len(writes)
-            if not find_files(self.folder(REFERENCE), self.weights):
-                raise BadInput(f"{self.script} wrote no file {os.path.join(self._output, self.weights)}")
-            if not find_receipt(self.folder(REFERENCE)):
-                self.unchecked.append("the samples: no receipt (python -m launch new --receipt FOLDER)")
-        if not case.kills:
-            return done
-        if not any(map(_has_trained, left, left[1:])):
+        command = self.command()
+        done = ""
+        damaged = self._damage(case) if case.damages else []
+        if damaged:
+            command = self._restart()
+            done = describe(case, "the largest tensor", damaged)
+        if case.kills:
+            self._record(case, command, self._restart())
+        else:
+            self._record(case, command)
+        before = self._versions()
+        with _watch_reads(damaged) as read:
+            progress = watch_nothing if damaged else watch
+            start = self._start(case, place)
+            killed = trial.run(command, self._log(case.name), progress, kills, after_kill, start)
+        self._is_read = bool(read)
+        after = self._versions()
+        left.append(after)
+        self._restore_damaged(damaged, before & after)
+        if case.kills:
+            done = self._describe_kills(killed, left)
+        return done, len(writes)
+
+    def _restore_damaged(self, damaged: list[str], unchanged: set[Version]) -> None:
+        """Replace the damaged files that the restart has not written again by those of the snapshot: they are
+        no result of this run, and would differ."""
+        for path in {path for path, _, _ in unchanged}:
+            if path in damaged:
+                name = os.path.relpath(path, self._output)
+                shutil.copy2(os.path.join(self._snapshot, name), path)
+
+    def _describe_kills(self, killed: list[float], left: list[set[Version]]) -> str:
+        """Return what was done in a case with SIGKILLs. It is a doubt if no restart had to train on. killed:
+        files at each SIGKILL. left: as in _run()."""
+        if not any(_has_trained(before, after) for before, after in itertools.pairwise(left)):
             self.doubts.append(
                 "no restart had to train on from a file: let it train longer, and save more often"
             )
+        if not killed:
+            return "no SIGKILL"
         times = ", ".join(f"{kill:.0f}" for kill in killed)
-        return f"SIGKILL after file {times} of about {self._writes}" if killed else "no SIGKILL"
+        return f"SIGKILL after file {times} of about {self._writes}"
+
+    def _check_reference(self) -> None:
+        """Raise BadInput if the reference has no files to compare. A missing receipt is a line."""
+        if not find_files(self.folder(REFERENCE), self.weights):
+            raise BadInput(f"{self.script} wrote no file {os.path.join(self._output, self.weights)}")
+        if not find_receipt(self.folder(REFERENCE)):
+            self.unchecked.append("the samples: no receipt (python -m launch new --receipt FOLDER)")
 
     def refused(self, case: Case) -> bool:
         return case.damages == "all" and self._is_read  # one tensor may have no effect
 
     def _restart(self) -> list[str]:
+        """Return the command that continues from the files of an earlier start."""
         return self.command(tuple(self._resume_with))
 
     def _files(self) -> list[str]:
@@ -139,7 +180,8 @@ class OtherJob(Job):
             shutil.copytree(self._snapshot, self._output)
         paths = []
         for path in self._files():
-            if change(state := self._load(path), case):
+            state = self._load(path)
+            if change(state, case):
                 torch.save(state, path)
                 paths.append(path)
         if not paths:
@@ -165,6 +207,7 @@ def _watch_reads(paths: list[str]) -> Iterator[list[str]]:
 
 def _has_trained(before: set[Version], after: set[Version]) -> bool:
     """Return whether a start wrote a file again, or two new ones: the last file alone proves no training."""
-    old, new = ({path for path, *_ in versions} for versions in (before, after))
-    changed = {path for path, *_ in after - before} & old
-    return bool(changed) or len(new - old) > 1
+    old_paths = {path for path, _, _ in before}
+    new_paths = {path for path, _, _ in after} - old_paths
+    written_again = {path for path, _, _ in after - before} & old_paths
+    return bool(written_again) or len(new_paths) > 1

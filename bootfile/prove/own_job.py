@@ -1,5 +1,6 @@
 """The runs of a job with the options of Bootfile."""
 
+import math
 import os
 import re
 import shutil
@@ -30,7 +31,8 @@ from bootfile.receipt import records, starts
 from bootfile.receipt.records import RECORD
 
 _BAD_INPUT = 2  # exit code of a job that refuses its options
-_STEPS, _EPOCHS = 24, 4  # length of a run, if the options name no number
+_STEPS = 24  # of a run, if the options name no number
+_EPOCHS = 4  # as well
 _HELP_SECONDS = 60  # for --help: a script that does not know it may begin to train
 _HINT = "if it does not use Bootfile, name its files with --compare and --resume_with"
 _OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
@@ -48,23 +50,39 @@ class OwnJob(Job):
         for name in ("--output_dir", "--train_url", "--resume"):
             if get_option(self.options, name) is not None:
                 raise BadInput(f"{name} is chosen for each run: leave it out")
-        shown = self._read_help()
-        self._known = set(_OPTION.findall(shown))
+        help_text = self._read_help()
+        self._known = set(_OPTION.findall(help_text))
         if not {"--output_dir", "--save_every", "--report_every", "--max_steps"} <= self._known:
             raise BadInput(f"{self.script} does not have Bootfile's options: {_HINT}")
         self._chosen = dict[str, int]()  # options that are not the user's -> value
-        self.steps = self._choose_value("--max_steps", _STEPS)
-        if {"--epochs", "--epoch_steps"} <= self._known:
-            epochs = get_option(self.options, "--epochs") or ""
-            length = self.steps // int(epochs) if epochs.isdecimal() else -(-self.steps // _EPOCHS)
-            length = self._choose_value("--epoch_steps", max(1, length))
-            self.steps = min(self.steps, length * self._choose_value("--epochs", -(-self.steps // length)))
+        self.steps = self._choose_length()
         self._every = self._choose_value("--save_every", max(1, self.steps // 6))
         self._choose_value("--report_every", 1)
-        default = re.search(r"--exact_shards V\s[^(]*\(default:\s+(\d+)\)", shown)
-        shards = get_option(self.options, "--exact_shards") or (default[1] if default else "")
-        if shards.isdecimal():
-            self.same_bits = [number for number in (1, 2, 4) if int(shards) % number == 0]
+        self.same_bits = self._find_same_bits(help_text)
+
+    def _choose_length(self) -> int:
+        """Choose the options of the length of a run, and return its steps. A run has several epochs if the
+        job can have short ones."""
+        steps = self._choose_value("--max_steps", _STEPS)
+        if not {"--epochs", "--epoch_steps"} <= self._known:
+            return steps
+        epochs = get_option(self.options, "--epochs") or ""
+        length = math.ceil(steps / _EPOCHS)
+        if epochs.isdecimal():
+            length = steps // int(epochs)
+        length = self._choose_value("--epoch_steps", max(1, length))
+        return min(steps, length * self._choose_value("--epochs", math.ceil(steps / length)))
+
+    def _find_same_bits(self, help_text: str) -> list[int]:
+        """Return the numbers of processes that divide the shards of a job: their runs must have equal states.
+        [] for a job without shards."""
+        default = re.search(r"--exact_shards V\s[^(]*\(default:\s+(\d+)\)", help_text)
+        shards = get_option(self.options, "--exact_shards")
+        if not shards and default:
+            shards = default[1]
+        if not shards or not shards.isdecimal():
+            return []
+        return [number for number in (1, 2, 4) if int(shards) % number == 0]
 
     def _read_help(self) -> str:
         """Return what --help prints. Raises BadInput if it fails, or does not end."""
@@ -99,7 +117,7 @@ class OwnJob(Job):
         than --epoch_steps. Return whether one has changed. Raises BadInput."""
         before = dict(self._chosen)
         if "--epochs" in before:
-            self._choose_value("--epochs", -(-self.steps * before["--epochs"] // steps))
+            self._choose_value("--epochs", math.ceil(self.steps * before["--epochs"] / steps))
         else:
             self.steps = steps
         if "--save_every" in before:
@@ -109,63 +127,87 @@ class OwnJob(Job):
     def plan(self) -> list[Case]:
         cases = [AGAIN, Case(KILLED, kills=self.kills, changes=(surroundings.THREADS,))]
         for case in CHANGES:
-            is_engine = case.option == "--data_backend"
-            generated = is_engine and get_option(self.options, "--custom_data") == "true"
             if self.same_bits and case.option == PROCESSES:
-                own = self.processes = self._choose_value(case.option, 1)
-                others = [str(number) for number in self.same_bits if number != own]
-                cases += [Case(f"{each} processes", True, False, case.option, each, each) for each in others]
-            elif case.option in self._known and not generated:
+                cases += self._plan_numbers_of_processes()
+            elif self._can_have(case):
                 cases.append(case)
-            else:
-                why = "has generated data" if generated else f"has no {case.option}"
-                self.unchecked.append(f"{case.name}: {os.path.basename(self.script)} {why}")
-        if PROCESSES in self._known and get_option(self.options, PROCESSES) in (None, "1"):
-            whole = "2 processes" if self.same_bits else OTHER_PROCESSES.name
-            if any(case.name == whole for case in cases):
-                killed = Case("2 processes, killed and restarted", True, False, PROCESSES, "2", "2")
-                cases.append(killed._replace(kills=1, against=whole))
-        elif PROCESSES not in self._known:
-            script = os.path.basename(self.script)
-            self.unchecked.append(f"a restart with 2 processes: {script} has no {PROCESSES}")
-        count = max(self.same_bits, default=1)
-        if "--elastic" in self._known and count > 1:
-            if reason := forking.why_not():
-                self.unchecked.append(f"{REPLACED}: {reason}")
-            else:
-                numbers = (str(count), str(count))
-                cases.append(Case(REPLACED, True, False, PROCESSES, *numbers, losses=_LOSSES[count]))
+        cases += self._plan_killed_processes(cases)
+        cases += self._plan_replaced_processes()
         return [*cases, DAMAGED]
 
+    def _can_have(self, case: Case) -> bool:
+        """Return whether the job has the option of a case, and it makes a difference. If not, a line is added
+        to `unchecked`."""
+        reason = ""
+        if case.option == "--data_backend" and get_option(self.options, "--custom_data") == "true":
+            reason = "has generated data"
+        elif case.option not in self._known:
+            reason = f"has no {case.option}"
+        if reason:
+            self.unchecked.append(f"{case.name}: {os.path.basename(self.script)} {reason}")
+        return not reason
+
+    def _plan_numbers_of_processes(self) -> list[Case]:
+        """Return a case for each other number of processes that divides the shards of the job."""
+        self.processes = self._choose_value(PROCESSES, 1)
+        cases = []
+        for number in self.same_bits:
+            if number != self.processes:
+                value = str(number)
+                cases.append(Case(f"{value} processes", option=PROCESSES, value=value, other=value))
+        return cases
+
+    def _plan_killed_processes(self, cases: list[Case]) -> list[Case]:
+        """Return the case of 2 processes that are killed together, if the reference has one process. cases:
+        those before it; the run with 2 processes is the one with which it is compared."""
+        if PROCESSES not in self._known:
+            script = os.path.basename(self.script)
+            self.unchecked.append(f"a restart with 2 processes: {script} has no {PROCESSES}")
+            return []
+        if get_option(self.options, PROCESSES) not in (None, "1"):
+            return []
+        undisturbed = "2 processes" if self.same_bits else OTHER_PROCESSES.name
+        if all(case.name != undisturbed for case in cases):
+            return []
+        return [
+            Case(
+                "2 processes, killed and restarted",
+                option=PROCESSES,
+                value="2",
+                other="2",
+                kills=1,
+                against=undisturbed,
+            )
+        ]
+
+    def _plan_replaced_processes(self) -> list[Case]:
+        """Return the case of processes that are killed one by one, if the job can replace them."""
+        count = max(self.same_bits, default=1)
+        if "--elastic" not in self._known or count == 1:
+            return []
+        reason = forking.why_not()
+        if reason:
+            self.unchecked.append(f"{REPLACED}: {reason}")
+            return []
+        value = str(count)
+        return [Case(REPLACED, option=PROCESSES, value=value, other=value, losses=_LOSSES[count])]
+
     def run(self, case: Case) -> str:
-        folder, option = self.folder(case.name), tuple[str, ...]()
+        folder = self.folder(case.name)
         if not os.path.isdir(self.folder(case.against)) and case.against != REFERENCE:
             raise NotRun(f"there is no run: {case.against}")
         done = self._damage(folder, case) if case.damages else ""
+        options = []
         if case.option:
-            option = (f"{case.option}={self._choose(case)}", *["--elastic=true"] * bool(case.losses))
-        command = self.command((*option, f"--output_dir={folder}"))
+            options.append(f"{case.option}={self._choose(case)}")
+        if case.losses:
+            options.append("--elastic=true")
+        command = self.command((*options, f"--output_dir={folder}"))
         self._record(case, command)
         if case.losses:
             return self._replace_processes(case, command)
-        kills = trial.choose_steps(case.kills, self._every + 1, self.steps - 1, self._every)
-        last = 0  # the step of the newest checkpoint when the last start began
-
-        def watch() -> int:
-            """Return the steps so far, or 0 if this start has no checkpoint yet: it is not killed then."""
-            return self._progress(folder) if self._find_newest(folder) > last else 0
-
-        def after_kill() -> list[str]:
-            nonlocal last
-            last = self._find_newest(folder)
-            if case.name == KILLED and last < self.steps and not os.path.exists(self._snapshot):
-                shutil.copytree(folder, self._snapshot)
-            return command
-
         try:
-            with self._working_folder(case) as place:
-                start = self._start(case, place)
-                killed = trial.run(command, self._log(case.name), watch, kills, after_kill, start)
+            killed = self._run_with_kills(case, command)
         except trial.Failed as error:
             if not case.option or case.kills or error.code != _BAD_INPUT:
                 raise
@@ -177,14 +219,48 @@ class OwnJob(Job):
             shutil.rmtree(folder)
             return self.run(case)
         if not case.kills:
-            return done or "".join(option)
-        resumed = [start["step"] for start in starts.read(folder)[1:]]
+            return done or "".join(options)
+        return self._describe_kills(case, killed)
+
+    def _run_with_kills(self, case: Case, command: list[str]) -> list[float]:
+        """Run a case to its end, with its SIGKILLs, and return the steps so far at each. A kill waits until
+        this start has saved a checkpoint: otherwise the restart would repeat all of it.
+
+        Raises trial.Failed.
+        """
+        folder = self.folder(case.name)
+        kills = trial.choose_steps(case.kills, self._every + 1, self.steps - 1, self._every)
+        resumed_from = 0  # the step of the newest checkpoint when the last start began
+
+        def watch() -> int:
+            """Return the steps so far, or 0 if this start has no checkpoint yet: it is not killed then."""
+            if self._find_newest(folder) > resumed_from:
+                return self._progress(folder)
+            return 0
+
+        def after_kill() -> list[str]:
+            nonlocal resumed_from
+            resumed_from = self._find_newest(folder)
+            is_first = not os.path.exists(self._snapshot)
+            if case.name == KILLED and resumed_from < self.steps and is_first:
+                shutil.copytree(folder, self._snapshot)  # the damaged checkpoints are made from it
+            return command
+
+        with self._working_folder(case) as place:
+            start = self._start(case, place)
+            return trial.run(command, self._log(case.name), watch, kills, after_kill, start)
+
+    def _describe_kills(self, case: Case, killed: list[float]) -> str:
+        """Return what was done in a case with SIGKILLs. It is a doubt if no restart had to train on."""
+        resumed = [start["step"] for start in starts.read(self.folder(case.name))[1:]]
         if not killed:
             self.doubts.append(f"{case.name}: no SIGKILL came before the end: give more --max_steps")
-        elif not any(0 < step < self.steps for step in resumed):
+            return "no SIGKILL"
+        if not any(0 < step < self.steps for step in resumed):
             self.doubts.append(f"{case.name}: no restart had to train on: give more --max_steps")
-        steps, resumed_at = (", ".join(f"{step:.0f}" for step in each) for each in (killed, resumed))
-        return f"SIGKILL after step {steps}; continued from step {resumed_at}" if killed else "no SIGKILL"
+        killed_after = ", ".join(f"{step:.0f}" for step in killed)
+        resumed_at = ", ".join(f"{step:.0f}" for step in resumed)
+        return f"SIGKILL after step {killed_after}; continued from step {resumed_at}"
 
     def _replace_processes(self, case: Case, command: list[str]) -> str:
         """Run a case with losses, and return what was done. If a SIGKILL comes too late, the run is made
@@ -208,11 +284,13 @@ class OwnJob(Job):
         return losses.describe()
 
     def refused(self, case: Case) -> bool:
-        return bool(starts.read(self.folder(case.name))[-1]["step"] != self._damaged)
+        last_start = starts.read(self.folder(case.name))[-1]
+        return bool(last_start["step"] != self._damaged)
 
     def _choose(self, case: Case) -> str:
         """Return the value of a case's option that the reference does not have."""
-        used, start = get_option(self.options, case.option), starts.read(self.folder(REFERENCE))[-1]
+        start = starts.read(self.folder(REFERENCE))[-1]
+        used = get_option(self.options, case.option)
         if case.option == "--data_backend":  # auto or the default: the reference has chosen one
             used = start.get("data backend")
         if case.option == PROCESSES:  # the default: one for each GPU
@@ -220,6 +298,7 @@ class OwnJob(Job):
         return case.other if used == case.value else case.value
 
     def _progress(self, folder: str) -> int:
+        """Return the steps so far of a run: each has a record in its receipt."""
         try:
             return os.path.getsize(os.path.join(folder, records.FILE)) // RECORD.itemsize
         except OSError:
@@ -227,7 +306,8 @@ class OwnJob(Job):
 
     def _find_newest(self, folder: str) -> int:
         """Return the step of the newest checkpoint in a run's folder, 0 without one."""
-        return next(map(files.step_of, files.list_newest_first(os.path.join(folder, "checkpoints"))), 0)
+        paths = files.list_newest_first(os.path.join(folder, "checkpoints"))
+        return next(map(files.step_of, paths), 0)
 
     def _damage(self, folder: str, case: Case) -> str:
         """Prepare a folder whose newest checkpoint is damaged. Return what was done. Raises NotRun."""
@@ -239,12 +319,14 @@ class OwnJob(Job):
                 state = files.read(path)
             except files.Refused:  # its write was interrupted
                 continue
-            facts = files.facts_of(path)
             if files.step_of(path) >= self.steps:  # a restart would have nothing to train
                 files.discard(path)
-            elif name := change(state["objects"], case):
+                continue
+            facts = files.facts_of(path)
+            largest = change(state["objects"], case)
+            if largest:
                 files.write(path, state, **facts)
                 self._damaged = files.step_of(path)
-                return describe(case, name, [path])
+                return describe(case, largest, [path])
         shutil.rmtree(folder, ignore_errors=True)
         raise self._not_run("no checkpoint could be damaged")
