@@ -93,11 +93,12 @@ def describe_code(
 
 
 def describe_node() -> dict[str, Any]:
-    """Return versions and hardware. It touches the accelerators: call it after the job's runs."""
-    facts, count = machine.describe(), accelerator.count()
-    model, module = accelerator.kind(), accelerator.of(accelerator.kind())
-    with contextlib.suppress(RuntimeError, AttributeError):  # it is busy, or has no names
-        model = module.get_device_name() if count else model
+    """Return versions and hardware of this node, for the file of a proof and for --check.
+
+    The name of an accelerator makes this process use it: call it after the job's runs, which may need all of
+    its memory.
+    """
+    facts = machine.describe()
     versions = {
         "bootfile": __version__,
         "python": platform.python_version(),
@@ -108,9 +109,21 @@ def describe_node() -> dict[str, Any]:
         "processor": f"CPU, {processor.name()}",
         "cores": available_cores(),
         **{name: facts[name] for name in _MACHINE},
-        "accelerators": f"{count} x {model}" if count else "none",
+        "accelerators": _describe_accelerators(),
     }
     return {"versions": versions, "hardware": hardware}
+
+
+def _describe_accelerators() -> str:
+    """Return the number of accelerators and the name of the first one, such as "2 x NVIDIA H100", or their
+    type if it gives no name; "none" without one."""
+    count = accelerator.count()
+    if not count:
+        return "none"
+    name = accelerator.kind()
+    with contextlib.suppress(RuntimeError, AttributeError):  # it is busy, or its module knows no names
+        name = accelerator.of(accelerator.kind()).get_device_name()
+    return f"{count} x {name}"
 
 
 def describe(

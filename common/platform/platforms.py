@@ -248,10 +248,19 @@ def _mpi(env: Mapping[str, str]) -> Claim | None:
 
 
 def _launcher_pid() -> int:
-    """Return a number that all processes of one mpirun on this node share: the parent of the leader of this
-    process's group. A launcher gives each of its children a group of its own, also to a shell script."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{os.getpgrp()}/stat").read_text().rpartition(")")[2].split()[1])
+    """Return the process id of the launcher, which all processes of one mpirun on this node share. Each of
+    them chooses its port by it: with another number they would not meet.
+
+    The parent of this process may be a shell script that the launcher has started. A launcher gives each of
+    its children a process group, and the child leads it. So the launcher is the parent of the leader.
+    """
+    leader = os.getpgrp()
+    # /proc/PID/stat: "PID (name) state parent ..."; the name may have spaces and brackets
+    with contextlib.suppress(OSError, ValueError, IndexError):  # the leader has ended, or there is no /proc
+        status = Path(f"/proc/{leader}/stat").read_text()
+        _, _, fields = status.rpartition(")")
+        _, parent, *_ = fields.split()
+        return int(parent)
     return os.getppid()
 
 

@@ -289,34 +289,52 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
 
 
 def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
-    bad, total = index.excluded, len(index) + len(index.bad)
+    """Raise BadInput if too many files of a folder are no complete images; otherwise log a line on those that
+    are skipped.
+
+    load() calls it at each start, also for an index of an earlier run: --max_bad_images may be another one.
+    max_bad: the share that may be bad.
+    """
+    bad = index.excluded
+    total = len(index) + len(index.bad)
     if not bad:
         return
     reasons = shown([f"{path}: {reason}" for path, reason in bad])
     if len(bad) == total:
         raise BadInput(f"all {total} images of {index.base} are bad: {reasons}")
-    if len(bad) / total > max_bad:
-        share = math.ceil(1000 * len(bad) / total) / 10
+    share = len(bad) / total
+    if share > max_bad:
+        percent = math.ceil(1000 * len(bad) / total) / 10  # rounded up: with this option they are skipped
         raise BadInput(
             f"{len(bad)} of {total} images of {index.base} are bad: {reasons}. "
-            f"--max_bad_images {share:g}% skips them"
+            f"--max_bad_images {percent:g}% skips them"
         )
     log(f"skipped {len(bad)} bad of {total} images of {index.base}: {reasons}")
 
 
 def _inspect(path: str, member: Sequence[int] | None) -> tuple:
-    """Return (bytes, mtime in nanoseconds, CRC-32, *images.Header) of a file; of a bad image (bytes, mtime,
-    reason).
+    """Read an image and return what the index has of it: (bytes, mtime in nanoseconds, CRC-32,
+    *images.Header); of a bad image (bytes, mtime, reason).
 
-    member: bytes and mtime of a member of a tar file. None: the open file has them, because a call of stat
-    with its path would cost as much as reading it. Raises OSError or BadInput if the file cannot be read.
+    _scan() calls it for each file that is new or has changed, in several threads if the files are on a slow
+    disk. path: a file, or a member of a tar file as tar_files.split_path() takes it.
+    member: bytes and mtime of a member. None: the open file has them, because a call of stat with its path
+    would cost as much as reading it. Raises OSError or BadInput if the file cannot be read.
     """
-    place, offset = (member and tar_files.split_path(path)) or (path, 0)
-    file = os.open(place, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
+    file_path = path
+    offset = 0
+    if member is not None:
+        file_path, offset = tar_files.split_path(path)
+    descriptor = os.open(file_path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     try:
-        size, mtime = member or _state(os.fstat(file))
+        if member is not None:
+            size, mtime = member
+            most = size  # another member follows
+        else:
+            size, mtime = _state(os.fstat(descriptor))
+            most = size + 1  # one byte more, to notice a file that grows while it is read
         images.check_bytes(size)
-        content = tar_files.read_descriptor(file, offset, size + (member is None))
+        content = tar_files.read_descriptor(descriptor, offset, most)
         if len(content) != size:
             now = len(content) if len(content) < size else "more"
             raise BadInput(f"{size} bytes when it was listed, {now} when read")
@@ -324,10 +342,11 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
     except images.BadImage as error:
         return size, mtime, str(error)
     finally:
-        os.close(file)
+        os.close(descriptor)
 
 
 def _state(status: os.stat_result) -> tuple[int, int]:
+    """Return (bytes, mtime in nanoseconds) of an open file. Raises BadInput for a pipe or a device."""
     if not stat.S_ISREG(status.st_mode):
         raise BadInput("it is not a file")
     return status.st_size, status.st_mtime_ns

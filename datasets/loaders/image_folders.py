@@ -167,42 +167,55 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
     args: those of add_arguments(), output, batch_size, max_steps, evaluate, training_only, weights, resume.
     Raises BadInput.
     """
-    cache, folder = args.cache_dir or log.output.index_folder, args.data_url
+    cache = args.cache_dir or log.output.index_folder
+    folder = args.data_url
     if args.custom_data:
         folder = random_folder.make(os.path.join(cache, "generated"))
     if _backend(args, device) == "synthetic" and not folder:
         counts = dict(_SYNTHETIC)
         if args.max_steps:  # a trial: its evaluation takes no longer than its training
             counts["val"] = min(counts["val"], args.max_steps * args.batch_size)
-        train, val = (SyntheticIndex(count, split) for split, count in counts.items())
-        return train, val
+        return SyntheticIndex(counts["train"], "train"), SyntheticIndex(counts["val"], "val")
 
     def load_all() -> list[image_folder.ImageFolderIndex]:
-        if args.evaluate:
-            index = load("val", classes=_class_names(args, folder, log.output))
-            log.info(f"val: {index.describe()}")
-            return [index]
-        train = load("train", least=args.batch_size)
-        log.info(f"train: {train.describe()}")
-        if args.training_only:
-            return [train]
-        val = load("val", classes=train.classes)
-        log.info(f"val: {val.describe()}")
-        if train.labels.ndim != val.labels.ndim:
-            one = "train" if train.labels.ndim == 1 else "val"
-            raise BadInput(
-                f"{folder}: images of one split have several labels, those of {one} have one: write "
-                "`path label,`"
-            )
-        return [train, val]
+        return _scan_splits(args, folder, cache, log)
 
-    options = {
-        "cache": cache, "max_bad": args.max_bad_images, "log": log.info, "val_share": args.val_share,
-        "splits": args.splits,
-    }  # fmt: skip
-    load: Any = functools.partial(image_folder.load, folder, **options)
     indexes = node_index.load(folder, load_all)
     return indexes[0], indexes[-1]
+
+
+def _scan_splits(
+    args: argparse.Namespace, folder: str, cache: str, log: Log
+) -> list[image_folder.ImageFolderIndex]:
+    """Return the indexes that a job needs: [train, val], or one of them. The first process of each node calls
+    it, and the others wait: it reads each image whose index is not in `cache`. Raises BadInput."""
+
+    def load(split: str, **options: Any) -> image_folder.ImageFolderIndex:
+        index = image_folder.load(
+            folder,
+            split,
+            cache=cache,
+            max_bad=args.max_bad_images,
+            log=log.info,
+            val_share=args.val_share,
+            splits=args.splits,
+            **options,
+        )
+        log.info(f"{split}: {index.describe()}")
+        return index
+
+    if args.evaluate:
+        return [load("val", classes=_class_names(args, folder, log.output))]
+    train = load("train", least=args.batch_size)
+    if args.training_only:
+        return [train]
+    val = load("val", classes=train.classes)
+    if train.labels.ndim != val.labels.ndim:
+        one = "train" if train.labels.ndim == 1 else "val"
+        raise BadInput(
+            f"{folder}: images of one split have several labels, those of {one} have one: write `path label,`"
+        )
+    return [train, val]
 
 
 def open_loaders(
