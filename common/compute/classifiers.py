@@ -1,6 +1,5 @@
 """torchvision's and timm's classifiers by name, and what may stand in the options that choose one."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,7 +29,8 @@ def check(
     """
 
     def attempt() -> None:
-        classes, size = 10, other_size or image_size
+        classes = 10  # any number: only the sizes matter
+        size = other_size or image_size
         model = build(name, classes, image_size, kwargs)
         if other_size:
             cannot = f"--arch {name} with --image_size {image_size} cannot take images of {size} pixels"
@@ -59,14 +59,12 @@ def build(name: str, classes: int, image_size: int, kwargs: str = NO_KWARGS) -> 
     """
     given = f"--arch {name}" if kwargs == NO_KWARGS else f"--arch {name} --model_kwargs {kwargs}"
     cannot = f"{given} cannot take images of --image_size {image_size}"
-    make = functools.partial(
-        _build_timm if name.startswith(arguments.TIMM) else _build_torchvision, name, classes, image_size
-    )
+    build_network = _build_timm if name.startswith(arguments.TIMM) else _build_torchvision
     values = config.table(kwargs)
     if "num_classes" in values:
         raise BadInput(f"--model_kwargs {kwargs}: leave num_classes out: the classes are counted")
     with explained(given if values else cannot, Exception):  # the values have any type: it may raise anything
-        model = make(**values)
+        model = build_network(name, classes, image_size, **values)
     _try(model.eval(), image_size, cannot, classes)
     return model.train()
 
@@ -81,17 +79,24 @@ def _try(model: nn.Module, size: int, cannot: str, classes: int) -> None:
 
 
 def _build_torchvision(name: str, classes: int, image_size: int, **kwargs: Any) -> nn.Module:
-    import torchvision
+    """Return a classifier of torchvision. kwargs: of the user; they come before what its network needs."""
+    import torchvision  # a job of the small ResNet does not need it
 
-    extra: dict[str, Any] = {"aux_logits": False} if name in ("googlenet", "inception_v3") else {}
-    extra |= {"image_size": image_size} if name.startswith("vit_") else {}
-    extra |= {"input_size": (image_size, image_size)} if name.startswith("maxvit") else {}
-    return torchvision.models.get_model(name, num_classes=classes, **extra | kwargs)
+    needed: dict[str, Any] = {}
+    if name in ("googlenet", "inception_v3"):
+        needed["aux_logits"] = False
+    if name.startswith("vit_"):
+        needed["image_size"] = image_size
+    if name.startswith("maxvit"):
+        needed["input_size"] = (image_size, image_size)
+    return torchvision.models.get_model(name, num_classes=classes, **needed | kwargs)
 
 
 def _build_timm(name: str, classes: int, image_size: int, **kwargs: Any) -> nn.Module:
-    create, name = arguments.import_timm().create_model, name.removeprefix(arguments.TIMM)
+    """Return a classifier of timm. kwargs: of the user; they come before what its network needs."""
+    create = arguments.import_timm().create_model
+    name = name.removeprefix(arguments.TIMM)
     try:
-        return create(name, num_classes=classes, **{"img_size": image_size} | kwargs)  # for transformers
-    except TypeError:
+        return create(name, num_classes=classes, **{"img_size": image_size} | kwargs)
+    except TypeError:  # only transformers have img_size
         return create(name, num_classes=classes, **kwargs)

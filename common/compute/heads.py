@@ -14,13 +14,17 @@ def head(make: Callable[[int], nn.Module]) -> dict[str, int]:
     make: called with the number of classes; returns the network. The result maps the name of each tensor to
     the dimension that counts the classes.
     """
-    few, more = classifiers.on_meta(lambda: (make(2).state_dict(), make(3).state_dict()))
-    pairs = {name: list(zip(few[name].shape, more[name].shape, strict=True)) for name in few}
-    return {
-        name: next(place for place, (one, other) in enumerate(pair) if one != other)
-        for name, pair in pairs.items()
-        if any(one != other for one, other in pair)
-    }
+    two, three = classifiers.on_meta(lambda: (make(2).state_dict(), make(3).state_dict()))
+    dimensions = {}
+    for name in two:
+        different = [
+            dimension
+            for dimension, (one, other) in enumerate(zip(two[name].shape, three[name].shape, strict=True))
+            if one != other
+        ]
+        if different:
+            dimensions[name] = different[0]
+    return dimensions
 
 
 def freeze(model: nn.Module, arch: str, image_size: int, kwargs: str = classifiers.NO_KWARGS) -> None:
@@ -38,4 +42,5 @@ def freeze(model: nn.Module, arch: str, image_size: int, kwargs: str = classifie
 
 
 def _keep_mode(module: nn.Module, mode: bool = True) -> nn.Module:
+    """Take the place of train() in a frozen BatchNorm: the loop calls model.train() after each evaluation."""
     return module

@@ -22,11 +22,12 @@ def checkpoint_blocks(model: Any, arch: str) -> None:
             model.set_grad_checkpointing()
         except (AssertionError, AttributeError) as error:
             raise BadInput(cannot) from error
-    elif blocks := [*_blocks(model)]:
+    else:
+        blocks = list(_blocks(model))
+        if not blocks:
+            raise BadInput(cannot)
         for block in blocks:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-    else:
-        raise BadInput(cannot)
     count_batches_once(model)
 
 
@@ -48,10 +49,13 @@ def count_batches_once(model: nn.Module) -> None:
 
 
 def _count_once(module: Any, forward: Callable, features: torch.Tensor) -> torch.Tensor:
-    """Call the forward() of BatchNorm. In a backward pass its statistics do not change."""
-    if torch._C._current_graph_task_id() == -1 or not (module.training and module.track_running_stats):
+    """Call the forward() of BatchNorm, in its place. The model calls it in the forward pass, and checkpoint()
+    again in the backward pass: then its statistics do not change."""
+    is_in_backward = torch._C._current_graph_task_id() != -1  # autograd numbers its backward passes
+    if not is_in_backward or not module.training or not module.track_running_stats:
         return forward(features)
-    momentum, module.momentum = module.momentum, 0.0
+    momentum = module.momentum
+    module.momentum = 0.0
     module.num_batches_tracked.sub_(1)  # forward() adds 1
     try:
         return forward(features)

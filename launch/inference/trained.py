@@ -94,9 +94,8 @@ def load(
     if dim >= len(shape) or 0 in shape:
         raise BadInput(f"{path}: no classifier weights of {name}: the file is of another network")
     count = shape[dim]
-    weights.fill(
-        path, classifiers.on_meta(lambda: make(count)), tensors, complete=True
-    )  # before it takes memory
+    empty = classifiers.on_meta(lambda: make(count))  # wrong weights are refused before they take memory
+    weights.fill(path, empty, tensors, complete=True)
     network = make(count)
     weights.fill(path, network, tensors, complete=True)
     size = settings.get("val_image_size", size)
