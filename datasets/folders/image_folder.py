@@ -1,7 +1,7 @@
 """Index folders of images: every file is scanned once, and the index is stored in a cache folder.
 
 datasets/folders/listing.py defines the folders. This module reads and inspects each file once, and stores the
-results in memory-mapped arrays. A file is read again if its size or modification time changes.
+results in an index (image_index.py). A file is read again if its size or modification time changes.
 
 The first scan reads every byte, not only headers: damaged files are known before the first step, and the
 CRC-32 of each file is part of the fingerprint, which names the data in checkpoints, packs and receipts. A
@@ -12,159 +12,26 @@ rewritten (datasets/stores/files.py). The times of folders would save the list a
 systems change them.
 """
 
-import argparse
-import bisect
-import contextlib
-import decimal
 import hashlib
-import json
 import math
 import os
 import stat
 import zlib
 from collections.abc import Sequence
-from typing import IO
 
 import numpy as np
 
 from bootfile.ground.errors import BadInput, printable
 from bootfile.ground.files import explained
-from common.ground.files import locked, make_folder_atomic, own_place
+from common.ground.files import locked, own_place
 from datasets.folders import images, listing, tar_files
+from datasets.folders.image_index import CHANGED, COLUMNS, ImageFolderIndex, open_intact, write_index
 from datasets.folders.listing import Listing
 from datasets.folders.map_files import FILES_PER_TASK, map_files
 from datasets.folders.messages import Log, progress, shown
-from datasets.folders.splits import NO_SPLITS, VAL_SHARE
+from datasets.folders.splits import VAL_SHARE
 
 _COMPARED = 2**14  # files whose size and time a start compares; of a small data set all
-_CHANGED = "changed"  # file in the folder of an index: a read has found a file that was changed
-_FORMAT = 3  # increase it if the columns or the results of images.inspect() change
-_COLUMNS = {  # name -> type: a memory-mapped file each, with one row per image
-    "labels": "<i8", "widths": "<i4", "heights": "<i4", "plain": "|b1", "bytes": "<i8", "crc32": "<u4",
-    "traits": "<u2",
-    "mtimes": "<i8", "offsets": "<i8", "names": "|u1",
-}  # fmt: skip
-
-
-def fraction(text: str) -> float:
-    """Parse an argument: "0.1%" and "0.001" are 0.001. Raises ArgumentTypeError outside 0..1."""
-    try:
-        value = decimal.Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        if 0 <= value <= 1:
-            return float(value)
-    except ArithmeticError:
-        pass
-    raise argparse.ArgumentTypeError(f"{text!r} is not a share like 0.1% or 0.001, in 0..1")
-
-
-def val_share(text: str) -> float:
-    """Parse an argument: "10%" and "0.1" are 0.1. Raises ArgumentTypeError unless 0 < value < 1."""
-    if 0 < (value := fraction(text)) < 1:
-        return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a share like 10% or 0.1, above 0 and below 1")
-
-
-def splits(text: str) -> str:
-    """Parse an argument: "TRAIN,VAL", two different names, or "none". Raises ArgumentTypeError."""
-    names = text.split(",")
-    if text == NO_SPLITS or (len({*names}) == len(names) == 2 and all(map(str.strip, names))):
-        return text
-    raise argparse.ArgumentTypeError(f"{text!r} is not two names of folders, TRAIN,VAL, or {NO_SPLITS}")
-
-
-class ImageFolderIndex:
-    """The good images of a split by id, 0..len-1. The arrays are memory-mapped, with one entry per image.
-
-    labels: int64; bool [n, classes] if images have several labels.
-    widths, heights: int32, pixels of the upright image.
-    plain, traits: bool and uint16, see images.Header.
-    bytes, crc32, mtimes: int64, uint32 and int64 (nanoseconds), of the files.
-    classes: names by label.
-    excluded: (path, reason) of the bad images.
-    fingerprint: of classes, relative paths without their endings, labels, sizes and contents; the same for
-        every copy of the data.
-    A pickle contains only the name of the index's folder and the fingerprint.
-    """
-
-    labels: np.ndarray
-    widths: np.ndarray
-    heights: np.ndarray
-    plain: np.ndarray
-    traits: np.ndarray
-    bytes: np.ndarray
-    crc32: np.ndarray
-    mtimes: np.ndarray
-    offsets: np.ndarray
-    names: np.ndarray
-
-    unit = "images", 1  # what a log counts per second, and how many a sample has
-
-    def __init__(self, folder: str):
-        inode = os.stat(folder).st_ino
-        with open(os.path.join(folder, "index.json"), encoding="utf-8") as file:
-            meta = json.load(file)
-        if meta["format"] != _FORMAT:
-            raise ValueError(f"its format is {meta['format']}, expected {_FORMAT}")
-        for name, dtype in _COLUMNS.items():
-            column = np.asarray(np.load(os.path.join(folder, f"{name}.npy"), mmap_mode="r"))
-            has_sets = name == "labels" and column.ndim == 2 and column.dtype == bool
-            if not has_sets and (column.dtype != dtype or column.ndim != 1):
-                raise ValueError(f"{name}.npy is {column.dtype} {list(column.shape)}")
-            setattr(self, name, column)
-        if os.stat(folder).st_ino != inode:
-            raise ValueError("it was replaced while it was opened")
-        self.folder, self.root, self.split = folder, meta["root"], meta["split"]
-        self.base = self.source = meta["base"]
-        self.classes = self.class_names = tuple(meta["classes"])
-        self.fingerprint, self.checksums, self.bad = meta["fingerprint"], meta["checksums"], meta["bad"]
-        self.is_complete = bool(meta["stamp"])
-        self.excluded = [(os.path.join(self.base, path), reason) for path, _, _, reason in self.bad]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def path(self, id: int) -> str:
-        """Return the absolute path of an image."""
-        return os.path.join(self.base, self.name(id))
-
-    def name(self, id: int) -> str:
-        """Return the path of an image below `base`."""
-        if not 0 <= id < len(self):
-            raise IndexError(f"id {id} is not in 0..{len(self) - 1}")
-        return os.fsdecode(self.names[self.offsets[id] : self.offsets[id + 1]].tobytes())
-
-    def find(self, path: str) -> int | None:
-        """Return the id of an image; None if the index does not have it. path: absolute, or below `base`."""
-        path = os.path.normpath(os.path.join(self.base, path))
-        id = bisect.bisect_left(range(len(self)), path, key=self.path)  # the paths ascend
-        return id if id < len(self) and self.path(id) == path else None
-
-    def describe(self) -> str:
-        """Return the number of images, the first classes and the place as text."""
-        ends = [tar_files.split_path(self.path(id)) for id in (0, len(self) - 1)]
-        place = " to ".join(dict.fromkeys(end[0] for end in ends if end)) or self.base
-        return f"{len(self)} images of {len(self.classes)} classes ({shown(self.classes)}) in {place}"
-
-    def report_change(self) -> None:
-        """Make the next start compare all files, if this process may write to the index."""
-        with contextlib.suppress(OSError):
-            open(os.path.join(self.folder, _CHANGED), "w").close()
-
-    def __reduce__(self):
-        return open_index, (self.folder, self.fingerprint)
-
-
-def open_index(folder: str, fingerprint: str | None = None) -> ImageFolderIndex:
-    """Return the index in a cache folder without comparing it with the images.
-
-    Raises BadInput, also if it has another fingerprint than the given one.
-    """
-    failure = f"the index {folder} is damaged or of another version"
-    with explained(failure, EOFError, ValueError, KeyError, TypeError, RecursionError):
-        index = ImageFolderIndex(folder)
-    if fingerprint not in (None, index.fingerprint):
-        raise BadInput(f"the index {folder} was {fingerprint} and is now {index.fingerprint}: data changed")
-    return index
 
 
 def load(
@@ -233,12 +100,12 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
     place = os.fsencode("\0".join([root, *chosen]))
     name = f"{listing.split}-{hashlib.blake2b(place, digest_size=6).hexdigest()}"
     folder = own_place(os.path.join(os.path.abspath(cache), name), log)
-    index = _intact(folder)
+    index = open_intact(folder)
     if index is None or not _is_current(index, listing):
         with explained(f"cannot write the index of {root} to {cache}"):
             os.makedirs(cache, exist_ok=True)
             with locked(f"{folder}.lock"):
-                index = _intact(folder, log)
+                index = open_intact(folder, log)
                 if index is None or not _is_current(index, listing):
                     index = _scan(folder, listing, index, log)
     try:
@@ -249,27 +116,10 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
     return index
 
 
-def _intact(folder: str, log: Log = lambda line: None) -> ImageFolderIndex | None:
-    """Return the index if it exists, and its columns have its checksums and its fingerprint."""
-    if not os.path.isdir(folder):
-        return None
-    try:
-        index = open_index(folder)
-        for name in _COLUMNS:
-            if zlib.crc32(getattr(index, name)) != index.checksums[name]:
-                raise BadInput(f"the index {folder} is damaged: the CRC-32 of {name}.npy differs")
-        if _fingerprint(index.classes, vars(index)) != index.fingerprint:
-            raise BadInput(f"the index {folder} is damaged: its columns do not have its fingerprint")
-        return index
-    except (BadInput, ValueError, TypeError, LookupError) as error:
-        log(f"{error}: scanning again")
-        return None
-
-
 def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
     """Return whether an index has the names and labels of the listed files, and the sizes and times of
     _COMPARED of them. False if a read has found a file that was rewritten: all are compared then."""
-    if not index.is_complete or os.path.exists(os.path.join(index.folder, _CHANGED)):
+    if not index.is_complete or os.path.exists(os.path.join(index.folder, CHANGED)):
         return False
     bad = {path for path, *_ in index.bad}
     good = np.array([path not in bad for path in listing.paths]) if bad else np.ones(len(listing.paths), bool)
@@ -356,7 +206,7 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     """Read the files that are not in the old index, and write a new index."""
     count, paths, members = len(listing.paths), listing.paths, listing.states
     read_columns = ("bytes", "mtimes", "crc32", "widths", "heights", "plain", "traits")  # as of _inspect()
-    columns = {name: np.zeros(count, _COLUMNS[name]) for name in read_columns}
+    columns = {name: np.zeros(count, COLUMNS[name]) for name in read_columns}
     bad: dict[int, tuple] = {}  # row -> bytes, mtime, reason
     unread: dict[int, str] = {}  # row -> reason
     if old is not None or listing.is_list:  # a list may name files that do not exist
@@ -419,56 +269,3 @@ def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, lo
         column[rows] = getattr(old, name)[sources]
     log(f"{listing.base}: {len(left)} of {len(listing.paths)} files are new or changed")
     return np.array(left, np.int64)
-
-
-def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], **meta) -> ImageFolderIndex:
-    """Write an index atomically, in place of an older one, and open it. The caller holds the lock.
-
-    paths: relative, ascending. columns: the others of ImageFolderIndex. meta: root, base, split, classes,
-    stamp, bad (path, size, mtime, reason). Raises OSError.
-    """
-    names = os.fsencode("\0".join(paths)).split(b"\0") if paths else []
-    columns = columns | {
-        "offsets": np.cumsum([0, *map(len, names)]),
-        "names": np.frombuffer(b"".join(names), np.uint8),
-    }
-    types = _COLUMNS | ({"labels": "|b1"} if columns["labels"].ndim == 2 else {})
-    columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in types.items()}
-    meta |= {"format": _FORMAT, "fingerprint": _fingerprint(meta["classes"], columns)}
-    meta["checksums"] = {name: zlib.crc32(column.data) for name, column in columns.items()}
-    with make_folder_atomic(folder) as new:
-        for name, content in columns.items():
-            with open(os.path.join(new, f"{name}.npy"), "wb") as file:
-                np.save(file, content)
-                _flush(file)
-        with open(os.path.join(new, "index.json"), "w", encoding="utf-8") as file:
-            json.dump(meta, file, indent=1)
-            _flush(file)
-    return open_index(folder)
-
-
-def _fingerprint(classes: Sequence[str], columns: dict[str, np.ndarray]) -> str:
-    names, starts, ends = columns["names"], columns["offsets"][:-1], columns["offsets"][1:]
-    if (np.diff(columns["offsets"]) < 0).any() or [*columns["offsets"][[0, -1]]] != [0, len(names)]:
-        raise ValueError("its offsets are not those of names")
-    digest = hashlib.blake2b(json.dumps([classes, len(ends)]).encode(), digest_size=16)
-    # a .JPEG and a .png may be the same data: the names count without their endings, as of splitext()
-    dots, slashes = (np.append(-1, np.flatnonzero(names == ord(mark))) for mark in "./")
-    dot, slash = (places[np.searchsorted(places, ends) - 1] for places in (dots, slashes))  # the last ones
-    first = np.maximum(slash + 1, starts)
-    stems = np.where(dot >= first, dot, ends)
-    # a dot begins the name, or follows another one: splitext() decides
-    for row in np.flatnonzero((dot == first) | ((dot > first) & (names[np.maximum(dot, 1) - 1] == ord(".")))):
-        stems[row] = starts[row] + len(os.path.splitext(names[starts[row] : ends[row]].tobytes())[0])
-    lengths = stems - starts
-    digest.update(lengths.data)
-    parts = np.stack([lengths, ends - stems], axis=1).ravel()
-    digest.update(names[np.repeat(np.arange(len(parts)) % 2 == 0, parts)].data)
-    for name in ("labels", "bytes", "crc32"):
-        digest.update(columns[name].data)
-    return digest.hexdigest()
-
-
-def _flush(file: IO) -> None:
-    file.flush()
-    os.fsync(file.fileno())

@@ -16,7 +16,8 @@ from bootfile.ground.errors import BadInput
 from bootfile.sampling.plan import Plan
 from datasets import files
 from datasets.folders import images
-from datasets.folders.image_folder import ImageFolderIndex, one_line, scan_listing
+from datasets.folders.image_folder import one_line, scan_listing
+from datasets.folders.image_index import ImageFolderIndex
 from datasets.folders.listing import Listing
 from datasets.folders.messages import Log, shown
 from datasets.folders.splits import find_split

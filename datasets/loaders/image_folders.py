@@ -22,7 +22,7 @@ from common.run import starts
 from common.run.job import JobParser
 from common.run.log import Log
 from common.run.output import Output, check_writable
-from datasets.folders import image_folder, random_folder
+from datasets.folders import image_folder, image_index, option_types, random_folder
 from datasets.folders.splits import VAL_SHARE
 from datasets.loaders import backends, measure, node_index, preprocessing
 from datasets.loaders.engines.synthetic import SyntheticIndex
@@ -41,13 +41,13 @@ def add_arguments(parser: JobParser) -> None:
     add("--data_url", role=OPERATION, help="folder with train/<class>/* and val/<class>/*, or 'shards/*.tar'")
     add(
         "--val_share",
-        type=image_folder.val_share,
+        type=option_types.val_share,
         default=VAL_SHARE,
         metavar="SHARE",
         help="share of the images that validate a folder without train/ and val/ (default: 10%%)",
     )
     help = "names of the folders of the splits, if others than train/ and val/; none: all folders are classes"
-    add("--splits", role=IDENTITY, type=image_folder.splits, metavar="TRAIN,VAL", help=help)
+    add("--splits", role=IDENTITY, type=option_types.splits, metavar="TRAIN,VAL", help=help)
     add("--custom_data", role=IDENTITY, type=boolean, default=False, help="true: use generated images")
     names = ", ".join(backends.BACKENDS)
     add(
@@ -98,7 +98,7 @@ def add_arguments(parser: JobParser) -> None:
     )
     add(
         "--max_bad_images",
-        type=image_folder.fraction,
+        type=option_types.fraction,
         default=0.0,
         metavar="SHARE",
         help="share of unreadable images to skip, for example 0.1%% (default: 0)",
@@ -177,7 +177,7 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
             counts["val"] = min(counts["val"], args.max_steps * args.batch_size)
         return SyntheticIndex(counts["train"], "train"), SyntheticIndex(counts["val"], "val")
 
-    def load_all() -> list[image_folder.ImageFolderIndex]:
+    def load_all() -> list[image_index.ImageFolderIndex]:
         return _scan_splits(args, folder, cache, log)
 
     indexes = node_index.load(folder, load_all)
@@ -186,11 +186,11 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
 
 def _scan_splits(
     args: argparse.Namespace, folder: str, cache: str, log: Log
-) -> list[image_folder.ImageFolderIndex]:
+) -> list[image_index.ImageFolderIndex]:
     """Return the indexes that a job needs: [train, val], or one of them. The first process of each node calls
     it, and the others wait: it reads each image whose index is not in `cache`. Raises BadInput."""
 
-    def load(split: str, **options: Any) -> image_folder.ImageFolderIndex:
+    def load(split: str, **options: Any) -> image_index.ImageFolderIndex:
         index = image_folder.load(
             folder,
             split,
