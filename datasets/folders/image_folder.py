@@ -121,20 +121,29 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
     _COMPARED of them. False if a read has found a file that was rewritten: all are compared then."""
     if not index.is_complete or os.path.exists(os.path.join(index.folder, CHANGED)):
         return False
-    bad = {path for path, *_ in index.bad}
-    good = np.array([path not in bad for path in listing.paths]) if bad else np.ones(len(listing.paths), bool)
-    paths = [path for path in listing.paths if path not in bad] if bad else listing.paths
-    described = index.base, index.classes, len(index), len(bad)
-    if described != (listing.base, listing.classes, len(paths), len(listing.paths) - len(paths)):
+    count = len(listing.paths)
+    bad = {path for path, _, _, _ in index.bad}
+    is_good = np.ones(count, bool)
+    paths = listing.paths
+    if bad:
+        is_good = np.array([path not in bad for path in listing.paths])
+        paths = [path for path in listing.paths if path not in bad]
+    if (index.base, index.classes) != (listing.base, listing.classes):
         return False
-    names = np.insert(index.names, index.offsets[1:-1], 0).tobytes()
-    if names != os.fsencode("\0".join(paths)) or not np.array_equal(index.labels, listing.labels[good]):
+    if (len(index), len(bad)) != (len(paths), count - len(paths)):
         return False
-    states = np.empty((len(good), 2), np.int64)
-    states[good] = np.stack([index.bytes, index.mtimes], axis=1)
-    states[~good] = [state for _, *state, _ in index.bad] or 0
-    few = len(good) > _COMPARED and listing.states is None
-    rows = np.linspace(0, len(good) - 1, _COMPARED).astype(np.int64) if few else np.arange(len(good))
+    names = np.insert(index.names, index.offsets[1:-1], 0).tobytes()  # with \0 between them
+    if names != os.fsencode("\0".join(paths)):
+        return False
+    if not np.array_equal(index.labels, listing.labels[is_good]):
+        return False
+    states = np.empty((count, 2), np.int64)  # sizes and times when the files were read
+    states[is_good] = np.stack([index.bytes, index.mtimes], axis=1)
+    if bad:
+        states[~is_good] = [(size, mtime) for _, size, mtime, _ in index.bad]
+    rows = np.arange(count)
+    if count > _COMPARED and listing.states is None:
+        rows = np.linspace(0, count - 1, _COMPARED).astype(np.int64)
     return np.array_equal(listing.get_states(rows), states[rows])
 
 
@@ -203,8 +212,10 @@ def _state(status: os.stat_result) -> tuple[int, int]:
 
 
 def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log) -> ImageFolderIndex:
-    """Read the files that are not in the old index, and write a new index."""
-    count, paths, members = len(listing.paths), listing.paths, listing.states
+    """Read the files that are not in the old index, and write a new index. Raises BadInput if files cannot be
+    read, after the index was written: the next scan reads only those."""
+    count = len(listing.paths)
+    paths = listing.paths
     read_columns = ("bytes", "mtimes", "crc32", "widths", "heights", "plain", "traits")  # as of _inspect()
     columns = {name: np.zeros(count, COLUMNS[name]) for name in read_columns}
     bad: dict[int, tuple] = {}  # row -> bytes, mtime, reason
@@ -212,26 +223,31 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     if old is not None or listing.is_list:  # a list may name files that do not exist
         columns["bytes"], columns["mtimes"] = listing.get_states().T.copy()
     rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
+    prefix = os.path.join(listing.base, "")
 
     def read(first: int) -> int:
-        part, values = rows[first : first + FILES_PER_TASK].tolist(), []
+        """Read a part of the files, perhaps in a thread, and return their number. Each row belongs to one
+        call, so the calls do not disturb each other."""
+        part = rows[first : first + FILES_PER_TASK].tolist()
+        good_rows = []
         for row in part:
+            member = None if listing.states is None else listing.states[row].tolist()
             try:
-                member = None if members is None else members[row].tolist()
-                found = _inspect(prefix + paths[row], member)
-                if len(found) > 3:
-                    values.append((row, *found))
-                else:
-                    bad[row] = found
+                result = _inspect(prefix + paths[row], member)
             except (OSError, BadInput) as error:
                 unread[row] = getattr(error, "strerror", None) or str(error)
-        if values:
-            places, *results = map(list, zip(*values, strict=True))
-            for name, result in zip(read_columns, results, strict=True):
-                columns[name][places] = result
+                continue
+            is_bad = len(result) == 3  # bytes, mtime, reason
+            if is_bad:
+                bad[row] = result
+            else:
+                good_rows.append((row, *result))
+        if good_rows:
+            places, *values_of_columns = map(list, zip(*good_rows, strict=True))
+            for name, values in zip(read_columns, values_of_columns, strict=True):
+                columns[name][places] = values
         return len(part)
 
-    prefix = os.path.join(listing.base, "")
     with progress(len(rows), f"scanning {listing.base}") as bar:
         for done in map_files(read, range(0, len(rows), FILES_PER_TASK)):
             bar.update(done)
@@ -250,22 +266,27 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
 
 
 def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, log: Log) -> np.ndarray:
-    """Copy the unchanged files' values from the old index. Return the rows of the other files."""
-    states = zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)
-    known = {old.name(row): [*state, row] for row, state in enumerate(states)}
-    known |= {path: state for path, *state in old.bad}  # size, mtime, reason
-    rows, sources, left = [], [], []
-    states = zip(columns["bytes"].tolist(), columns["mtimes"].tolist(), strict=True)
-    for row, (path, state) in enumerate(zip(listing.paths, states, strict=True)):
-        *before, source = known.get(path, [None])
-        if before != [*state]:
-            left.append(row)
-        elif isinstance(source, str):
-            bad[row] = *state, source
+    """Copy the unchanged files' values from the old index. Return the rows of the other files.
+
+    columns: of the new index, with the present sizes and times. bad: gets the bad images that are unchanged.
+    """
+    old_states = zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)
+    old_rows = {(old.name(row), *state): row for row, state in enumerate(old_states)}
+    old_reasons = {(path, size, mtime): reason for path, size, mtime, reason in old.bad}
+    unchanged = []
+    sources = []  # their rows in the old index
+    changed = []
+    files = zip(listing.paths, columns["bytes"].tolist(), columns["mtimes"].tolist(), strict=True)
+    for row, (path, size, mtime) in enumerate(files):
+        file = (path, size, mtime)
+        if file in old_rows:
+            unchanged.append(row)
+            sources.append(old_rows[file])
+        elif file in old_reasons:
+            bad[row] = size, mtime, old_reasons[file]
         else:
-            rows.append(row)
-            sources.append(source)
+            changed.append(row)
     for name, column in columns.items():
-        column[rows] = getattr(old, name)[sources]
-    log(f"{listing.base}: {len(left)} of {len(listing.paths)} files are new or changed")
-    return np.array(left, np.int64)
+        column[unchanged] = getattr(old, name)[sources]
+    log(f"{listing.base}: {len(changed)} of {len(listing.paths)} files are new or changed")
+    return np.array(changed, np.int64)

@@ -1,6 +1,6 @@
 """The stored index of a folder of images: memory-mapped arrays with one row per image, and their checksums.
 
-image_folder.py scans the files and writes it. Whoever has its folder can open it, without the images.
+image_folder.py scans the files and writes it. A process that has its folder opens it without the images.
 """
 
 import bisect
@@ -70,10 +70,16 @@ class ImageFolderIndex:
             setattr(self, name, column)
         if os.stat(folder).st_ino != inode:
             raise ValueError("it was replaced while it was opened")
-        self.folder, self.root, self.split = folder, meta["root"], meta["split"]
-        self.base = self.source = meta["base"]
-        self.classes = self.class_names = tuple(meta["classes"])
-        self.fingerprint, self.checksums, self.bad = meta["fingerprint"], meta["checksums"], meta["bad"]
+        self.folder = folder
+        self.root = meta["root"]
+        self.split = meta["split"]
+        self.base = meta["base"]
+        self.source = self.base  # for the log
+        self.classes = tuple(meta["classes"])
+        self.class_names = self.classes  # for classes.json
+        self.fingerprint = meta["fingerprint"]
+        self.checksums = meta["checksums"]
+        self.bad = meta["bad"]
         self.is_complete = bool(meta["stamp"])
         self.excluded = [(os.path.join(self.base, path), reason) for path, _, _, reason in self.bad]
 
