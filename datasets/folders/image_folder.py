@@ -180,10 +180,8 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
     member: bytes and mtime of a member. None: the open file has them, because a call of stat with its path
     would cost as much as reading it. Raises OSError or BadInput if the file cannot be read.
     """
-    file_path = path
-    offset = 0
-    if member is not None:
-        file_path, offset = tar_files.split_path(path)
+    place = None if member is None else tar_files.split_path(path)
+    file_path, offset = place or (path, 0)
     descriptor = os.open(file_path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     try:
         if member is not None:

@@ -22,12 +22,12 @@ _UNCLEAR = re.compile(r".*(?:,\s|\s,|[;|]).*")  # a label that may mean several
 class _Columns(NamedTuple):
     """How the lines of a list are read.
 
-    path, label: the numbers of these columns, from 0, of `count` columns.
+    path, label: the numbers of these columns, from 0, of `total` columns.
     titles: how many of the two have a title in the first line that names them.
     """
 
     separator: str
-    count: int
+    total: int
     path: int
     label: int
     titles: int
@@ -51,10 +51,10 @@ def read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
     columns = _find_columns(first_line, lines[-1][1], separator)
     if columns is None:
         raise BadInput(f"{source}, line {first_number}: {expected}; found {first_line[:60]!r}")
-    if columns.path > 0 or columns.count > 2:
+    if columns.path > 0 or columns.total > 2:
         log(
             f"{source}: the path is column {columns.path + 1} and the label column {columns.label + 1} of "
-            f"{columns.count}"
+            f"{columns.total}"
         )
     if _has_header(first_line, columns):
         lines = lines[1:]
@@ -93,23 +93,23 @@ def _find_columns(first: str, last: str, separator: str) -> _Columns | None:
     the path or the label is not clear."""
     head = _split(first, separator)
     values = _split(last, separator)
-    count = 2 if separator == " " else len(values)
-    titles = [""] * count
-    if len(head) == count:
+    total = 2 if separator == " " else len(values)
+    titles = [""] * total
+    if len(head) == total:
         titles = [re.sub("[^a-z]", "", title.lower()) for title in head]
     paths = [column for column, value in enumerate(values) if is_image(value)]
     if separator == " ":
         paths = [0]
     if len(paths) != 1:
         paths = [column for column in paths if _PATH.fullmatch(titles[column])]
-    labels = [column for column in range(count) if column not in paths]
-    if count != 2:
+    labels = [column for column in range(total) if column not in paths]
+    if total != 2:
         labels = [column for column in labels if _LABEL.fullmatch(titles[column])]
     if len(paths) != 1 or len(labels) != 1:
         return None
     has_path_title = bool(_PATH.fullmatch(titles[paths[0]]))
     has_label_title = bool(_LABEL.fullmatch(titles[labels[0]]))
-    return _Columns(separator, count, paths[0], labels[0], has_path_title + has_label_title)
+    return _Columns(separator, total, paths[0], labels[0], has_path_title + has_label_title)
 
 
 def _has_header(first: str, columns: _Columns) -> bool:
@@ -123,7 +123,7 @@ def _has_header(first: str, columns: _Columns) -> bool:
 def _read_row(line: str, columns: _Columns) -> tuple[str, str] | None:
     """Return (path, label) of a line; None if it has another form."""
     values = _split(line, columns.separator)
-    if len(values) != columns.count or "\0" in line or len(line) > _LONGEST:
+    if len(values) != columns.total or "\0" in line or len(line) > _LONGEST:
         return None
     path = values[columns.path]
     label = values[columns.label]

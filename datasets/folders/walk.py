@@ -20,7 +20,8 @@ def walk(base: str) -> tuple[list[str], str, set[str]]:
     paths: list[str] = []
     others = Counter[str]()  # ending -> files that are no images, and hidden folders
     first_folders: set[str] = set()
-    real_parents = {base: (os.path.realpath(base),)}  # folder -> its real path and those of its parents
+    # folder -> its real path and those of its parents
+    real_parents: dict[str, tuple[str, ...]] = {base: (os.path.realpath(base),)}
     with progress(None, f"listing {base}") as bar:
         for folder, folders, names in os.walk(base, onerror=fail, followlinks=True):
             # without a call for each of a million names: is_image() takes half of the time
