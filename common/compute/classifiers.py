@@ -1,4 +1,4 @@
-"""torchvision's and timm's classifiers by name, and what may stand in the options that choose one."""
+"""torchvision's and timm's classifiers by name, and the types of the options that choose one."""
 
 from collections.abc import Callable
 from typing import Any

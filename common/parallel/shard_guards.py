@@ -218,7 +218,7 @@ def is_repeating() -> bool:
 class _Repetition(NamedTuple):
     """What a process needs to repeat a call, besides the inputs and the states that rank 0 sends.
 
-    structure: how the inputs are nested in (args, kwargs). devices: of each input; None if it is no tensor.
+    structure: how the inputs are nested in (args, kwargs). devices: of each input; None for a number.
     sources: those of random numbers. modules: the module and its parts. modes: whether each one trained.
     has_grad, autocast: whether gradients were computed, and the context of mixed precision.
     """

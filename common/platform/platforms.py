@@ -352,7 +352,7 @@ def _find_signs(env: Mapping[str, str], claim: Claim | None) -> set[str]:
     if "," in env.get("TPU_WORKER_HOSTNAMES", ""):
         signs.add("TPU_WORKER_HOSTNAMES")
     for name in ("TF_CONFIG", "CLUSTER_SPEC"):
-        # JSON: {"cluster": {"worker": [HOST, ...], ...}}; another form is no sign
+        # JSON: {"cluster": {"worker": [HOST, ...], ...}}; another form does not count
         with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
             cluster = json.loads(env[name])["cluster"]
             if sum(map(len, cluster.values())) > 1:
