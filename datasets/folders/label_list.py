@@ -79,7 +79,7 @@ def read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
 
 
 def _find_separator(last: str) -> str:
-    """Return the separator of a list from its last line, which is no header: the first one that leaves the
+    """Return the separator of a list from its last line, which is not a header: the first one that leaves the
     name of an image alone, otherwise a space."""
     line = last.removesuffix(" ,")  # a path without a label, before spaces
     for separator in "\t;,":

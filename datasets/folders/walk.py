@@ -18,7 +18,7 @@ def walk(base: str) -> tuple[list[str], str, set[str]]:
         raise BadInput(f"cannot list {error.filename}: {error.strerror}") from error
 
     paths: list[str] = []
-    others = Counter[str]()  # ending -> files that are no images, and hidden folders
+    others = Counter[str]()  # ending -> other files than images, and hidden folders
     first_folders: set[str] = set()
     # folder -> its real path and those of its parents
     real_parents: dict[str, tuple[str, ...]] = {base: (os.path.realpath(base),)}
