@@ -148,8 +148,8 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
 
 
 def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
-    """Raise BadInput if too many files of a folder are not complete images; otherwise log a line on those that
-    are skipped.
+    """Raise BadInput if too many files of a folder are not complete images. Otherwise log a line on those
+    that are skipped.
 
     load() calls it at each start, also for an index of an earlier run: --max_bad_images may be another one.
     max_bad: the share that may be bad.
