@@ -5,7 +5,8 @@ import torch
 
 from bootfile.ground.errors import BadInput
 from common.compute import classifiers, recompute
-from common.compute.models import build, check, resnet18
+from common.compute.classifiers import build, check
+from common.compute.models import resnet18
 from common.console import arguments
 
 
