@@ -38,7 +38,7 @@ from bootfile.processes import ranks
 from bootfile.sampling import sampler
 from common.checkpoint import weights
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
-from common.compute import averaging, losses, models, optimizers, precision
+from common.compute import averaging, classifiers, heads, losses, optimizers, precision, recompute
 from common.console import arguments
 from common.console.arguments import FLAG, IDENTITY, OPERATION, boolean, positive_int
 from common.distributed import process_group
@@ -62,12 +62,12 @@ def parse_args() -> arguments.Arguments:
         "-a",
         "--arch",
         role=IDENTITY,
-        type=models.arch,
+        type=classifiers.arch,
         default="resnet50",
         help="network of torchvision, or timm:NAME (default: resnet50)",
     )
     help = "further arguments of the network's class, such as {drop_path_rate = 0.1} (TOML)"
-    add("--model_kwargs", default=models.NO_KWARGS, metavar="TABLE", help=help)
+    add("--model_kwargs", default=classifiers.NO_KWARGS, metavar="TABLE", help=help)
     add("--freeze", **FLAG, help="train only the head; needs --weights FILE or DEFAULT")
     add("--amp", **FLAG | {"default": None}, help="mixed precision (default: true on a GPU)")
     add("--compile", role=OPERATION, type=boolean, help="true: torch.compile (default: true on a GPU)")
@@ -153,11 +153,11 @@ def main() -> None:
         kind = f"({parts} {kind} x {args.accumulate} of --accumulate)"
     micro_batch = sampler.split_batch(args.batch_size, parts * args.accumulate, kind)
     trained = None if args.evaluate else micro_batch
-    models.check(args.arch, args.image_size, trained, args.first_image_size, args.model_kwargs)
-    models.check(args.arch, args.image_size, None, args.val_image_size, args.model_kwargs)
+    classifiers.check(args.arch, args.image_size, trained, args.first_image_size, args.model_kwargs)
+    classifiers.check(args.arch, args.image_size, None, args.val_image_size, args.model_kwargs)
     if args.layer_decay < 1:
-        make = functools.partial(models.build, args.arch, 10, args.image_size, args.model_kwargs)
-        optimizers.count_following(models.on_meta(make))
+        make = functools.partial(classifiers.build, args.arch, 10, args.image_size, args.model_kwargs)
+        optimizers.count_following(classifiers.on_meta(make))
     image_folders.check_paths(resume=args.resume, weights=weights.file_of(args, run.output))
     drawn = effects.from_args(args, args.batch_size // (args.exact_shards or world_size))
     stores = image_folders.open_stores(args, device, log)  # the pack and the cache
@@ -173,12 +173,12 @@ def main() -> None:
     torch.manual_seed(args.seed)
     # A GPU tries cuDNN's algorithms for each convolution once, and takes the fastest.
     torch.backends.cudnn.benchmark = not shards
-    model = models.build(args.arch, classes, args.image_size, args.model_kwargs)
+    model = classifiers.build(args.arch, classes, args.image_size, args.model_kwargs)
     model = model.to(device).to(memory_format=torch.channels_last)
     if args.freeze:
-        models.freeze(model, args.arch, args.image_size, args.model_kwargs)
+        heads.freeze(model, args.arch, args.image_size, args.model_kwargs)
     if args.grad_checkpointing:
-        models.checkpoint_blocks(model, args.arch)
+        recompute.checkpoint_blocks(model, args.arch)
     autocast, scaler = precision.choose(device, args.amp)
     log.use(autocast=autocast)  # its first lines name the precision
     if device.type == "cpu" and not args.evaluate:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from bootfile.ground import accelerator
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler
-from common.compute import models
+from common.compute import classifiers
 from common.distributed import devices
 from datasets.folders import image_folder, tar_files
 from datasets.loaders import backends, measure
@@ -118,7 +118,7 @@ def _drop(store: FileStore, head: measure.Head) -> None:
 
 def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) -> float:
     """Return images/s of training steps of the model, without data."""
-    model = models.build(args.arch, classes, args.image_size)
+    model = classifiers.build(args.arch, classes, args.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     batch = min(args.batch_size, _CPU_BATCH) if device.type == "cpu" else args.batch_size

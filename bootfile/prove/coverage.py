@@ -3,7 +3,8 @@
 import contextlib
 
 from bootfile.ground.errors import BadInput
-from bootfile.prove.jobs import REFERENCE, Job
+from bootfile.prove.cases import REFERENCE
+from bootfile.prove.job import Job
 from bootfile.prove.verdict import Row
 from bootfile.receipt import records, starts
 from bootfile.receipt.reading import find_receipt

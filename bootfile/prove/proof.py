@@ -35,7 +35,8 @@ from bootfile.machine import facts as machine
 from bootfile.machine import processor
 from bootfile.machine.cores import available_cores
 from bootfile.machine.differences import INSTRUCTIONS
-from bootfile.prove.jobs import REFERENCE, Job
+from bootfile.prove.cases import REFERENCE
+from bootfile.prove.job import Job
 from bootfile.prove.modules import Modules, find_modules
 from bootfile.prove.verdict import Row
 from bootfile.receipt import records, starts
@@ -95,15 +96,12 @@ def describe_code(
 
 
 def describe_node() -> dict[str, Any]:
-    """Return versions and hardware. It touches the accelerators: call it after the job's runs."""
+    """Return versions and hardware of this node, for the file of a proof and for --check.
+
+    The name of an accelerator makes this process use it: call it after the job's runs, which may need all of
+    its memory.
+    """
     facts = machine.describe()
-    count = accelerator.count()
-    accelerators = "none"
-    if count:
-        name = accelerator.kind()
-        with contextlib.suppress(RuntimeError, AttributeError):  # it is busy, or has no names
-            name = accelerator.of(name).get_device_name()
-        accelerators = f"{count} x {name}"
     versions = {
         "bootfile": __version__,
         "python": platform.python_version(),
@@ -114,9 +112,21 @@ def describe_node() -> dict[str, Any]:
         "processor": f"CPU, {processor.name()}",
         "cores": available_cores(),
         **{name: facts[name] for name in _MACHINE},
-        "accelerators": accelerators,
+        "accelerators": _describe_accelerators(),
     }
     return {"versions": versions, "hardware": hardware}
+
+
+def _describe_accelerators() -> str:
+    """Return the number of accelerators and the name of the first one, such as "2 x NVIDIA H100", or their
+    type if it gives no name; "none" without one."""
+    count = accelerator.count()
+    if not count:
+        return "none"
+    name = accelerator.kind()
+    with contextlib.suppress(RuntimeError, AttributeError):  # it is busy, or its module knows no names
+        name = accelerator.of(accelerator.kind()).get_device_name()
+    return f"{count} x {name}"
 
 
 def describe(

@@ -18,8 +18,11 @@ from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.exit_codes import DIFFERS
 from bootfile.processes import signals
 from bootfile.prove import coverage, proof, trial, verdict
-from bootfile.prove.jobs import REFERENCE, Job, OtherJob, OwnJob
+from bootfile.prove.cases import REFERENCE
+from bootfile.prove.job import Job
 from bootfile.prove.modules import Modules, find_modules
+from bootfile.prove.other_job import OtherJob
+from bootfile.prove.own_job import OwnJob
 from bootfile.prove.verdict import Row
 
 _UNWIND = 60.0  # seconds after Ctrl-C to end the job's processes, and delete its runs

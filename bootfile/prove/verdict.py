@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from bootfile.ground.exit_codes import DIFFERS, UNVERIFIED
 from bootfile.prove import trial
-from bootfile.prove.jobs import (
+from bootfile.prove.cases import (
     AGAIN,
     ALL_DAMAGED,
     DAMAGED,
@@ -14,9 +14,9 @@ from bootfile.prove.jobs import (
     SAME,
     SAME_THREADS,
     Case,
-    Job,
     NotRun,
 )
+from bootfile.prove.job import Job
 from bootfile.receipt import compare
 from bootfile.receipt.compare import Line
 

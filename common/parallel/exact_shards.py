@@ -10,70 +10,69 @@ V / N, and all gradients are added in one binary tree over the shards:
 N need not divide V. With 3 processes and V = 8 the second one has the shards 2, 3 and 4, and sends two sums,
 of 2 + 3 and of 4. A process sends at most 2 log2(V) - 2 sums, and one if N divides V.
 
+Code of the user that would break this is refused by shard_guards.py.
+
 Related work: M. Li et al., "EasyScale", SC '23, whose virtual workers move between GPUs.
 """
 
-import collections
 import contextlib
 import functools
-import inspect
 import itertools
-import os
+import math
 import random
-import types
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-import torch.utils.checkpoint  # torch 2.1 does not import it
-from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from bootfile.exact.processes import Processes
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import part_of
-from bootfile.machine import convolution
 from bootfile.processes import ranks
+from common.parallel.shard_guards import Guards, check_settings, fix_settings, is_dense
 
 HELP = "shards of a step, a power of two: the same bits on any number of processes up to V"
 _FLAT = 2**25  # bytes that are sent together
-_CHECK_EVERY = 32  # steps, see _Call
-# types of inputs with which a call is repeated: it may change other objects, and they cannot be sent
-_PLAIN = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None))
 _Sums = dict[torch.Tensor, torch.Tensor]  # parameter -> gradient
 
 
 def list_nodes(shards: range) -> list[range]:
     """Return the largest nodes of the binary tree that cover neighbouring shards, in their order."""
-    nodes = list[range]()
+    nodes: list[range] = []
     for shard in shards:
-        _append(nodes, range(shard, shard + 1))
+        _push_node(nodes, range(shard, shard + 1))
     return nodes
 
 
-def _append(nodes: list[range], node: range) -> int:
-    """Append a node, and join the last two while they are the halves of one node of the tree. Return how
-    often two were joined."""
+def _push_node(nodes: list[range], node: range) -> int:
+    """Append a node, and join the last two nodes while they are the halves of one node of the tree. Return
+    how often two were joined: the caller joins the last two of its sums as often."""
     nodes.append(node)
-    before = len(nodes)
+    joined = 0
     while len(nodes) > 1:
         left, right = nodes[-2:]
-        if len(left) != len(right) or left.start % (2 * len(left)):
+        parent_size = 2 * len(left)
+        if len(left) != len(right) or left.start % parent_size != 0:
             break
         nodes[-2:] = [range(left.start, right.stop)]
-    return before - len(nodes)
+        joined += 1
+    return joined
 
 
 def sum_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return the sum of the rows, [n, ...] -> [...], in the binary tree over them; n is a power of two. The
-    rows are overwritten."""
-    distance = 1
+    """Return the sum of all rows in the binary tree over them, [V, ...] -> [...]. The rows are overwritten.
+
+    rows: one for each shard of a step or of an evaluation, as Shards.gather() and Shards.rows() make them.
+    All rows must be there before: a process that has only its own ones gives a wrong sum.
+    """
+    distance = 1  # between the rows that are added
     while distance < len(rows):
-        rows[:: 2 * distance].add_(rows[distance :: 2 * distance])
+        left = rows[:: 2 * distance]
+        right = rows[distance :: 2 * distance]
+        left.add_(right)
         distance *= 2
     return rows[0]
 
@@ -81,45 +80,43 @@ def sum_rows(rows: torch.Tensor) -> torch.Tensor:
 class Shards:
     """The shards of each step, whose gradients are added in one fixed binary tree.
 
-    count: V, of a step, over all processes. device: that of the model. Operators use one thread on the CPU,
-    and deterministic algorithms on a GPU. Raises BadInput if V is not a power of two, or less than the number
-    of processes.
-    `local`: number of shards of this process. `index`: the shard that is computed now, 0..V-1.
-    `is_repeating`: whether modules are called to compare their results, see _Call.
+    count: V, of a step, over all processes. device: that of the model. Operators of this process use one
+    thread on the CPU, and deterministic algorithms on a GPU, from now on. Raises BadInput if V is not a power
+    of two, or less than the number of processes.
+    `local`: number of shards of this process. `first`: the first of them. `index`: the shard that is computed
+    now, 0..V-1. `guards`: what watches the user's code, from attach() on.
     """
 
-    is_repeating: ClassVar[bool] = False
-    _hook: ClassVar[Any] = None  # of all optimizers; a process has one
-    _finder: ClassVar[Any] = None  # a hook of all modules, from a forward pass to add()
+    guards: Guards
 
     def __init__(self, count: int, device: torch.device):
-        self.count, self.world_size, self._device = count, ranks.world_size(), device
-        if count & (count - 1) or count < self.world_size:
+        self.count = count
+        self.world_size = ranks.world_size()
+        self._device = device
+        is_power_of_two = count.bit_count() == 1
+        if not is_power_of_two or count < self.world_size:
             if ranks.is_initialized():  # a rank that leaves before the others are connected is their error
                 torch.distributed.barrier()
             raise BadInput(
                 f"--exact_shards {count}: expected a power of two, and a shard for each of the "
                 f"{self.world_size} processes"
             )
-        own = part_of(count, ranks.rank(), self.world_size)
-        self.local, self.first, self.index = len(own), own.start, own.start
+        shards = part_of(count, ranks.rank(), self.world_size)
+        self.local = len(shards)
+        self.first = shards.start
+        self.index = shards.start
         self._nodes: list[range] = []  # nodes of the tree whose gradients are in _sums
         self._sums: list[_Sums] = []
         self._earlier: _Sums = {}  # gradients from before the step, as in an accumulation
         self._used: set[torch.Tensor] = set()  # parameters with a gradient of this shard
         self._hooked: dict[torch.Tensor, Any] = {}  # parameter -> handle of its hook
-        self._losses: list[torch.Tensor] = []
+        self._losses: list[torch.Tensor] = []  # of the shards of this step that have ended
         self._buffers: list[_Buffer] = []  # before the step
         self._after: list[_Buffer] = []  # after the first shard
         self._before: list[_Buffer] = []  # before the last step that was begun
         self._processes: Processes | None = None  # those of the run
         self._is_open = False  # from the forward pass of a shard until add()
-        self._steps = self._collectives = 0
-        convolution.protect()
-        torch.set_num_threads(1)  # the sums inside an operator depend on the number of threads
-        if device.type != "cpu":
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # before the first call of cuBLAS
-            torch.use_deterministic_algorithms(True)
+        fix_settings(device)
 
     def attach(self, forward: Any) -> None:
         """Add the gradients of a DistributedDataParallel in the tree. Call it once, before the first step.
@@ -130,15 +127,15 @@ class Shards:
         self._forward = forward
         forward.exact_shards = self  # type: ignore[assignment]
         forward.require_backward_grad_sync = False  # as no_sync(): add() sends
-        forward.broadcast_buffers = forward.find_unused_parameters = forward.static_graph = False
-        forward.register_forward_pre_hook(self._begin)  # not of the module, which may be copied
+        forward.broadcast_buffers = False
+        forward.find_unused_parameters = False
+        forward.static_graph = False
+        # hooks of the wrapper, not of the module, which may be copied
+        forward.register_forward_pre_hook(self._begin_forward)
         forward.register_forward_hook(self._end_forward)
-        self._calls = [_Call("the model", forward, forward.module)]
+        self.guards = Guards(forward, self._list_trained)  # its hooks run after those above
         self.watch({})
-        self.stop_finding()
-        if Shards._hook:  # of an earlier run in this process, as in a notebook
-            Shards._hook.remove()
-        Shards._hook = register_optimizer_step_pre_hook(self._check_optimizer)
+        self.guards.install()
 
     def watch(self, objects: dict[str, Any], loader: Any = None, processes: Processes | None = None) -> None:
         """Treat the modules and the optimizers among these objects as those of the model: a shard begins with
@@ -147,16 +144,23 @@ class Shards:
         loader: that of the training, which hands out a shard as a batch. processes: those of the run; they
         may stop a step between two shards.
         """
-        self._processes = processes
-        modules = {name: each for name, each in objects.items() if isinstance(each, torch.nn.Module)}
+        modules = {}
+        optimizers = []
+        for name, value in objects.items():
+            if isinstance(value, torch.nn.Module):
+                modules[name] = value
+            elif isinstance(value, torch.optim.Optimizer):
+                optimizers.append(value)
         parts = dict.fromkeys(self._forward.module.modules())
-        self._calls += [_Call(name, each, each) for name, each in modules.items() if each not in parts]
-        others = itertools.chain.from_iterable(each.modules() for each in modules.values())
-        self._modules = list(dict.fromkeys([*parts, *others]))
-        self._known = {self._forward, *self._modules}
-        self._optimizers = [each for each in objects.values() if isinstance(each, torch.optim.Optimizer)]
-        self._criterion = objects.get("criterion")
-        self._loader, self._buffers, self._is_open = loader, [], False
+        for module in modules.values():
+            parts |= dict.fromkeys(module.modules())
+        self._modules = list(parts)  # a part of several modules is there once
+        self._optimizers = optimizers
+        self._loader = loader
+        self._processes = processes
+        self._buffers = []
+        self._is_open = False
+        self.guards.watch(modules, objects.get("criterion"))
 
     @torch.no_grad()
     def add(self, loss: torch.Tensor) -> torch.Tensor | None:
@@ -167,41 +171,51 @@ class Shards:
         shard. A parameter without a gradient has the gradient 0. Gradients from before the step, as in an
         accumulation, are added to the means.
         """
-        if self.stop_finding():
-            now = _list_variables(self._criterion)
-            if name := next((name for name in now if now[name] != self._variables.get(name)), ""):
-                raise BadInput(
-                    f"--exact_shards: the criterion changes its variable {name} in a shard: expected a "
-                    "module with its state in buffers (register_buffer), with which each shard begins"
-                )
-        if self._processes:
-            self._processes.check()
         if not self._is_open:
             raise BadInput("--exact_shards: shards.add() without forward(inputs): call forward, not model")
-        if self._collectives != _count_collectives():
-            raise BadInput("--exact_shards: the model or the criterion communicates with other processes")
+        self.guards.check_criterion()
+        if self._processes:
+            self._processes.check()
+        self.guards.check_collectives()
         self._losses.append(accelerator.double(loss.detach()).squeeze())
-        done = len(self._losses)
-        is_last = done == self.local
-        if done == 1:
+        is_first = len(self._losses) == 1
+        is_last = len(self._losses) == self.local
+        if is_first:
             self._after = _read(self._buffers)
-            self._step = self._loader.step if self._loader else 0
-        if self._loader and self._loader.step != self._step:
-            raise BadInput("--exact_shards: expected one shards.add() for each batch of the training loader")
-        self._keep_gradients()
-        if is_last and self._is_checked:
-            self._repeat_calls()
-        _write(self._after if is_last else self._buffers)
-        self.index, self._is_open = self.first + done % self.local, False
-        if not is_last:
-            self._collectives = _count_collectives()
-            return None
+        self._check_loader(is_first)
+        self._keep_gradients(is_first)
+        if is_last and self.guards.is_checked:
+            self.guards.repeat_calls(functools.partial(_write, self._buffers))
+        self._is_open = False
+        if is_last:
+            return self._end_step()
+        _write(self._buffers)
+        self.index += 1
+        self.guards.count_collectives()
+        return None
+
+    def _end_step(self) -> torch.Tensor:
+        """End a step after its last shard on this process, and return the mean loss. All ranks wait for each
+        other here, and nowhere else in a step that is not checked."""
+        _write(self._after)
+        self.index = self.first
         self._average()
-        rows, self._losses, self._buffers = self._make_rows(self._losses), [], []
+        rows = self._make_rows(self._losses)
+        self._losses = []
+        self._buffers = []
         if self.world_size > 1:
             torch.distributed.all_reduce(rows)
-        self._steps += 1
+        self.guards.end_step()
         return sum_rows(rows) / self.count
+
+    def _check_loader(self, is_first: bool) -> None:
+        """Raise BadInput if the loader has begun another step since the first shard of this one."""
+        if not self._loader:
+            return
+        if is_first:
+            self._step = self._loader.step
+        if self._loader.step != self._step:
+            raise BadInput("--exact_shards: expected one shards.add() for each batch of the training loader")
 
     def undo(self) -> None:
         """Set the buffers to their values before the last step that was begun."""
@@ -210,136 +224,154 @@ class Shards:
     def detach(self) -> None:
         """Remove all hooks: those of parameters, to which DistributedDataParallel refers in C++, would keep
         the model in memory."""
-        self.stop_finding()
-        for handle in (*self._hooked.values(), Shards._hook):
+        for handle in self._hooked.values():
             handle.remove()
-        Shards._hook = None
+        self.guards.remove_hooks()
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows [V, n] of all shards on every process. Of the given rows only this process's count;
         all_reduce adds zeros to them, so nothing is rounded."""
-        part = slice(self.first, self.first + self.local)
-        whole = torch.zeros_like(rows)
-        whole[part] = rows[part]
+        local = slice(self.first, self.first + self.local)
+        gathered = torch.zeros_like(rows)
+        gathered[local] = rows[local]
         if self.world_size > 1:
-            torch.distributed.all_reduce(whole)
-        return whole
+            torch.distributed.all_reduce(gathered)
+        return gathered
 
     def rows(self, evaluate: Callable[[Iterable], torch.Tensor], loader: Any) -> torch.Tensor:
-        """Return evaluate(batches), sums [n], for each part of a loader whose sampler was split, as the rows
-        of this process's shards [V, n]. The other rows are zeros: all_reduce adds them in any order."""
-        _check_settings()
+        """Evaluate each shard of this process alone, and return its sums in its row of [V, n]. The rows of
+        other processes are zeros: all_reduce adds them in any order. The caller then reduces, and sum_rows()
+        adds the shards. Each rank calls it, and waits for no other one.
+
+        evaluate: returns the sums [n] over the batches that it gets. loader: has the batches of all shards of
+        this process in a row, from a sampler that was split() into V shards.
+        """
+        check_settings()
         sampler = loader.plan.sampler
+        sums = []
         with contextlib.closing(iter(loader)) as batches:
-            counts = [len(part[:: sampler.largest]) for part in sampler.parts]
-            return self._make_rows([evaluate(itertools.islice(batches, count)) for count in counts])
+            for shard in sampler.parts:
+                count = math.ceil(len(shard) / sampler.largest)  # batches of the shard
+                sums.append(evaluate(itertools.islice(batches, count)))
+        return self._make_rows(sums)
 
     def _make_rows(self, values: list[torch.Tensor]) -> torch.Tensor:
+        """Return the values [...] of this process's shards as rows [V, ...] with zeros for the others."""
         rows = values[0].new_zeros(self.count, *values[0].shape)
         rows[self.first : self.first + self.local] = torch.stack(values)
         return rows
 
-    def _begin(self, *_: Any) -> None:
-        """Begin a shard with its first forward pass; the first shard remembers the buffers."""
-        _check_settings()
+    def _begin_forward(self, *_: Any) -> None:
+        """Begin a shard. DistributedDataParallel calls it before each forward pass, also of an evaluation."""
+        check_settings()
         if not self._buffers:
-            self._buffers = self._before = _list_buffers(self._modules)
+            self._buffers = _list_buffers(self._modules)
+            self._before = self._buffers
         if self._is_open or not torch.is_grad_enabled():
-            return
+            return  # a second forward pass of a shard, or an evaluation
         self._is_open = True
-        if self._losses:
-            return
-        self._collectives = _count_collectives()
+        is_first = not self._losses
+        if is_first:
+            self._hook_gradients()
+            self.guards.begin_step(self._list_sources())
+
+    def _hook_gradients(self) -> None:
+        """Call _note_gradient() for each parameter that is trained: an optimizer may have got more of them
+        since the last step."""
         for parameter in self._list_trained():
             if parameter not in self._hooked:
                 hook = functools.partial(self._note_gradient, parameter)
                 self._hooked[parameter] = parameter.register_hook(hook)
-        self._is_checked = self._steps < 2 or self._steps % _CHECK_EVERY == 0
-        of_device = [accelerator.of(self._device)] * (self._device.type != "cpu")
-        own = [each.value for each in self._loader.generators] if self._loader else []
-        self._sources = [torch, random, np.random, *of_device, *own]
-        for call in self._calls if self._is_checked else ():
-            call.sources = self._sources
+
+    def _list_sources(self) -> list[Any]:
+        """Return the generators from which a module may draw random numbers in this step."""
+        sources = [torch, random, np.random]
+        if self._device.type != "cpu":
+            sources.append(accelerator.of(self._device))
+        if self._loader:
+            sources += [generator.value for generator in self._loader.generators]
+        return sources
 
     def _end_forward(self, *_: Any) -> None:
-        if self._is_open and self._is_checked and not Shards._finder:
-            self._variables = _list_variables(self._criterion)
-            Shards._finder = register_module_forward_pre_hook(self._find_module)
-
-    @staticmethod
-    def stop_finding() -> bool:
-        """Remove the hook of all modules, and return whether there was one: a step may end with an error."""
-        finder, Shards._finder = Shards._finder, None
-        if finder:
-            finder.remove()
-        return finder is not None
-
-    def _find_module(self, module: torch.nn.Module, _: Any) -> None:
-        """Check a module that the loop calls and no checkpoint holds, from its next call on."""
-        if self._is_open and torch.is_grad_enabled() and module not in self._known:
-            self._known.update(module.modules())
-            self._calls.append(_Call(type(module).__name__, module, module))
-            self._calls[-1].sources = self._sources
+        """Watch the loop until the shard ends. DistributedDataParallel calls it after each forward pass."""
+        if self._is_open:
+            self.guards.after_forward()
 
     def _list_trained(self) -> list[torch.Tensor]:
         """Return the parameters whose gradients are added, in the same order on every rank."""
-        groups = itertools.chain.from_iterable(each.param_groups for each in self._optimizers)
-        others = itertools.chain.from_iterable(group["params"] for group in groups)
-        own = dict.fromkeys([*self._forward.module.parameters(), *others])
-        return [parameter for parameter in own if parameter.requires_grad]
+        parameters: dict[torch.Tensor, None] = dict.fromkeys(self._forward.module.parameters())
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                parameters |= dict.fromkeys(group["params"])
+        return [parameter for parameter in parameters if parameter.requires_grad]
 
     def _note_gradient(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Set a gradient from before the step aside: called before the first one of the step is added."""
+        """Set a gradient from before the step aside. autograd calls it in a backward pass, before it adds the
+        gradient to that of the parameter."""
         if gradient.layout != torch.strided:
             named = self._forward.module.named_parameters()
-            name = next((name for name, each in named if each is parameter), "a parameter")
+            names = (name for name, candidate in named if candidate is parameter)
+            name = next(names, "a parameter")
             raise BadInput(f"--exact_shards: the gradient of {name} is sparse, expected a dense one")
-        if not self._losses and parameter not in self._used and parameter.grad is not None:
-            self._earlier[parameter], parameter.grad = parameter.grad, None
+        is_first_shard = not self._losses
+        if is_first_shard and parameter not in self._used and parameter.grad is not None:
+            self._earlier[parameter] = parameter.grad
+            parameter.grad = None
         self._used.add(parameter)
 
-    def _keep_gradients(self) -> None:
-        """Move the gradients of a shard to the partial sums, and add the halves of nodes."""
+    def _keep_gradients(self, is_first: bool) -> None:
+        """Move the gradients of a shard to the partial sums, and add the halves of nodes. add() calls it, so
+        the backward pass has ended. is_first: whether the shard is the first of the step on this process."""
         sums: _Sums = {}
         for parameter in self._list_trained():
-            gradient, parameter.grad = parameter.grad, None
-            if len(self._losses) == 1 and gradient is not None and parameter not in self._used:
-                self._earlier[parameter], gradient = gradient, None
-            sums[parameter] = torch.zeros_like(parameter) if gradient is None else gradient.detach()
+            gradient = parameter.grad
+            parameter.grad = None
+            if is_first and gradient is not None and parameter not in self._used:
+                self._earlier[parameter] = gradient  # the backward pass has not touched it
+                gradient = None
+            if gradient is None:
+                sums[parameter] = torch.zeros_like(parameter)
+            else:
+                sums[parameter] = gradient.detach()
         self._used.clear()
-        for _ in range(_append(self._nodes, range(self.index, self.index + 1))):
-            others = self._sums.pop()
-            torch._foreach_add_(list(sums.values()), [others[each] for each in sums])
+        for _ in range(_push_node(self._nodes, range(self.index, self.index + 1))):
+            left = self._sums.pop()
+            torch._foreach_add_(list(sums.values()), [left[parameter] for parameter in sums])
         self._sums.append(sums)
 
     def _average(self) -> None:
         """Set the gradients to the means over all shards, and the buffers to those of rank 0."""
-        parts, self._sums, self._nodes = self._sums, [], []
+        parts = self._sums
+        self._sums = []
+        self._nodes = []
         if self.world_size > 1:
             self._add_over_ranks(parts)
-            buffers = [each.holder.get(each.name) for each in self._buffers]
-            _broadcast([each for each in buffers if each is not None])
+            buffers = [buffer.holder.get(buffer.name) for buffer in self._buffers]
+            _broadcast([buffer for buffer in buffers if buffer is not None])
         sums = parts[0]
         torch._foreach_div_(list(sums.values()), self.count)  # a power of two: exact
         for parameter, gradient in sums.items():
             earlier = self._earlier.pop(parameter, None)
-            parameter.grad = gradient if earlier is None else gradient.add_(earlier)
+            if earlier is not None:
+                gradient.add_(earlier)
+            parameter.grad = gradient
 
     def _add_over_ranks(self, parts: list[_Sums]) -> None:
         """Add the nodes of all ranks, and write the sums into the first part. parts: this rank's nodes."""
         # in the order of memory, which is that of the parameter on every rank
-        orders = [sorted(range(each.dim()), key=each.stride, reverse=True) for each in parts[0]]
-        ordered = [
-            [sums[each].permute(order) for each, order in zip(parts[0], orders, strict=True)]
-            for sums in parts
-        ]
-        places = {id(each): place for place, each in enumerate(ordered[0])}
+        orders = {}
+        for parameter in parts[0]:
+            dimensions = range(parameter.dim())
+            orders[parameter] = sorted(dimensions, key=parameter.stride, reverse=True)
+        ordered = [[sums[parameter].permute(order) for parameter, order in orders.items()] for sums in parts]
+        places = {id(result): place for place, result in enumerate(ordered[0])}
         for results in torch._utils._take_tensors(ordered[0], _FLAT):
-            own = [places[id(each)] for each in results]
-            flat = torch.cat([part[place].reshape(-1) for part in ordered for place in own])
-            total = self._sum_over_ranks(flat.view(len(parts), -1))
-            for each, piece in zip(results, total.split([each.numel() for each in results]), strict=True):
-                each.copy_(piece.view_as(each))
+            sent = [part[places[id(result)]].reshape(-1) for part in ordered for result in results]
+            rows = torch.cat(sent).view(len(parts), -1)
+            total = self._sum_over_ranks(rows)
+            sizes = [result.numel() for result in results]
+            for result, piece in zip(results, total.split(sizes), strict=True):
+                result.copy_(piece.view_as(result))
 
     def _sum_over_ranks(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the sum [n] of the nodes of all ranks in the tree. rows: those of this rank, [nodes, n].
@@ -348,56 +380,28 @@ class Shards:
         for each process the volume of all_reduce.
         """
         size = self.world_size
-        nodes = [list_nodes(part_of(self.count, rank, size)) for rank in range(size)]
-        slices = rows.tensor_split(size, dim=1)
-        sizes = [each.shape[1] for each in slices]
-        own = sizes[ranks.rank()]
-        sent = rows.view(-1) if len(rows) == 1 else torch.cat([each.reshape(-1) for each in slices])
-        received = rows.new_empty(sum(map(len, nodes)), own)
+        nodes = [list_nodes(part_of(self.count, rank, size)) for rank in range(size)]  # of each rank
+        slices = rows.tensor_split(size, dim=1)  # for each rank
+        widths = [columns.shape[1] for columns in slices]
+        width = widths[ranks.rank()]  # of the slice that this rank adds
+        sent = rows.view(-1) if len(rows) == 1 else torch.cat([columns.reshape(-1) for columns in slices])
+        received = rows.new_empty(sum(map(len, nodes)), width)
         torch.distributed.all_to_all_single(
-            received.view(-1), sent, [len(each) * own for each in nodes], [len(rows) * each for each in sizes]
+            received.view(-1),
+            sent,
+            [len(nodes_of_rank) * width for nodes_of_rank in nodes],
+            [len(rows) * columns for columns in widths],
         )
-        sums, known = list[torch.Tensor](), list[range]()
+        sums: list[torch.Tensor] = []
+        joined: list[range] = []
         for node, row in zip(itertools.chain.from_iterable(nodes), received, strict=True):
             sums.append(row)
-            for _ in range(_append(known, node)):
+            for _ in range(_push_node(joined, node)):
                 right = sums.pop()
                 sums[-1].add_(right)
-        total = rows.new_empty(sum(sizes))
-        torch.distributed.all_to_all_single(total, sums[0].repeat(size), sizes, [own] * size)
+        total = rows.new_empty(sum(widths))
+        torch.distributed.all_to_all_single(total, sums[0].repeat(size), widths, [width] * size)
         return total
-
-    def _repeat_calls(self) -> None:
-        """Repeat rank 0's first call of each module in the step. If a result differs on any rank, all ranks
-        raise BadInput."""
-        calls = [(call.name, call.inputs, call.states, call.results) for call in self._calls]
-        own = list[str]()
-        for call, (name, inputs, states, results) in zip(
-            self._calls, ranks.broadcast_object(calls), strict=False
-        ):
-            _write(self._buffers)
-            Shards.is_repeating = True
-            again = call.repeat(inputs, states) if name == call.name and results else {}
-            Shards.is_repeating = False
-            own += [f"{name}: {each}" for each in again if again[each] != results.get(each)]
-            call.forget()
-        if found := list(itertools.chain.from_iterable(ranks.gather_objects(own))):
-            raise BadInput(
-                f"--exact_shards: {found[0]} changes if a shard is computed again after others or on another "
-                "process: expected state between two calls only in buffers (register_buffer) of the model, "
-                "the criterion and other objects of the Checkpointer, with which each shard begins"
-            )
-
-    def _check_optimizer(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict) -> None:
-        """Raise BadInput for a step with a closure, or between two shards."""
-        trained = set(self._list_trained())
-        if trained.isdisjoint(each for group in optimizer.param_groups for each in group["params"]):
-            return  # it trains the input, for example
-        name = f"--exact_shards: {type(optimizer).__name__}.step()"
-        if any(each is not None for each in (*args[1:2], kwargs.get("closure"))):
-            raise BadInput(f"{name} got a closure, which sees one shard: expected an optimizer without one")
-        if self._is_open or self._losses:
-            raise BadInput(f"{name} between two shards: expected it after shards.add() has returned a loss")
 
 
 class _Buffer(NamedTuple):
@@ -411,15 +415,23 @@ class _Buffer(NamedTuple):
 
 
 def _list_buffers(modules: Iterable[torch.nn.Module]) -> list[_Buffer]:
-    parts = [(each._buffers, name, tensor) for each in modules for name, tensor in each._buffers.items()]
-    return _read([_Buffer(*part, None) for part in parts if part[2] is None or _is_dense(part[2])])
+    """Return the buffers of these modules, with copies of their present values."""
+    buffers = []
+    for module in modules:
+        for name, tensor in module._buffers.items():
+            if tensor is None or is_dense(tensor):
+                buffers.append(_Buffer(module._buffers, name, tensor, None))
+    return _read(buffers)
 
 
 def _read(buffers: list[_Buffer]) -> list[_Buffer]:
     """Return the buffers with copies of their present values."""
-    now = [each.holder.get(each.name) for each in buffers]
-    values = [None if each is None else each.detach().clone() for each in now]
-    return [each._replace(value=value) for each, value in zip(buffers, values, strict=True)]
+    present = []
+    for buffer in buffers:
+        value = buffer.holder.get(buffer.name)
+        copy = None if value is None else value.detach().clone()
+        present.append(buffer._replace(value=copy))
+    return present
 
 
 def _write(buffers: list[_Buffer]) -> None:
@@ -431,161 +443,11 @@ def _write(buffers: list[_Buffer]) -> None:
             holder[name] = tensor
 
 
-class _Call:
-    """The first call of a module in a step. All ranks repeat that of rank 0 at the end of the step: a result
-    differs if the module keeps state between its calls.
-
-    hooked: the module, or the wrapper that calls it. `sources`: those of random numbers; if they are set,
-    the next call is recorded. `inputs`, `states`: the tensors and numbers of the call, and the states of the
-    sources before it. `results`: digests. `repeat`: returns the results with inputs and states of rank 0.
-    Generators and attributes of the module are restored, buffers are not. No results if nothing was recorded.
-    """
-
-    def __init__(self, name: str, hooked: torch.nn.Module, module: torch.nn.Module):
-        self.name, self.module = name, module
-        self.forget()
-        hooked.register_forward_pre_hook(self._record, with_kwargs=True)
-        hooked.register_forward_hook(self._keep_results)
-
-    def forget(self) -> None:
-        self.sources: list[Any] = []
-        self.inputs: list[Any] = []
-        self.states: list[Any] = []
-        self.results: dict[str, int] = {}
-        self.repeat: Callable[[list[Any], list[Any]], dict[str, int]] = lambda inputs, states: {}
-
-    def _record(self, _: Any, *given: Any) -> None:
-        leaves, structure = tree_flatten(given)
-        if not self.sources or not all(type(each) in _PLAIN for each in leaves):
-            return
-        modules, sources, self.sources = list(self.module.modules()), self.sources, []
-        modes = [each.training for each in modules]
-        has_grad, autocast = torch.is_grad_enabled(), _find_autocast(leaves)
-        devices = [each.device if isinstance(each, torch.Tensor) else None for each in leaves]
-        self.inputs, self.states = tree_map_only(torch.Tensor, _copy, leaves), _get_states(sources)
-
-        def repeat(inputs: list[Any], states: list[Any]) -> dict[str, int]:
-            own, attributes = _get_states(sources), [dict(vars(each)) for each in modules]
-            for each, mode in zip(modules, modes, strict=True):
-                each.training = mode
-            _set_states(sources, states)
-            # a module of the user may raise any error outside its loop: then it is not checked
-            try:
-                with torch.set_grad_enabled(has_grad), autocast:
-                    moved = [
-                        _copy(each, device) if device else each
-                        for each, device in zip(inputs, devices, strict=True)
-                    ]
-                    args, kwargs = tree_unflatten(moved, structure)
-                    return self._list_results(self.module(*args, **kwargs))
-            except Exception:
-                return {}
-            finally:
-                _set_states(sources, own)
-                for each, old in zip(modules, attributes, strict=True):
-                    vars(each).clear()
-                    vars(each).update(old)
-
-        self.repeat = repeat
-
-    def _keep_results(self, _: Any, args: tuple, output: Any) -> None:
-        if self.states and not self.results:
-            self.results = self._list_results(output)
-
-    def _list_results(self, output: Any) -> dict[str, int]:
-        """Return the digests of the outputs, parameters and buffers."""
-        named = [(f"output {place}", each) for place, each in enumerate(tree_flatten(output)[0])]
-        named += [(f"parameter {name}", each) for name, each in self.module.named_parameters()]
-        named += [(f"buffer {name}", each) for name, each in self.module.named_buffers()]
-        tensors = {name: each for name, each in named if isinstance(each, torch.Tensor) and _is_dense(each)}
-        return {name: int(ranks.digest(each.detach())) for name, each in tensors.items()}
-
-
-def _list_variables(function: Any) -> dict[str, Any]:
-    """Return the variables of a plain function that Python keeps between its calls, as values to compare."""
-    if not inspect.isfunction(function):
-        return {}
-    try:
-        outer = inspect.getclosurevars(function)
-    except ValueError:  # a variable of the loop has no value yet
-        return {}
-    variables = {**outer.globals, **outer.nonlocals, **vars(function)}
-    return {name: _freeze(each) for name, each in variables.items()}
-
-
-def _freeze(value: Any, depth: int = 4) -> Any:
-    if isinstance(value, torch.Tensor):
-        return int(ranks.digest(value.detach())) if _is_dense(value) else None
-    if isinstance(value, np.ndarray | int | float | str):
-        return repr(value)
-    if isinstance(value, torch.nn.Module | type | types.ModuleType | types.FunctionType) or not depth:
-        return None
-    parts = value if isinstance(value, dict) else getattr(value, "__dict__", {})
-    if isinstance(value, list | tuple | collections.deque):
-        parts = dict(enumerate(value))
-    return {name: _freeze(each, depth - 1) for name, each in parts.items()}
-
-
-def _find_autocast(inputs: Any) -> Any:
-    """Return the context of mixed precision that is active for inputs on a device."""
-    devices = [each.device.type for each in tree_flatten(inputs)[0] if isinstance(each, torch.Tensor)]
-    kind = next((each for each in devices if each != "cpu"), "cpu")
-    own, of_cpu = torch.utils.checkpoint._get_autocast_kwargs(kind)  # its arguments differ between versions
-    return torch.autocast(kind, **own) if own else torch.autocast("cpu", **of_cpu)
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_nested
-
-
-def _copy(tensor: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
-    copy = tensor.detach().to(device, copy=True)
-    return copy.requires_grad_(tensor.requires_grad)
-
-
-def _get_states(sources: list[Any]) -> list[Any]:
-    """Return the present states of generators as plain values and tensors."""
-    states = []
-    for source in sources:
-        names = [name for name in ("get_rng_state", "get_state", "getstate") if hasattr(source, name)]
-        states.append(getattr(source, names[0])() if names else source.bit_generator.state)  # of NumPy
-    return tree_map_only(np.ndarray, np.ndarray.tolist, states)
-
-
-def _set_states(sources: list[Any], states: list[Any]) -> None:
-    for source, state in zip(sources, states, strict=True):
-        names = [name for name in ("set_rng_state", "set_state", "setstate") if hasattr(source, name)]
-        if names:
-            getattr(source, names[0])(state)
-        else:
-            source.bit_generator.state = state
-
-
 def _broadcast(tensors: list[torch.Tensor]) -> None:
     """Copy rank 0's values into the tensors, which are sent as few flat ones [n]."""
     for part in torch._utils._take_tensors(tensors, _FLAT):
-        flat = torch.cat([each.reshape(-1) for each in part])
+        flat = torch.cat([tensor.reshape(-1) for tensor in part])
         torch.distributed.broadcast(flat, 0)
-        pieces = flat.split([each.numel() for each in part])
-        for each, piece in zip(part, pieces, strict=True):
-            each.copy_(piece.view_as(each))
-
-
-def _check_settings() -> None:
-    """Raise BadInput if a setting of torch on which sums depend is another one."""
-    settings = {
-        "torch.get_num_threads()": (torch.get_num_threads(), 1),
-        "torch.backends.cudnn.benchmark": (torch.backends.cudnn.benchmark, False),
-    }
-    for name, (value, expected) in settings.items():
-        if value != expected:
-            raise BadInput(f"--exact_shards: {name} is {value}, expected {expected}")
-
-
-def _count_collectives() -> int:
-    """Return the number of collectives so far; 0 if this version of torch does not count them."""
-    group: Any = torch.distributed.distributed_c10d._get_default_group()
-    try:
-        return group._get_sequence_number_for_group()
-    except RuntimeError:
-        return 0
+        pieces = flat.split([tensor.numel() for tensor in part])
+        for tensor, piece in zip(part, pieces, strict=True):
+            tensor.copy_(piece.view_as(tensor))

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
 from bootfile.ground.errors import BadInput
-from common.compute import models
+from common.compute import recompute
 from common.console.arguments import OPERATION, boolean
 
 
@@ -64,4 +64,4 @@ def checkpoint_activations(model: nn.Module) -> None:
     numbers. Call it before fully_shard()."""
     for layer in _elements(model):
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
-    models.count_batches_once(model)
+    recompute.count_batches_once(model)

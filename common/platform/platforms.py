@@ -5,7 +5,6 @@ other variables of the platform decide; if there are none, they count nodes.
 """
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -77,7 +76,10 @@ def detect(env: Mapping[str, str]) -> Claim | None:
 def of_launcher(env: Mapping[str, str]) -> Claim | None:
     """Return the claim of MPI or Slurm; None if it did not start this process, or contradicts itself."""
     with contextlib.suppress(BadInput):
-        return _mpi(env) or (None if _is_batch(env) else _slurm(env))
+        claim = _mpi(env)
+        if claim is None and not _is_batch(env):
+            claim = _slurm(env)
+        return claim
     return None
 
 
@@ -163,29 +165,35 @@ class _Platform:
 
     def read(self, env: Mapping[str, str]) -> Claim | None:
         """Return the claim of this platform, or None if it is another one. Raises BadInput."""
-        if not any(env.keys() >= {*names.split()} for names in self.marks):
+        if not any(env.keys() >= set(names.split()) for names in self.marks):
             return None
-        sizes, ranks = (
-            [(f"{name}={env[name]}", whole(env, name)) for name in names if name in env]
-            for names in (self.nodes, self.ranks)
-        )
-        if hosts := re.findall(r"[^\s,]+", env.get(self.hosts, "")):
+        sizes = self._list_values(env, self.nodes)
+        ranks = self._list_values(env, self.ranks)
+        hosts = re.findall(r"[^\s,]+", env.get(self.hosts, ""))
+        if hosts:
             sizes.append((f"{self.hosts}={','.join(hosts)} ({len(hosts)} hosts)", len(hosts)))
-        # Of one node, some platforms give the index of another task.
+        # of one node, some platforms give the index of another task
         if sizes and sizes[0][1] < 2 and self.ranks[0] != "RANK":
             ranks = [(f"{self.ranks[0]} (one node)", 0)]
         for names, values in ((self.nodes, sizes), (self.ranks, ranks)):
             if not values:
                 said = " ".join(text for text, _ in sizes + ranks) or self.source
                 raise BadInput(f"{said}, but {names[0]} is not set")
-            for said, value in values:
-                if value != values[0][1]:
-                    raise BadInput(f"{values[0][0]} contradicts {said}")
-        if first := env.get(self.master):
-            hosts = [first]
-        address, count = find_master(env, hosts, _PORT, self.port), count_in(env, self.processes)
-        said = f"{sizes[0][0]} {ranks[0][0]}"
-        return Claim(self.source, ranks[0][1], sizes[0][1], said, *address, count)
+            first_text, first_value = values[0]
+            for text, value in values:
+                if value != first_value:
+                    raise BadInput(f"{first_text} contradicts {text}")
+        size_text, nodes = sizes[0]
+        rank_text, node_rank = ranks[0]
+        if env.get(self.master):
+            hosts = [env[self.master]]
+        address = find_master(env, hosts, _PORT, self.port)
+        processes = count_in(env, self.processes)
+        return Claim(self.source, node_rank, nodes, f"{size_text} {rank_text}", *address, processes)
+
+    def _list_values(self, env: Mapping[str, str], names: tuple[str, ...]) -> list[tuple[str, int]]:
+        """Return ("NAME=value", value) of each of these variables that is set. Raises BadInput."""
+        return [(f"{name}={env[name]}", whole(env, name)) for name in names if name in env]
 
 
 def _sagemaker(env: Mapping[str, str]) -> Claim | None:
@@ -222,10 +230,10 @@ def _mpi(env: Mapping[str, str]) -> Claim | None:
     """
     for source, row in _MPI.items():
         names = row.split()
-        if not env.keys() >= {*names} or (size := whole(env, names[1])) == 1:
+        if not env.keys() >= set(names) or whole(env, names[1]) == 1:
             continue
-        rank, _, local_rank, count = (whole(env, name) for name in names)
-        if names[3].endswith("NNODES"):
+        rank, size, local_rank, count = (whole(env, name) for name in names)
+        if names[3].endswith("NNODES"):  # it gives the nodes, not the processes of a node
             count = size // max(1, count)
         said = _said(env, *names)
         if not 0 <= local_rank < count or size % count or rank % count != local_rank:
@@ -233,13 +241,12 @@ def _mpi(env: Mapping[str, str]) -> Claim | None:
                 f"{said} do not fit: every node must run the same number of processes, with ranks in a row: "
                 "mpirun --map-by ppr:N:node, mpiexec -ppn N"
             )
-        hosts, default_port = list[str](), _PORT
+        default_port = _PORT
         if count == size:  # all are on this node
-            hosts, default_port = ["127.0.0.1"], _own_port(_launcher_pid())
-        elif (platform := _sagemaker(env)) and platform.host:
-            hosts = [platform.host]
-        elif "AZ_BATCH_MASTER_NODE" in env:  # Azure ML: host:port
-            hosts = [env["AZ_BATCH_MASTER_NODE"].partition(":")[0]]
+            hosts = ["127.0.0.1"]
+            default_port = _own_port(_launcher_pid())
+        else:
+            hosts = _find_hosts_of_platform(env)
         address = find_master(env, [] if env.get("MASTER_ADDR") else hosts, default_port)
         if count == 1:
             return Claim(source, rank, size, said, *address)
@@ -247,11 +254,30 @@ def _mpi(env: Mapping[str, str]) -> Claim | None:
     return None
 
 
+def _find_hosts_of_platform(env: Mapping[str, str]) -> list[str]:
+    """Return the first host of the platform in whose job MPI was started; [] if it is unknown."""
+    platform = _sagemaker(env)
+    if platform and platform.host:
+        return [platform.host]
+    if "AZ_BATCH_MASTER_NODE" in env:  # Azure ML: host:port
+        return [env["AZ_BATCH_MASTER_NODE"].partition(":")[0]]
+    return []
+
+
 def _launcher_pid() -> int:
-    """Return a number that all processes of one mpirun on this node share: the parent of the leader of this
-    process's group. A launcher gives each of its children a group of its own, also to a shell script."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{os.getpgrp()}/stat").read_text().rpartition(")")[2].split()[1])
+    """Return the process id of the launcher, which all processes of one mpirun on this node share. Each of
+    them chooses its port by it: with another number they would not meet.
+
+    The parent of this process may be a shell script that the launcher has started. A launcher gives each of
+    its children a process group, and the child leads it. So the launcher is the parent of the leader.
+    """
+    leader = os.getpgrp()
+    # /proc/PID/stat: "PID (name) state parent ..."; the name may have spaces and brackets
+    with contextlib.suppress(OSError, ValueError, IndexError):  # the leader has ended, or there is no /proc
+        status = Path(f"/proc/{leader}/stat").read_text()
+        _, _, fields = status.rpartition(")")
+        _, parent, *_ = fields.split()
+        return int(parent)
     return os.getppid()
 
 
@@ -275,36 +301,68 @@ _LAUNCHERS = re.compile(  # launchers whose rank above 0 is a sign without a siz
 
 
 def refuse_unknown(env: Mapping[str, str], claim: Claim | None) -> None:
-    """Raise BadInput if this is one of several processes, and the claim does not describe them: in a batch
-    script of Slurm, and if a variable is a rank of a launcher above 0 (PMI_RANK=1), or has a size above 1."""
-    number = functools.partial(count_in, env)
+    """Raise BadInput if this is one of several processes, and the claim does not describe them. Otherwise
+    each of them would train alone, and they would write into one folder."""
     if _is_batch(env) and (claim is None or claim.source == "slurm"):
-        tasks = number("SLURM_NTASKS") or (number("SLURM_NNODES") or 1) * (
-            number("SLURM_NTASKS_PER_NODE") or 1
-        )
-        if tasks > 1:
-            said = _said(env, "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NNODES", "SLURM_NTASKS")
-            raise BadInput(
-                f"{said}: a batch script runs once, not as {tasks} tasks: write srun --kill-on-bad-exit=1 "
-                "python jobs/... (guides/slurm.md); srun --ntasks=1 starts one process"
-            )
+        _refuse_batch_script(env)
     if claim and claim.nodes * (claim.processes or 1) > 1:
         return
-    names = {row.split()[1] for row in _MPI.values() if (number(row.split()[1]) or 0) > 1}
-    for name, match in ((name, _RANK.fullmatch(name)) for name in env):
-        if match and env[name].strip().isdigit() and not (claim and name.startswith("SLURM_")):
-            sizes = {size for end in _SIZES if (number(size := match[1] + end) or 0) > 1}
-            names |= {name, *sizes} if sizes or (number(name) and _LAUNCHERS.match(name)) else set()
-    names |= {"TPU_WORKER_HOSTNAMES"} if "," in env.get("TPU_WORKER_HOSTNAMES", "") else set()
-    for name in {"TF_CONFIG", "CLUSTER_SPEC"} & env.keys():  # JSON: {"cluster": {"worker": [HOST, ...], ...}}
-        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-            names |= {name} if sum(map(len, json.loads(env[name])["cluster"].values())) > 1 else set()
+    names = _find_signs(env, claim)
     if names:
         raise BadInput(
             f"{_said(env, *sorted(names))}: this is one of several processes, and their number, nodes or "
             "local ranks are not known: use torchrun, or set RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, "
             "MASTER_ADDR and MASTER_PORT; for a job of its own: env -u NAME ... python"
         )
+
+
+def _refuse_batch_script(env: Mapping[str, str]) -> None:
+    """Raise BadInput for a batch script of Slurm that has several tasks: it runs once, not as each task."""
+    tasks = count_in(env, "SLURM_NTASKS")
+    if not tasks:
+        nodes = count_in(env, "SLURM_NNODES") or 1
+        tasks = nodes * (count_in(env, "SLURM_NTASKS_PER_NODE") or 1)
+    if tasks > 1:
+        said = _said(env, "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NNODES", "SLURM_NTASKS")
+        raise BadInput(
+            f"{said}: a batch script runs once, not as {tasks} tasks: write srun --kill-on-bad-exit=1 "
+            "python jobs/... (guides/slurm.md); srun --ntasks=1 starts one process"
+        )
+
+
+def _find_signs(env: Mapping[str, str], claim: Claim | None) -> set[str]:
+    """Return the names of the variables that show that this is one of several processes: a size above 1 of a
+    launcher, a rank with such a size, and a rank above 0 of a launcher that gives no size (PMI_RANK=1)."""
+    signs = set()
+    for row in _MPI.values():
+        size_name = row.split()[1]
+        if _is_above(env, size_name, 1):
+            signs.add(size_name)
+    for name in env:
+        match = _RANK.fullmatch(name)
+        is_known = claim is not None and name.startswith("SLURM_")
+        if not match or is_known or not env[name].strip().isdigit():
+            continue
+        beginning = match[1]
+        sizes = {beginning + end for end in _SIZES if _is_above(env, beginning + end, 1)}
+        if sizes:
+            signs |= {name, *sizes}
+        elif _is_above(env, name, 0) and _LAUNCHERS.match(name):
+            signs.add(name)
+    if "," in env.get("TPU_WORKER_HOSTNAMES", ""):
+        signs.add("TPU_WORKER_HOSTNAMES")
+    for name in ("TF_CONFIG", "CLUSTER_SPEC"):
+        # JSON: {"cluster": {"worker": [HOST, ...], ...}}; another form does not count
+        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+            cluster = json.loads(env[name])["cluster"]
+            if sum(map(len, cluster.values())) > 1:
+                signs.add(name)
+    return signs
+
+
+def _is_above(env: Mapping[str, str], name: str, number: int) -> bool:
+    """Return whether a variable has a number above this one."""
+    return (count_in(env, name) or 0) > number
 
 
 def _is_batch(env: Mapping[str, str]) -> bool:

@@ -19,7 +19,7 @@ import torch
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import check_mounted, explained, opener
-from common.parallel.exact_shards import Shards
+from common.parallel import shard_guards
 
 STEP = np.dtype([("step", "<i8"), ("count", "<i8")])
 _CANNOT = "--sample_losses: the criterion"
@@ -70,7 +70,9 @@ class SampleLosses:
     def _add(self, _: Any, args: tuple, options: dict, result: torch.Tensor) -> None:
         """Compute the losses of a call. Raises BadInput at the first call that does not give one a sample."""
         batch = self._loader.batch
-        if not torch.is_grad_enabled() or batch is None or Shards.is_repeating:  # not a call of a step
+        if not torch.is_grad_enabled() or batch is None:  # not a call of a step
+            return
+        if shard_guards.is_repeating():  # Shards compares its results: the call is counted already
             return
         device = getattr(result, "device", "cpu")
         generators = [each for each in (torch, accelerator.of(device)) if hasattr(each, "get_rng_state")]

@@ -27,7 +27,7 @@ from bootfile.processes import ranks
 from bootfile.receipt.receipt import Receipt
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
-from datasets.folders import image_folder
+from datasets.folders import image_folder, image_index
 from datasets.loaders import backends
 from datasets.loaders.image_loader import MEAN, STD
 from datasets.sampling.augment import center_crop, random_resized_crop
@@ -164,7 +164,7 @@ class Dataset:
             "dtype": torch.float16 if fp16 else None,
         }  # fmt: skip
 
-        def built(index: image_folder.ImageFolderIndex) -> Callable[[Plan], loaders.Loader]:
+        def built(index: image_index.ImageFolderIndex) -> Callable[[Plan], loaders.Loader]:
             store = FileStore(index)
             return lambda plan: backends.build(self.backend, store, plan, self.device, workers, **delivery)
 

@@ -1,7 +1,7 @@
 """Index folders of images: every file is scanned once, and the index is stored in a cache folder.
 
 datasets/folders/listing.py defines the folders. This module reads and inspects each file once, and stores the
-results in memory-mapped arrays. A file is read again if its size or modification time changes.
+results in an index (image_index.py). A file is read again if its size or modification time changes.
 
 The first scan reads every byte, not only headers: damaged files are known before the first step, and the
 CRC-32 of each file is part of the fingerprint, which names the data in checkpoints, packs and receipts. A
@@ -12,158 +12,26 @@ rewritten (datasets/stores/files.py). The times of folders would save the list a
 systems change them.
 """
 
-import argparse
-import bisect
-import contextlib
-import decimal
 import hashlib
-import json
 import math
 import os
 import stat
 import zlib
 from collections.abc import Sequence
-from typing import IO
 
 import numpy as np
 
 from bootfile.ground.errors import BadInput, printable
 from bootfile.ground.files import explained
-from common.ground.files import locked, make_folder_atomic, own_place
+from common.ground.files import locked, own_place
 from datasets.folders import images, listing, tar_files
-from datasets.folders.listing import FILES_PER_TASK, VAL_SHARE, Listing, Log, map_files, progress, shown
+from datasets.folders.image_index import CHANGED, COLUMNS, ImageFolderIndex, open_intact, write_index
+from datasets.folders.listing import Listing
+from datasets.folders.map_files import FILES_PER_TASK, map_files
+from datasets.folders.messages import Log, progress, shown
+from datasets.folders.splits import VAL_SHARE
 
 _COMPARED = 2**14  # files whose size and time a start compares; of a small data set all
-_CHANGED = "changed"  # file in the folder of an index: a read has found a file that was changed
-_FORMAT = 3  # increase it if the columns or the results of images.inspect() change
-_COLUMNS = {  # name -> type: a memory-mapped file each, with one row per image
-    "labels": "<i8", "widths": "<i4", "heights": "<i4", "plain": "|b1", "bytes": "<i8", "crc32": "<u4",
-    "traits": "<u2",
-    "mtimes": "<i8", "offsets": "<i8", "names": "|u1",
-}  # fmt: skip
-
-
-def fraction(text: str) -> float:
-    """Parse an argument: "0.1%" and "0.001" are 0.001. Raises ArgumentTypeError outside 0..1."""
-    try:
-        value = decimal.Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-        if 0 <= value <= 1:
-            return float(value)
-    except ArithmeticError:
-        pass
-    raise argparse.ArgumentTypeError(f"{text!r} is not a share like 0.1% or 0.001, in 0..1")
-
-
-def val_share(text: str) -> float:
-    """Parse an argument: "10%" and "0.1" are 0.1. Raises ArgumentTypeError unless 0 < value < 1."""
-    if 0 < (value := fraction(text)) < 1:
-        return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a share like 10% or 0.1, above 0 and below 1")
-
-
-def splits(text: str) -> str:
-    """Parse an argument: "TRAIN,VAL", two different names, or "none". Raises ArgumentTypeError."""
-    names = text.split(",")
-    if text == listing.NO_SPLITS or (len({*names}) == len(names) == 2 and all(map(str.strip, names))):
-        return text
-    raise argparse.ArgumentTypeError(
-        f"{text!r} is not two names of folders, TRAIN,VAL, or {listing.NO_SPLITS}"
-    )
-
-
-class ImageFolderIndex:
-    """The good images of a split by id, 0..len-1. The arrays are memory-mapped, with one entry per image.
-
-    labels: int64; bool [n, classes] if images have several labels.
-    widths, heights: int32, pixels of the upright image.
-    plain, traits: bool and uint16, see images.Header.
-    bytes, crc32, mtimes: int64, uint32 and int64 (nanoseconds), of the files.
-    classes: names by label.
-    excluded: (path, reason) of the bad images.
-    fingerprint: of classes, relative paths without their endings, labels, sizes and contents; the same for
-        every copy of the data.
-    A pickle contains only the name of the index's folder and the fingerprint.
-    """
-
-    labels: np.ndarray
-    widths: np.ndarray
-    heights: np.ndarray
-    plain: np.ndarray
-    traits: np.ndarray
-    bytes: np.ndarray
-    crc32: np.ndarray
-    mtimes: np.ndarray
-    offsets: np.ndarray
-    names: np.ndarray
-
-    unit = "images", 1  # what a log counts per second, and how many a sample has
-
-    def __init__(self, folder: str):
-        inode = os.stat(folder).st_ino
-        with open(os.path.join(folder, "index.json"), encoding="utf-8") as file:
-            meta = json.load(file)
-        if meta["format"] != _FORMAT:
-            raise ValueError(f"its format is {meta['format']}, expected {_FORMAT}")
-        for name, dtype in _COLUMNS.items():
-            column = np.asarray(np.load(os.path.join(folder, f"{name}.npy"), mmap_mode="r"))
-            has_sets = name == "labels" and column.ndim == 2 and column.dtype == bool
-            if not has_sets and (column.dtype != dtype or column.ndim != 1):
-                raise ValueError(f"{name}.npy is {column.dtype} {list(column.shape)}")
-            setattr(self, name, column)
-        if os.stat(folder).st_ino != inode:
-            raise ValueError("it was replaced while it was opened")
-        self.folder, self.root, self.split = folder, meta["root"], meta["split"]
-        self.base = self.source = meta["base"]
-        self.classes = self.class_names = tuple(meta["classes"])
-        self.fingerprint, self.checksums, self.bad = meta["fingerprint"], meta["checksums"], meta["bad"]
-        self.is_complete = bool(meta["stamp"])
-        self.excluded = [(os.path.join(self.base, path), reason) for path, _, _, reason in self.bad]
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def path(self, id: int) -> str:
-        """Return the absolute path of an image."""
-        return os.path.join(self.base, self.name(id))
-
-    def name(self, id: int) -> str:
-        """Return the path of an image below `base`."""
-        if not 0 <= id < len(self):
-            raise IndexError(f"id {id} is not in 0..{len(self) - 1}")
-        return os.fsdecode(self.names[self.offsets[id] : self.offsets[id + 1]].tobytes())
-
-    def find(self, path: str) -> int | None:
-        """Return the id of an image; None if the index does not have it. path: absolute, or below `base`."""
-        path = os.path.normpath(os.path.join(self.base, path))
-        id = bisect.bisect_left(range(len(self)), path, key=self.path)  # the paths ascend
-        return id if id < len(self) and self.path(id) == path else None
-
-    def describe(self) -> str:
-        """Return the number of images, the first classes and the place as text."""
-        ends = [tar_files.split_path(self.path(id)) for id in (0, len(self) - 1)]
-        place = " to ".join(dict.fromkeys(end[0] for end in ends if end)) or self.base
-        return f"{len(self)} images of {len(self.classes)} classes ({shown(self.classes)}) in {place}"
-
-    def report_change(self) -> None:
-        """Make the next start compare all files, if this process may write to the index."""
-        with contextlib.suppress(OSError):
-            open(os.path.join(self.folder, _CHANGED), "w").close()
-
-    def __reduce__(self):
-        return open_index, (self.folder, self.fingerprint)
-
-
-def open_index(folder: str, fingerprint: str | None = None) -> ImageFolderIndex:
-    """Return the index in a cache folder without comparing it with the images.
-
-    Raises BadInput, also if it has another fingerprint than the given one.
-    """
-    failure = f"the index {folder} is damaged or of another version"
-    with explained(failure, EOFError, ValueError, KeyError, TypeError, RecursionError):
-        index = ImageFolderIndex(folder)
-    if fingerprint not in (None, index.fingerprint):
-        raise BadInput(f"the index {folder} was {fingerprint} and is now {index.fingerprint}: data changed")
-    return index
 
 
 def load(
@@ -232,12 +100,12 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
     place = os.fsencode("\0".join([root, *chosen]))
     name = f"{listing.split}-{hashlib.blake2b(place, digest_size=6).hexdigest()}"
     folder = own_place(os.path.join(os.path.abspath(cache), name), log)
-    index = _intact(folder)
+    index = open_intact(folder)
     if index is None or not _is_current(index, listing):
         with explained(f"cannot write the index of {root} to {cache}"):
             os.makedirs(cache, exist_ok=True)
             with locked(f"{folder}.lock"):
-                index = _intact(folder, log)
+                index = open_intact(folder, log)
                 if index is None or not _is_current(index, listing):
                     index = _scan(folder, listing, index, log)
     try:
@@ -248,74 +116,82 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
     return index
 
 
-def _intact(folder: str, log: Log = lambda line: None) -> ImageFolderIndex | None:
-    """Return the index if it exists, and its columns have its checksums and its fingerprint."""
-    if not os.path.isdir(folder):
-        return None
-    try:
-        index = open_index(folder)
-        for name in _COLUMNS:
-            if zlib.crc32(getattr(index, name)) != index.checksums[name]:
-                raise BadInput(f"the index {folder} is damaged: the CRC-32 of {name}.npy differs")
-        if _fingerprint(index.classes, vars(index)) != index.fingerprint:
-            raise BadInput(f"the index {folder} is damaged: its columns do not have its fingerprint")
-        return index
-    except (BadInput, ValueError, TypeError, LookupError) as error:
-        log(f"{error}: scanning again")
-        return None
-
-
 def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
     """Return whether an index has the names and labels of the listed files, and the sizes and times of
     _COMPARED of them. False if a read has found a file that was rewritten: all are compared then."""
-    if not index.is_complete or os.path.exists(os.path.join(index.folder, _CHANGED)):
+    if not index.is_complete or os.path.exists(os.path.join(index.folder, CHANGED)):
         return False
-    bad = {path for path, *_ in index.bad}
-    good = np.array([path not in bad for path in listing.paths]) if bad else np.ones(len(listing.paths), bool)
-    paths = [path for path in listing.paths if path not in bad] if bad else listing.paths
-    described = index.base, index.classes, len(index), len(bad)
-    if described != (listing.base, listing.classes, len(paths), len(listing.paths) - len(paths)):
+    count = len(listing.paths)
+    bad = {path for path, _, _, _ in index.bad}
+    is_good = np.ones(count, bool)
+    paths = listing.paths
+    if bad:
+        is_good = np.array([path not in bad for path in listing.paths])
+        paths = [path for path in listing.paths if path not in bad]
+    if (index.base, index.classes) != (listing.base, listing.classes):
         return False
-    names = np.insert(index.names, index.offsets[1:-1], 0).tobytes()
-    if names != os.fsencode("\0".join(paths)) or not np.array_equal(index.labels, listing.labels[good]):
+    if (len(index), len(bad)) != (len(paths), count - len(paths)):
         return False
-    states = np.empty((len(good), 2), np.int64)
-    states[good] = np.stack([index.bytes, index.mtimes], axis=1)
-    states[~good] = [state for _, *state, _ in index.bad] or 0
-    few = len(good) > _COMPARED and listing.states is None
-    rows = np.linspace(0, len(good) - 1, _COMPARED).astype(np.int64) if few else np.arange(len(good))
+    names = np.insert(index.names, index.offsets[1:-1], 0).tobytes()  # with \0 between them
+    if names != os.fsencode("\0".join(paths)):
+        return False
+    if not np.array_equal(index.labels, listing.labels[is_good]):
+        return False
+    states = np.empty((count, 2), np.int64)  # sizes and times when the files were read
+    states[is_good] = np.stack([index.bytes, index.mtimes], axis=1)
+    if bad:
+        states[~is_good] = [(size, mtime) for _, size, mtime, _ in index.bad]
+    rows = np.arange(count)
+    if count > _COMPARED and listing.states is None:
+        rows = np.linspace(0, count - 1, _COMPARED).astype(np.int64)
     return np.array_equal(listing.get_states(rows), states[rows])
 
 
 def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
-    bad, total = index.excluded, len(index) + len(index.bad)
+    """Raise BadInput if too many files of a folder are not complete images. Otherwise log a line on those
+    that are skipped.
+
+    load() calls it at each start, also for an index of an earlier run: --max_bad_images may be another one.
+    max_bad: the share that may be bad.
+    """
+    bad = index.excluded
+    total = len(index) + len(index.bad)
     if not bad:
         return
     reasons = shown([f"{path}: {reason}" for path, reason in bad])
     if len(bad) == total:
         raise BadInput(f"all {total} images of {index.base} are bad: {reasons}")
-    if len(bad) / total > max_bad:
-        share = math.ceil(1000 * len(bad) / total) / 10
+    share = len(bad) / total
+    if share > max_bad:
+        percent = math.ceil(1000 * len(bad) / total) / 10  # rounded up: with this option they are skipped
         raise BadInput(
             f"{len(bad)} of {total} images of {index.base} are bad: {reasons}. "
-            f"--max_bad_images {share:g}% skips them"
+            f"--max_bad_images {percent:g}% skips them"
         )
     log(f"skipped {len(bad)} bad of {total} images of {index.base}: {reasons}")
 
 
 def _inspect(path: str, member: Sequence[int] | None) -> tuple:
-    """Return (bytes, mtime in nanoseconds, CRC-32, *images.Header) of a file; of a bad image (bytes, mtime,
-    reason).
+    """Read an image and return what the index has of it: (bytes, mtime in nanoseconds, CRC-32,
+    *images.Header); of a bad image (bytes, mtime, reason).
 
-    member: bytes and mtime of a member of a tar file. None: the open file has them, because a call of stat
-    with its path would cost as much as reading it. Raises OSError or BadInput if the file cannot be read.
+    _scan() calls it for each file that is new or has changed, in several threads if the files are on a slow
+    disk. path: a file, or a member of a tar file as tar_files.split_path() takes it.
+    member: bytes and mtime of a member. None: the open file has them, because a call of stat with its path
+    would cost as much as reading it. Raises OSError or BadInput if the file cannot be read.
     """
-    place, offset = (member and tar_files.split_path(path)) or (path, 0)
-    file = os.open(place, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
+    place = None if member is None else tar_files.split_path(path)
+    file_path, offset = place or (path, 0)
+    descriptor = os.open(file_path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     try:
-        size, mtime = member or _state(os.fstat(file))
+        if member is not None:
+            size, mtime = member
+            most = size  # another member follows
+        else:
+            size, mtime = _state(os.fstat(descriptor))
+            most = size + 1  # one byte more, to notice a file that grows while it is read
         images.check_bytes(size)
-        content = tar_files.read_descriptor(file, offset, size + (member is None))
+        content = tar_files.read_descriptor(descriptor, offset, most)
         if len(content) != size:
             now = len(content) if len(content) < size else "more"
             raise BadInput(f"{size} bytes when it was listed, {now} when read")
@@ -323,45 +199,53 @@ def _inspect(path: str, member: Sequence[int] | None) -> tuple:
     except images.BadImage as error:
         return size, mtime, str(error)
     finally:
-        os.close(file)
+        os.close(descriptor)
 
 
 def _state(status: os.stat_result) -> tuple[int, int]:
+    """Return (bytes, mtime in nanoseconds) of an open file. Raises BadInput for a pipe or a device."""
     if not stat.S_ISREG(status.st_mode):
         raise BadInput("it is not a file")
     return status.st_size, status.st_mtime_ns
 
 
 def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log) -> ImageFolderIndex:
-    """Read the files that are not in the old index, and write a new index."""
-    count, paths, members = len(listing.paths), listing.paths, listing.states
+    """Read the files that are not in the old index, and write a new index. Raises BadInput if files cannot be
+    read, after the index was written: the next scan reads only those."""
+    count = len(listing.paths)
+    paths = listing.paths
     read_columns = ("bytes", "mtimes", "crc32", "widths", "heights", "plain", "traits")  # as of _inspect()
-    columns = {name: np.zeros(count, _COLUMNS[name]) for name in read_columns}
+    columns = {name: np.zeros(count, COLUMNS[name]) for name in read_columns}
     bad: dict[int, tuple] = {}  # row -> bytes, mtime, reason
     unread: dict[int, str] = {}  # row -> reason
     if old is not None or listing.is_list:  # a list may name files that do not exist
         columns["bytes"], columns["mtimes"] = listing.get_states().T.copy()
     rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
+    prefix = os.path.join(listing.base, "")
 
     def read(first: int) -> int:
-        part, values = rows[first : first + FILES_PER_TASK].tolist(), []
+        """Read a part of the files, perhaps in a thread, and return their number. Each row belongs to one
+        call, so the calls do not disturb each other."""
+        part = rows[first : first + FILES_PER_TASK].tolist()
+        good_rows = []
         for row in part:
+            member = None if listing.states is None else listing.states[row].tolist()
             try:
-                member = None if members is None else members[row].tolist()
-                found = _inspect(prefix + paths[row], member)
-                if len(found) > 3:
-                    values.append((row, *found))
-                else:
-                    bad[row] = found
+                result = _inspect(prefix + paths[row], member)
             except (OSError, BadInput) as error:
                 unread[row] = getattr(error, "strerror", None) or str(error)
-        if values:
-            places, *results = map(list, zip(*values, strict=True))
-            for name, result in zip(read_columns, results, strict=True):
-                columns[name][places] = result
+                continue
+            is_bad = len(result) == 3  # bytes, mtime, reason
+            if is_bad:
+                bad[row] = result
+            else:
+                good_rows.append((row, *result))
+        if good_rows:
+            places, *values_of_columns = map(list, zip(*good_rows, strict=True))
+            for name, values in zip(read_columns, values_of_columns, strict=True):
+                columns[name][places] = values
         return len(part)
 
-    prefix = os.path.join(listing.base, "")
     with progress(len(rows), f"scanning {listing.base}") as bar:
         for done in map_files(read, range(0, len(rows), FILES_PER_TASK)):
             bar.update(done)
@@ -380,75 +264,27 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
 
 
 def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, log: Log) -> np.ndarray:
-    """Copy the unchanged files' values from the old index. Return the rows of the other files."""
-    states = zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)
-    known = {old.name(row): [*state, row] for row, state in enumerate(states)}
-    known |= {path: state for path, *state in old.bad}  # size, mtime, reason
-    rows, sources, left = [], [], []
-    states = zip(columns["bytes"].tolist(), columns["mtimes"].tolist(), strict=True)
-    for row, (path, state) in enumerate(zip(listing.paths, states, strict=True)):
-        *before, source = known.get(path, [None])
-        if before != [*state]:
-            left.append(row)
-        elif isinstance(source, str):
-            bad[row] = *state, source
-        else:
-            rows.append(row)
-            sources.append(source)
-    for name, column in columns.items():
-        column[rows] = getattr(old, name)[sources]
-    log(f"{listing.base}: {len(left)} of {len(listing.paths)} files are new or changed")
-    return np.array(left, np.int64)
+    """Copy the unchanged files' values from the old index. Return the rows of the other files.
 
-
-def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], **meta) -> ImageFolderIndex:
-    """Write an index atomically, in place of an older one, and open it. The caller holds the lock.
-
-    paths: relative, ascending. columns: the others of ImageFolderIndex. meta: root, base, split, classes,
-    stamp, bad (path, size, mtime, reason). Raises OSError.
+    columns: of the new index, with the present sizes and times. bad: gets the bad images that are unchanged.
     """
-    names = os.fsencode("\0".join(paths)).split(b"\0") if paths else []
-    columns = columns | {
-        "offsets": np.cumsum([0, *map(len, names)]),
-        "names": np.frombuffer(b"".join(names), np.uint8),
-    }
-    types = _COLUMNS | ({"labels": "|b1"} if columns["labels"].ndim == 2 else {})
-    columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in types.items()}
-    meta |= {"format": _FORMAT, "fingerprint": _fingerprint(meta["classes"], columns)}
-    meta["checksums"] = {name: zlib.crc32(column.data) for name, column in columns.items()}
-    with make_folder_atomic(folder) as new:
-        for name, content in columns.items():
-            with open(os.path.join(new, f"{name}.npy"), "wb") as file:
-                np.save(file, content)
-                _flush(file)
-        with open(os.path.join(new, "index.json"), "w", encoding="utf-8") as file:
-            json.dump(meta, file, indent=1)
-            _flush(file)
-    return open_index(folder)
-
-
-def _fingerprint(classes: Sequence[str], columns: dict[str, np.ndarray]) -> str:
-    names, starts, ends = columns["names"], columns["offsets"][:-1], columns["offsets"][1:]
-    if (np.diff(columns["offsets"]) < 0).any() or [*columns["offsets"][[0, -1]]] != [0, len(names)]:
-        raise ValueError("its offsets are not those of names")
-    digest = hashlib.blake2b(json.dumps([classes, len(ends)]).encode(), digest_size=16)
-    # a .JPEG and a .png may be the same data: the names count without their endings, as of splitext()
-    dots, slashes = (np.append(-1, np.flatnonzero(names == ord(mark))) for mark in "./")
-    dot, slash = (places[np.searchsorted(places, ends) - 1] for places in (dots, slashes))  # the last ones
-    first = np.maximum(slash + 1, starts)
-    stems = np.where(dot >= first, dot, ends)
-    # a dot begins the name, or follows another one: splitext() decides
-    for row in np.flatnonzero((dot == first) | ((dot > first) & (names[np.maximum(dot, 1) - 1] == ord(".")))):
-        stems[row] = starts[row] + len(os.path.splitext(names[starts[row] : ends[row]].tobytes())[0])
-    lengths = stems - starts
-    digest.update(lengths.data)
-    parts = np.stack([lengths, ends - stems], axis=1).ravel()
-    digest.update(names[np.repeat(np.arange(len(parts)) % 2 == 0, parts)].data)
-    for name in ("labels", "bytes", "crc32"):
-        digest.update(columns[name].data)
-    return digest.hexdigest()
-
-
-def _flush(file: IO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+    old_states = zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)
+    old_rows = {(old.name(row), *state): row for row, state in enumerate(old_states)}
+    old_reasons = {(path, size, mtime): reason for path, size, mtime, reason in old.bad}
+    unchanged = []
+    sources = []  # their rows in the old index
+    changed = []
+    files = zip(listing.paths, columns["bytes"].tolist(), columns["mtimes"].tolist(), strict=True)
+    for row, (path, size, mtime) in enumerate(files):
+        file = (path, size, mtime)
+        if file in old_rows:
+            unchanged.append(row)
+            sources.append(old_rows[file])
+        elif file in old_reasons:
+            bad[row] = size, mtime, old_reasons[file]
+        else:
+            changed.append(row)
+    for name, column in columns.items():
+        column[unchanged] = getattr(old, name)[sources]
+    log(f"{listing.base}: {len(changed)} of {len(listing.paths)} files are new or changed")
+    return np.array(changed, np.int64)

@@ -36,8 +36,10 @@ _PNG_TAGS = (b"Raw profile type", b"XML:com.adobe.xmp")  # begins of texts: Imag
 _JPEG_FRAMES = {0xC0, 0xC1, 0xC2}  # start of frame: Huffman-coded, baseline, extended or progressive
 _ORIENTATION = 0x0112  # Exif tag
 _DARK = 63  # highest of the upper 8 bits: a quarter of the range
-# traits of an image; the highest 8-bit value of one with more than 8 bits is in the upper 8 bits
+# The traits of an image are one number of 16 bits, as the index stores them: in the lower 8 bits these flags,
+# and in the upper 8 bits, of an image with DEEP or FLOAT, its highest value as one of 0..255 (_top_of()).
 TURNED, GREY, ALPHA, OTHER, DEEP, FLOAT, DARK, LOST = (1 << bit for bit in range(8))
+_FLAG_BITS = 8
 _TRAITS = {
     GREY: "grey (made three equal channels)",
     OTHER: "with a palette, CMYK, 1 bit or other colours (made RGB)",
@@ -99,16 +101,20 @@ def judge(traits: np.ndarray) -> str:
     """Return what decode() changes in the images of a data set, with counts; "" if nothing. traits: of all
     images. Raises BadImage if it would make most of the images that it changes dark, or of one colour."""
     for flag, name, range in ((DEEP, "more than 8 bits", 65535), (FLOAT, "floats", 255)):
-        own = traits[traits & flag > 0]
-        if len(own) and (own & DARK > 0).all():
-            top = int(own.max() >> 8)
-            top = (1 << max(8 * (flag == DEEP) + top.bit_length(), flag == FLOAT)) - 1
+        of_kind = traits[traits & flag > 0]
+        if len(of_kind) and (of_kind & DARK > 0).all():
+            bits = int(_top_of(of_kind).max()).bit_length()
+            if flag == DEEP:
+                bits += 8  # the lower ones, which the highest value does not have
+            most = 2 ** max(bits, 1) - 1  # of the range that the values seem to have, such as 4095 of 12 bits
             raise BadImage(
-                f"{len(own)} images with {name} have no value above {top} of {range}: all would be dark. "
-                f"Give them 8 bits, with one factor for the whole data set, in a copy: {_CONVERT.format(top)}"
+                f"{len(of_kind)} images with {name} have no value above {most} of {range}: all would be "
+                "dark. Give them 8 bits, with one factor for the whole data set, in a copy: "
+                f"{_CONVERT.format(most)}"
             )
-    changed = traits & (OTHER | ALPHA | DEEP | FLOAT) > 0
-    if 2 * (lost := np.count_nonzero(traits & LOST)) > np.count_nonzero(changed):
+    changed = np.count_nonzero(traits & (OTHER | ALPHA | DEEP | FLOAT))
+    lost = np.count_nonzero(traits & LOST)
+    if 2 * lost > changed:
         raise BadImage(
             f"{lost} images would be of one colour: their content is in alpha or in the lower bits. Put them "
             "on a background, or give them 8 bits"
@@ -141,15 +147,18 @@ def decode(content: bytes, plain: bool | None = None, out: np.ndarray | None = N
 
 
 def _rgb(image: Image.Image) -> Image.Image:
+    """Return a loaded image as 8-bit RGB, not yet turned. Raises BadImage."""
     try:
-        if image.mode[0] in "IF":  # Pillow would clip at 255
-            values, most = np.asarray(image), 255 if image.mode == "F" else 65535
+        if image.mode[0] in "IF":  # integers or floats with more than 8 bits: Pillow would clip at 255
+            values = np.asarray(image)
+            most = 255 if image.mode == "F" else 65535
             low, high = values.min(), values.max()
-            if not (low >= 0 and high <= most):
+            is_in_range = low >= 0 and high <= most  # False for NaN
+            if not is_in_range:
                 raise BadImage(f"has values {low:g}..{high:g}, expected 0..{most}")
-            image = Image.fromarray(
-                (values if most == 255 else values.astype(np.int32) >> 8).astype(np.uint8)
-            )
+            if most == 65535:
+                values = values.astype(np.int32) >> 8
+            image = Image.fromarray(values.astype(np.uint8))
         elif "transparency" in image.info:
             image = image.copy()
             del image.info["transparency"]  # drops a palette's alpha without a warning
@@ -161,26 +170,65 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _traits(image: Image.Image, content: bytes, kind: str) -> int:
-    """Return the traits of a loaded image."""
-    mode, bits = image.mode, content[24] if kind == "PNG" else 8
-    if kind == "TIFF":
-        bits = max(getattr(image, "tag_v2", {}).get(258, (8,)))  # BitsPerSample
-    elif kind == "PPM" and (maximum := _MAXIMUM.match(content)):
-        bits = int(maximum[1]).bit_length()
+    """Return the traits of a loaded image, but TURNED: what _rgb() changes in it. Raises BadImage.
+
+    They are found once for each image, in the scan, and judge() counts them over the data set. content, kind:
+    of the file: Pillow gives some images with more than 8 bits the mode of one with 8 bits.
+    """
+    mode = image.mode
     has_alpha = mode[-1] in "Aa" or "transparency" in image.info
     is_grey = mode in ("L", "LA") or mode[0] in "IF"
-    traits = ALPHA * has_alpha + GREY * is_grey + OTHER * (not is_grey and mode[:3] != "RGB")
-    is_deep = bits > 8 or mode[0] == "I"
-    if not (has_alpha or is_deep or mode == "F"):
+    is_float = mode == "F"
+    is_deep = not is_float and (mode[0] == "I" or _bits_per_value(image, content, kind) > 8)
+    traits = 0
+    if has_alpha:
+        traits |= ALPHA
+    if is_grey:
+        traits |= GREY
+    elif mode[:3] != "RGB":
+        traits |= OTHER
+    if not has_alpha and not is_deep and not is_float:
         return traits
+    values = np.asarray(image)
     rgb = np.asarray(_rgb(image)).reshape(-1, 3)
-    if is_deep or mode == "F":
-        top = int(np.asarray(image).max()) if mode == "F" else int(rgb.max())
-        top -= bool(top) and kind == "PPM" and mode == "RGB"  # Pillow has rounded it, others lose bits
-        traits |= (FLOAT if mode == "F" else DEEP) | DARK * (top <= _DARK) | top << 8
-    values = np.asarray(image).reshape(len(rgb), -1)
-    is_lost = (rgb == rgb[0]).all() and not (values == values[0]).all()
-    return traits | LOST * bool(is_lost)
+    if is_float:
+        top = int(values.max())
+        traits |= FLOAT | _dark_and_top(top)
+    elif is_deep:
+        top = int(rgb.max())
+        if kind == "PPM" and mode == "RGB" and top > 0:
+            top -= 1  # Pillow rounds the values of such a PPM to 8 bits, and cuts those of others
+        traits |= DEEP | _dark_and_top(top)
+    pixels = values.reshape(len(rgb), -1)
+    has_one_colour = (rgb == rgb[0]).all()
+    had_one_colour = (pixels == pixels[0]).all()
+    if has_one_colour and not had_one_colour:
+        traits |= LOST
+    return traits
+
+
+def _bits_per_value(image: Image.Image, content: bytes, kind: str) -> int:
+    """Return the bits of a value in a PNG, TIFF or PPM file; 8 for other kinds."""
+    if kind == "PNG":
+        return content[24]
+    if kind == "TIFF":
+        return max(getattr(image, "tag_v2", {}).get(258, (8,)))  # BitsPerSample
+    maximum = _MAXIMUM.match(content) if kind == "PPM" else None
+    return int(maximum[1]).bit_length() if maximum else 8
+
+
+def _dark_and_top(top: int) -> int:
+    """Return the highest value of an image, 0..255, in the bits of the traits that hold it, and DARK if it is
+    low."""
+    traits = top << _FLAG_BITS
+    if top <= _DARK:
+        traits |= DARK
+    return traits
+
+
+def _top_of(traits: np.ndarray) -> np.ndarray:
+    """Return the highest values, 0..255, of images with DEEP or FLOAT."""
+    return traits >> _FLAG_BITS
 
 
 def normalised(content: bytes) -> bytes:
@@ -290,8 +338,14 @@ def _open(content: bytes, kind: str) -> Image.Image:
 
 
 def _load(content: bytes, kind: str) -> tuple[Image.Image, int]:
-    """Return the image decoded by Pillow, not yet turned, and its orientation."""
-    image = _open(content, kind)
+    """Decode all pixels of a file with Pillow. Return the image, not yet turned, and how it must be turned: a
+    key of _TURNS, or 1. Raises BadImage if the file is cut or damaged.
+
+    decode() calls it in the training, and inspect() in the scan for files that are not checked by segments.
+    The orientation is read after the pixels: of a TIFF, Pillow turns the image when it loads it, and then has
+    no orientation; of a PNG, the Exif may follow the pixels.
+    """
+    image = _open(content, kind)  # reads only the header
     with _reasons(content, kind):
         image.load()
     return image, _orientation(image)

@@ -16,8 +16,12 @@ from bootfile.ground.errors import BadInput
 from bootfile.sampling.plan import Plan
 from datasets import files
 from datasets.folders import images
-from datasets.folders.image_folder import ImageFolderIndex, one_line, scan_listing
-from datasets.folders.listing import Listing, Log, find_split, shown, walk
+from datasets.folders.image_folder import one_line, scan_listing
+from datasets.folders.image_index import ImageFolderIndex
+from datasets.folders.listing import Listing
+from datasets.folders.messages import Log, shown
+from datasets.folders.splits import find_split
+from datasets.folders.walk import walk
 from datasets.sampling.augment import center_square, square_crop
 
 SIDES = (("blurry", "sharp"), ("img", "gt"))

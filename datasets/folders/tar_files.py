@@ -19,8 +19,13 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.files import open_atomic
 from common.ground.files import locked, own_place
 from datasets import files
-from datasets.folders import images, listing
-from datasets.folders.listing import Listing, Log, is_image, map_files, progress, shown
+from datasets.folders import images
+from datasets.folders.classes import check_classes, number_classes
+from datasets.folders.listing import Listing
+from datasets.folders.map_files import map_files
+from datasets.folders.messages import Log, progress, shown
+from datasets.folders.splits import NO_SPLITS, divide, has_word, is_word, split_names
+from datasets.folders.walk import count_endings, ending, is_hidden, is_image
 
 _FORMAT = 3  # increase it if scan_tar() returns other rows
 _TORN = -2  # the label of a file whose sample began earlier in the tar
@@ -117,7 +122,7 @@ def scan_tar(path: str) -> list[Row]:
                 position, name, before = member.offset, os.path.normpath(member.name), sample
                 if member.issparse() or member.islnk() or member.issym():
                     raise ValueError(f"{name} is sparse or a link: expected a whole file")
-                if not member.isreg() or any(map(listing.is_hidden, re.findall("[^/]*[^/.][^/]*", name))):
+                if not member.isreg() or any(map(is_hidden, re.findall("[^/]*[^/.][^/]*", name))):
                     continue
                 if name in names:
                     raise ValueError(f"{name} is there twice")
@@ -195,13 +200,13 @@ def look(
     """
     paths = find(pattern)
     base = os.path.commonpath([*map(os.path.dirname, paths)])
-    kinds = _find_splits(pattern, [path.removeprefix(base) for path in paths], splits, listing.has_word)
+    kinds = _find_splits(pattern, [path.removeprefix(base) for path in paths], splits, has_word)
     if are_named := any(kinds.values()):
         if unused := [path for path, kind in kinds.items() if not kind]:
             log(f"{pattern}: ignored {shown(unused)}")
         paths = [path for path in paths if kinds[path.removeprefix(base)] == split]
     if not paths:
-        words = " or ".join(listing.split_names(splits)[split])
+        words = " or ".join(split_names(splits)[split])
         raise BadInput(f"{pattern}: no file has {words} in its name, but others have the name of a split: "
                        "--splits TRAIN,VAL names the words")  # fmt: skip
     index = load_index(paths, scan_tar, cache, log)
@@ -215,33 +220,33 @@ def look(
     for place, (file, offset, size, _, _, name) in enumerate(rows):
         number = numbers.get(place, "")
         if not is_image(name) or (has_cls and not number):
-            left[listing.ending(name)] += not name.lower().endswith(".cls")
+            left[ending(name)] += not name.lower().endswith(".cls")
             continue
         if ".." in name.split("/") or not (number or "/" in name):
             raise BadInput(f"{paths[file]}: {name}: expected CLASS/NAME without .., or NAME with a NAME.cls")
         path = f"{os.path.relpath(paths[file], base)}/{offset:012}/{name}"
         found.append((path, name, number, size, times[file]))
     of = lambda name, number: name.partition("/")[0] * (name.count("/") > (not number))  # noqa: E731
-    kinds = _find_splits(pattern, {of(*row[1:3]) for row in found}, splits, listing.is_word)
+    kinds = _find_splits(pattern, {of(*row[1:3]) for row in found}, splits, is_word)
     if any(kinds.values()):
         are_named, left["images of no split"] = True, sum(not kinds[of(*row[1:3])] for row in found)
         found = [(path, name.partition("/")[2], *rest) for path, name, *rest in found
                  if kinds[of(name, rest[0])] == split]  # fmt: skip
-    if splits not in (None, listing.NO_SPLITS) and not are_named:
+    if splits not in (None, NO_SPLITS) and not are_named:
         raise BadInput(f"--splits {splits}: {pattern} has no file and no folder of these names")
     val_share = 0.0 if are_named else val_share
-    if others := listing.count_endings(left):
+    if others := count_endings(left):
         log(f"{pattern}: ignored {others}")
     if not found:
         raise BadInput(f"{pattern} holds no image ({' '.join(images.EXTENSIONS)}) of the split {split}")
     names, members, numbered, sizes, mtimes = map(list, zip(*sorted(found), strict=True))
     texts = [text or member.partition("/")[0] for text, member in zip(numbered, members, strict=True)]
-    ordered, labels = listing.number_classes(texts, classes, pattern, has_cls)
+    ordered, labels = number_classes(texts, classes, pattern, has_cls)
     if classes is None:
-        listing.check_classes(ordered, pattern, members, split * (are_named or has_cls), splits, log)
+        check_classes(ordered, pattern, members, split * (are_named or has_cls), splits, log)
     kept = np.arange(len(names))
     if val_share:
-        kept = listing.divide(pattern, split, members, labels, val_share, log)
+        kept = divide(pattern, split, members, labels, val_share, log)
     states = np.stack([sizes, mtimes], axis=1)[kept]
     names, root = [names[place] for place in kept], os.path.abspath(pattern)
     return Listing(root, split, base, ordered, names, labels[kept], val_share, splits, states)
@@ -251,7 +256,7 @@ def _find_splits(source: str, texts: Iterable[str], splits: str | None, matches:
     """Return text -> its split, or "". matches(text, name of a split): of the names of a split, the first
     that is found counts. Raises BadInput if a text has both splits."""
     kinds = dict.fromkeys(sorted(texts), "")
-    for split, names in listing.split_names(splits).items():
+    for split, names in split_names(splits).items():
         here = next(filter(None, ([each for each in kinds if matches(each, name)] for name in names)), [])
         if both := [each for each in here if kinds[each]]:
             raise BadInput(f"{source}: {both[0]} has the names of both splits: --splits TRAIN,VAL")

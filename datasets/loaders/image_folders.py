@@ -14,7 +14,7 @@ from bootfile.processes import ranks
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
 from common.checkpoint import weights
-from common.compute import models
+from common.compute import classifiers
 from common.console.arguments import IDENTITY, OPERATION, boolean, positive_int
 from common.distributed import barrier
 from common.ground import endings
@@ -22,7 +22,8 @@ from common.run import starts
 from common.run.job import JobParser
 from common.run.log import Log
 from common.run.output import Output, check_writable
-from datasets.folders import image_folder, listing, random_folder
+from datasets.folders import image_folder, image_index, option_types, random_folder
+from datasets.folders.splits import VAL_SHARE
 from datasets.loaders import backends, measure, node_index, preprocessing
 from datasets.loaders.engines.synthetic import SyntheticIndex
 from datasets.loaders.image_loader import ImageLoader
@@ -40,13 +41,13 @@ def add_arguments(parser: JobParser) -> None:
     add("--data_url", role=OPERATION, help="folder with train/<class>/* and val/<class>/*, or 'shards/*.tar'")
     add(
         "--val_share",
-        type=image_folder.val_share,
-        default=listing.VAL_SHARE,
+        type=option_types.val_share,
+        default=VAL_SHARE,
         metavar="SHARE",
         help="share of the images that validate a folder without train/ and val/ (default: 10%%)",
     )
     help = "names of the folders of the splits, if others than train/ and val/; none: all folders are classes"
-    add("--splits", role=IDENTITY, type=image_folder.splits, metavar="TRAIN,VAL", help=help)
+    add("--splits", role=IDENTITY, type=option_types.splits, metavar="TRAIN,VAL", help=help)
     add("--custom_data", role=IDENTITY, type=boolean, default=False, help="true: use generated images")
     names = ", ".join(backends.BACKENDS)
     add(
@@ -97,7 +98,7 @@ def add_arguments(parser: JobParser) -> None:
     )
     add(
         "--max_bad_images",
-        type=image_folder.fraction,
+        type=option_types.fraction,
         default=0.0,
         metavar="SHARE",
         help="share of unreadable images to skip, for example 0.1%% (default: 0)",
@@ -108,17 +109,17 @@ def add_arguments(parser: JobParser) -> None:
     add(
         "--image_size",
         role=IDENTITY,
-        type=models.image_size,
+        type=classifiers.image_size,
         metavar="N",
         default=224,
         help="pixels (default: 224)",
     )
     help = "pixels in evaluations (default: --image_size)"
-    add("--val_image_size", role=OPERATION, type=models.image_size, metavar="N", help=help)
+    add("--val_image_size", role=OPERATION, type=classifiers.image_size, metavar="N", help=help)
     add(
         "--first_image_size",
         role=IDENTITY,
-        type=models.image_size,
+        type=classifiers.image_size,
         metavar="PIXELS",
         help="size in the first 70%% of the epochs; then it rises to --image_size (default: the same)",
     )
@@ -166,42 +167,55 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
     args: those of add_arguments(), output, batch_size, max_steps, evaluate, training_only, weights, resume.
     Raises BadInput.
     """
-    cache, folder = args.cache_dir or log.output.index_folder, args.data_url
+    cache = args.cache_dir or log.output.index_folder
+    folder = args.data_url
     if args.custom_data:
         folder = random_folder.make(os.path.join(cache, "generated"))
     if _backend(args, device) == "synthetic" and not folder:
         counts = dict(_SYNTHETIC)
         if args.max_steps:  # a trial: its evaluation takes no longer than its training
             counts["val"] = min(counts["val"], args.max_steps * args.batch_size)
-        train, val = (SyntheticIndex(count, split) for split, count in counts.items())
-        return train, val
+        return SyntheticIndex(counts["train"], "train"), SyntheticIndex(counts["val"], "val")
 
-    def load_all() -> list[image_folder.ImageFolderIndex]:
-        if args.evaluate:
-            index = load("val", classes=_class_names(args, folder, log.output))
-            log.info(f"val: {index.describe()}")
-            return [index]
-        train = load("train", least=args.batch_size)
-        log.info(f"train: {train.describe()}")
-        if args.training_only:
-            return [train]
-        val = load("val", classes=train.classes)
-        log.info(f"val: {val.describe()}")
-        if train.labels.ndim != val.labels.ndim:
-            one = "train" if train.labels.ndim == 1 else "val"
-            raise BadInput(
-                f"{folder}: images of one split have several labels, those of {one} have one: write "
-                "`path label,`"
-            )
-        return [train, val]
+    def load_all() -> list[image_index.ImageFolderIndex]:
+        return _scan_splits(args, folder, cache, log)
 
-    options = {
-        "cache": cache, "max_bad": args.max_bad_images, "log": log.info, "val_share": args.val_share,
-        "splits": args.splits,
-    }  # fmt: skip
-    load: Any = functools.partial(image_folder.load, folder, **options)
     indexes = node_index.load(folder, load_all)
     return indexes[0], indexes[-1]
+
+
+def _scan_splits(
+    args: argparse.Namespace, folder: str, cache: str, log: Log
+) -> list[image_index.ImageFolderIndex]:
+    """Return the indexes that a job needs: [train, val], or one of them. The first process of each node calls
+    it, and the others wait: it reads each image whose index is not in `cache`. Raises BadInput."""
+
+    def load(split: str, **options: Any) -> image_index.ImageFolderIndex:
+        index = image_folder.load(
+            folder,
+            split,
+            cache=cache,
+            max_bad=args.max_bad_images,
+            log=log.info,
+            val_share=args.val_share,
+            splits=args.splits,
+            **options,
+        )
+        log.info(f"{split}: {index.describe()}")
+        return index
+
+    if args.evaluate:
+        return [load("val", classes=_class_names(args, folder, log.output))]
+    train = load("train", least=args.batch_size)
+    if args.training_only:
+        return [train]
+    val = load("val", classes=train.classes)
+    if train.labels.ndim != val.labels.ndim:
+        one = "train" if train.labels.ndim == 1 else "val"
+        raise BadInput(
+            f"{folder}: images of one split have several labels, those of {one} have one: write `path label,`"
+        )
+    return [train, val]
 
 
 def open_loaders(

@@ -10,8 +10,8 @@ from bootfile.processes import ranks
 from common.distributed import barrier
 from common.ground.files import is_url
 from datasets import files
-from datasets.folders import image_folder, paired_images, tar_files
-from datasets.folders.image_folder import ImageFolderIndex
+from datasets.folders import image_folder, image_index, paired_images, tar_files
+from datasets.folders.image_index import ImageFolderIndex
 
 _NAME, _BEAT = "indexed", 2.0  # name of the barrier; seconds between heartbeats
 
@@ -36,7 +36,7 @@ def load(root: str, function: Callable[[], list[ImageFolderIndex]]) -> list[Imag
     barrier.wait_for_all(_NAME, "to index the images", error)
     places = ranks.gather_objects([(index.folder, index.fingerprint) for index in indexes])[first]
     try:
-        return indexes or [image_folder.open_index(*place) for place in places]
+        return indexes or [image_index.open_index(*place) for place in places]
     except BadInput:  # containers of one node have one host name, but perhaps different disks
         return function()
 

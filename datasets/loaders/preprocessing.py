@@ -12,7 +12,7 @@ from bootfile.ground.errors import BadInput
 from common.checkpoint import pretrained, weights
 from common.console.arguments import IDENTITY, TIMM, import_timm, non_negative_float, positive_float
 from common.run import starts
-from datasets.folders import image_folder
+from datasets.folders import option_types
 from datasets.folders.resize import BICUBIC
 from datasets.loaders.image_loader import MEAN, STD
 
@@ -39,7 +39,7 @@ def std(text: str) -> str:
 
 def share(text: str) -> float:
     """Check an argument: "87.5%" or 0.875, above 0 and at most 1. Raises ArgumentTypeError."""
-    if value := image_folder.fraction(text):
+    if value := option_types.fraction(text):
         return value
     raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0")
 

@@ -122,9 +122,9 @@ def _load_python(folder: str) -> _Sets | None:
 
 
 def _load_class_folders(folder: str) -> _Sets | None:
-    from datasets.folders import listing  # imports simplejpeg, which the official files do not need
+    from datasets.folders import listing, splits  # import simplejpeg, which the official files do not need
 
-    names = filter(None, (listing.find_split(folder, split) for split in listing.SPLITS))
+    names = filter(None, (splits.find_split(folder, split) for split in splits.SPLITS))
     if not any(os.path.isdir(os.path.join(folder, name)) for name in names):
         return None
     train = listing.look(folder, "train", None, lambda line: None)

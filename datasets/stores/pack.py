@@ -24,7 +24,7 @@ from bootfile.ground.errors import BadInput, import_optional
 from bootfile.ground.files import explained, open_atomic, read_file, sweep, write_atomic
 from bootfile.machine.cores import available_cores
 from common.ground.files import locked
-from datasets.folders.listing import progress
+from datasets.folders.messages import progress
 from datasets.stores import forms
 from datasets.stores.ahead import work_ahead
 from datasets.stores.files import FileStore

@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from datasets.folders import image_folder
-from datasets.folders.listing import progress, shown
+from datasets.folders import image_folder, image_index
+from datasets.folders.messages import progress, shown
 from datasets.stores import forms
 from datasets.stores.files import FileStore
 
@@ -15,7 +15,7 @@ Read = Callable[[np.ndarray], list]  # ids -> samples, or MISSING, or DAMAGED
 _PART = 256  # samples that a thread compares at a time
 
 
-def check(read: Read, index: image_folder.ImageFolderIndex, form: str, workers: int) -> int:
+def check(read: Read, index: image_index.ImageFolderIndex, form: str, workers: int) -> int:
     """Compare the samples of a split, print the result, and return the number of wrong ones.
 
     Raises BadInput if a file cannot be read or was changed since the scan.

@@ -28,7 +28,9 @@ from tqdm import tqdm
 from bootfile.ground.errors import BadInput
 from bootfile.machine.cores import available_cores
 from common.console import arguments
-from datasets.folders import image_folder, listing
+from datasets.folders import image_folder, image_index, option_types
+from datasets.folders.messages import progress
+from datasets.folders.splits import VAL_SHARE
 from datasets.stores import forms
 from datasets.stores.shared import address, references
 from datasets.stores.shared.connection import Unavailable
@@ -88,7 +90,7 @@ def rm(place: Shared, args: argparse.Namespace) -> int:
         if each.users and not args.force:
             raise BadInput(f"{each.name} is in use: {', '.join(each.users)}; --force deletes it anyway")
     for each in unwanted:
-        with listing.progress(each.samples, f"removing {each.name}") as bar:
+        with progress(each.samples, f"removing {each.name}") as bar:
             references.remove(place.server, each.name, bar.update)
         print(f"removed {each.name}  {each.title}", flush=True)
     return 0
@@ -105,9 +107,9 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
         add("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
         add("--split", choices=("train", "val"), help="default: both")
         add("--cache_dir", default="output_dir/index", help="folder for the index (default: %(default)s)")
-        add("--max_bad_images", type=image_folder.fraction, default=0.0, help="default: 0")
-        add("--val_share", type=image_folder.val_share, default=listing.VAL_SHARE, help="as the job has it")
-        add("--splits", type=image_folder.splits, metavar="TRAIN,VAL", help="as the job has them")
+        add("--max_bad_images", type=option_types.fraction, default=0.0, help="default: 0")
+        add("--val_share", type=option_types.val_share, default=VAL_SHARE, help="as the job has it")
+        add("--splits", type=option_types.splits, metavar="TRAIN,VAL", help="as the job has them")
         add("--form", choices=forms.FORMS, help="form of the samples (default: that of the URL, or decoded)")
         add("--workers", type=number, default=2 * available_cores(), help="threads (default: two per core)")
     if verb == "rm":
@@ -138,7 +140,7 @@ def _log(text: str) -> None:
     tqdm.write(text, file=sys.stderr)
 
 
-def _load_indexes(args: argparse.Namespace) -> list[image_folder.ImageFolderIndex]:
+def _load_indexes(args: argparse.Namespace) -> list[image_index.ImageFolderIndex]:
     """Return the indexes of --split. "val" has the class numbers of "train", as in a job."""
     load = functools.partial(
         image_folder.load, args.data_url, cache=args.cache_dir, max_bad=args.max_bad_images, log=_log,

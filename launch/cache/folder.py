@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from bootfile.ground.errors import BadInput
-from datasets.folders.image_folder import ImageFolderIndex
+from datasets.folders.image_index import ImageFolderIndex
 from datasets.stores import forms, pack
 from launch.cache.check import DAMAGED, MISSING, Read
 

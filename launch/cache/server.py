@@ -13,8 +13,8 @@ import numpy as np
 from tqdm import tqdm
 
 from bootfile.ground.errors import BadInput
-from datasets.folders.image_folder import ImageFolderIndex
-from datasets.folders.listing import progress
+from datasets.folders.image_index import ImageFolderIndex
+from datasets.folders.messages import progress
 from datasets.stores import forms
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address, references

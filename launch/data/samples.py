@@ -17,7 +17,7 @@ from bootfile.receipt.receipt import batch_sums
 from bootfile.receipt.recorded_run import Run
 from bootfile.sampling.plan import Plan
 from common.run import output
-from datasets.folders import image_folder, random_folder
+from datasets.folders import image_folder, image_index, random_folder
 from datasets.loaders import backends, image_folders, pixels, preprocessing
 from datasets.loaders.engines.memory import Memory, plan_of
 from datasets.memory import image_set
@@ -53,7 +53,7 @@ def open_data(run: Run, data_url: str | None) -> Iterator[Any]:
                 caches = settings["cache_dir"] or cache, f"{run.folder}/index", f"{output.PARENT}/index"
                 for path in (path for each in caches for path in glob.glob(f"{glob.escape(each)}/train-*")):
                     with contextlib.suppress(BadInput):  # it is the index of other data
-                        known = image_folder.open_index(path, theirs).folder
+                        known = image_index.open_index(path, theirs).folder
                         shutil.copytree(known, f"{cache}/{os.path.basename(path)}", dirs_exist_ok=True)
                 source = random_folder.make(f"{cache}/generated") if is_generated else source
                 options = {name: settings[name] for name in ("val_share", "splits")}
@@ -80,7 +80,7 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
     title = f"step {step}, epoch {sampler.epoch}, {len(ids)} samples: "
     if data is None:
         return Step(step, f"{title}ids equal to the receipt; no labels (--ids, or your own Dataset)", columns)
-    if isinstance(data, image_folder.ImageFolderIndex):
+    if isinstance(data, image_index.ImageFolderIndex):
         sides = {"first": settings["first_image_size"], "last": settings["image_size"]}
         side = image_folders.progressive_size(settings["epochs"], epoch=sampler.epoch, **sides)
         plan = Plan(data, sampler, augment.random_resized_crop, side)

@@ -22,8 +22,10 @@ from bootfile.ground.files import opener
 from common.compute import precision
 from common.distributed import devices
 from datasets.files import local_folder
-from datasets.folders import images, listing
+from datasets.folders import images
+from datasets.folders.messages import progress
 from datasets.folders.resize import fit
+from datasets.folders.walk import walk
 from datasets.loaders.backends import cores
 from datasets.loaders.image_loader import ToDevice
 from datasets.sampling import augment
@@ -55,7 +57,7 @@ def write(args: argparse.Namespace) -> int:
         return 0
     header = [f"{each}_{rank + 1}" for rank in range(top) for each in ("class", "probability")]
     unreadable = 0
-    with outputs.open_result(args.to) as file, listing.progress(len(paths), "predicting") as bar:
+    with outputs.open_result(args.to) as file, progress(len(paths), "predicting") as bar:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
         rows = csv.writer(text)
         rows.writerow(["path", "error", *header])
@@ -81,7 +83,7 @@ def find_images(folder: str) -> tuple[str, list[str]]:
         root, name = os.path.split(folder)
         return root, [name]
     root = local_folder(folder)
-    paths, others, _ = listing.walk(root)
+    paths, others, _ = walk(root)
     if others:
         print(f"{folder}: ignored {others}")
     if not paths:

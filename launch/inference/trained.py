@@ -12,7 +12,7 @@ from torch import nn
 
 from bootfile.ground.errors import BadInput, in_one_line
 from common.checkpoint import weights
-from common.compute import models
+from common.compute import classifiers, heads, models
 from common.console.arguments import boolean, positive_int
 from common.run import starts
 from datasets.loaders import preprocessing
@@ -44,7 +44,7 @@ class Trained(NamedTuple):
 _NETWORK = ("arch", "dataset", "width", "model_kwargs")  # the options that choose one
 _SMALL = "ResNet-18 for small images"
 _OPTIONS: dict[str, Callable[[str], Any]] = {  # of the run: the type of the option
-    "arch": models.arch, "image_size": models.image_size, "val_image_size": models.image_size,
+    "arch": classifiers.arch, "image_size": classifiers.image_size, "val_image_size": classifiers.image_size,
     "dataset": str, "width": positive_int,
     "amp": boolean, "antialias": boolean, "model_kwargs": str, "loss": str, **preprocessing.KINDS,
 }  # fmt: skip
@@ -78,8 +78,8 @@ def load(
         weights.fill(path, network, tensors, complete=True)
         return Trained(network, name, channels, size, mean, std, share, _classes(path, count), settings)
     if arch:
-        kwargs = settings.get("model_kwargs", models.NO_KWARGS)
-        make = lambda classes: models.build(arch, classes, size, kwargs).eval()  # noqa: E731
+        kwargs = settings.get("model_kwargs", classifiers.NO_KWARGS)
+        make = lambda classes: classifiers.build(arch, classes, size, kwargs).eval()  # noqa: E731
     elif dataset in image_set.NAMES:
         form = importlib.import_module(f"datasets.memory.{dataset}")
         name, channels, mean, std, share = _SMALL, len(form.MEAN), form.MEAN, form.STD, 1.0
@@ -88,13 +88,14 @@ def load(
     else:
         options = "--arch and --image_size, or --model FILE.py:FUNCTION"
         raise BadInput(f"{path}: {starts.FILE} next to it names no network: add {options}")
-    first, dim = next(iter(models.head(make).items()), ("", 0))
-    own, *_ = weights.match(path, models.on_meta(lambda: make(2)).state_dict(), tensors)
+    first, dim = next(iter(heads.head(make).items()), ("", 0))
+    own, *_ = weights.match(path, classifiers.on_meta(lambda: make(2)).state_dict(), tensors)
     shape = own[first].shape if first in own else ()
     if dim >= len(shape) or 0 in shape:
         raise BadInput(f"{path}: no classifier weights of {name}: the file is of another network")
     count = shape[dim]
-    weights.fill(path, models.on_meta(lambda: make(count)), tensors, complete=True)  # before it takes memory
+    empty = classifiers.on_meta(lambda: make(count))  # wrong weights are refused before they take memory
+    weights.fill(path, empty, tensors, complete=True)
     network = make(count)
     weights.fill(path, network, tensors, complete=True)
     size = settings.get("val_image_size", size)

@@ -9,7 +9,7 @@ import torch
 
 from bootfile.ground.errors import BadInput
 from common.checkpoint import pretrained
-from common.compute import models, optimizers
+from common.compute import classifiers, heads, optimizers
 from datasets.folders import random_folder
 from tests.conftest import interrupt, records, run
 
@@ -31,7 +31,7 @@ def data(tmp_path_factory):
 
 def test_a_frozen_backbone_on_other_classes_restarts_exactly_and_ends_early(data, tmp_path):
     """With this small learning rate, no epoch is better than the first, so the fourth is the last."""
-    torch.save(models.build(ARCH, 10, 32).state_dict(), tmp_path / "ten.pth")
+    torch.save(classifiers.build(ARCH, 10, 32).state_dict(), tmp_path / "ten.pth")
     arguments = (
         *JOB, f"--data_url={data}", f"--weights={tmp_path / 'ten.pth'}", "--freeze", "--optimizer=adamw",
         "--lr=1e-9", "--clip_grad=0.5", "--accumulate=2", "--early_stopping=3", "--epochs=9",
@@ -62,8 +62,8 @@ def test_a_run_that_ends_within_an_epoch_keeps_its_weights(data, tmp_path):
 
 
 def test_the_head_of_a_frozen_network_learns_and_its_statistics_stay():
-    model = models.build("resnet18", 3, 32)
-    models.freeze(model, "resnet18", 32)
+    model = classifiers.build("resnet18", 3, 32)
+    heads.freeze(model, "resnet18", 32)
     assert {name for name, each in model.named_parameters() if each.requires_grad} == {"fc.weight", "fc.bias"}
     average = torch.optim.swa_utils.AveragedModel(model)  # a deep copy
     for network in (model.train(), average.train().module):
@@ -84,7 +84,7 @@ def test_gradients_are_clipped():
 
 def test_published_weights_come_from_the_cache_or_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    network = models.build("resnet18", 1000, 32)
+    network = classifiers.build("resnet18", 1000, 32)
     cache = tmp_path / "hub" / "checkpoints"
     cache.mkdir(parents=True)
     torch.save(network.state_dict(), cache / "new.pth")
@@ -110,12 +110,12 @@ def test_published_weights_come_from_the_cache_or_are_refused(tmp_path, monkeypa
 
 def test_networks_of_timm():
     pytest.importorskip("timm")
-    assert models.arch("timm:resnet18") == "timm:resnet18"
-    assert models.build("timm:resnet18", 3, 32)(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
-    assert models.build("timm:vit_tiny_patch16_224", 3, 64)(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
-    assert models.head(lambda count: models.build("timm:resnet18", count, 32)) == {
+    assert classifiers.arch("timm:resnet18") == "timm:resnet18"
+    assert classifiers.build("timm:resnet18", 3, 32)(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
+    assert classifiers.build("timm:vit_tiny_patch16_224", 3, 64)(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
+    assert heads.head(lambda count: classifiers.build("timm:resnet18", count, 32)) == {
         "fc.weight": 0,
         "fc.bias": 0,
     }
     with pytest.raises(Exception, match="is not a model of timm"):
-        models.arch("timm:resnet19")
+        classifiers.arch("timm:resnet19")

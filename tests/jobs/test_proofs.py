@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import pytest
 
-from bootfile.prove.jobs import KILLED, OwnJob
+from bootfile.prove.cases import KILLED
+from bootfile.prove.own_job import OwnJob
 from launch.new.cli import make_job
 from tests.conftest import CAN_FORK, QUICK, ROOT, records
 from tests.jobs.test_train_fsdp import ADAMW

@@ -13,7 +13,8 @@ import launch.prove
 from bootfile.console.words import get_option
 from bootfile.processes import sessions
 from bootfile.prove import forks, verdict
-from bootfile.prove.jobs import PROCESSES, REFERENCE, Case, Job
+from bootfile.prove.cases import PROCESSES, REFERENCE, Case
+from bootfile.prove.job import Job
 from bootfile.prove.verdict import Row
 from tests import conftest
 from tests.conftest import ROOT, free_port, start

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bootfile.loaders.workers import Workers
 from bootfile.sampling.plan import Batch
-from datasets.folders.image_folder import ImageFolderIndex
+from datasets.folders.image_index import ImageFolderIndex
 from datasets.loaders.engines.crops import Crops
 from datasets.loaders.ray.data_loader import RayDataLoader
 from datasets.stores.files import FileStore

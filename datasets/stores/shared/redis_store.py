@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from datasets.folders.image_folder import ImageFolderIndex
+from datasets.folders.image_index import ImageFolderIndex
 from datasets.stores import forms
 from datasets.stores.forms import Sample
 from datasets.stores.shared import references
@@ -32,7 +32,7 @@ _BEAT = 5.0  # seconds between two heartbeats
 class RedisStore:
     """The samples of a data set on the server. Threads may share it; it can be pickled and survives a fork.
 
-    index: an image_folder.ImageFolderIndex.
+    index: an image_index.ImageFolderIndex.
     mode: "active" puts missing samples, and the last job that closes deletes the data set; "offline" reads a
         preloaded data set, which stays; "" neither puts nor counts as a user (for tools).
     form: of the samples, one of forms.SIZED (None: the form of the address).

@@ -10,8 +10,10 @@ import pytest
 
 from bootfile.ground.errors import BadInput
 from bootfile.processes import forking, sessions
-from bootfile.prove import coverage, forks, jobs, surroundings, trial, verdict
+from bootfile.prove import cases, coverage, forks, own_job, surroundings, trial, verdict
 from bootfile.prove.losses import Losses
+from bootfile.prove.other_job import OtherJob
+from bootfile.prove.own_job import OwnJob
 from bootfile.receipt import receipt
 from bootfile.receipt.reading import LOOP, find_receipt
 from datasets.folders import random_folder
@@ -69,8 +71,8 @@ def test_a_job_of_bootfile_is_exact(tmp_path):
 def test_an_epoch_that_does_not_end_is_not_covered(tmp_path):
     with forked_jobs():
         options = [*QUICK, "--batch_size=32", "--max_steps=6", "--epoch_steps=44"]
-        job = jobs.OwnJob("jobs/train.py", options, str(tmp_path), 1)
-    rows = prove_cases(job, jobs.KILLED).values()
+        job = OwnJob("jobs/train.py", options, str(tmp_path), 1)
+    rows = prove_cases(job, cases.KILLED).values()
     text, unchecked = coverage.describe(job, list(rows))
     assert text == "steps 1-6 of 44 of epoch 1; no end of an epoch"
     ends = "the end of an epoch: give --max_steps 44 or more"
@@ -91,9 +93,9 @@ def test_a_fault_of_a_later_epoch_is_reached(tmp_path):
     begin = LATE.splitlines(keepends=True)[1]
     job = changed("train.py", tmp_path / "train.py", (begin, LATE), (LOSS, LATE_LOSS))
     with forked_jobs():
-        job = jobs.OwnJob(str(job), [*QUICK, "--batch_size=16"], str(tmp_path), 3)
-    rows = prove_cases(job, jobs.KILLED)
-    assert rows[jobs.KILLED].result == "differs"
+        job = OwnJob(str(job), [*QUICK, "--batch_size=16"], str(tmp_path), 3)
+    rows = prove_cases(job, cases.KILLED)
+    assert rows[cases.KILLED].result == "differs"
     text, unchecked = coverage.describe(job, list(rows.values()))
     assert text == "steps 1-24 of epochs 1-4, 6 steps each; ends of epochs: 4"
     assert unchecked == ["the steps after 6 of an epoch of 89"]
@@ -101,7 +103,7 @@ def test_a_fault_of_a_later_epoch_is_reached(tmp_path):
 
 def test_the_epochs_of_a_small_data_set_are_more(tmp_path):
     with forked_jobs():
-        job = jobs.OwnJob("jobs/train.py", [*QUICK, "--batch_size=512"], str(tmp_path), 1)
+        job = OwnJob("jobs/train.py", [*QUICK, "--batch_size=512"], str(tmp_path), 1)
     assert prove_cases(job) == {}  # the reference
     assert {"--epochs=12", "--epoch_steps=6", "--save_every=4"} < set(job.options) and job.steps == 24
     assert (tmp_path / "reference" / "epoch_12.pth").exists()
@@ -209,13 +211,13 @@ import torch
 def test_a_kill_waits_for_a_checkpoint(tmp_path):
     """The steps of a small job are much faster than a save in the background."""
     job = changed("train.py", tmp_path / "train.py", ("import torch\n", SLOW_DISK))
-    case = jobs.KILLED, jobs.DAMAGED.name
+    case = cases.KILLED, cases.DAMAGED.name
     with forked_jobs():
-        job = jobs.OwnJob(str(job), [*JOB, "--max_steps=12", "--save_every=6"], str(tmp_path), 1)
+        job = OwnJob(str(job), [*JOB, "--max_steps=12", "--save_every=6"], str(tmp_path), 1)
     rows = prove_cases(job, *case)
     assert "a restart with 2 processes: train.py has no --processes_per_node" in job.unchecked
     assert job.doubts == [] and [rows[name].result for name in case] == ["equal", "noticed"]
-    assert not re.search(r"continued from step .*\b0\b", rows[jobs.KILLED].done)
+    assert not re.search(r"continued from step .*\b0\b", rows[cases.KILLED].done)
 
 
 LEVEL = """    class Level:
@@ -245,21 +247,21 @@ def test_a_restart_with_2_processes_shows_a_state_of_one_rank(tmp_path):
         ),
     )
     with forked_jobs():
-        job = jobs.OwnJob(str(job), [*JOB, "--max_steps=6"], str(tmp_path), 1)
-    names = (jobs.KILLED, "another number of processes", "2 processes, killed and restarted")
+        job = OwnJob(str(job), [*JOB, "--max_steps=6"], str(tmp_path), 1)
+    names = (cases.KILLED, "another number of processes", "2 processes, killed and restarted")
     assert [row.result for row in prove_cases(job, *names).values()] == ["equal", "equal", "differs"]
 
 
 def test_what_was_not_run_is_not_compared(tmp_path):
-    class NoCheckpoint(jobs.OtherJob):
+    class NoCheckpoint(OtherJob):
         def _damage(self, case):
             raise self._not_run("no file could be damaged")
 
     job = NoCheckpoint(
         "own.py", [], str(tmp_path), 1, compare=str(tmp_path / "OUT" / "*.pt"), resume_with="-r"
     )
-    row = verdict.run(job, jobs.DAMAGED)
-    assert row == (jobs.DAMAGED, "no file could be damaged", [], "not run")
+    row = verdict.run(job, cases.DAMAGED)
+    assert row == (cases.DAMAGED, "no file could be damaged", [], "not run")
     assert verdict.conclude(job, [row])[0].startswith("unverified: no file could be damaged")
 
 
@@ -330,12 +332,12 @@ def test_an_exact_job_has_the_same_bits_on_other_numbers_of_processes(tmp_path):
     shown = proofs.prove("jobs/train_exact.py", "--kills=1", "--", *options)
     count = 5 if forking.why_not() else 6
     assert re.search(rf"^exact: {count} runs equal .*; same bits on 1, 2 and 4 processes$", shown, re.M)
-    assert "--processes_per_node=4" in shown and jobs.REPLACED in shown
+    assert "--processes_per_node=4" in shown and cases.REPLACED in shown
 
 
 def exact_job(folder, job="jobs/train_exact.py", steps=12):
     with forked_jobs():
-        return jobs.OwnJob(str(job), [*JOB, f"--max_steps={steps}"], str(folder), 1)
+        return OwnJob(str(job), [*JOB, f"--max_steps={steps}"], str(folder), 1)
 
 
 def test_a_kill_waits_for_the_generation_after_the_last_one(tmp_path):
@@ -376,8 +378,8 @@ def test_a_kill_waits_for_the_generation_after_the_last_one(tmp_path):
 def test_a_job_that_cannot_replace_processes_here_is_not_checked(tmp_path, monkeypatch):
     job = exact_job(tmp_path)
     monkeypatch.setattr(forking, "why_not", lambda: "no GPUs yet")
-    assert jobs.REPLACED not in [case.name for case in job.plan()]
-    assert f"{jobs.REPLACED}: no GPUs yet" in job.unchecked
+    assert cases.REPLACED not in [case.name for case in job.plan()]
+    assert f"{cases.REPLACED}: no GPUs yet" in job.unchecked
 
 
 needs_elastic = pytest.mark.skipif(bool(forking.why_not()), reason="no elastic training here")
@@ -389,8 +391,8 @@ def test_a_kill_that_comes_too_late_proves_nothing(tmp_path, monkeypatch):
     seeds = []
     monkeypatch.setattr(trial, "choose_steps", lambda *given: seeds.append(given[-1]) or [1000.0])
     job = exact_job(tmp_path, steps=2)
-    assert prove_cases(job, jobs.REPLACED)[jobs.REPLACED].done == "no SIGKILL"
-    assert job.doubts == [f"{jobs.REPLACED}: a SIGKILL came too late: give more --max_steps"]
+    assert prove_cases(job, cases.REPLACED)[cases.REPLACED].done == "no SIGKILL"
+    assert job.doubts == [f"{cases.REPLACED}: a SIGKILL came too late: give more --max_steps"]
     assert seeds[-2:] == [0, 1]
 
 
@@ -424,10 +426,10 @@ ONE_MAIN = (  # main() fails in a process that has trained before
 def test_what_a_process_keeps_for_itself_is_seen_when_others_are_killed(changes, text, tmp_path):
     """A restart computes it again: the other kills do not see it."""
     job = exact_job(tmp_path, changed("train_exact.py", tmp_path / "train_exact.py", *changes))
-    rows = prove_cases(job, jobs.KILLED, jobs.REPLACED)
-    assert rows[jobs.KILLED].result == "equal" and job.doubts == []
-    assert rows[jobs.REPLACED].result == ("differs" if changes else "equal")
-    assert re.fullmatch(text, (rows[jobs.REPLACED].different or rows[jobs.REPLACED].lines)[0].text)
+    rows = prove_cases(job, cases.KILLED, cases.REPLACED)
+    assert rows[cases.KILLED].result == "equal" and job.doubts == []
+    assert rows[cases.REPLACED].result == ("differs" if changes else "equal")
+    assert re.fullmatch(text, (rows[cases.REPLACED].different or rows[cases.REPLACED].lines)[0].text)
 
 
 @pytest.mark.faults
@@ -518,9 +520,9 @@ def test_a_folder_of_images_is_read_by_another_engine(tmp_path):
 
 def test_a_script_that_does_not_know_help_is_ended(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text("import time\nwhile True: time.sleep(1)")
-    monkeypatch.setattr(jobs, "_HELP_SECONDS", 1)
+    monkeypatch.setattr(own_job, "_HELP_SECONDS", 1)
     with pytest.raises(BadInput, match=r"own\.py --help did not end within 1 s"):
-        jobs.OwnJob(str(tmp_path / "own.py"), [], str(tmp_path), 1)
+        OwnJob(str(tmp_path / "own.py"), [], str(tmp_path), 1)
 
 
 @pytest.mark.faults
@@ -596,4 +598,6 @@ def test_a_proof_has_the_machine_of_each_run(tmp_path):
     assert {"ATen", "oneDNN", "MKL"} < proof["hardware"].keys()
     runs = {run["run"]: run["machines"] for run in proof["runs"]}
     # the restart asks for other threads, and keeps those of the run
-    assert runs["reference"][0]["threads"] == runs[jobs.KILLED][0]["threads"] and len(runs[jobs.KILLED]) == 1
+    assert (
+        runs["reference"][0]["threads"] == runs[cases.KILLED][0]["threads"] and len(runs[cases.KILLED]) == 1
+    )

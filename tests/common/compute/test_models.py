@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from bootfile.ground.errors import BadInput
-from common.compute import models
-from common.compute.models import build, check, resnet18
+from common.compute import classifiers, recompute
+from common.compute.classifiers import build, check
+from common.compute.models import resnet18
 from common.console import arguments
 
 
@@ -67,9 +68,9 @@ def test_what_a_classifier_can_be_trained_on_is_known_before(name, size, batch, 
 def _train(arch: str, size: int, kwargs: str, checkpoints: bool) -> tuple[dict, int]:
     """Return the state after two steps, and the bytes that the forward passes kept."""
     torch.manual_seed(0)
-    model = models.build(arch, 3, size, kwargs)
+    model = classifiers.build(arch, 3, size, kwargs)
     if checkpoints:
-        models.checkpoint_blocks(model, arch)
+        recompute.checkpoint_blocks(model, arch)
     optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.01), []
     images = torch.randn(4, 3, size, size)
     for seed in range(2):
@@ -107,4 +108,4 @@ def test_computing_blocks_again_changes_no_bit(arch, size, kwargs):
 
 def test_a_network_without_blocks_is_refused():
     with pytest.raises(BadInput, match="--grad_checkpointing: alexnet has no blocks"):
-        models.checkpoint_blocks(models.build("alexnet", 3, 64), "alexnet")
+        recompute.checkpoint_blocks(classifiers.build("alexnet", 3, 64), "alexnet")

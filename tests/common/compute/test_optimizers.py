@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bootfile.ground.errors import BadInput
-from common.compute import models, optimizers
+from common.compute import classifiers, optimizers
 from common.console.arguments import Parser
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ def test_arguments_that_the_optimizer_does_not_take_are_refused(table, named):
 @pytest.mark.parametrize("name, first, last", [("resnet18", "conv1.weight", "fc.bias"),
                                                ("vit_b_32", "class_token", "heads.head.weight")])  # fmt: skip
 def test_each_layer_has_a_share_of_the_rate_of_the_next(name, first, last):
-    model = models.on_meta(lambda: models.build(name, 3, 32))
+    model = classifiers.on_meta(lambda: classifiers.build(name, 3, 32))
     args = parse("--lr=1", "--layer_decay=0.5")
     optimizer = optimizers.build(args, model, CPU)
     names = {id(each): name for name, each in model.named_parameters()}
@@ -77,7 +77,7 @@ def test_an_option_that_another_one_replaces_is_refused(words):
 def test_each_layer_ends_at_its_share_of_the_last_rate(schedule, decay):
     words = (f"--lr_schedule={schedule}", "--min_lr=0.25", "--warmup=1", f"--layer_decay={decay}")
     args = parse("--lr=1", *words)
-    optimizer = optimizers.build(args, models.build("resnet18", 3, 32), CPU)
+    optimizer = optimizers.build(args, classifiers.build("resnet18", 3, 32), CPU)
     first = [group["lr"] for group in optimizer.param_groups]
     scheduler = optimizers.build_scheduler(args, optimizer, 5, 20)
     for _ in range(20):
@@ -87,16 +87,16 @@ def test_each_layer_ends_at_its_share_of_the_last_rate(schedule, decay):
 
 
 def test_arguments_of_the_model_are_a_table():
-    assert models.build("efficientnet_b0", 3, 32, "{dropout = 0.7}").classifier[0].p == 0.7
+    assert classifiers.build("efficientnet_b0", 3, 32, "{dropout = 0.7}").classifier[0].p == 0.7
     with pytest.raises(BadInput, match=r"--model_kwargs {dropot = 0.7}: .*'dropot'"):
-        models.build("efficientnet_b0", 3, 32, "{dropot = 0.7}")
+        classifiers.build("efficientnet_b0", 3, 32, "{dropot = 0.7}")
 
 
 def test_arguments_of_a_model_of_timm():
     pytest.importorskip("timm")
-    model = models.build("timm:vit_tiny_patch16_224", 3, 32, "{drop_path_rate = 0.3, depth = 2}")
+    model = classifiers.build("timm:vit_tiny_patch16_224", 3, 32, "{drop_path_rate = 0.3, depth = 2}")
     assert len(model.blocks) == 2 and model.blocks[1].drop_path1.drop_prob == pytest.approx(0.3)
     for table in ("{drop_path_rat = 0.1}", "{num_classes = 5}", '{act_layer = "x"}', "{patch_size = 0}",
                   "{num_heads = 0}", '{checkpoint_path = "x"}', "{features_only = true}"):  # fmt: skip
         with pytest.raises(BadInput, match=f"--model_kwargs {table}.*"):
-            models.build("timm:vit_tiny_patch16_224", 3, 32, table)
+            classifiers.build("timm:vit_tiny_patch16_224", 3, 32, table)

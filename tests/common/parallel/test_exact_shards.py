@@ -13,7 +13,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import part_of
 from bootfile.loaders.map_style import map_style_loader
 from bootfile.sampling.sampler import SequentialBatchSampler
-from common.parallel import exact_shards
+from common.parallel import exact_shards, shard_guards
 
 SHARDS = 8
 
@@ -27,7 +27,7 @@ def group():
     yield
     torch.distributed.destroy_process_group()
     torch.set_num_threads(threads)
-    exact_shards.Shards.stop_finding()
+    shard_guards.uninstall()
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8])
@@ -150,8 +150,9 @@ def test_repeated_calls_change_nothing(group, monkeypatch):
         torch.manual_seed(0), random.seed(0), np.random.seed(0)
         model, repeated = Small(), []
         shards, forward = begin(model)
-        original = shards._repeat_calls
-        monkeypatch.setattr(shards, "_repeat_calls", lambda: repeated.append(checked and original()))  # noqa: B023
+        original = shards.guards.repeat_calls
+        changed = lambda restore: repeated.append(checked and original(restore))  # noqa: B023, E731
+        monkeypatch.setattr(shards.guards, "repeat_calls", changed)
         losses = [train(shards, forward).item() for _ in range(3)]
         numbers = [torch.rand(()).item(), random.random(), np.random.rand(), model.calls, len(repeated)]
         outcomes.append((losses, numbers, [each.grad.tolist() for each in model.parameters()]))

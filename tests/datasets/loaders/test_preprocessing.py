@@ -11,7 +11,7 @@ from PIL import Image
 from bootfile.ground.errors import BadInput
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import SequentialBatchSampler
-from common.compute import models
+from common.compute import classifiers
 from datasets.folders import image_folder, random_folder, resize
 from datasets.loaders import backends, preprocessing
 from datasets.sampling.augment import center_crop
@@ -54,7 +54,7 @@ def test_a_network_of_timm_brings_its_own():
 
 def test_weights_without_their_run_have_the_values_of_the_network(tmp_path):
     pytest.importorskip("timm")
-    model = models.build("timm:vit_tiny_patch16_224", 3, 32)
+    model = classifiers.build("timm:vit_tiny_patch16_224", 3, 32)
     torch.save(model.state_dict(), tmp_path / "best.pth")
     network = trained.load(str(tmp_path / "best.pth"), "timm:vit_tiny_patch16_224", 32)
     assert (network.mean[0], network.share, network.settings["antialias"]) == (0.5, 0.9, resize.BICUBIC)

@@ -489,13 +489,13 @@ def test_an_offline_set_stays_and_is_shared(empty_redis, index, made):
 SCRIPT = """
 import sys, time
 sys.path.insert(0, {root!r})
-from datasets.folders import image_folder
+from datasets.folders import image_index
 from datasets.stores import forms
 from datasets.stores.files import FileStore
 from datasets.stores.shared import address, connection, references
 from datasets.stores.shared.redis_store import RedisStore
 references.LIFETIME = 1
-index = image_folder.open_index({folder!r})
+index = image_index.open_index({folder!r})
 store = RedisStore(connection.Server(address.parse({url!r})), index, "active")
 store.put([0, 1], [forms.make(FileStore(index), id, "decoded") for id in (0, 1)])
 while not store.reference.is_counted:

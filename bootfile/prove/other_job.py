@@ -1,0 +1,213 @@
+"""The runs of a script that does not use Bootfile: its files are compared."""
+
+import contextlib
+import itertools
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from bootfile.exact import files
+from bootfile.ground.errors import BadInput
+from bootfile.prove import surroundings, trial
+from bootfile.prove.cases import AGAIN, DAMAGED, KILLED, REFERENCE, Case
+from bootfile.prove.damage import change, describe
+from bootfile.prove.job import Job
+from bootfile.receipt.compare import find_files
+from bootfile.receipt.reading import find_receipt
+
+_NOT_KNOWN = ("another number of processes", "a restart with 2 processes", "another number of workers")
+Version = tuple[str, int, int]  # path, inode and time of the last change of a file, in ns
+
+
+class OtherJob(Job):
+    """A script that writes files of weights, and continues with other options."""
+
+    def __init__(
+        self,
+        script: str,
+        options: list[str],
+        root: str,
+        kills: int,
+        *,
+        compare: str,
+        resume_with: str,
+    ):
+        super().__init__(script, options, root, kills)
+        folder = re.split(r"[*?\[]", compare)[0]
+        self._output = os.path.dirname(folder) if folder != compare else os.path.dirname(compare)
+        if not self._output:
+            raise BadInput(f'--compare {compare}: expected files in a folder of the run, as "OUT/*.pt"')
+        if os.path.lexists(self._output):
+            raise BadInput(f"{self._output} exists: move it away, because each run writes its own")
+        self.weights = os.path.relpath(compare, self._output)
+        self._resume_with = shlex.split(resume_with)
+        self._writes = 0  # of files, in the reference
+        self._is_read = False  # whether a restart has read a damaged file
+        self.unchecked += [f"{what}: not known" for what in _NOT_KNOWN]
+
+    def plan(self) -> list[Case]:
+        return [AGAIN, Case(KILLED, kills=self.kills, changes=(surroundings.THREADS,)), DAMAGED]
+
+    def run(self, case: Case) -> str:
+        with self._working_folder(case) as place:
+            try:
+                done, written = self._run(case, place)
+            finally:
+                output = os.path.join(place or "", self._output)
+                if os.path.exists(output):
+                    shutil.move(output, self.folder(case.name))
+        if case.name == REFERENCE:
+            self._writes = written
+            self._check_reference()
+        return done
+
+    def _run(self, case: Case, place: str | None) -> tuple[str, int]:
+        """Run a case in the output folder, and return (what was done, files of tensors that were written).
+
+        place: the folder in which the script works, if it is another one. Raises trial.Failed, NotRun.
+        """
+        kills: list[float] = []  # numbers of files after which the script is killed
+        if case.kills:
+            first = int(0.2 * self._writes)
+            last = int(0.8 * self._writes)
+            kills = trial.choose_steps(case.kills, max(1, first), max(1, last))
+        writes = set[tuple[int, int]]()  # (inode, time) of each file that was seen
+        left: list[set[Version]] = []  # the files at each kill with a restart, and at the end
+
+        def watch() -> float:
+            """Return the number of files of tensors that were written: a kill waits for the first one."""
+            for _, inode, time in self._versions():
+                writes.add((inode, time))
+            return len(writes)
+
+        def watch_nothing() -> float:
+            """watch() reads the files: it would look as if the restart had read the damaged ones."""
+            return 0.0
+
+        def after_kill() -> list[str]:
+            """Return the command of the restart; that of a first start if no file can be read yet."""
+            if not any(map(self._load, self._files())):
+                return self.command()
+            left.append(self._versions())
+            if not os.path.exists(self._snapshot):
+                shutil.copytree(self._output, self._snapshot)
+            return self._restart()
+
+        command = self.command()
+        done = ""
+        damaged = self._damage(case) if case.damages else []
+        if damaged:
+            command = self._restart()
+            done = describe(case, "the largest tensor", damaged)
+        if case.kills:
+            self._record(case, command, self._restart())
+        else:
+            self._record(case, command)
+        before = self._versions()
+        with _watch_reads(damaged) as read:
+            progress = watch_nothing if damaged else watch
+            start = self._start(case, place)
+            killed = trial.run(command, self._log(case.name), progress, kills, after_kill, start)
+        self._is_read = bool(read)
+        after = self._versions()
+        left.append(after)
+        self._restore_damaged(damaged, before & after)
+        if case.kills:
+            done = self._describe_kills(killed, left)
+        return done, len(writes)
+
+    def _restore_damaged(self, damaged: list[str], unchanged: set[Version]) -> None:
+        """Replace the damaged files that the restart has not written again by those of the snapshot: they are
+        no result of this run, and would differ."""
+        for path in {path for path, _, _ in unchanged}:
+            if path in damaged:
+                name = os.path.relpath(path, self._output)
+                shutil.copy2(os.path.join(self._snapshot, name), path)
+
+    def _describe_kills(self, killed: list[float], left: list[set[Version]]) -> str:
+        """Return what was done in a case with SIGKILLs. It is a doubt if no restart had to train on. killed:
+        files at each SIGKILL. left: as in _run()."""
+        if not any(_has_trained(before, after) for before, after in itertools.pairwise(left)):
+            self.doubts.append(
+                "no restart had to train on from a file: let it train longer, and save more often"
+            )
+        if not killed:
+            return "no SIGKILL"
+        times = ", ".join(f"{kill:.0f}" for kill in killed)
+        return f"SIGKILL after file {times} of about {self._writes}"
+
+    def _check_reference(self) -> None:
+        """Raise BadInput if the reference has no files to compare. A missing receipt is a line."""
+        if not find_files(self.folder(REFERENCE), self.weights):
+            raise BadInput(f"{self.script} wrote no file {os.path.join(self._output, self.weights)}")
+        if not find_receipt(self.folder(REFERENCE)):
+            self.unchecked.append("the samples: no receipt (python -m launch new --receipt FOLDER)")
+
+    def refused(self, case: Case) -> bool:
+        return case.damages == "all" and self._is_read  # one tensor may have no effect
+
+    def _restart(self) -> list[str]:
+        """Return the command that continues from the files of an earlier start."""
+        return self.command(tuple(self._resume_with))
+
+    def _files(self) -> list[str]:
+        return [os.path.join(self._output, name) for name in find_files(self._output, "**/*")]
+
+    def _versions(self) -> set[Version]:
+        """Return what changes with each write of a file of tensors."""
+        versions = set[Version]()
+        for path in self._files():
+            with contextlib.suppress(OSError), open(path, "rb") as file:
+                status = os.fstat(file.fileno())
+                if file.read(2) == b"PK":  # torch.save writes a zip file
+                    versions.add((path, status.st_ino, status.st_mtime_ns))
+        return versions
+
+    def _load(self, path: str) -> dict[str, Any]:
+        try:
+            return files.load(path)
+        except files.Refused:
+            return {}
+
+    def _damage(self, case: Case) -> list[str]:
+        """Prepare an output folder whose files are damaged. Return the damaged ones. Raises NotRun."""
+        if os.path.isdir(self._snapshot):
+            shutil.copytree(self._snapshot, self._output)
+        paths = []
+        for path in self._files():
+            state = self._load(path)
+            if change(state, case):
+                torch.save(state, path)
+                paths.append(path)
+        if not paths:
+            raise self._not_run("no file with weights could be damaged")
+        return paths
+
+
+@contextlib.contextmanager
+def _watch_reads(paths: list[str]) -> Iterator[list[str]]:
+    """Yield a list that holds, after the block, those of the files that another process has read.
+
+    The access times of the files are set to 0 first: Linux then updates them at the next read, also with
+    `relatime`. The files stay open, so that a file is known after it was replaced.
+    """
+    read = list[str]()
+    with contextlib.ExitStack() as stack:
+        opened = [stack.enter_context(open(path, "rb")) for path in paths]
+        for file in opened:
+            os.utime(file.fileno(), ns=(0, os.fstat(file.fileno()).st_mtime_ns))
+        yield read
+        read += [file.name for file in opened if os.fstat(file.fileno()).st_atime_ns]
+
+
+def _has_trained(before: set[Version], after: set[Version]) -> bool:
+    """Return whether a start wrote a file again, or two new ones: the last file alone proves no training."""
+    old_paths = {path for path, _, _ in before}
+    new_paths = {path for path, _, _ in after} - old_paths
+    written_again = {path for path, _, _ in after - before} & old_paths
+    return bool(written_again) or len(new_paths) > 1

@@ -1,0 +1,166 @@
+"""Number the classes of images, and refuse class folders that are probably splits."""
+
+import itertools
+import os
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from bootfile.ground.errors import BadInput
+from datasets.folders.messages import SHOWN, Log, shown
+from datasets.folders.splits import NO_SPLITS, SPLITS, has_word
+
+_FORMS = (
+    "train/CLASS/*.jpg and val/CLASS/*.jpg, or CLASS/*.jpg, or train.txt and val.txt with lines `path label` "
+    "or those of a CSV"
+)
+
+
+def check_classes(
+    classes: Sequence[str], source: str, paths: list[str], name: str, splits: str | None, log: Log
+) -> None:
+    """Raise BadInput if there are fewer than two classes, or if class folders may be splits.
+
+    paths: of the images, CLASS/... name: of the split, "" if no split was found. splits: as in find_split().
+    """
+    if len(classes) < 2:
+        _refuse_one_class(classes[0], source, paths, name)
+    if len({title.casefold() for title in classes}) < len(classes):
+        log(f"{source}: some of the {len(classes)} classes differ only in capitals")
+    if not name and not splits:
+        _refuse_splits(source, paths)
+
+
+def _refuse_one_class(title: str, source: str, paths: list[str], name: str) -> None:
+    """Raise BadInput for a folder with one class. The line says how to name deeper folders, if there are any.
+    title: the class, "" for images without a class folder. Others: as in check_classes()."""
+    reason = f"one class, {title}" if title else "images without a class folder"
+    line = f"{source}: {reason}: expected two or more: {_FORMS}"
+    inner = os.path.join(source, title)
+    has_folders = any(path.count("/") > 1 for path in paths)
+    if title and has_folders and os.path.isdir(inner):
+        line += f"; or --splits {name}/{title},VAL" if name else f"; or --data_url {inner}"
+    raise BadInput(line)
+
+
+def _refuse_splits(source: str, paths: list[str]) -> None:
+    """Raise BadInput if two of the folders that would be classes are probably splits. They have the names of
+    splits, or both hold folders of the same names, which would then be the classes.
+
+    Arguments: as in check_classes().
+    """
+    counts = Counter[str]()  # class -> images in folders below it, less those that are not
+    below: dict[str, dict[str, str]] = {}  # class -> name of a folder of images below it -> its parent
+    for path in paths:
+        first, *parts = path.split("/")[:-1]
+        if not parts:
+            counts[first] -= 1
+            continue
+        counts[first] += 1
+        parent = "/".join([first, *parts[:-1]])
+        below.setdefault(first, {}).setdefault(parts[-1], parent)
+    is_train = {title: has_word(title, *SPLITS["train"]) for title in below}
+    order = sorted(below, key=lambda title: (not is_train[title], -counts[title], title))
+    candidates = [title for title in order if counts[title] >= 0][:SHOWN]
+    for one, other in itertools.combinations(candidates, 2):
+        same = sorted(below[one].keys() & below[other].keys())
+        fewer = min(len(below[one]), len(below[other]))
+        if len(same) > max(1, fewer / 2):
+            reason = f"hold the same folders ({shown(same)})"
+            option = f"{below[one][same[0]]},{below[other][same[0]]}"
+        elif is_train[one] and has_word(other, *SPLITS["val"]):
+            reason = "have the names of splits"
+            option = f"{one},{other}"
+        else:
+            continue
+        line = (
+            f"{source}: {one} and {other} {reason}: if they are splits, --splits {option}; if they are "
+            f"classes, --splits {NO_SPLITS}"
+        )
+        if any(has_word(folder, *SPLITS["train"]) for folder in same):
+            line += f"; if {shown(same)} are splits, list their images in train.txt and val.txt"
+        raise BadInput(line)
+
+
+def number_classes(
+    names: list[str], classes: Sequence[str] | None, source: str, listed: bool
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return (classes, labels int64 [n]).
+
+    names: the label of each image as text.
+    classes: those of the train split, if they are known.
+    source: for messages.
+    listed: the labels are from a list, so they may be numbers: of the train split 0..N-1 or 1..N, each of
+        them used; of "val" the numbers of "train", or places in its class folders.
+    Raises BadInput.
+    """
+    used = set(names)
+    ordered = tuple(sorted(used) if classes is None else classes)
+    places = {_one_form(name): place for place, name in enumerate(ordered)}
+    if len(places) < len(ordered):
+        twins = [ascii(name) for place, name in enumerate(ordered) if places[_one_form(name)] != place]
+        raise BadInput(f"{source}: two classes have one name in different Unicode forms: {shown(twins)}")
+    labels = {name: places.get(_one_form(name), -1) for name in used}
+    unknown = sorted(name for name in used if labels[name] < 0)
+    are_known = classes is not None and not unknown
+    are_numbers = all(re.fullmatch("-?[0-9]+", name) for name in used)
+    if listed and are_numbers and not are_known:
+        # numbers of classes, not class names that look like numbers
+        if classes is None:
+            ordered = _name_numbers(used)
+        labels = _place_numbers(used, ordered, source)
+    elif unknown:
+        count = names.count(unknown[0])
+        owner = f"class {unknown[0]!r}" if unknown[0] else "no class folder"
+        raise BadInput(
+            f"{source}: {count} images belong to {owner}, but the train split has {len(ordered)} classes: "
+            f"{shown(ordered)}; a list with lines `path label` can name their classes"
+        )
+    return ordered, np.fromiter(map(labels.__getitem__, names), np.int64, len(names))
+
+
+def _one_form(name: str) -> str:
+    """Return a name in one Unicode form: macOS writes é as e and an accent."""
+    return unicodedata.normalize("NFC", name)
+
+
+def _name_numbers(names: set[str]) -> tuple[str, ...]:
+    """Return the classes of a train split whose labels are numbers: as many as there are numbers, from 1 if
+    that is the lowest one, otherwise from 0."""
+    numbers = {int(name) for name in names}
+    first = 1 if min(numbers) == 1 else 0
+    return tuple(str(number) for number in range(first, first + len(numbers)))
+
+
+def _place_numbers(names: set[str], classes: tuple[str, ...], source: str) -> dict[str, int]:
+    """Return label as text -> place of its class, for labels that are numbers. If no class is a number, a
+    label is the place itself. Raises BadInput if a label has no class."""
+    places = {int(title): place for place, title in enumerate(classes) if title.isdecimal()}
+    if not places:
+        places = {place: place for place in range(len(classes))}
+    outside = sorted({int(name) for name in names} - places.keys())
+    if outside:
+        raise BadInput(
+            f"{source}: label {outside[0]} is not in {min(places)}..{max(places)} ({len(classes)} "
+            "classes): expected 0..N-1 or 1..N, all of them in train.txt, or names"
+        )
+    return {name: places[int(name)] for name in names}
+
+
+def number_sets(
+    names: list[str], classes: Sequence[str] | None, source: str, listed: bool
+) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return (classes, labels bool [n, classes]) for images with several labels, "a,b". Arguments: those of
+    number_classes(). Raises BadInput."""
+    sets = [[label for label in name.split(",") if label] for name in names]
+    if not any(sets):
+        raise BadInput(f"{source}: no image has a label")
+    all_labels = list(itertools.chain.from_iterable(sets))
+    ordered, numbers = number_classes(all_labels, classes, source, listed)
+    rows = np.repeat(np.arange(len(sets)), [len(labels) for labels in sets])
+    matrix = np.zeros((len(sets), len(ordered)), bool)
+    matrix[rows, numbers] = True
+    return ordered, matrix

@@ -1,0 +1,85 @@
+"""Read many files: in threads while they wait for a disk or a network."""
+
+import itertools
+import os
+import resource
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import numpy as np
+
+from bootfile.ground.errors import BadInput
+from datasets.folders.messages import progress, shown
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+_THREADS = 16  # more than cores: on a network file system most threads wait
+_TURN = 64  # tasks that threads do before the waiting is measured again, for the first time
+FILES_PER_TASK = 64  # files per task
+
+
+def map_files(task: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
+    """Yield the result of `task` for each of the tasks in order, for tasks that read files.
+
+    This thread does the tasks until one takes more than twice its CPU time and has waited for a disk or a
+    network (not for a busy processor: _count_waits()). _THREADS threads do the next ones then, in turns that
+    become longer. For files in the page cache they would take five times as long, because they wait for
+    Python's lock at each call.
+    """
+    remaining = iter(tasks)
+    turn = _TURN
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for next_task in remaining:
+            begin = time.perf_counter()
+            cpu_begin = time.thread_time()
+            waits_before = _count_waits()
+            result = task(next_task)
+            seconds = time.perf_counter() - begin
+            cpu_seconds = time.thread_time() - cpu_begin
+            has_waited = seconds > 2 * cpu_seconds and _count_waits() > waits_before
+            yield result
+            if has_waited:
+                yield from pool.map(task, itertools.islice(remaining, turn))
+                turn *= 2
+            else:
+                turn = _TURN
+
+
+def _count_waits() -> int:
+    """Return how often this thread has waited for something other than a processor."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+def stat_files(base: str, paths: list[str]) -> np.ndarray:
+    """Return int64 [n, 2], the sizes and mtimes (ns) of files. Raises BadInput if some are missing."""
+    prefix = os.path.join(base, "")
+
+    def stat_part(first: int) -> np.ndarray:
+        part = paths[first : first + FILES_PER_TASK]
+        return np.array([_size_and_mtime(prefix + path) for path in part], np.int64)
+
+    parts = []
+    with progress(len(paths), f"looking through {base}") as bar:
+        for part in map_files(stat_part, range(0, len(paths), FILES_PER_TASK)):
+            parts.append(part)
+            bar.update(len(part))
+    states = np.concatenate(parts)
+    missing = np.flatnonzero(states[:, 0] < 0)
+    if len(missing):
+        names = shown([paths[row] for row in missing])
+        raise BadInput(f"{len(missing)} of {len(paths)} files are missing in {base}: {names}")
+    return states
+
+
+def _size_and_mtime(path: str) -> tuple[int, int]:
+    """Return the size and the modification time (ns) of a file; (-1, -1) if it is missing or not a file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return -1, -1
+    if not stat.S_ISREG(status.st_mode):
+        return -1, -1
+    return status.st_size, status.st_mtime_ns
