@@ -61,9 +61,9 @@ class Stage:
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._stream = None
+        self.stream = None
         if accelerator.has_streams(device):
-            self._stream = accelerator.of(device).Stream(device)
+            self.stream = accelerator.of(device).Stream(device)
 
     def end(self, copy: Copy) -> tuple[Any, Any]:
         """Return (inputs, targets) for use on the caller's stream."""
@@ -85,9 +85,9 @@ class MoveToDevice(Stage):
 
     def begin(self, batch: Batch, data: tuple[Any, Any]) -> Copy:
         """Start moving (inputs, targets) to the device."""
-        if self._stream is None:
+        if self.stream is None:
             return Copy(self._move(data[0]), self._move(data[1]))
-        with accelerator.of(self.device).stream(self._stream):
+        with accelerator.of(self.device).stream(self.stream):
             inputs = self._move(data[0])
             targets = self._move(data[1])
             ready = accelerator.new_event(self.device)
@@ -98,7 +98,7 @@ class MoveToDevice(Stage):
         return tree_map_only(torch.Tensor, self._move_tensor, data)
 
     def _move_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(self.device, non_blocking=self._stream is not None)
+        return tensor.to(self.device, non_blocking=self.stream is not None)
 
 
 class Loader:

@@ -73,7 +73,7 @@ class Workers:
                 if hasattr(function, "batch_bytes"):
                     batch_bytes = function.batch_bytes(plan)
                 _check_room(self.count, batch_bytes)
-            self._loader = self._open(
+            self._loader = self.open_loader(
                 _Results(function),
                 batch_size=None,
                 sampler=plan,
@@ -96,7 +96,7 @@ class Workers:
         this process calls it once."""
         if not self.forks:
             return [function(None)]
-        workers = self._open(
+        workers = self.open_loader(
             _Results(function),
             batch_size=None,
             sampler=[None] * count,  # one "batch" for each worker
@@ -116,7 +116,7 @@ class Workers:
         self._loader = None  # its workers end with it
         self._plan = None
 
-    def _open(self, results: Dataset[Any], **options: Any) -> DataLoader[Any]:
+    def open_loader(self, results: Dataset[Any], **options: Any) -> DataLoader[Any]:
         """Return a DataLoader whose workers begin with _begin(). They start when it is iterated."""
         in_main_thread = threading.current_thread() is threading.main_thread()
         begin = functools.partial(_begin, self._closing, in_main_thread)

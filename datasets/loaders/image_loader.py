@@ -66,7 +66,7 @@ class ToDevice(Stage):
 
         change: applied on the device before the images are normalised.
         """
-        if self._stream is None:
+        if self.stream is None:
             images, labels = self._move(images), self._move(labels)
             if change:
                 images, labels = change(images, labels)
@@ -74,9 +74,9 @@ class ToDevice(Stage):
             return Copy(self._on_host(images) if is_host else self._normalised(images), labels)
         device = accelerator.of(self.device)
         if images.device.type != "cpu":  # from an engine on the GPU
-            self._stream.wait_stream(device.current_stream(self.device))
-            images.record_stream(self._stream)  # torch does not reuse its memory while the stream reads it
-        with device.stream(self._stream):
+            self.stream.wait_stream(device.current_stream(self.device))
+            images.record_stream(self.stream)  # torch does not reuse its memory while the stream reads it
+        with device.stream(self.stream):
             on_host, self._copied = images.device.type == "cpu", accelerator.new_event(self.device)
             images, labels = self._move(images), self._move(labels)
             if on_host:
@@ -96,9 +96,9 @@ class ToDevice(Stage):
             self._copied = None
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._stream and tensor.device.type == "cpu" and not tensor.is_pinned():
+        if self.stream and tensor.device.type == "cpu" and not tensor.is_pinned():
             tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=bool(self._stream))
+        return tensor.to(self.device, non_blocking=bool(self.stream))
 
     def _normalised(self, images: torch.Tensor) -> torch.Tensor:
         images = torch.sub(images, self._shift).mul_(self._scale)  # reads uint8: two kernels

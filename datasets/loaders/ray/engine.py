@@ -27,7 +27,7 @@ class RayWorkers(Workers):
         self.forks = False
         self._place: dict[str, Any] = {"head_address": address, "cpus_per_worker": cpus}
 
-    def _open(self, results: Dataset, **options: Any) -> DataLoader:
+    def open_loader(self, results: Dataset, **options: Any) -> DataLoader:
         return RayDataLoader(results, True, **self._place, **options)
 
 
