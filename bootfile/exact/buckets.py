@@ -49,16 +49,16 @@ def backward_without_trace(
 
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     try:
-        with torch.random.fork_rng([parameter.device] * (kind != "cpu"), device_type=kind):
+        devices = [] if kind == "cpu" else [parameter.device]
+        with torch.random.fork_rng(devices, device_type=kind):
             for _ in range(passes):
                 module.zero_grad()
                 # `output` lives until after backward(), as in training: otherwise torch records the CUDA
                 # graphs again in training
                 output = forward(tree_map_only(torch.Tensor, move, inputs))
-                parts = [
-                    each for each in tree_flatten(output)[0] if torch.is_tensor(each) and each.requires_grad
-                ]
-                torch.stack([each.sum() for each in parts]).sum().backward()
+                leaves = tree_flatten(output)[0]
+                sums = [leaf.sum() for leaf in leaves if torch.is_tensor(leaf) and leaf.requires_grad]
+                torch.stack(sums).sum().backward()
     finally:
         module.zero_grad()
         with torch.no_grad():

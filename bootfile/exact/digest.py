@@ -10,6 +10,7 @@ rate. Version 0.25 and earlier wrote no format, and hashed the bits of a tensor 
 
 import functools
 import hashlib
+import operator
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -41,10 +42,9 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     parts: Iterable[tuple[Any, Any]]
     if isinstance(value, dict):
         if value.keys() >= {"state", "param_groups"}:
-            groups = [
-                {key: each for key, each in group.items() if key not in KERNELS}
-                for group in value["param_groups"]
-            ]
+            groups = []
+            for group in value["param_groups"]:
+                groups.append({key: option for key, option in group.items() if key not in KERNELS})
             value = {"state": value["state"], "param_groups": groups}
         parts = value.items()
     elif isinstance(value, list | tuple):
@@ -52,21 +52,24 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     else:
         yield name, value
         return
-    for part, each in parts:
-        yield from _leaves(f"{name}.{part}", each)
+    for key, part in parts:
+        yield from _leaves(f"{name}.{key}", part)
 
 
 def summarize(step: int, objects: dict[str, Any]) -> dict[str, Any]:
     """Return a line of FILE. objects: those of a checkpoint. If they are sharded, call it on every rank: each
     rank reads its own part, and one all_reduce adds the sums of all tensors."""
-    parts, whole = {}, hashlib.blake2b(digest_size=8)
-    named = sorted(leaves(objects), key=lambda leaf: leaf[0])
-    sums = iter(_add_tensors([each for _, each in named if isinstance(each, torch.Tensor)]))
+    parts = {}
+    whole = hashlib.blake2b(digest_size=8)
+    named = sorted(leaves(objects), key=operator.itemgetter(0))
+    sums = iter(_add_tensors([value for _, value in named if isinstance(value, torch.Tensor)]))
     for name, value in named:
         if isinstance(value, torch.Tensor):
             text = f"{value.dtype} {list(value.shape)} {next(sums)}"
+        elif isinstance(value, set):  # its order differs from process to process
+            text = repr(sorted(value, key=repr))
         else:
-            text = repr(sorted(value, key=repr) if isinstance(value, set) else value)
+            text = repr(value)
         digest = hashlib.blake2b(text.encode(), digest_size=16)
         parts[name] = digest.hexdigest()[:8]
         whole.update(f"{name}\0".encode() + digest.digest())
@@ -123,10 +126,11 @@ def _words(content: Any, before: int, after: int) -> Any:
 def _add_words(blocks: Any, block: int, word: int) -> Any:
     """Return the sum of blocks of words, or of a part of one: int64 []. block, word: the place of the first
     word."""
-    is_array, sums = isinstance(blocks, np.ndarray), []
+    is_array = isinstance(blocks, np.ndarray)
+    sums = []
     device = torch.device("cpu") if is_array else blocks.device
     most = 16 if is_array else 512  # blocks at a time: on a CPU they fit in its cache
-    low, high = (each[word : word + blocks.shape[1]] for each in _keys(device))
+    low, high = (numbers[word : word + blocks.shape[1]] for numbers in _keys(device))
     for first in range(0, len(blocks), most):
         words = blocks[first : first + most]
         # the upper half of a word has another number: its highest bit counts

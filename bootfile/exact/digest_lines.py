@@ -32,7 +32,8 @@ def read(folder: str, whole: bool = False) -> dict[int, dict[str, Any]]:
 def cut(folder: str, step: int) -> None:
     """Delete the lines after `step`, which a resumed run writes again, and those that a kill has cut. Raises
     OSError."""
-    path, lines = os.path.join(folder, FILE), read(folder)
+    path = os.path.join(folder, FILE)
+    lines = read(folder)
     kept = "".join(json.dumps(line) + "\n" for number, line in lines.items() if number <= step)
     if os.path.exists(path) and read_file(path, _MOST) != kept.encode():
         write_atomic(path, kept)

@@ -41,18 +41,20 @@ def save(path: str, objects: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
-    folder, world_size = dtensor_folder(path), ranks.world_size()
-    tensors = {name: each for name, each in digest.leaves(objects) if dtensors.is_dtensor(each)}
+    folder = dtensor_folder(path)
+    tensors = {name: leaf for name, leaf in digest.leaves(objects) if dtensors.is_dtensor(leaf)}
     try:
         state_dict_saver.save(tensors, storage_writer=FileSystemWriter(folder))
     except CheckpointException as error:  # a BaseException, the same on every rank
         raise _first_failure(error) from None
     names = sorted(os.listdir(folder))
-    own = {name: _facts_of(folder, name) for name in names[ranks.rank() :: world_size]}
-    parts = ranks.gather_objects((names, own))
-    if any(theirs != names for theirs, _ in parts):  # then every rank raises
-        raise RuntimeError(f"{folder} differs: all processes must see the same --output_dir")
-    facts = {name: each for _, part in parts for name, each in part.items()}
+    of_this_rank = names[ranks.rank() :: ranks.world_size()]  # each rank reads some of the files
+    facts_of_this_rank = {name: _facts_of(folder, name) for name in of_this_rank}
+    facts = {}
+    for names_there, facts_there in ranks.gather_objects((names, facts_of_this_rank)):
+        if names_there != names:  # then every rank raises
+            raise RuntimeError(f"{folder} differs: all processes must see the same --output_dir")
+        facts |= facts_there
     return dtensors.outline(objects, objects), facts
 
 
@@ -75,7 +77,7 @@ def load(path: str, objects: dict[str, Any], **options: Any) -> None:
 
     reader = Reader(dtensor_folder(path))
     stored = reader.read_metadata().state_dict_metadata
-    tensors = {name: each for name, each in digest.leaves(objects) if name in stored}
+    tensors = {name: leaf for name, leaf in digest.leaves(objects) if name in stored}
     try:
         state_dict_loader.load(tensors, storage_reader=reader, **options)
     except CheckpointException as error:
@@ -89,13 +91,16 @@ def _first_failure(error: Any) -> RuntimeError:
 
 def load_whole(path: str, objects: dict[str, Any]) -> dict[str, Any]:
     """Return the objects of a checkpoint with whole tensors for its meta tensors. Only this process reads."""
-    allocate = lambda each: torch.empty_like(each, device="cpu") if each.is_meta else each  # noqa: E731
-    objects = tree_map_only(torch.Tensor, allocate, objects)
+    objects = tree_map_only(torch.Tensor, _allocate, objects)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         options = {"no_dist": True} if ranks.is_initialized() else {}  # torch 2.6 has no no_dist
         load(path, objects, **options)
     return objects
+
+
+def _allocate(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor
 
 
 class _Unpickler(pickle.Unpickler):

@@ -44,8 +44,9 @@ def own_part(tensor: Any) -> tuple[torch.Tensor, int]:
     """
     if not is_dtensor(tensor):
         return (tensor if ranks.is_first() else tensor.reshape(-1)[:0]), 0
-    mesh, rows = tensor.device_mesh, tensor.shape[0] if tensor.ndim else 0
-    sharded = [place for place, each in enumerate(tensor.placements) if not each.is_replicate()]
+    mesh = tensor.device_mesh
+    rows = tensor.shape[0] if tensor.ndim else 0
+    sharded = [place for place, kind in enumerate(tensor.placements) if not kind.is_replicate()]
     if len(sharded) != 1 or not tensor.placements[sharded[0]].is_shard(0):
         return own_part(full(tensor))
     has_replica = any(mesh.get_local_rank(place) for place in range(mesh.ndim) if place not in sharded)
@@ -64,7 +65,11 @@ def broadcast(state: Any, like: Any) -> Any:
 def outline(state: Any, like: Any) -> Any:
     """Return the state with a meta tensor, which has only a shape and a type, for each one that is sharded in
     `like`."""
-    return _map(lambda tensor, _: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), state, like)
+    return _map(_outline, state, like)
+
+
+def _outline(tensor: torch.Tensor, like: Any) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
 
 
 def distribute(state: Any, like: Any) -> Any:
@@ -78,10 +83,11 @@ def distribute(state: Any, like: Any) -> Any:
 
 def _map(change: Callable[[torch.Tensor, Any], Any], state: Any, like: Any) -> Any:
     if isinstance(state, dict):
-        return {
-            name: _map(change, each, like.get(name) if isinstance(like, dict) else like)
-            for name, each in state.items()
-        }
+        changed = {}
+        for name, part in state.items():
+            like_part = like.get(name) if isinstance(like, dict) else like
+            changed[name] = _map(change, part, like_part)
+        return changed
     is_same = is_dtensor(like) and isinstance(state, torch.Tensor) and state.shape == like.shape
     return change(state, like) if is_same else state
 

@@ -42,7 +42,8 @@ from bootfile.ground.files import (
 )
 from bootfile.ground.results import checkpoint_names, dtensor_folder
 
-_ZIP, _TORCHSCRIPT = b"PK\3\4", "constants.pkl"
+_ZIP = b"PK\3\4"  # the first bytes of a zip file
+_TORCHSCRIPT = "constants.pkl"  # a file in an archive of TorchScript
 _PIECE = 2**20  # bytes that are read and added at a time
 
 
@@ -94,8 +95,9 @@ def verify(path: str) -> dict[str, Any]:
 
 def _verify(path: str, size: int, sha256: str, it: str) -> None:
     with explained(f"{it} cannot be read", kind=Refused), open(path, "rb", opener=opener) as file:
-        if (own := os.fstat(file.fileno()).st_size) != size:
-            raise Refused(f"{it} has {own} bytes, expected {size}")
+        present = os.fstat(file.fileno()).st_size
+        if present != size:
+            raise Refused(f"{it} has {present} bytes, expected {size}")
         if sha256_file(file) != sha256:
             raise Refused(f"{it} changed after it was written: the sha256 differs")
 
@@ -131,11 +133,12 @@ def check_readable(objects: dict[str, Any]) -> None:
     objects: nested dictionaries, lists and tuples. Tensors are not read. Numbers of NumPy become plain ones.
     """
     if not _is_readable(objects):
-        names = (
-            f"{name}, a {type(each).__name__}" for name, each in leaves(objects) if not _is_readable(each)
-        )
-        name = next(names, "one of its parts")
-        raise ValueError(f"it cannot hold {name}: use tensors, numbers, text, lists and dictionaries")
+        part = "one of its parts"
+        for name, leaf in leaves(objects):
+            if not _is_readable(leaf):
+                part = f"{name}, a {type(leaf).__name__}"
+                break
+        raise ValueError(f"it cannot hold {part}: use tensors, numbers, text, lists and dictionaries")
 
 
 def _is_readable(value: Any) -> bool:
@@ -161,8 +164,10 @@ def _outline(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, dict):
-        return {key: _outline(each) for key, each in value.items()}
-    return [_outline(each) for each in value] if type(value) in (list, tuple) else value
+        return {key: _outline(part) for key, part in value.items()}
+    if type(value) in (list, tuple):
+        return [_outline(part) for part in value]
+    return value
 
 
 def _sealed(facts: dict[str, Any]) -> str:
@@ -187,7 +192,8 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True, file: Any = Non
     before 2.6 may execute these (CVE-2025-32434).
     """
     with explained("it cannot be read", kind=Refused), open(path, "rb", opener=opener) as opened:
-        start, size = opened.read(64), os.fstat(opened.fileno()).st_size
+        start = opened.read(64)
+        size = os.fstat(opened.fileno()).st_size
     if not start.startswith(_ZIP):
         from bootfile.exact import foreign_files
 
@@ -237,17 +243,20 @@ def keep(newest: str, count: int, whole: dict[str, tuple[Any, ...]]) -> None:
     count: the number of whole checkpoints to keep.
     whole: the checkpoints that are known to be whole, path -> identity; updated, so each file is read once.
     """
-    folder, stays = os.path.dirname(newest), {newest}
+    folder = os.path.dirname(newest)
+    stays = {newest}
     whole[newest] = state_of(newest)
     paths = list_newest_first(folder)
     for path in paths:
         if len(stays) < count and path not in stays and _is_whole(path, whole):
             stays.add(path)
-    for path in paths if len(stays) >= count else ():
-        if path not in stays:
-            discard(path)
-    for each in glob.glob(os.path.join(glob.escape(folder), "*.shards")):  # left by a job that was killed
-        if not os.path.exists(path := f"{each.removesuffix('.shards')}.pt"):
+    if len(stays) >= count:
+        for path in paths:
+            if path not in stays:
+                discard(path)
+    for shards in glob.glob(os.path.join(glob.escape(folder), "*.shards")):
+        path = f"{shards.removesuffix('.shards')}.pt"
+        if not os.path.exists(path):  # a job that was killed has left them
             discard(path)
 
 
@@ -263,9 +272,9 @@ def _is_whole(path: str, known: dict[str, tuple[Any, ...]]) -> bool:
 
 def discard(path: str) -> None:
     """Delete a checkpoint, or what a killed job has left of it."""
-    for each in (path, f"{path}.json"):
+    for file in (path, f"{path}.json"):
         with contextlib.suppress(OSError):
-            os.unlink(each)
+            os.unlink(file)
     shutil.rmtree(dtensor_folder(path), ignore_errors=True)
 
 
@@ -283,7 +292,8 @@ class _Checked:
     """A file for torch.save that keeps the error of the system."""
 
     def __init__(self, file: IO[bytes]):
-        self.file, self.flush = file, file.flush
+        self.file = file
+        self.flush = file.flush
         self.error: OSError | None = None
 
     def write(self, chunk: bytes | memoryview) -> int:
@@ -300,7 +310,9 @@ class _Hashed(_Checked):
 
     def __init__(self, file: IO[bytes]):
         super().__init__(file)
-        self._sha256, self._sum, self._size = hashlib.sha256(), 0, 0
+        self._sha256 = hashlib.sha256()
+        self._sum = 0  # of the bytes that were added
+        self._size = 0  # bytes that were added
         self._small = bytearray()  # chunks whose sum is not computed yet
 
     def write(self, chunk: bytes | memoryview) -> int:
@@ -329,13 +341,18 @@ class _Summed:
     """A file for torch.load that adds its bytes as they are read."""
 
     def __init__(self, file: IO[bytes]):
-        self.file, self.read, self.readline = file, file.read, file.readline
-        self.seek, self.tell = file.seek, file.tell
-        self._sum, self._parts = 0, [(0, 0)]  # the places that are in the sum
+        self.file = file
+        self.read = file.read
+        self.readline = file.readline
+        self.seek = file.seek
+        self.tell = file.tell
+        self._sum = 0
+        self._parts = [(0, 0)]  # the places that are in the sum: (first byte, first byte after it)
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill a buffer. torch reads the content of each tensor with one call."""
-        start, size = self.tell(), len(buffer)
+        start = self.tell()
+        size = len(buffer)
         is_new = size >= _PIECE // 64 and all(
             start + size <= low or high <= start for low, high in self._parts
         )
@@ -347,7 +364,8 @@ class _Summed:
             if is_new:  # while the piece is in the processor's cache
                 self._sum += int(add_bytes(np.frombuffer(piece, np.uint8), start + place))
             place += len(piece)
-        self._parts += [(start, start + size)] * is_new
+        if is_new:
+            self._parts.append((start, start + size))
         return size
 
     def total(self) -> int:

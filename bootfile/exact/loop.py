@@ -16,6 +16,7 @@ writes. Before every optimizer step one all_reduce of a few numbers makes all ra
 stop at the same step.
 """
 
+import functools
 import math
 import sys
 import time
@@ -203,7 +204,8 @@ class Exact:
         living = self.processes.restore(self)
         if living is not None:
             return living
-        state = error = None
+        state = None
+        error = None
         if ranks.is_first():
             try:
                 state = self._choose()
@@ -321,9 +323,8 @@ class Exact:
         if ranks.is_first() or self.state.is_sharded:
             if self.is_stopping:
                 self.saver.collect(wait=True)  # a write that failed is tried again
-            self.saver.save_checkpoint(
-                step, self.state.run, lambda: self.state.capture(step), self._is_planned(step)
-            )
+            capture = functools.partial(self.state.capture, step)
+            self.saver.save_checkpoint(step, self.state.run, capture, self._is_planned(step))
         self._save_is_late = False
         self._saved = step
         self.saved_at = time.monotonic()
@@ -516,7 +517,8 @@ class Exact:
             self._save_is_late = saves
             saves = False
         elif self.is_stopping or saves:
-            reports = saves = True
+            reports = True
+            saves = True
         if reports:
             self._report_is_late = False
             self._has_asked = False

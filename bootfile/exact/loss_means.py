@@ -55,9 +55,9 @@ class LabelMean(TorchFunctionMode):
         """See the losses of this thread until stop(). output: of the model; it may hold a loss already."""
         if not torch.is_grad_enabled():
             return
-        for each in tree_flatten(output)[0]:
-            if isinstance(each, torch.Tensor) and each.ndim == 0:
-                for node in _find_means(each):
+        for leaf in tree_flatten(output)[0]:
+            if isinstance(leaf, torch.Tensor) and leaf.ndim == 0:
+                for node in _find_means(leaf):
                     self._note(node._saved_total_weight != node._saved_target.numel())
         if not self._is_watching:
             self._is_watching = True
@@ -92,7 +92,7 @@ def _find_means(loss: torch.Tensor) -> Iterator[Any]:
         if node.name().startswith("NllLoss") and node._saved_reduction == 1:  # the mean
             yield node
         if len(nodes) < _NODES:
-            nodes += [each for each, _ in node.next_functions]
+            nodes += [following for following, _ in node.next_functions]
 
 
 def _count_labels(target: torch.Tensor, weight: Any, ignore_index: int | None, **_: Any) -> Any:
@@ -103,7 +103,8 @@ def _count_labels(target: torch.Tensor, weight: Any, ignore_index: int | None, *
     is_counted = target != (-100 if ignore_index is None else ignore_index)
     if weight is None:
         return target.numel(), accelerator.double(is_counted.sum())
-    return target.numel(), accelerator.double(weight[target.where(is_counted, 0)] * is_counted).sum()
+    of_labels = weight[target.where(is_counted, 0)].where(is_counted, 0)
+    return target.numel(), accelerator.double(of_labels).sum()
 
 
 class LabelMeanWatcher:

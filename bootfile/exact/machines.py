@@ -36,7 +36,8 @@ class Machines:
     ):
         self._is_on_cpu = device.type == "cpu"
         self.same_instructions = same_instructions and self._is_on_cpu
-        self._wanted_threads, self._say = wanted_threads, say
+        self._wanted_threads = wanted_threads
+        self._say = say
         self.history: list[dict[str, Any]] = []
 
     def compare_starts(self, state: Mapping[str, Any]) -> None:
@@ -45,10 +46,12 @@ class Machines:
         Call it on rank 0, before a checkpoint is compared with the run: generated data may differ by the same
         cause. state: of the checkpoint. Raises BadInput if the instruction set has to be the same.
         """
-        saved, step = state.get("machines"), state["step"]  # a version before 0.30 has none
+        saved = state.get("machines")  # a version before 0.30 has none
+        step = state["step"]
         if not saved:
             return
-        before, now = saved[-1], facts.describe()
+        before = saved[-1]
+        now = facts.describe()
         difference = differences.other_instructions(before, now)
         if difference and self.same_instructions and not _is_new_level(before):
             name, there, here = difference
@@ -58,7 +61,8 @@ class Machines:
                 f"of CPU, or accept it from here on: {OPTION} native (same_instructions=False in a loop of "
                 f"your own). {_REMEDY}"
             )
-        others = [each for each in differences.find_differences(before, now) if each[0] not in _MAY_DIFFER]
+        every = differences.find_differences(before, now)
+        others = [(name, there, here) for name, there, here in every if name not in _MAY_DIFFER]
         if not others:
             return
         name, there, here = others[0]
@@ -94,19 +98,19 @@ class Machines:
     def _set_threads(self, saved: int | None) -> None:
         """Set the threads of this process: those that the user names, those of the run, or a first number."""
         place = threads.find_place()
-        own = threads.choose(ranks.gather_objects(list(place)))
-        number = self._wanted_threads or saved or own
-        if saved and not self._wanted_threads and own != saved:
+        of_this_node = threads.choose(ranks.gather_objects(list(place)))
+        number = self._wanted_threads or saved or of_this_node
+        if saved and not self._wanted_threads and of_this_node != saved:
             asks = place.source or "the cores of this node"
             self._say(
                 f"{in_words(THREADS, saved)} in each process, as this run began: {asks} would give "
-                f"{own}, and other bits (--threads {own} changes it)"
+                f"{of_this_node}, and other bits (--threads {of_this_node} changes it)"
             )
         torch.set_num_threads(number)
 
-    def _compare_ranks(self, own: facts.Facts) -> None:
+    def _compare_ranks(self, now: facts.Facts) -> None:
         """Compare the machines of all ranks. Raises BadInput on every rank, or prints a warning."""
-        everyone = ranks.gather_objects(own)
+        everyone = ranks.gather_objects(now)
         for rank, other in enumerate(everyone):
             difference = differences.other_instructions(everyone[0], other)
             if difference is None:

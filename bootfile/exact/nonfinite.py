@@ -87,7 +87,8 @@ class Guard:
         self._outstanding: _Outstanding | None = None
         self.has_more = False
         self._most = 0  # parameters that had a gradient in a step so far
-        self._nothing = torch.zeros((), device=next((each.device for each in model.parameters()), None))
+        device = next(model.parameters(), torch.empty(0)).device
+        self._nothing = torch.zeros((), device=device)  # stands for a loss that the loop does not give
 
     @property
     def has_voted(self) -> bool:
@@ -106,7 +107,9 @@ class Guard:
             self._most = len(parameters)
         gradients = [dtensors.local(parameter.grad) for parameter in parameters]
         if loss is None:
-            loss, parameters, gradients = self._nothing, [], []
+            loss = self._nothing
+            parameters = []
+            gradients = []
         norm = loss.new_zeros(())
         if gradients:
             norm = torch.stack(torch._foreach_norm(gradients)).sum()
@@ -199,11 +202,13 @@ class Guard:
         for watcher, size in zip(self._watchers, self._sizes, strict=True):
             watcher.judge(maxima[:size])
             maxima = maxima[size:]
-        loss = norm = math.nan
-        if bad:
-            worst = max(checks, key=lambda check: check.signs[0].item())
-            loss, norm = worst.loss.item(), worst.norm.item()
-        return Verdict(bad > 0, loss, norm)
+        if not bad:
+            return Verdict(False, math.nan, math.nan)
+        worst = checks[0]
+        for check in checks[1:]:
+            if check.signs[0].item() > worst.signs[0].item():
+                worst = check
+        return Verdict(True, worst.loss.item(), worst.norm.item())
 
 
 def _is_fused(optimizer: torch.optim.Optimizer) -> bool:

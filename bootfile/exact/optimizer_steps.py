@@ -15,31 +15,41 @@ class _Steps:
     """The steps of one optimizer. inner: the optimizers that it holds; their steps count as its own."""
 
     def __init__(self, optimizer: torch.optim.Optimizer):
-        self.optimizer, self.inner = optimizer, list(find_optimizers(vars(optimizer)))
+        self.optimizer = optimizer
+        self.inner = list(find_optimizers(vars(optimizer)))
         self.has_stepped = False  # since the last batch
         self._version = self._versions()  # after the last step
 
     def note(self) -> None:
-        self.has_stepped, self._version = True, self._versions()
+        """Note a step. Called after each step of the optimizer, by a hook of torch."""
+        self.has_stepped = True
+        self._version = self._versions()
 
     def end_batch(self) -> bool:
-        """Return whether a gradient has changed since the last step."""
+        """Return whether a gradient has changed since the last step. Called after each batch."""
         gradient, changes, weights = self._versions()
-        kept, before, own = self._version
-        if weights != own:
+        gradient_before, changes_before, weights_before = self._version
+        if weights != weights_before:  # a step that called no hook
             self.note()
-        is_open = (
-            gradient is not None and not self.has_stepped and (gradient is not kept or changes != before)
-        )
+        has_stepped = self.has_stepped
         self.has_stepped = False
-        return is_open
+        if gradient is None or has_stepped:
+            return False
+        return gradient is not gradient_before or changes != changes_before
 
     def _versions(self) -> tuple[torch.Tensor | None, int, int]:
         """Return a gradient, how often it was changed and, where hooks may be skipped, the same of all
         parameters; otherwise 0."""
-        gradients = (each.grad for each in _parameters(self.optimizer) if each.grad is not None)
-        changes = 0 if (gradient := next(gradients, None)) is None else gradient._version
-        weights = sum(each._version for each in _parameters(self.optimizer)) if _MAY_SKIP_HOOKS else 0
+        gradient = None
+        changes = 0
+        for parameter in _parameters(self.optimizer):
+            if parameter.grad is not None:
+                gradient = parameter.grad
+                changes = gradient._version
+                break
+        weights = 0
+        if _MAY_SKIP_HOOKS:
+            weights = sum(parameter._version for parameter in _parameters(self.optimizer))
         return gradient, changes, weights
 
 
@@ -57,29 +67,36 @@ class OptimizerSteps:
         self, objects: dict[str, Any], before_step: Callable[[], None], warn: Callable[[str], object]
     ):
         self.warn = warn
-        self._saved = [_Steps(each) for each in find_optimizers(objects)]
-        inner = {id(each) for steps in self._saved for each in steps.inner}
-        self._saved = [steps for steps in self._saved if id(steps.optimizer) not in inner]
-        self._trained = {id(each) for each in objects["model"].parameters()}
-        self._trained |= {id(each) for steps in self._saved for each in _parameters(steps.optimizer)}
+        self._before_step = before_step
+        every = [_Steps(optimizer) for optimizer in find_optimizers(objects)]
+        inner = {id(optimizer) for steps in every for optimizer in steps.inner}
+        self._saved = [steps for steps in every if id(steps.optimizer) not in inner]
+        # ids of the parameters of the model, and of those that a saved optimizer trains
+        self._trained = {id(parameter) for parameter in objects["model"].parameters()}
+        for steps in self._saved:
+            self._trained.update(map(id, _parameters(steps.optimizer)))
         self._batches = 0  # without a step
         for hook in OptimizerSteps._hooks:  # left by an earlier run in this process, as in a notebook
             hook.remove()
         OptimizerSteps._hooks = (
-            register_optimizer_step_pre_hook(lambda *_: before_step()),
+            register_optimizer_step_pre_hook(self._before),
             register_optimizer_step_post_hook(self._after),
         )
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return the optimizers that a checkpoint holds, without those that another one holds."""
-        return [each.optimizer for each in self._saved]
+        return [steps.optimizer for steps in self._saved]
 
     def end_batch(self) -> bool:
         """Return whether gradients wait for an optimizer step, as in an accumulation over several batches. A
         checkpoint would lose them. Call it after each batch; the answer is the same on every rank."""
-        is_open = any([each.end_batch() for each in self._saved])
-        self._batches = self._batches + 1 if is_open else 0
+        answers = [steps.end_batch() for steps in self._saved]  # each has to end its batch
+        is_open = any(answers)
+        if is_open:
+            self._batches += 1
+        else:
+            self._batches = 0
         if self._batches == _LONGEST:
             self.warn(
                 f"warning: no optimizer step for {_LONGEST} batches: checkpoints do not wait for it, and do "
@@ -87,15 +104,21 @@ class OptimizerSteps:
             )
         return is_open and self._batches < _LONGEST
 
+    def _before(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Called by torch before a step of any optimizer of the process."""
+        self._before_step()
+
     def _after(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        for each in self._saved:
-            if any(optimizer is own for own in (each.optimizer, *each.inner)):
-                each.note()
+        """Note a step, and warn of one that no checkpoint would hold. Called by torch after a step of any
+        optimizer of the process."""
+        for steps in self._saved:
+            if any(optimizer is known for known in (steps.optimizer, *steps.inner)):
+                steps.note()
                 return
         if self._trained.isdisjoint(map(id, _parameters(optimizer))):  # it trains the input, for example
             return
-        for each in self._saved:
-            each.note()
+        for steps in self._saved:  # it may have trained their parameters
+            steps.note()
         self.warn(
             f"warning: {type(optimizer).__name__} takes steps, and no checkpoint holds it: a restart will "
             "not be exact. Add it before resume(): checkpoint.add(name=optimizer)"
@@ -103,12 +126,19 @@ class OptimizerSteps:
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
-    return (each for group in optimizer.param_groups for each in group["params"])
+    for group in optimizer.param_groups:
+        yield from group["params"]
 
 
 def find_optimizers(parts: dict[str, Any]) -> Iterator[torch.optim.Optimizer]:
     """Yield the optimizers among these values, and in the lists and dictionaries among them."""
     for value in parts.values():
-        several = value if isinstance(value, list | tuple) else [value]
-        several = list(value.values()) if isinstance(value, dict) else several
-        yield from (each for each in several if isinstance(each, torch.optim.Optimizer))
+        if isinstance(value, dict):
+            several = list(value.values())
+        elif isinstance(value, list | tuple):
+            several = list(value)
+        else:
+            several = [value]
+        for part in several:
+            if isinstance(part, torch.optim.Optimizer):
+                yield part

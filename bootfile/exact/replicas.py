@@ -53,9 +53,10 @@ class Replicas:
             self._wrapper.reducer._check_reducer_finalized()
         except RuntimeError:
             module = self._wrapper.module
-            names = [
-                name for name, each in module.named_parameters() if each.requires_grad and each.grad is None
-            ]
+            names = []
+            for name, parameter in module.named_parameters():
+                if parameter.requires_grad and parameter.grad is None:
+                    names.append(name)
             raise BadInput(
                 f"rank {ranks.rank()}: {', '.join(names[:3]) or 'a layer that was replaced'} got no gradient "
                 f"in this step ({len(names)} in all), and DistributedDataParallel waits for it: use each "

@@ -20,8 +20,10 @@ from bootfile.ground.heartbeat import watched
 from bootfile.processes import ranks
 
 # a file system refuses what a save needs: unlike a full disk, this does not pass
-_FINAL, _MOST_FAILURES = (errno.ENOSYS, errno.EROFS, errno.EPERM, errno.EOPNOTSUPP, errno.ENODEV), 3
-_ALIGNED, _PADDING = 64, 2**20  # bytes: of a tensor in pinned memory, and for all alignment
+_FINAL = (errno.ENOSYS, errno.EROFS, errno.EPERM, errno.EOPNOTSUPP, errno.ENODEV)
+_MOST_FAILURES = 3  # of this kind in a row, before the first checkpoint: then the job has to end
+_ALIGNED = 64  # bytes: of a tensor in pinned memory
+_PADDING = 2**20  # bytes for all alignment
 
 
 class Saver:
@@ -46,12 +48,16 @@ class Saver:
         is_sharded: bool = False,
         by_rank: bool = False,
     ):
-        self.folder, self.keep, self.log, self.is_sharded = folder, keep, log, is_sharded
+        self.folder = folder
+        self.keep = keep
+        self.log = log
+        self.is_sharded = is_sharded
         self.by_rank = is_sharded and by_rank
-        self.saved: Callable[[int], object] = lambda step: None
+        self.saved: Callable[[int], object] | None = None
         self.checkpoints = os.path.join(folder, "checkpoints")
         check_mounted(folder)  # remembers the mount
-        self.step = self.durable = 0  # of the last checkpoint that was submitted; of the last on the disk
+        self.step = 0  # of the last checkpoint that was submitted
+        self.durable = 0  # the step of the last checkpoint on the disk
         self._states = HostCopies()
         # the weights after an epoch do not wait for the write of a checkpoint; but rank 0 may have no room
         # for a second copy of a sharded model
@@ -61,30 +67,39 @@ class Saver:
         self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
         self._refusals = 0  # failures in a row for a reason that does not pass
         self.hopeless = ""  # why no checkpoint can be saved in this folder: the job has to end
-        self._marked: dict[str, Any] | None = (
-            None  # the line of state.jsonl of a checkpoint that is being written
-        )
+        # the line of state.jsonl of a checkpoint that is being written
+        self._marked: dict[str, Any] | None = None
         self._digested = 0  # the step of the last state whose digest was submitted
         self.machines: list[dict[str, Any]] = []  # those that have computed the run, for digest.FILE
         self.infinite: set[str] = set()  # names of weights that may be infinite, such as a mask
         self._is_readable = False  # whether the types in a checkpoint of this start were checked
-        self._whole: dict[
-            str, tuple[Any, ...]
-        ] = {}  # path -> identity of checkpoints that are known to be whole
+        # path -> identity of checkpoints that are known to be whole
+        self._whole: dict[str, tuple[Any, ...]] = {}
 
     def save_checkpoint(
         self, step: int, run: str, capture: Callable[[], Mapping[str, Any]], is_planned: bool
     ) -> None:
         """Write step_<step>.pt and delete old checkpoints, unless this step was submitted before.
 
-        is_planned: false if it is saved only because the run stops: an uninterrupted run does not
-        have it.
+        The loop calls it after a step; the file is written in the background.
+
+        run: the id of the run. capture: returns the state.
+        is_planned: false if it is saved only because the run stops: an uninterrupted run does not have it.
         """
-        if self._agree(self.step != step):
-            self.step = step
-            write = lambda state: self._write_checkpoint(state, run, is_planned)  # noqa: E731
-            write_parts = lambda: self._write_parts(capture(), is_planned)  # noqa: E731
-            self._submit(files.name_of(step), write_parts if self.by_rank else capture, write, step)
+        if not self._agree(self.step != step):
+            return
+        self.step = step
+
+        def write_parts() -> Mapping[str, Any]:
+            """Write the parts of all ranks now, and return the rest of the state for rank 0."""
+            return self._write_parts(capture(), is_planned)
+
+        def write(state: dict[str, Any]) -> None:
+            """Write the copy of the state, in the thread of the writer on rank 0."""
+            self._write_checkpoint(state, run, is_planned)
+
+        take = write_parts if self.by_rank else capture
+        self._submit(files.name_of(step), take, write, step)
 
     def save_weights(
         self,
@@ -105,38 +120,53 @@ class Saver:
         write_files: called with the weights, in the background; writes them.
         """
 
+        def take_objects() -> dict[str, Any]:
+            return {"objects": objects()}
+
+        def take_weights() -> dict[str, Any]:
+            weights = model.state_dict() if model else objects()["model"]
+            return {"objects": {"model": weights}}
+
+        # These two run in the thread of the writer, with a copy of what the two above return.
+
+        def write_digest(state: dict[str, Any]) -> None:
+            self._check_finite(state["objects"]["model"])
+            self._digest(step, state["objects"])
+
         def write(state: dict[str, Any]) -> None:
             tensors = state["objects"]["model"]
             self._check_finite(tensors)
             self._prepare(self.folder, tensors)
             write_files(tensors)
 
-        def weights() -> dict[str, Any]:
-            tensors: dict[str, Any] = model.state_dict() if model else objects()["model"]
-            return tensors
-
-        def write_digest(state: dict[str, Any]) -> None:
-            self._check_finite(state["objects"]["model"])
-            self._digest(step, state["objects"])
-
         if self._agree(self._digested != step):
             if self.by_rank:
                 self._digest(step, objects())
                 self._digested = step
             else:
-                self._submit(digest.FILE, lambda: {"objects": objects()}, write_digest, step)
+                self._submit(digest.FILE, take_objects, write_digest, step)
         if name:
-            self._submit(name, lambda: {"objects": {"model": weights()}}, write)
+            self._submit(name, take_weights, write)
 
     def resume_at(self, step: int, from_memory: bool = False) -> None:
-        """Record that the checkpoint of this step is on the disk; from_memory: that of which step is. Delete
-        the digests of later steps."""
+        """Begin after a step: record which checkpoint is on the disk, and delete the digests of later steps.
+
+        Called once on rank 0, before the first step of the process.
+
+        step: of the state that was restored; 0 if no checkpoint of this run was.
+        from_memory: the state came from the memory of another process (an elastic job), which had gone on
+            since its last checkpoint. Then the newest checkpoint in the folder counts, but none of a later
+            step, which a process has left that the others did not follow.
+        """
         if from_memory:
-            newest = files.list_newest_first(self.checkpoints)[:1]
-            step_of_newest = files.step_of(newest[0]) if newest else 0
-            self.step = self.durable = self._digested = min(step, step_of_newest)
+            paths = files.list_newest_first(self.checkpoints)
+            newest = files.step_of(paths[0]) if paths else 0
+            step_on_disk = min(step, newest)
         else:
-            self.step = self.durable = self._digested = step
+            step_on_disk = step
+        self.step = step_on_disk
+        self.durable = step_on_disk
+        self._digested = step_on_disk
         with contextlib.suppress(OSError, BadInput):  # a digest that is missing is not an error of the run
             digest.cut(self.folder, step)
 
@@ -151,7 +181,7 @@ class Saver:
 
     def wait(self, seconds: float) -> None:
         """Wait for the writes in flight, at most `seconds`."""
-        concurrent.futures.wait([each.future for each in self._writes], seconds)
+        concurrent.futures.wait([write.future for write in self._writes], seconds)
 
     def stop(self) -> None:
         """End the thread that writes, after its last write."""
@@ -182,7 +212,7 @@ class Saver:
 
         copies = self._states if step else self._weights
         try:
-            if step or any(each.copies is copies for each in self._writes):
+            if step or any(in_flight.copies is copies for in_flight in self._writes):
                 self.collect(wait=True)
             copy = copies.make(capture())
             self._digested = step or self._digested
@@ -221,7 +251,8 @@ class Saver:
 
     def _write_parts(self, state: Mapping[str, Any], is_planned: bool) -> dict[str, Any]:
         """Write the sharded tensors of a state on every rank; the training waits. Return the rest of it."""
-        objects, path = state["objects"], os.path.join(self.checkpoints, files.name_of(state["step"]))
+        objects = state["objects"]
+        path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         self._check_finite(objects["model"])
         self._digest(state["step"], objects, is_planned, is_saved=True)
         if ranks.is_first():
@@ -242,9 +273,12 @@ class Saver:
         facts = {"shards": state["shards"]} if self.by_rank else {}
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         files.write(path, state, step=state["step"], run=run, **facts)
-        self.durable, self._marked, self._refusals = state["step"], None, 0
+        self.durable = state["step"]
+        self._marked = None
+        self._refusals = 0
         files.keep(path, self.keep, self._whole)
-        self.saved(state["step"])
+        if self.saved:
+            self.saved(state["step"])
 
     def _prepare(self, folder: str, state: dict[str, Any]) -> None:
         """Make the folder for a state, and delete what a killed write has left. Raises OSError if the disk is
@@ -255,7 +289,8 @@ class Saver:
             if self.durable:
                 self.log(f"warning: {folder} was deleted and is created again: older checkpoints are lost")
         sweep(folder)
-        space, size = os.statvfs(folder), size_of(state)
+        space = os.statvfs(folder)
+        size = size_of(state)
         if space.f_bavail * space.f_frsize < size:
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, {size / 1e6:.1f} MB are needed")
 
@@ -268,7 +303,8 @@ class Saver:
         if ranks.is_first():  # only it learns later whether a write succeeds
             self._failures[os.path.splitext(name)[1]] = reason
         self.step = self.durable
-        self._refusals += isinstance(error, OSError) and error.errno in _FINAL
+        if isinstance(error, OSError) and error.errno in _FINAL:
+            self._refusals += 1
         others = "older checkpoints are unchanged" if self.durable else "there is no checkpoint yet"
         if not self.durable and self._refusals == _MOST_FAILURES:
             self.hopeless = f"{reason}, {_MOST_FAILURES} times, and no checkpoint was saved before"
@@ -289,7 +325,8 @@ class HostCopies:
     def __init__(self) -> None:
         self._buffers: dict[tuple[Any, ...], torch.Tensor] = {}
         # the rest of a pinned block, which tensors share because the driver takes milliseconds for each
-        self._block, self._size = np.empty(0, np.uint8), 0
+        self._block = np.empty(0, np.uint8)
+        self._size = 0  # bytes of the state that is copied, for the size of a block
 
     def make(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of nested dictionaries, lists and tuples of tensors and plain types. If tensors are
@@ -302,14 +339,19 @@ class HostCopies:
         return copy
 
     def _copied(self, value: Any, place: tuple[Any, ...]) -> Any:
+        """Return a copy of a part of a state. place: its keys in the state."""
         if isinstance(value, torch.Tensor) and not value.is_meta:
-            whole = dtensors.full(value)
-            return self._buffer(whole, place).copy_(whole, non_blocking=True) if ranks.is_first() else None
+            whole = dtensors.full(value)  # a collective if the tensor is sharded
+            if not ranks.is_first():
+                return None
+            return self._buffer(whole, place).copy_(whole, non_blocking=True)
         if isinstance(value, dict):
-            return {key: self._copied(each, (*place, key)) for key, each in value.items()}
+            return {key: self._copied(part, (*place, key)) for key, part in value.items()}
         if isinstance(value, list | tuple):
-            return type(value)(self._copied(each, (*place, index)) for index, each in enumerate(value))
-        return value.item() if isinstance(value, np.generic) else value
+            return type(value)(self._copied(part, (*place, index)) for index, part in enumerate(value))
+        if isinstance(value, np.generic):
+            return value.item()
+        return value
 
     def _buffer(self, tensor: torch.Tensor, place: tuple[Any, ...]) -> torch.Tensor:
         """Return host memory of the tensor's shape and strides, pinned if the tensor is on a GPU."""
@@ -338,18 +380,23 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 def size_of(state: Any) -> int:
     """Return the bytes of the tensors in nested dictionaries, lists and tuples."""
     leaves, _ = tree_flatten(state)
-    tensors = (each for each in leaves if isinstance(each, torch.Tensor) and not each.is_meta)
-    return sum(each.numel() * each.element_size() for each in tensors)
+    size = 0
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor) and not leaf.is_meta:
+            size += leaf.numel() * leaf.element_size()
+    return size
 
 
 def find_infinite(tensors: dict[str, Any]) -> set[str]:
     """Return the names of tensors with a NaN or an infinity, such as the mask of an attention."""
-    return {
-        name
-        for name, each in tensors.items()
-        if isinstance(each, torch.Tensor) and each.is_floating_point() and not each.is_meta
-        if not torch.isfinite(each.sum()) and not torch.isfinite(each).all()  # a sum may overflow
-    }
+    names = set()
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.is_meta:
+            continue
+        # the sum is fast, and finite for nearly all; it may overflow, so that each element decides
+        if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+            names.add(name)
+    return names
 
 
 def describe(error: BaseException, path: str) -> str:

@@ -35,7 +35,9 @@ class ScheduleState:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, scheduler: Any, settings: dict[str, Any]):
-        self.optimizer, self.scheduler, self.settings = optimizer, scheduler, settings
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.settings = settings
         self.name = _name(scheduler)
         self.change = ""  # how the schedule of the checkpoint differs from this one
         self._check()
@@ -90,10 +92,9 @@ class ScheduleState:
         if saved["class"] != self.name:
             return f"it was {saved['class']}"
         began = saved["began"]
-        groups = zip(began["groups"], self._groups, strict=True)
-        pairs = [
-            tuple({name: each[name] for name in each if _scheduled(name)} for each in pair) for pair in groups
-        ]
+        pairs = []
+        for group_there, group_here in zip(began["groups"], self._groups, strict=True):
+            pairs.append((_scheduled_ones(group_there), _scheduled_ones(group_here)))
         pairs.append((began["state"], self._began))
         if _calls_a_function(self.scheduler):  # it may depend on any option
             there = {name: began["settings"].get(name) for name in self.settings}
@@ -119,10 +120,12 @@ class ScheduleState:
                     self.scheduler.step()
         except ValueError as error:  # OneCycleLR after its last step
             raise BadInput(f"its schedule {self.name} does not reach its step: {error}") from error
-        before, groups = saved["began"], (saved["groups"], self.optimizer.param_groups)
-        bases = ([group.get("initial_lr") for group in each] for each in (before["groups"], self._groups))
-        is_same = before["settings"] == self.settings and _same(*bases)
-        there, here = ([float(group["lr"]) for group in each] for each in groups)
+        began = saved["began"]
+        bases_there = [group.get("initial_lr") for group in began["groups"]]
+        bases_here = [group.get("initial_lr") for group in self._groups]
+        is_same = began["settings"] == self.settings and _same(bases_there, bases_here)
+        there = [float(group["lr"]) for group in saved["groups"]]
+        here = [float(group["lr"]) for group in self.optimizer.param_groups]
         if there != here and is_same and _calls_a_function(self.scheduler):
             raise BadInput(
                 f"its schedule {self.name} had the learning rates {there} and now gives {here} for "
@@ -132,7 +135,8 @@ class ScheduleState:
     def _load_groups(self, saved: dict[str, Any]) -> None:
         """Load the saved hyperparameters, except those that began with another value in this run and, if the
         schedule is another one, those that it has set."""
-        groups, count = self.optimizer.param_groups, len(self._groups)
+        groups = self.optimizer.param_groups
+        count = len(self._groups)
         for group, values in zip(groups[count:], saved["groups"][count:], strict=True):
             _set(group, values)  # the loop has added it
         began = zip(saved["began"]["groups"], self._groups, strict=False)
@@ -160,27 +164,34 @@ def plain(value: Any, refusal: str = "a checkpoint cannot hold ") -> Any:
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, dict):
-        return {
-            plain(key, refusal): plain(each, f"{refusal}{key}, ")
-            for key, each in value.items()
-            if not callable(each)
-        }
+        copy = {}
+        for key, part in value.items():
+            if not callable(part):
+                copy[plain(key, refusal)] = plain(part, f"{refusal}{key}, ")
+        return copy
     if type(value) in (list, tuple):
-        return type(value)(plain(each, refusal) for each in value if not callable(each))
+        return type(value)(plain(part, refusal) for part in value if not callable(part))
     raise BadInput(f"{refusal}{type(value).__name__}")
 
 
 def _name(scheduler: Any) -> str:
     """Return the classes of a scheduler: "StepLR", or "SequentialLR(LinearLR, StepLR)"."""
-    name = "none" if scheduler is None else type(scheduler).__name__
-    return f"{name}({', '.join(map(_name, scheduler._schedulers))})" if _is_composite(scheduler) else name
+    if scheduler is None:
+        return "none"
+    name = type(scheduler).__name__
+    if _is_composite(scheduler):
+        return f"{name}({', '.join(map(_name, scheduler._schedulers))})"
+    return name
 
 
 def _parts(scheduler: Any) -> list[Any]:
     """Return the schedulers in a composite one, or the scheduler itself."""
     if not _is_composite(scheduler):
         return [scheduler]
-    return [part for each in scheduler._schedulers for part in _parts(each)]
+    parts = []
+    for inner in scheduler._schedulers:
+        parts += _parts(inner)
+    return parts
 
 
 def _is_composite(scheduler: Any) -> bool:
@@ -192,16 +203,17 @@ def _is_torchs(scheduler: Any, names: set[str]) -> bool:
 
 
 def _of_the_step(scheduler: Any) -> bool:
-    return all(_is_torchs(each, _OF_THE_STEP) for each in _parts(scheduler))
+    return all(_is_torchs(part, _OF_THE_STEP) for part in _parts(scheduler))
 
 
 def _calls_a_function(scheduler: Any) -> bool:
     """Return whether a function of the user sets the rates: a state_dict does not contain it."""
-    return any(
-        _is_torchs(each, {"LambdaLR", "MultiplicativeLR"})
-        or (_is_torchs(each, {"CyclicLR"}) and each._scale_fn_custom is not None)
-        for each in _parts(scheduler)
-    )
+    for part in _parts(scheduler):
+        if _is_torchs(part, {"LambdaLR", "MultiplicativeLR"}):
+            return True
+        if _is_torchs(part, {"CyclicLR"}) and part._scale_fn_custom is not None:
+            return True
+    return False
 
 
 def _calls(scheduler: Any) -> int | None:
@@ -227,7 +239,12 @@ def _set(group: dict[str, Any], values: dict[str, Any]) -> None:
 
 
 def _scheduled(name: str) -> bool:
+    """Return whether a schedule may set this hyperparameter."""
     return name == "lr" or name.endswith(("_lr", "_momentum"))
+
+
+def _scheduled_ones(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if _scheduled(name)}
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -80,7 +80,9 @@ class RunState:
         learned: dict[str, Any] | None = None,
         sampling: dict[str, Any] | None = None,
     ):
-        self.objects, self.identity, self.settings = objects, {**(identity or {})}, settings or {}
+        self.objects = objects
+        self.identity = dict(identity or {})
+        self.settings = settings or {}
         self.sampling = sampling or {}
         self.is_sharded = dtensors.is_sharded(objects["model"])
         self.objects |= _inner_optimizers(objects["optimizer"])
@@ -128,13 +130,20 @@ class RunState:
             files.check_readable(objects)
         except Exception as error:  # the objects may be the user's own
             raise BadInput(f"a checkpoint cannot be saved: {error}") from error
-        optimizers = self._optimizers().values()
-        modules = {name: each for name, each in objects.items() if name not in self._optimizers()}
-        tensors = (each for _, each in digest.leaves(modules) if isinstance(each, torch.Tensor))
-        held = {dtensors.local(each).data_ptr() for each in tensors}
-        groups = [group for own in optimizers for group in own.param_groups]
-        trained = [dtensors.local(each) for group in groups for each in group["params"]]
-        if lost := sum(each.numel() > 0 and each.data_ptr() not in held for each in trained):
+        optimizers = self._optimizers()
+        modules = {name: saved for name, saved in objects.items() if name not in optimizers}
+        held = set()  # the addresses of the tensors that a checkpoint holds
+        for _, leaf in digest.leaves(modules):
+            if isinstance(leaf, torch.Tensor):
+                held.add(dtensors.local(leaf).data_ptr())
+        lost = 0
+        for optimizer in optimizers.values():
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    part = dtensors.local(parameter)
+                    if part.numel() and part.data_ptr() not in held:
+                        lost += 1
+        if lost:
             raise BadInput(
                 f"the optimizer trains {lost} tensors that no checkpoint holds: put them into the model, or "
                 "add their module before resume(): checkpoint.add(name=module)"
@@ -149,17 +158,22 @@ class RunState:
         if state.get("format") != FORMAT:
             raise files.Refused(f"its format is {state.get('format')}, this program reads {FORMAT}")
         # another version may have counted other options as identity
-        saved = _options(state["arguments"]) | state["identity"]
-        own = _options(self.settings) | self.identity
+        values_there = _options(state["arguments"]) | state["identity"]
+        values_here = _options(self.settings) | self.identity
         for name in sorted(state["identity"].keys() | self.identity.keys()):
-            if saved.get(name) != own.get(name):
-                raise files.Refused(f"its {name} is {saved.get(name)}, this run's is {own.get(name)}")
+            there = values_there.get(name)
+            here = values_here.get(name)
+            if there != here:
+                raise files.Refused(f"its {name} is {there}, this run's is {here}")
         for name, there in state.get("sampling", {}).items():  # version 0.21 did not write it
-            if there != (here := self.sampling.get(name)):
+            here = self.sampling.get(name)
+            if there != here:
                 raise files.Refused(f"its samples have the {name} {there}, this run's the {name} {here}")
-        models = state["objects"]["model"], self.objects["model"].state_dict()
-        for name in sorted(models[0].keys() | models[1].keys()):
-            there, here = (_shape(name, each[name]) if name in each else "missing" for each in models)
+        model_there = state["objects"]["model"]
+        model_here = self.objects["model"].state_dict()
+        for name in sorted(model_there.keys() | model_here.keys()):
+            there = _shape(name, model_there)
+            here = _shape(name, model_here)
             if there != here:
                 raise files.Refused(f"its model is different: {name} is {there}, this run's is {here}")
         if state["step"] > total_steps:
@@ -173,11 +187,12 @@ class RunState:
 
     def broadcast(self, state: SavedState | None) -> SavedState | None:
         """Return rank 0's state on every rank, with the tensors of a sharded model as this rank's parts."""
-        objects: dict[str, Any] = {
-            name: own.state_dict() for name, own in self.objects.items() if isinstance(own, torch.nn.Module)
-        }
-        for name, own in self._optimizers().items():
-            parameters = [each for group in own.param_groups for each in group["params"]]
+        objects: dict[str, Any] = {}
+        for name, value in self.objects.items():
+            if isinstance(value, torch.nn.Module):
+                objects[name] = value.state_dict()
+        for name, optimizer in self._optimizers().items():
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             objects[name] = {"state": dict(enumerate(parameters))}
         state = dtensors.broadcast(state, {"objects": objects})
         if state and "shards" in state:
@@ -195,8 +210,9 @@ class RunState:
             )
         if saved["optimizer"]["class"] != (name := type(self.objects["optimizer"]).__name__):
             raise files.Refused(f"its optimizer is {saved['optimizer']['class']}, this run's is {name}")
-        for name, own in self._optimizers().items():
-            there, here = _sizes(saved[name]), _sizes(own)
+        for name, optimizer in self._optimizers().items():
+            there = _sizes(saved[name])
+            here = _sizes(optimizer)
             if there[: len(here)] != here:  # the loop may add the last groups later
                 raise files.Refused(f"its {name} has groups of {there} parameters, this run's has {here}")
 
@@ -208,10 +224,10 @@ class RunState:
         """
         saved = state["objects"]
         self._later = state if self._find_missing_groups(state) else None
-        for name, own in self.objects.items():
+        for name, value in self.objects.items():
             is_other = name not in saved or (name == "scaler" and not saved[name])
-            if not is_other and not isinstance(own, torch.optim.Optimizer):
-                own.load_state_dict(saved[name])
+            if not is_other and not isinstance(value, torch.optim.Optimizer):
+                value.load_state_dict(saved[name])
         if not self._later:
             self._restore_optimizers(state)
         self._frozen_before = set(state["frozen"])
@@ -244,15 +260,18 @@ class RunState:
         )
 
     def _frozen(self) -> set[str]:
-        return {name for name, each in self.objects["model"].named_parameters() if not each.requires_grad}
+        parameters = self.objects["model"].named_parameters()
+        return {name for name, parameter in parameters if not parameter.requires_grad}
 
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        return {name: each for name, each in self.objects.items() if isinstance(each, torch.optim.Optimizer)}
+        objects = self.objects.items()
+        return {name: value for name, value in objects if isinstance(value, torch.optim.Optimizer)}
 
     def _find_missing_groups(self, state: SavedState) -> str:
         """Return which optimizer has fewer groups than in the state; "" if none has."""
-        for name, own in self._optimizers().items():
-            there, here = _sizes(state["objects"][name]), _sizes(own)
+        for name, optimizer in self._optimizers().items():
+            there = _sizes(state["objects"][name])
+            here = _sizes(optimizer)
             if there != here:
                 return f"the {name} of the checkpoint has groups of {there} parameters, this run's has {here}"
         return ""
@@ -263,22 +282,22 @@ class RunState:
         An optimizer keeps its list of groups, because another one may share it: load_state_dict() makes a
         new list.
         """
-        own = self._optimizers()
-        groups = {name: each.param_groups for name, each in own.items()}
-        for name, each in own.items():
+        optimizers = self._optimizers()
+        groups = {name: optimizer.param_groups for name, optimizer in optimizers.items()}
+        for name, optimizer in optimizers.items():
             saved = state["objects"][name]
             if name == "optimizer":  # its hyperparameters belong to the schedule
-                saved = saved | {"param_groups": each.state_dict()["param_groups"]}
+                saved = saved | {"param_groups": optimizer.state_dict()["param_groups"]}
                 del saved["class"]
-            each.load_state_dict(saved)
-        for name, each in own.items():
-            for kept, loaded in zip(groups[name], each.param_groups, strict=True):
+            optimizer.load_state_dict(saved)
+        for name, optimizer in optimizers.items():
+            for kept, loaded in zip(groups[name], optimizer.param_groups, strict=True):
                 kept.update(loaded)
-            each.param_groups = groups[name]
+            optimizer.param_groups = groups[name]
         self.schedule.load(state["schedule"])
 
     def _objects(self) -> dict[str, dict[str, Any]]:
-        states = {name: own.state_dict() for name, own in self.objects.items() if name != "scheduler"}
+        states = {name: value.state_dict() for name, value in self.objects.items() if name != "scheduler"}
         optimizer = states["optimizer"]
         groups = plain(optimizer["param_groups"], "a checkpoint cannot hold the optimizer's ")
         name = type(self.objects["optimizer"]).__name__
@@ -289,8 +308,11 @@ def _options(settings: dict[str, Any]) -> dict[str, Any]:
     return {f"--{name}": value for name, value in settings.items()}
 
 
-def _shape(name: str, value: object) -> object:
-    """Return the shape of a tensor; for the extra state of a module, that it has one."""
+def _shape(name: str, weights: Mapping[str, Any]) -> object:
+    """Return the shape of a tensor in a state_dict; for the extra state of a module, that it has one."""
+    if name not in weights:
+        return "missing"
+    value = weights[name]
     if name.endswith("_extra_state") or not isinstance(value, torch.Tensor):
         return "present"
     return list(value.shape)
@@ -312,4 +334,5 @@ def _inner_optimizers(optimizer: Any) -> dict[str, torch.optim.Optimizer]:
         )
     if type(optimizer).state_dict is not torch.optim.Optimizer.state_dict:
         return {}
-    return {f"optimizer.{place}": each for place, each in enumerate(find_optimizers(vars(optimizer)))}
+    inner = enumerate(find_optimizers(vars(optimizer)))
+    return {f"optimizer.{place}": held for place, held in inner}
