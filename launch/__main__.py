@@ -14,13 +14,15 @@ VERBS = {  # verb: (module with main(arguments) -> exit code, what it does)
     "check": ("launch.check", "check this node: GPUs, shared memory, disks, limits, network, versions"),
     "simulate": ("launch.simulate.cli", "run a job on this machine as a platform would, with faults"),
     "pack": ("launch.bundle.cli", "make the code of a job ready for upload: a folder with a manifest"),
-    "upload": ("launch.transfer.upload", "upload a snapshot or data to an object store; skip equal files"),
+    "upload": (
+        "launch.transfer.upload",
+        "upload a snapshot or data to an object store; skip equal files; --clean: remove old snapshots",
+    ),
     "submit": (
         "launch.platforms.submit",
         "create a job on a managed platform, or write the file for its tool",
     ),
     "fetch": ("launch.transfer.fetch", "download outputs from an object store and compare them"),
-    "clean": ("launch.transfer.clean", "remove old snapshots and unfinished uploads from an object store"),
     "report": (
         "launch.report.cli",
         "make one page of runs: curves, speed, waiting, restarts, receipts, settings",
@@ -40,6 +42,7 @@ VERBS = {  # verb: (module with main(arguments) -> exit code, what it does)
     ),
 }
 REMOVED = {  # former verb: what to use instead
+    "clean": "use `upload --clean --to URL`",
     "logs": "the service's console and ma-cli show the logs of a job; its log_url has them whole",
     "status": "the service's console, SDK and ma-cli show a job",
     "stop": "the service's console, SDK and ma-cli stop a job",
