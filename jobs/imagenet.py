@@ -42,7 +42,7 @@ from common.compute import averaging, losses, models, optimizers, precision
 from common.console import arguments
 from common.console.arguments import FLAG, IDENTITY, OPERATION, boolean, positive_int
 from common.distributed import process_group
-from common.parallel import compilation, exact_shards, gradients
+from common.parallel import compilation, exact_shards
 from common.platform import node
 from common.run import evaluation, metrics
 from common.run.run import Run
@@ -93,8 +93,6 @@ def parse_args() -> arguments.Arguments:
     losses.add_arguments(add)
     help = "seed of weights, order and crops (default: 0)"
     add("--seed", role=IDENTITY, type=arguments.seed, default=0, help=help)
-    help = "bf16: gradients are sent as bfloat16, half of the bytes (default: none)"
-    add("--gradient_compression", choices=["none", "bf16"], default="none", help=help)
     names = ("acc", "loss", "class_acc", "top5", "f1")
     metric = lambda name: {"top1": "acc"}.get(name, name)  # noqa: E731 - timm's name
     add("--best_metric", type=metric, choices=names, help="metric that chooses best.pth (default: acc or f1)")
@@ -124,8 +122,6 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     for name in ("ema", "momentum", "label_smoothing", "layer_decay"):
         if (getattr(args, name) or 0) > 1:
             raise BadInput(f"--{name} {getattr(args, name)} is not in 0..1")
-    if args.exact_shards and args.gradient_compression != "none":
-        raise BadInput("--exact_shards and --gradient_compression exclude each other")
     if args.grad_checkpointing and args.compile:
         raise BadInput("--grad_checkpointing and --compile true exclude each other")
     follows: dict[str, Any] = {"compile": False} if args.grad_checkpointing else {}
@@ -190,7 +186,6 @@ def main() -> None:
         # No static_graph: no_sync(), which --accumulate needs, breaks with it (pytorch/pytorch#143580).
         forward = DistributedDataParallel(forward, device_ids=device_ids, gradient_as_bucket_view=True)
         forward.broadcast_buffers = False  # rank 0's are sent before an evaluation
-        gradients.compress_gradients(forward, args.gradient_compression)
     if (device.type == "cuda" if args.compile is None else args.compile) and not args.evaluate:
         with log.timed("compilation"), autocast:
             examples = [train_loader.example(micro_batch, size) for size in train_loader.plan.sizes]

@@ -18,7 +18,7 @@ from bootfile.ground.intervals import Interval
 from bootfile.ground.secrets import hide, is_secret, mask
 from common.ground.files import is_url
 
-BATCH_SIZE_HELP = "samples of a step over all processes; scale --lr with it (default: %(default)s)"
+BATCH_SIZE_HELP = "samples of a step over all processes, N/gpu: of each; scale --lr (default: %(default)s)"
 
 TIMM = "timm:"  # the name of a network of timm begins with this
 _LARGEST = 8192  # pixels of a side
@@ -28,7 +28,15 @@ REMOVED = {  # former options
     "rank_level": "removed: --rank counts nodes; to start each process yourself, use torchrun",
     "bn_weight_decay": "removed: norms and biases do not decay; change optimizers.build() in a copy",
     "sample_weights": "removed: use --class_weights FILE",
+    "upload_timeout": "removed: the last upload to a URL is repeated for 300 s, after a signal for --grace",
+    "antialias": "removed: images are always resized with antialiasing; --pack loads them faster",
+    "optimizer_kwargs": "removed: in a copy, optimizers.build(args, model, device, betas=(0.9, 0.95))",
+    "gradient_compression": "removed: in a copy, forward.register_comm_hook(None, bf16_compress_hook)",
+    "batch_size_per_gpu": "removed: use --batch_size N/gpu",
+    "partial_weights": "removed: use --weights FILE,partial",
+    "checkpoint_activations": "removed: use --grad_checkpointing",
 }
+_FORMER_DEFAULTS = {"antialias": True, "optimizer_kwargs": "{}", "gradient_compression": "none"}
 _OTHER_NAMES = {"learning_rate": "lr", "bs": "batch_size", "wd": "weight_decay"}  # difflib misses these
 
 # Roles of options. Of others another value may change the training: its schedule must permit it.
@@ -96,6 +104,16 @@ def without_operation(args: argparse.Namespace, values: dict[str, Any]) -> dict[
 
 def _role(args: argparse.Namespace, name: str) -> str:
     return getattr(args, "roles", {}).get(name, "")
+
+
+def find_removed(settings: Mapping[str, Any]) -> list[str]:
+    """Return "--name value" for each former option that changed the training of a run. settings: those that
+    the run has stored. Called with those of a checkpoint and of weights of earlier versions."""
+    return [
+        f"--{name} {settings[name]}"
+        for name, default in _FORMER_DEFAULTS.items()
+        if settings.get(name, default) != default
+    ]
 
 
 # An option whose value may be left out for true: parser.add_argument(name, **FLAG).
