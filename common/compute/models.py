@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
-from common.console import arguments, config
+from common.console import config
 
 # torch.optim.SGD(..., **FUSED[device.type]): on CUDA one kernel updates all weights, and the host does not
 # wait for the device to check whether a step is finite. SGD has it since torch 2.3.
@@ -20,7 +20,6 @@ FUSED = collections.defaultdict[str, dict[str, Any]](dict)
 FUSED["cuda"] = {"fused": True} if torch.__version__ >= "2.3" else {}
 WIDTH_HELP = "channels of the first stage: 8 for a quick test (default: 64)"
 NO_KWARGS = "{}"
-arch, image_size = arguments.arch, arguments.image_size  # the types of options of jobs
 _WIDEST = 1024  # channels of the first stage
 
 
@@ -47,7 +46,8 @@ def check(
     other_size: int | None = None,
     kwargs: str = NO_KWARGS,
 ) -> None:
-    """Raise BadInput if the network of this name (arch()) cannot take images of that size.
+    """Raise BadInput if the network of this name (networks.arch()) cannot take images of that
+    size.
 
     batch: images of one training batch; None: the network is not trained. other_size: a size on which the
     same network is also trained, or evaluated. kwargs: as for build().
@@ -76,15 +76,17 @@ def on_meta(make: Callable[[], Any]) -> Any:
 
 
 def build(name: str, classes: int, image_size: int, kwargs: str = NO_KWARGS) -> nn.Module:
-    """Return the network of this name (arch()) with torch's layers, untrained.
+    """Return the network of this name (networks.arch()) with torch's layers, untrained.
 
     Input float [N, 3, image_size, image_size], output logits [N, classes]. kwargs: arguments of its class, an
     inline table of TOML. Raises BadInput if it has no such argument, or cannot take images of that size.
     """
+    from common.compute import networks  # a job with a network of its own does not need it
+
     given = f"--arch {name}" if kwargs == NO_KWARGS else f"--arch {name} --model_kwargs {kwargs}"
     cannot = f"{given} cannot take images of --image_size {image_size}"
     make = functools.partial(
-        _build_timm if name.startswith(arguments.TIMM) else _build_torchvision, name, classes, image_size
+        _build_timm if name.startswith(networks.TIMM) else _build_torchvision, name, classes, image_size
     )
     values = config.table(kwargs)
     if "num_classes" in values:
@@ -114,7 +116,9 @@ def _build_torchvision(name: str, classes: int, image_size: int, **kwargs: Any) 
 
 
 def _build_timm(name: str, classes: int, image_size: int, **kwargs: Any) -> nn.Module:
-    create, name = arguments.import_timm().create_model, name.removeprefix(arguments.TIMM)
+    from common.compute import networks  # a job with a network of its own does not need it
+
+    create, name = networks.import_timm().create_model, name.removeprefix(networks.TIMM)
     try:
         return create(name, num_classes=classes, **{"img_size": image_size} | kwargs)  # for transformers
     except TypeError:
@@ -143,8 +147,10 @@ def checkpoint_blocks(model: Any, arch: str) -> None:
     """Compute the blocks of a classifier again in the backward pass, which then needs only their inputs: less
     memory, more time, equal results. Raises BadInput. Source: T. Chen et al., arXiv:1604.06174.
     """
+    from common.compute import networks  # a job with a network of its own does not need it
+
     cannot = f"--grad_checkpointing: {arch} has no blocks for it: --accumulate N also needs less memory"
-    if arch.startswith(arguments.TIMM):
+    if arch.startswith(networks.TIMM):
         try:
             model.set_grad_checkpointing()
         except (AssertionError, AttributeError) as error:

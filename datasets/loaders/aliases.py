@@ -8,7 +8,8 @@ from typing import Any
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from common.checkpoint import pretrained
-from common.console.arguments import FLAG, OPERATION, TIMM, Parser, arch
+from common.compute.networks import TIMM, arch
+from common.console.arguments import FLAG, OPERATION, Parser
 from datasets.loaders.backends import SPELLINGS
 
 _TIMM = {  # option of timm's train.py -> ours

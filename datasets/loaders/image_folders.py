@@ -14,7 +14,7 @@ from bootfile.processes import ranks
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
 from common.checkpoint import weights
-from common.compute import models
+from common.compute import networks
 from common.console.arguments import IDENTITY, OPERATION, boolean, positive_int
 from common.distributed import barrier
 from common.ground import endings
@@ -107,17 +107,17 @@ def add_arguments(parser: JobParser) -> None:
     add(
         "--image_size",
         role=IDENTITY,
-        type=models.image_size,
+        type=networks.image_size,
         metavar="N",
         default=224,
         help="pixels (default: 224)",
     )
     help = "pixels in evaluations (default: --image_size)"
-    add("--val_image_size", role=OPERATION, type=models.image_size, metavar="N", help=help)
+    add("--val_image_size", role=OPERATION, type=networks.image_size, metavar="N", help=help)
     add(
         "--first_image_size",
         role=IDENTITY,
-        type=models.image_size,
+        type=networks.image_size,
         metavar="PIXELS",
         help="size in the first 70%% of the epochs; then it rises to --image_size (default: the same)",
     )

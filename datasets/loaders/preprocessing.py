@@ -10,7 +10,8 @@ from typing import Any
 
 from bootfile.ground.errors import BadInput
 from common.checkpoint import pretrained, weights
-from common.console.arguments import IDENTITY, TIMM, import_timm, non_negative_float, positive_float
+from common.compute.networks import TIMM, import_timm
+from common.console.arguments import IDENTITY, non_negative_float, positive_float
 from common.run import starts
 from datasets.folders import image_folder
 from datasets.folders.resize import BICUBIC, BILINEAR

@@ -12,7 +12,7 @@ from torch import nn
 
 from bootfile.ground.errors import BadInput, in_one_line, print_line
 from common.checkpoint import weights
-from common.compute import models
+from common.compute import models, networks
 from common.console.arguments import boolean, positive_int
 from common.run import starts
 from datasets.loaders import preprocessing
@@ -44,7 +44,7 @@ class Trained(NamedTuple):
 _NETWORK = ("arch", "dataset", "width", "model_kwargs")  # the options that choose one
 _SMALL = "ResNet-18 for small images"
 _OPTIONS: dict[str, Callable[[str], Any]] = {  # of the run: the type of the option
-    "arch": models.arch, "image_size": models.image_size, "val_image_size": models.image_size,
+    "arch": networks.arch, "image_size": networks.image_size, "val_image_size": networks.image_size,
     "dataset": str, "width": positive_int,
     "amp": boolean, "model_kwargs": str, "loss": str, **preprocessing.KINDS,
 }  # fmt: skip

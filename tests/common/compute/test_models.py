@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from bootfile.ground.errors import BadInput
-from common.compute import models
+from common.compute import models, networks
 from common.compute.models import build, check, resnet18
-from common.console import arguments
 
 
 def test_parameters_of_the_seed():
@@ -96,7 +95,7 @@ def _train(arch: str, size: int, kwargs: str, checkpoints: bool) -> tuple[dict, 
     ],
 )
 def test_computing_blocks_again_changes_no_bit(arch, size, kwargs):
-    if arch.startswith(arguments.TIMM):
+    if arch.startswith(networks.TIMM):
         pytest.importorskip("timm")
     one, less = _train(arch, size, kwargs, checkpoints=True)
     other, all_kept = _train(arch, size, kwargs, checkpoints=False)
