@@ -38,7 +38,7 @@ from bootfile.processes import ranks
 from bootfile.sampling import sampler
 from common.checkpoint import weights
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
-from common.compute import averaging, losses, models, optimizers, precision
+from common.compute import averaging, losses, models, networks, optimizers, precision
 from common.console import arguments
 from common.console.arguments import FLAG, IDENTITY, OPERATION, boolean, positive_int
 from common.distributed import process_group
@@ -50,11 +50,16 @@ from datasets.loaders import aliases, image_folders, measure
 from datasets.sampling import effects
 
 WARM_UP_BATCHES = 10  # of --prof
+FIRST_OPTIONS = (  # --help begins with them
+    "data_url", "custom_data", "arch", "image_size", "weights", "epochs", "batch_size", "lr", "output_dir",
+    "evaluate",
+)  # fmt: skip
 
 
 def parse_args() -> arguments.Arguments:
     # The parser adds --output_dir, --max_steps, --enable_gpu, --resume, --save_every, --weights and more.
     parser = TrainingParser(__doc__)
+    parser.first = FIRST_OPTIONS
     number = arguments.non_negative_float
     image_folders.add_arguments(parser)  # --data_url, --data_backend, --pack, --cache, --image_size, ...
     add = parser.add_argument_group("model").add_argument
@@ -62,7 +67,7 @@ def parse_args() -> arguments.Arguments:
         "-a",
         "--arch",
         role=IDENTITY,
-        type=models.arch,
+        type=networks.arch,
         default="resnet50",
         help="network of torchvision, or timm:NAME (default: resnet50)",
     )

@@ -69,9 +69,17 @@ def test_the_options_of_the_jobs_are_frozen(parsers):
     frozen = [(jobs.split(), names.split()) for jobs, names in OPTIONS.items()]
     have = {(f"jobs/{job}.py", name) for jobs, names in frozen for job in jobs for name in names}
     found = {(job, name) for job in parsers if job.endswith(".py") for name in read_names(parsers[job])}
-    assert sorted(found - have) == [], "a new option needs what CONTRIBUTING.md asks for under `Options`"
+    assert sorted(found - have) == [], "options are frozen: a new knob goes into a block (CONTRIBUTING.md)"
     assert sorted(have - found) == [], "a removed option is entered in REMOVED of common/console/arguments.py"
     assert not {name for _, name in have} & {f"--{name}" for name in REMOVED}
+
+
+def test_the_experimental_options_are_options(parsers):
+    page = (ROOT / "jobs" / "options.md").read_text(encoding="utf-8")
+    paragraph = re.search(r"^- \*\*Experimental\*\*.*?(?=^- )", page, re.MULTILINE | re.DOTALL)[0]
+    jobs = [rows for name, rows in parsers.items() if name.endswith(".py")]
+    named = set(re.findall(r"`(--\w+)`", paragraph))
+    assert named and named <= set().union(*map(read_names, jobs))
 
 
 def test_a_job_may_define_an_option_of_a_run_itself():

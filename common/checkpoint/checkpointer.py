@@ -248,10 +248,10 @@ class Checkpointer(Exact):
         state = self._load(self._wanted)[1]
         if state and "training data" not in self.state.identity:
             self.say("warning: the training data are not compared: the receipt has no fingerprint")
-        for option in arguments.find_removed(state["arguments"]) if state else ():
-            self.say(
-                f"warning: the run had {option}, an option that was removed: a copy of the job can do it"
-            )
+        if state:
+            from common.checkpoint import former  # only a run that continues needs it
+
+            former.warn(state["arguments"], self.say)
         return state
 
     def _wait_for_first(self, error: BadInput | None) -> None:

@@ -23,7 +23,6 @@ from common.run import output
 from common.run.job import JobParser
 
 _PARTIAL = ",partial"  # at the end of --weights: use the tensors that fit, if others do not
-_SPLIT_OFF = ("batch_size_per_gpu", "partial_weights")  # values that --batch_size and --weights may give, too
 
 
 class TrainingParser(JobParser):
@@ -43,7 +42,7 @@ class TrainingParser(JobParser):
         _add_arguments(self)
         # what the job has set counts for the options that are added here, too
         self.set_defaults(**{name: value for name, value in self._defaults.items() if name not in own})
-        self.roles |= dict.fromkeys(_SPLIT_OFF, OPERATION)
+        self.roles |= {"batch_size_per_gpu": OPERATION, "partial_weights": OPERATION}  # of the checks
         return super().parse_args(args, namespace)
 
     def _accept_share_of_batch(self) -> None:
@@ -56,8 +55,7 @@ class TrainingParser(JobParser):
 
 
 def _batch_size(of_all: Callable[[str], Any], text: str) -> Any:
-    """Parse --batch_size: N as the job does, by of_all(), or N/gpu, which stays a text until _count_batch().
-    Raises ArgumentTypeError."""
+    """Parse N with the job's own type, or N/gpu, which stays a text until _count_batch()."""
     count, slash, unit = text.partition("/")
     if not slash:
         return of_all(text)
@@ -70,8 +68,7 @@ def _batch_size(of_all: Callable[[str], Any], text: str) -> Any:
 
 
 def _count_batch(args: argparse.Namespace) -> dict[str, int | None]:
-    """Return the samples of a step over all processes, and those of each process if --batch_size gives them.
-    The parser calls it before the processes start."""
+    """Return the samples of a step over all processes, and those of each one if --batch_size gives them."""
     given = getattr(args, "batch_size", None)  # a job may have no such option
     if not isinstance(given, str):
         return {"batch_size_per_gpu": None}

@@ -13,15 +13,12 @@ from bootfile.console.parser import non_negative_float as non_negative_float
 from bootfile.console.parser import non_negative_int as non_negative_int
 from bootfile.console.parser import positive_float as positive_float
 from bootfile.console.parser import positive_int as positive_int
-from bootfile.ground.errors import import_optional
 from bootfile.ground.intervals import Interval
 from bootfile.ground.secrets import hide, is_secret, mask
 from common.ground.files import is_url
 
 BATCH_SIZE_HELP = "samples of a step over all processes, N/gpu: of each; scale --lr (default: %(default)s)"
 
-TIMM = "timm:"  # the name of a network of timm begins with this
-_LARGEST = 8192  # pixels of a side
 REMOVED = {  # former options
     "stage": "removed: data at a URL are always copied to the node",
     "scan": "removed: every file is read once, and the index is kept in --cache_dir",
@@ -36,7 +33,6 @@ REMOVED = {  # former options
     "partial_weights": "removed: use --weights FILE,partial",
     "checkpoint_activations": "removed: use --grad_checkpointing",
 }
-_FORMER_DEFAULTS = {"antialias": True, "optimizer_kwargs": "{}", "gradient_compression": "none"}
 _OTHER_NAMES = {"learning_rate": "lr", "bs": "batch_size", "wd": "weight_decay"}  # difflib misses these
 
 # Roles of options. Of others another value may change the training: its schedule must permit it.
@@ -106,16 +102,6 @@ def _role(args: argparse.Namespace, name: str) -> str:
     return getattr(args, "roles", {}).get(name, "")
 
 
-def find_removed(settings: Mapping[str, Any]) -> list[str]:
-    """Return "--name value" for each former option that changed the training of a run. settings: those that
-    the run has stored. Called with those of a checkpoint and of weights of earlier versions."""
-    return [
-        f"--{name} {settings[name]}"
-        for name, default in _FORMER_DEFAULTS.items()
-        if settings.get(name, default) != default
-    ]
-
-
 # An option whose value may be left out for true: parser.add_argument(name, **FLAG).
 FLAG: dict[str, Any] = {
     "type": boolean,
@@ -172,11 +158,13 @@ class Parser(parser.Parser):
     """A Parser whose options may have roles, and whose folders and files are not URLs.
 
     An option or a group may have a role, IDENTITY or OPERATION: add_argument("--seed", role=IDENTITY).
+    first: names of the options with which --help begins, if the parser has many.
     """
 
     formatter = _HelpFormatter
     short_names = MappingProxyType(_OTHER_NAMES)
     hints: Mapping[str, str] = MappingProxyType(REMOVED)
+    first: Sequence[str] = ()
 
     def __init__(self, description: str | None, prog: str | None = None):
         self.roles: dict[str, str] = {}  # option -> IDENTITY, OPERATION or ""
@@ -192,6 +180,14 @@ class Parser(parser.Parser):
         self._action_groups.append(group)
         return group
 
+    def format_help(self) -> str:
+        """Return the text of --help: all options, each once, and a usage of one line if some come first."""
+        if not self.first:
+            return super().format_help()
+        from common.console.help import format_help  # when it is asked for
+
+        return format_help(self, self.first, self._get_formatter())
+
     def parse_known_args(
         self, args: Iterable[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
@@ -204,32 +200,3 @@ class Parser(parser.Parser):
                 name = action.option_strings[-1] if action.option_strings else kind
                 self.error(f"{name} {value}: expected a path of this machine, got a URL")
         return parsed, unknown
-
-
-def arch(text: str) -> str:
-    """Check an argument that names a classifier of torchvision, or timm:NAME, and no model of a hub. Raises
-    ArgumentTypeError, and MissingPackage without timm."""
-    if text.startswith(TIMM):
-        timm, name = import_timm(), text.removeprefix(TIMM)
-        if re.fullmatch(r"[\w.-]+", name) and timm.is_model(name):
-            return text
-        raise argparse.ArgumentTypeError(f"{text} is not a model of timm {timm.__version__}")
-    import torchvision
-
-    if text not in torchvision.models.list_models(module=torchvision.models):
-        raise argparse.ArgumentTypeError(
-            f"{text} is not a torchvision classifier ({torchvision.__version__})"
-        )
-    return text
-
-
-def image_size(text: str) -> int:
-    """Parse an argument: the side of a square image, at most 8192 pixels."""
-    if (value := positive_int(text)) > _LARGEST:
-        raise argparse.ArgumentTypeError(f"{text} is more than {_LARGEST} pixels")
-    return value
-
-
-def import_timm() -> Any:
-    """Return the package timm. Raises MissingPackage."""
-    return import_optional("timm", "--arch timm:NAME needs timm")

@@ -11,6 +11,7 @@ import torch
 
 from bootfile.exact import files as checkpoint
 from bootfile.receipt import receipt
+from common.checkpoint import former
 from datasets.memory import digits
 from tests.conftest import (
     QUICK,
@@ -276,3 +277,15 @@ def test_a_checkpoint_of_a_version_with_more_options_continues(tmp_path, whole):
         warning = "warning: the run had --optimizer_kwargs {eps = 1e-6}, an option that was removed"
         assert (warning in printed) == said
         assert same_weights(weights(out), weights(whole[0]))
+
+
+def test_former_options_with_another_value_than_their_default_are_named():
+    old = {
+        "antialias": True,
+        "gradient_compression": "none",
+        "optimizer_kwargs": "{}",
+        "upload_timeout": 60.0,
+    }
+    assert former.find_changed(old) == former.find_changed({}) == []
+    changed = old | {"antialias": False, "optimizer_kwargs": "{eps = 1e-6}"}
+    assert former.find_changed(changed) == ["--antialias False", "--optimizer_kwargs {eps = 1e-6}"]

@@ -405,10 +405,3 @@ def test_a_url_is_not_a_path_of_this_machine(words):
     with pytest.raises(BadInput, match=f"{words[-1]}: expected a path of this machine, got a URL"):
         parser.parse_args(words)
     assert parser.parse_args(["--to", "a.csv"]).to == "a.csv"
-
-
-def test_a_run_of_an_earlier_version_names_the_former_options_that_it_had_set():
-    old = {"antialias": True, "gradient_compression": "none", "optimizer_kwargs": "{}", "upload_timeout": 6}
-    assert arguments.find_removed(old) == arguments.find_removed({}) == []
-    changed = old | {"antialias": False, "optimizer_kwargs": "{eps = 1e-6}"}
-    assert arguments.find_removed(changed) == ["--antialias False", "--optimizer_kwargs {eps = 1e-6}"]
