@@ -33,7 +33,7 @@ class TrainingParser(JobParser):
 
     def __init__(self, description: str | None):
         super().__init__(description)
-        self.checks += [_count_batch, _split_weights, check, _check_level]
+        self.checks += [_split_weights, check, _check_level]
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         self._accept_share_of_batch()
@@ -47,11 +47,13 @@ class TrainingParser(JobParser):
 
     def _accept_share_of_batch(self) -> None:
         """Let the job's --batch_size take N/gpu, too."""
-        action = self._option_string_actions.get(self.by_name().get("batch_size", ""))
-        if action is not None:
+        options = self.by_name()
+        if "batch_size" in options:
+            action = self._option_string_actions[options["batch_size"]]
             of_all = self._registry_get("type", action.type, action.type)
             action.type = functools.partial(_batch_size, of_all)
             action.metavar = action.metavar or "N|N/gpu"
+            self.checks.insert(0, _count_batch)
 
 
 def _batch_size(of_all: Callable[[str], Any], text: str) -> Any:
@@ -69,11 +71,11 @@ def _batch_size(of_all: Callable[[str], Any], text: str) -> Any:
 
 def _count_batch(args: argparse.Namespace) -> dict[str, int | None]:
     """Return the samples of a step over all processes, and those of each one if --batch_size gives them."""
-    given = getattr(args, "batch_size", None)  # a job may have no such option
-    if not isinstance(given, str):
+    count, slash, _ = str(args.batch_size).partition("/")
+    if not slash:
         return {"batch_size_per_gpu": None}
-    count = int(given.partition("/")[0])
-    return {"batch_size": count * devices.find_topology(args).world_size, "batch_size_per_gpu": count}
+    world_size = devices.find_topology(args).world_size
+    return {"batch_size": int(count) * world_size, "batch_size_per_gpu": int(count)}
 
 
 def _split_weights(args: argparse.Namespace) -> dict[str, Any]:
@@ -94,7 +96,7 @@ def _check_level(args: argparse.Namespace) -> dict[str, str]:
 
     instructions.check(args.cpu_level)
     vector_math.protect()
-    if getattr(args, "compile", False):
+    if vars(args).get("compile"):  # an option of some jobs
         raise BadInput(
             f"--cpu_level {args.cpu_level} --compile: compiled code has the instructions of this CPU: leave "
             "one of them out"

@@ -82,7 +82,7 @@ def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | N
     }
 
 
-def identity(args: argparse.Namespace) -> dict[str, Any]:
+def identity(args: Arguments) -> dict[str, Any]:
     """Return the options with the role IDENTITY, --name -> plain value, without credentials."""
     shown = settings(args)
     kept = {name: each for name, each in vars(args).items() if _role(args, name) == IDENTITY}
@@ -93,13 +93,13 @@ def identity(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def without_operation(args: argparse.Namespace, values: dict[str, Any]) -> dict[str, Any]:
+def without_operation(args: Arguments, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of options that may change the training."""
     return {name: each for name, each in values.items() if _role(args, name) != OPERATION}
 
 
-def _role(args: argparse.Namespace, name: str) -> str:
-    return getattr(args, "roles", {}).get(name, "")
+def _role(args: Arguments, name: str) -> str:
+    return args.roles.get(name, "")
 
 
 # An option whose value may be left out for true: parser.add_argument(name, **FLAG).

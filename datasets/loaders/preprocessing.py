@@ -61,11 +61,12 @@ def add_arguments(add: Callable[..., Any]) -> None:
 
 def complete(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of add_arguments(), those of the model if they are not given. args: also arch,
-    weights. Raises BadInput."""
+    weights, evaluate. Raises BadInput."""
     own = find(args.arch, args.weights)
     chosen = {name: getattr(args, name) or own.get(name) for name in _DEFAULTS}
-    for name in ("mean", "std") if getattr(args, "evaluate", False) else ():
-        if chosen[name] != (trained := own.get(name, chosen[name])):
+    for name in ("mean", "std") if args.evaluate else ():
+        trained = own.get(name, chosen[name])
+        if chosen[name] != trained:
             raise BadInput(f"--{name} {chosen[name]}: the weights were trained with {trained}: leave it out")
     return {name: None if each == _DEFAULTS[name] else each for name, each in chosen.items()}
 

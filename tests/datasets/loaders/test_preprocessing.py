@@ -25,7 +25,7 @@ NONE = dict.fromkeys(("mean", "std", "crop_share", "interpolation"))
 
 
 def complete(arch, weights=None, **given):
-    others = {"arch": arch, "weights": weights}
+    others = {"arch": arch, "weights": weights, "evaluate": False}
     return preprocessing.complete(argparse.Namespace(**NONE | others | given))
 
 
