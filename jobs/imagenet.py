@@ -38,11 +38,11 @@ from bootfile.processes import ranks
 from bootfile.sampling import sampler
 from common.checkpoint import weights
 from common.checkpoint.checkpointer import Checkpointer, TrainingParser
-from common.compute import averaging, classifiers, heads, losses, optimizers, precision, recompute
+from common.compute import averaging, classifiers, heads, losses, networks, optimizers, precision, recompute
 from common.console import arguments
 from common.console.arguments import FLAG, IDENTITY, OPERATION, boolean, positive_int
 from common.distributed import process_group
-from common.parallel import compilation, exact_shards, gradients
+from common.parallel import compilation, exact_shards
 from common.platform import node
 from common.run import evaluation, metrics
 from common.run.run import Run
@@ -50,11 +50,16 @@ from datasets.loaders import aliases, image_folders, measure
 from datasets.sampling import effects
 
 WARM_UP_BATCHES = 10  # of --prof
+FIRST_OPTIONS = (  # --help begins with them
+    "data_url", "custom_data", "arch", "image_size", "weights", "epochs", "batch_size", "lr", "output_dir",
+    "evaluate",
+)  # fmt: skip
 
 
 def parse_args() -> arguments.Arguments:
     # The parser adds --output_dir, --max_steps, --enable_gpu, --resume, --save_every, --weights and more.
     parser = TrainingParser(__doc__)
+    parser.first = FIRST_OPTIONS
     number = arguments.non_negative_float
     image_folders.add_arguments(parser)  # --data_url, --data_backend, --pack, --cache, --image_size, ...
     add = parser.add_argument_group("model").add_argument
@@ -62,7 +67,7 @@ def parse_args() -> arguments.Arguments:
         "-a",
         "--arch",
         role=IDENTITY,
-        type=classifiers.arch,
+        type=networks.arch,
         default="resnet50",
         help="network of torchvision, or timm:NAME (default: resnet50)",
     )
@@ -93,8 +98,6 @@ def parse_args() -> arguments.Arguments:
     losses.add_arguments(add)
     help = "seed of weights, order and crops (default: 0)"
     add("--seed", role=IDENTITY, type=arguments.seed, default=0, help=help)
-    help = "bf16: gradients are sent as bfloat16, half of the bytes (default: none)"
-    add("--gradient_compression", choices=["none", "bf16"], default="none", help=help)
     names = ("acc", "loss", "class_acc", "top5", "f1")
     metric = lambda name: {"top1": "acc"}.get(name, name)  # noqa: E731 - timm's name
     add("--best_metric", type=metric, choices=names, help="metric that chooses best.pth (default: acc or f1)")
@@ -124,8 +127,6 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     for name in ("ema", "momentum", "label_smoothing", "layer_decay"):
         if (getattr(args, name) or 0) > 1:
             raise BadInput(f"--{name} {getattr(args, name)} is not in 0..1")
-    if args.exact_shards and args.gradient_compression != "none":
-        raise BadInput("--exact_shards and --gradient_compression exclude each other")
     if args.grad_checkpointing and args.compile:
         raise BadInput("--grad_checkpointing and --compile true exclude each other")
     follows: dict[str, Any] = {"compile": False} if args.grad_checkpointing else {}
@@ -190,7 +191,6 @@ def main() -> None:
         # No static_graph: no_sync(), which --accumulate needs, breaks with it (pytorch/pytorch#143580).
         forward = DistributedDataParallel(forward, device_ids=device_ids, gradient_as_bucket_view=True)
         forward.broadcast_buffers = False  # rank 0's are sent before an evaluation
-        gradients.compress_gradients(forward, args.gradient_compression)
     if (device.type == "cuda" if args.compile is None else args.compile) and not args.evaluate:
         with log.timed("compilation"), autocast:
             examples = [train_loader.example(micro_batch, size) for size in train_loader.plan.sizes]

@@ -2,7 +2,7 @@
 """Train a ResNet-18 whose weights are sharded over all GPUs (FSDP2): train_ddp.py plus blocks marked as new.
 
     python jobs/train_fsdp.py --dataset digits --processes_per_node 2    two processes on the CPU
-    torchrun --nproc-per-node=8 jobs/train_fsdp.py --precision bfloat16 --checkpoint_activations true
+    torchrun --nproc-per-node=8 jobs/train_fsdp.py --precision bfloat16 --grad_checkpointing
 
 Each process holds 1 / N of the weights, the gradients and the optimizer state, and gathers one layer at a
 time. It needs torch 2.6 or later. Losses and checkpoints are those of train_ddp.py, up to rounding; a restart
@@ -100,7 +100,7 @@ def main() -> None:
     from torch.distributed.fsdp import fully_shard
 
     model = model.to(memory_format=torch.contiguous_format)  # a shard is a part of the first dimension
-    if args.checkpoint_activations:
+    if args.grad_checkpointing:
         fsdp.checkpoint_activations(model)
     mesh = init_device_mesh(device.type, (world_size,))
     for layer, policy in fsdp.layers(model, args.precision):  # with a MixedPrecisionPolicy

@@ -1,4 +1,4 @@
-"""`python -m launch VERB`: check, simulate, pack, submit, follow, fetch and compare jobs."""
+"""`python -m launch VERB`: check, simulate, pack, submit, fetch and compare jobs."""
 
 import os
 import sys
@@ -14,16 +14,15 @@ VERBS = {  # verb: (module with main(arguments) -> exit code, what it does)
     "check": ("launch.check", "check this node: GPUs, shared memory, disks, limits, network, versions"),
     "simulate": ("launch.simulate.cli", "run a job on this machine as a platform would, with faults"),
     "pack": ("launch.bundle.cli", "make the code of a job ready for upload: a folder with a manifest"),
-    "upload": ("launch.transfer.upload", "upload a snapshot or data to an object store; skip equal files"),
+    "upload": (
+        "launch.transfer.upload",
+        "upload a snapshot or data to an object store; skip equal files; --clean: remove old snapshots",
+    ),
     "submit": (
         "launch.platforms.submit",
         "create a job on a managed platform, or write the file for its tool",
     ),
-    "status": ("launch.platforms.status", "show a job on ModelArts: phase, exit codes, restarts, events"),
-    "logs": ("launch.platforms.logs", "print the logs of all nodes of a job on ModelArts"),
-    "stop": ("launch.platforms.stop", "stop a job on ModelArts"),
     "fetch": ("launch.transfer.fetch", "download outputs from an object store and compare them"),
-    "clean": ("launch.transfer.clean", "remove old snapshots and unfinished uploads from an object store"),
     "report": (
         "launch.report.cli",
         "make one page of runs: curves, speed, waiting, restarts, receipts, settings",
@@ -42,6 +41,12 @@ VERBS = {  # verb: (module with main(arguments) -> exit code, what it does)
         "show the samples of a step, or the steps of a sample, checked against the receipt",
     ),
 }
+REMOVED = {  # former verb: what to use instead
+    "clean": "use `upload --clean --to URL`",
+    "logs": "the service's console and ma-cli show the logs of a job; its log_url has them whole",
+    "status": "the service's console, SDK and ma-cli show a job",
+    "stop": "the service's console, SDK and ma-cli stop a job",
+}
 USAGE = "\n".join(
     ["usage: python -m launch VERB [ARGUMENTS]   (VERB --help: details; --version)", ""]
     + [f"  {verb:<10}{meaning}" for verb, (_, meaning) in VERBS.items()]
@@ -57,6 +62,8 @@ def main() -> None:
     if verb == "--version":
         print(f"bootfile {__version__}")
         sys.exit()
+    if verb in REMOVED:
+        raise errors.BadInput(f"{verb} was removed: {REMOVED[verb]}")
     if verb not in VERBS:
         print(USAGE if not verb else f"error: unknown command {verb!r}\n{USAGE}", file=sys.stderr)
         sys.exit(errors.BAD_INPUT)

@@ -10,7 +10,8 @@ overlap; on the CPU they share the cores. Compare figures of one run only. A run
 bad input.
 """
 
-from common.console.arguments import Parser, arch, boolean, positive_float, positive_int
+from common.compute.networks import arch
+from common.console.arguments import Parser, boolean, positive_float, positive_int
 from datasets.folders import option_types
 
 

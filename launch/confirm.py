@@ -1,4 +1,4 @@
-"""Ask before something is created, stopped, deleted or replaced."""
+"""Ask before something is created, deleted or replaced."""
 
 import sys
 

@@ -30,7 +30,7 @@ READMES = ("README.md", "README.zh-CN.md")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _START = re.compile(r"(?:\.venv/bin/)?(?:python|torchrun|make) ")
 _NEW = {"tests/test_train.py"}  # what `launch new` writes
-_ELSEWHERE = {"upload", "fetch", "clean", "status", "logs", "stop"}  # verbs that need an account or a store
+_ELSEWHERE = {"upload", "fetch"}  # verbs that need an account or a store
 
 
 def read_blocks(text: str, language: str) -> list[str]:

@@ -24,14 +24,15 @@ OPTIONS = {
         --config --ignore_unknown --data_url --output_dir --train_url --enable_gpu --batch_size --epochs
         --seed""",
     f"{IMAGES} train_text train_own imagenet": """
-        --lr --max_steps --epoch_steps --batch_size_per_gpu --report_every --resume --weights
-        --partial_weights --evaluate --save_every --keep --evaluate_every --epoch_weights --grace
-        --upload_timeout --max_bad_steps --sample_losses --tracker --threads --cpu_level""",
+        --lr --max_steps --epoch_steps --report_every --resume --weights
+        --evaluate --save_every --keep --evaluate_every --epoch_weights --grace
+        --max_bad_steps --sample_losses --tracker --threads --cpu_level""",
     "train_ddp train_exact train_fsdp imagenet loader loader_dali": """
-        --init_method --rank --world_size --local_rank --local-rank --processes_per_node --timeout""",
+        --init_method --rank --world_size --local_rank --processes_per_node --timeout""",
     "train_exact imagenet": "--exact_shards",
     "train_exact": "--elastic",
-    "train_fsdp": "--precision --checkpoint_activations --checkpoint_format",
+    "train_fsdp": "--precision --checkpoint_format",
+    "train_fsdp imagenet": "--grad_checkpointing",
     "train_fast": "--short_recipe",
     "train_fast imagenet": "--compile",
     "train_ray": "--distribute_mode",
@@ -42,11 +43,11 @@ OPTIONS = {
     "imagenet": """
         -a -b -j -p --print_freq --model --pretrained --fp16 --use_dali --dali_cpu --gather_checkpoints
         --val_share --splits --data_backend --pack --pack_form --cache --cache_mode --max_bad_images
-        --class_weights --mean --std --crop_share --interpolation --antialias --image_size --val_image_size
+        --class_weights --mean --std --crop_share --interpolation --image_size --val_image_size
         --first_image_size --trivial_augment --rand_augment --color_jitter --random_erasing --mixup --cutmix
-        --arch --model_kwargs --freeze --amp --grad_checkpointing --ema --optimizer --momentum
-        --optimizer_kwargs --layer_decay --lr_schedule --min_lr --loss --label_smoothing
-        --gradient_compression --best_metric --early_stopping --prof --training_only""",
+        --arch --model_kwargs --freeze --amp --ema --optimizer --momentum
+        --layer_decay --lr_schedule --min_lr --loss --label_smoothing
+        --best_metric --early_stopping --prof --training_only""",
     "imagenet loader loader_dali": "--cache_dir",
     "loader loader_dali": "--data_source --split --resize --crop --num_workers --result_dir --preview",
     "loader_dali": "--dali_device",
@@ -68,9 +69,17 @@ def test_the_options_of_the_jobs_are_frozen(parsers):
     frozen = [(jobs.split(), names.split()) for jobs, names in OPTIONS.items()]
     have = {(f"jobs/{job}.py", name) for jobs, names in frozen for job in jobs for name in names}
     found = {(job, name) for job in parsers if job.endswith(".py") for name in read_names(parsers[job])}
-    assert sorted(found - have) == [], "a new option needs what CONTRIBUTING.md asks for under `Options`"
+    assert sorted(found - have) == [], "options are frozen: a new knob goes into a block (CONTRIBUTING.md)"
     assert sorted(have - found) == [], "a removed option is entered in REMOVED of common/console/arguments.py"
     assert not {name for _, name in have} & {f"--{name}" for name in REMOVED}
+
+
+def test_the_experimental_options_are_options(parsers):
+    page = (ROOT / "jobs" / "options.md").read_text(encoding="utf-8")
+    paragraph = re.search(r"^- \*\*Experimental\*\*.*?(?=^- )", page, re.MULTILINE | re.DOTALL)[0]
+    jobs = [rows for name, rows in parsers.items() if name.endswith(".py")]
+    named = set(re.findall(r"`(--\w+)`", paragraph))
+    assert named and named <= set().union(*map(read_names, jobs))
 
 
 def test_a_job_may_define_an_option_of_a_run_itself():

@@ -152,8 +152,8 @@ class Checkpointer(Events):
         step = exact.restore()
         if exact.processes.has_restored:
             self._wanted = "auto"  # a process that comes did not open the output folder
-        elif step and "training data" not in exact.state.identity:
-            self.say("warning: the training data are not compared: the receipt has no fingerprint")
+        elif step:
+            self._warn_of_checkpoint()
         self._load_initial_weights(step)
         is_saved_here = self._wanted == "auto"  # another run's checkpoint is not in this folder
         exact.begin(step, is_saved_here)
@@ -330,6 +330,14 @@ class Checkpointer(Events):
         signals.watch(self.args.grace, ranks.store())
         self.log.start(self.loader, self.total_steps or 0, self.total_steps)
         return self.total_steps or 0
+
+    def _warn_of_checkpoint(self) -> None:
+        """Print what a checkpoint that was loaded cannot tell, or had beside this version's options."""
+        from common.checkpoint import former  # only a run that continues needs it
+
+        if "training data" not in self.exact.state.identity:
+            self.say("warning: the training data are not compared: the receipt has no fingerprint")
+        former.warn(self.scores.settings_before, self.say)
 
     def _load_initial_weights(self, step: int) -> None:
         """Load --weights if the run begins, on every rank. step: of the checkpoint; 0 without one."""

@@ -38,7 +38,7 @@ from common.object_store.store import ObjectStore, StoreError
 from common.run.output import Output
 
 _EVERY = 30.0  # seconds between uploads
-PATIENCE = 300.0  # seconds for which the last upload is repeated if the store is busy or cannot be reached
+_PATIENCE = 300.0  # seconds for which the last upload is repeated if the store is busy or cannot be reached
 _SAY = 10.0  # seconds between the lines about the last upload
 _LONGEST_PAUSE = 20.0  # seconds between two attempts; the first pause is 1 s
 _LAST = 10.0  # seconds for the last upload if the job ends with an error
@@ -50,14 +50,14 @@ class Mirror:
     """Uploads the files of an output to its URL, in a thread of rank 0, and holds the lease of the URL.
 
     If `resume` is "auto", it restores the newest checkpoint of the URL first. keep: the number of checkpoints
-    to keep at the URL. patience: as PATIENCE. Raises BadInput.
+    to keep at the URL. Raises BadInput.
     """
 
-    def __init__(self, output: Output, resume: str | None = None, keep: int = 1, patience: float = PATIENCE):
+    def __init__(self, output: Output, resume: str | None = None, keep: int = 1):
         if output.url is None:
             raise ValueError(f"{output.folder} has no URL")
         self.folder, self.url, self.keep, self.error = output.folder, output.url, keep, ""
-        self.patience, self._may_pass = patience, False  # whether the cause of the error may pass
+        self._may_pass = False  # whether the cause of the error may pass
         self.store = ObjectStore(output.url, threads=4)
         self._sent: dict[str, tuple] = {}  # path -> the file's state when it was sent
         self._resumed = self._step = 0  # step of the checkpoint of start(); of the newest one of this run
@@ -136,7 +136,7 @@ class Mirror:
             self._wake.clear()
             if not self._ending.is_set():
                 self._try(self._step)
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + _PATIENCE
         for step in self._last_steps():
             pause, attempts = 1.0, 0
             while self._try(step) and time.monotonic() + pause < deadline:

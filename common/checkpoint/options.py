@@ -1,8 +1,9 @@
 """The options of a job that trains."""
 
 import argparse
+import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bootfile.console.parser import plain
@@ -21,6 +22,8 @@ from common.distributed import devices
 from common.run import output
 from common.run.job import JobParser
 
+_PARTIAL = ",partial"  # at the end of --weights: use the tensors that fit, if others do not
+
 
 class TrainingParser(JobParser):
     """The parser of a job that trains: a JobParser with the options of a Run and a Checkpointer.
@@ -30,42 +33,59 @@ class TrainingParser(JobParser):
 
     def __init__(self, description: str | None):
         super().__init__(description)
-        self.checks += [_count_batch, check, _check_level]
+        self.checks += [_split_weights, check, _check_level]
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        for group in self._action_groups:
-            if self._option_string_actions.get("--batch_size") in group._group_actions:
-                help = "samples of one optimizer step in each process, in place of --batch_size"
-                group.add_argument("--batch_size_per_gpu", role=OPERATION, type=positive_int, help=help)
+        self._accept_share_of_batch()
         own = {action.dest for action in self._actions}
         _add_run_arguments(self)  # after the job's own, as --help shows them
         _add_arguments(self)
         # what the job has set counts for the options that are added here, too
         self.set_defaults(**{name: value for name, value in self._defaults.items() if name not in own})
+        self.roles |= {"batch_size_per_gpu": OPERATION, "partial_weights": OPERATION}  # of the checks
         return super().parse_args(args, namespace)
 
-    def parse_known_args(
-        self, args: Iterable[str] | None = None, namespace: Any = None
-    ) -> tuple[Any, list[str]]:
-        if "--batch_size_per_gpu" not in self._option_string_actions:
-            return super().parse_known_args(args, namespace)
-        parsed = namespace or argparse.Namespace()
-        parsed.batch_size = None  # argparse sets no default over it, so None stays if the option is not given
-        parsed, unknown = super().parse_known_args(args, parsed)
-        if parsed.batch_size and parsed.batch_size_per_gpu:
-            raise BadInput(
-                f"--batch_size {parsed.batch_size} and --batch_size_per_gpu {parsed.batch_size_per_gpu} "
-                "exclude each other: the first counts the samples of all processes, the second those of one"
-            )
-        parsed.batch_size = parsed.batch_size or self.get_default("batch_size")
-        return parsed, unknown
+    def _accept_share_of_batch(self) -> None:
+        """Let the job's --batch_size take N/gpu, too."""
+        options = self.by_name()
+        if "batch_size" in options:
+            action = self._option_string_actions[options["batch_size"]]
+            of_all = self._registry_get("type", action.type, action.type)
+            action.type = functools.partial(_batch_size, of_all)
+            action.metavar = action.metavar or "N|N/gpu"
+            self.checks.insert(0, _count_batch)
 
 
-def _count_batch(args: argparse.Namespace) -> dict[str, int]:
-    """Return the samples of a step over all processes."""
-    if not getattr(args, "batch_size_per_gpu", None):
-        return {}
-    return {"batch_size": args.batch_size_per_gpu * devices.find_topology(args).world_size}
+def _batch_size(of_all: Callable[[str], Any], text: str) -> Any:
+    """Parse N with the job's own type, or N/gpu, which stays a text until _count_batch()."""
+    count, slash, unit = text.partition("/")
+    if not slash:
+        return of_all(text)
+    if unit != "gpu":
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of samples (128), or of each GPU (32/gpu)"
+        )
+    positive_int(count)
+    return text
+
+
+def _count_batch(args: argparse.Namespace) -> dict[str, int | None]:
+    """Return the samples of a step over all processes, and those of each one if --batch_size gives them."""
+    count, slash, _ = str(args.batch_size).partition("/")
+    if not slash:
+        return {"batch_size_per_gpu": None}
+    world_size = devices.find_topology(args).world_size
+    return {"batch_size": int(count) * world_size, "batch_size_per_gpu": int(count)}
+
+
+def _split_weights(args: argparse.Namespace) -> dict[str, Any]:
+    """Return --weights FILE,partial as two values. Raises BadInput."""
+    if not (args.weights or "").endswith(_PARTIAL):
+        return {"partial_weights": False}
+    path = args.weights.removesuffix(_PARTIAL)
+    if not path:
+        raise BadInput(f"--weights {args.weights}: expected FILE{_PARTIAL}")
+    return {"weights": path, "partial_weights": True}
 
 
 def _check_level(args: argparse.Namespace) -> dict[str, str]:
@@ -76,7 +96,7 @@ def _check_level(args: argparse.Namespace) -> dict[str, str]:
 
     instructions.check(args.cpu_level)
     vector_math.protect()
-    if getattr(args, "compile", False):
+    if vars(args).get("compile"):  # an option of some jobs
         raise BadInput(
             f"--cpu_level {args.cpu_level} --compile: compiled code has the instructions of this CPU: leave "
             "one of them out"
@@ -108,11 +128,10 @@ def _add_arguments(parser: JobParser) -> None:
     help = "continue from this checkpoint (default: auto, the newest in --output_dir; without it never)"
     add("--resume", metavar="auto|never|FILE", help=help)
     help = (
-        "initial weights: best.pth, epoch_<n>.pth, step_<n>.pt, or a file of another program (default: none)"
+        "initial weights: best.pth, epoch_<n>.pth, step_<n>.pt, or a file of another program; FILE,partial: "
+        "those of its tensors that fit (default: none)"
     )
     add("--weights", metavar="FILE", help=help)
-    help = "true: use the tensors of --weights that fit, if others do not (default: false)"
-    add("--partial_weights", type=boolean, default=False, help=help)
     add("--evaluate", action="store_true", help="only evaluate the weights of --weights or --resume")
     help = "time between two checkpoints: 200 (steps), 90s or 1epoch (default: 1epoch)"
     add("--save_every", type=interval, default="1epoch", help=help)
@@ -123,8 +142,6 @@ def _add_arguments(parser: JobParser) -> None:
     add("--epoch_weights", type=boolean, default=True, help=help)
     help = "after SIGTERM or Ctrl-C: time to finish the step, save and exit (default: 25)"
     add("--grace", type=positive_float, default=25, metavar="SECONDS", help=help)
-    help = "time in which the last upload to a URL is repeated if the store fails (default: 300)"
-    add("--upload_timeout", role="", type=positive_float, default=300, metavar="SECONDS", help=help)
     help = "stop after N consecutive steps without a finite loss and gradient (default: 20)"
     add("--max_bad_steps", type=positive_int, default=20, help=help)
     help = "true: keep the loss of each sample, for `launch data RUN --around STEP` (default: false)"

@@ -8,7 +8,7 @@ import torch
 
 from bootfile.ground.errors import BadInput, in_one_line
 from bootfile.ground.files import sha256_file
-from common.console.arguments import TIMM, import_timm
+from common.compute.networks import TIMM, import_timm
 
 DEFAULT = "DEFAULT"
 

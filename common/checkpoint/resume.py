@@ -60,10 +60,9 @@ def take_output(
             "some, its file system is not mounted here"
         )
     if output.url:
-        from common.checkpoint.mirror import PATIENCE, Mirror  # only a job with a URL needs it
+        from common.checkpoint.mirror import Mirror  # only a job with a URL needs it
 
-        patience = getattr(args, "upload_timeout", PATIENCE)
-        mirror = Mirror(output, getattr(args, "resume", None), keep, patience)
+        mirror = Mirror(output, getattr(args, "resume", None), keep)
     if reason := refusal(args, output, is_own, mirror.results() if mirror else (), is_later):
         raise BadInput(reason)
     return mirror

@@ -9,12 +9,14 @@ class Scores:
     """The scores of a job's evaluations, the same on every rank.
 
     initial_weights: the file of weights with which the run began, or None.
+    settings_before: the options of the start that wrote the checkpoint; {} without one.
     best, best_of: the score of best.pth, and the metric of which it is (Metrics.best_of).
     highest, epochs_not_better: the best score of all evaluations, and the evaluations since.
     """
 
     def __init__(self, initial_weights: str | None):
         self.initial_weights = initial_weights
+        self.settings_before: dict[str, Any] = {}
         self.best = -math.inf
         self.best_of = ""
         self.highest = -math.inf
@@ -47,6 +49,7 @@ class Scores:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take the values from the state in a checkpoint."""
         self.initial_weights = state["weights"]
+        self.settings_before = state["arguments"]
         self.best = state["best"]
         self.best_of = state["best_of"]
         self.highest = state["highest"]

@@ -218,7 +218,7 @@ def fill(
     if not partial and (missing or left or not _is_head(model, own, {name: given[name] for name in other})):
         raise BadInput(
             f"{line}: expected all of them, apart from a head for another number of classes; "
-            "--partial_weights true uses those that fit"
+            f"--weights {path},partial uses those that fit"
         )
     for name in same:  # a buffer may be infinite, for example a mask
         values = given[name] if given[name].is_complex() else given[name].float()

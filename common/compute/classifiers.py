@@ -1,4 +1,4 @@
-"""torchvision's and timm's classifiers by name, and the types of the options that choose one."""
+"""torchvision's and timm's classifiers by name (networks.arch())."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,11 +8,10 @@ from torch import nn
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
-from common.console import arguments, config
+from common.compute.networks import TIMM, import_timm
+from common.console import config
 
 NO_KWARGS = "{}"
-arch = arguments.arch  # the types of options of jobs
-image_size = arguments.image_size
 
 
 def check(
@@ -22,7 +21,7 @@ def check(
     other_size: int | None = None,
     kwargs: str = NO_KWARGS,
 ) -> None:
-    """Raise BadInput if the network of this name (arch()) cannot take images of that size.
+    """Raise BadInput if the network of this name (networks.arch()) cannot take images of that size.
 
     batch: images of one training batch; None: the network is not trained. other_size: a size on which the
     same network is also trained, or evaluated. kwargs: as for build().
@@ -52,14 +51,14 @@ def on_meta(make: Callable[[], Any]) -> Any:
 
 
 def build(name: str, classes: int, image_size: int, kwargs: str = NO_KWARGS) -> nn.Module:
-    """Return the network of this name (arch()) with torch's layers, untrained.
+    """Return the network of this name (networks.arch()) with torch's layers, untrained.
 
     Input float [N, 3, image_size, image_size], output logits [N, classes]. kwargs: arguments of its class, an
     inline table of TOML. Raises BadInput if it has no such argument, or cannot take images of that size.
     """
     given = f"--arch {name}" if kwargs == NO_KWARGS else f"--arch {name} --model_kwargs {kwargs}"
     cannot = f"{given} cannot take images of --image_size {image_size}"
-    build_network = _build_timm if name.startswith(arguments.TIMM) else _build_torchvision
+    build_network = _build_timm if name.startswith(TIMM) else _build_torchvision
     values = config.table(kwargs)
     if "num_classes" in values:
         raise BadInput(f"--model_kwargs {kwargs}: leave num_classes out: the classes are counted")
@@ -94,8 +93,8 @@ def _build_torchvision(name: str, classes: int, image_size: int, **kwargs: Any) 
 
 def _build_timm(name: str, classes: int, image_size: int, **kwargs: Any) -> nn.Module:
     """Return a classifier of timm. kwargs: of the user; they come before what its network needs."""
-    create = arguments.import_timm().create_model
-    name = name.removeprefix(arguments.TIMM)
+    create = import_timm().create_model
+    name = name.removeprefix(TIMM)
     try:
         return create(name, num_classes=classes, **{"img_size": image_size} | kwargs)
     except TypeError:  # only transformers have img_size

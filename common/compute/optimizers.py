@@ -10,9 +10,7 @@ import torch
 from torch.optim import lr_scheduler
 
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import explained
 from common.compute.models import FUSED
-from common.console import config
 from common.console.arguments import non_negative_float, positive_float
 
 _KINDS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
@@ -26,8 +24,6 @@ def add_arguments(add: Callable[..., Any]) -> None:
     add("--lr", type=positive_float, help="peak learning rate (default: 0.256; adamw 0.001)")
     add("--momentum", type=non_negative_float, default=0.875, help="momentum of sgd (default: 0.875)")
     add("--weight_decay", type=non_negative_float, help="weight decay (default: 1/32768; adamw 0.05)")
-    help = "further arguments of the optimizer's class, such as {betas = [0.9, 0.95]} (TOML)"
-    add("--optimizer_kwargs", default="{}", metavar="TABLE", help=help)
     help = "factor of the learning rate from each layer to the one before, for example 0.75 (default: 1)"
     add("--layer_decay", type=positive_float, default=1.0, metavar="SHARE", help=help)
     schedules = "decay to --min_lr, or step: x 0.1 after 1/3, 2/3 and 8/9 of the epochs (default: cosine)"
@@ -43,24 +39,25 @@ def check(args: argparse.Namespace) -> dict[str, float]:
     """Return the options that were not given and whose default depends on the optimizer. Raises BadInput."""
     defaults = _DEFAULTS[args.optimizer].items()
     given = {name: value for name, value in defaults if getattr(args, name) is None}
-    trial = argparse.Namespace(**vars(args) | given | {"layer_decay": 1.0})
-    if args.min_lr > trial.lr:
-        raise BadInput(f"--min_lr {args.min_lr} exceeds --lr {trial.lr}")
+    lr = given.get("lr", args.lr)
+    if args.min_lr > lr:
+        raise BadInput(f"--min_lr {args.min_lr} exceeds --lr {lr}")
     if args.min_lr and args.lr_schedule == "step":
         raise BadInput(f"--min_lr {args.min_lr} needs --lr_schedule cosine or linear")
-    kwargs = config.table(args.optimizer_kwargs)
-    for name in ("lr", "weight_decay", "momentum"):
-        if name in kwargs:
-            raise BadInput(f"--optimizer_kwargs {args.optimizer_kwargs}: give {name} as --{name}")
-    # the values have any type, so the class may raise anything
-    with explained(f"--optimizer_kwargs {args.optimizer_kwargs}", Exception):
-        build(trial, torch.nn.Linear(1, 1), torch.device("cpu"))
     return given
 
 
-def build(args: argparse.Namespace, model: torch.nn.Module, device: torch.device) -> torch.optim.Optimizer:
+def build(
+    args: argparse.Namespace,
+    model: torch.nn.Module,
+    device: torch.device,
+    **further: Any,
+) -> torch.optim.Optimizer:
     """Return the optimizer of the weights that are trained. Weights of one dimension do not decay. With
-    --layer_decay, each layer has groups of its own; those of the head come first."""
+    --layer_decay, each layer has groups of its own; those of the head come first.
+
+    further: arguments of the optimizer's class, such as betas=(0.9, 0.95), for a block in a copy of the job.
+    """
     learned = {name: each for name, each in model.named_parameters() if each.requires_grad}
     depths = count_following(model) if args.layer_decay < 1 else dict.fromkeys(learned, 0)
     groups: list[dict[str, Any]] = []
@@ -71,7 +68,7 @@ def build(args: argparse.Namespace, model: torch.nn.Module, device: torch.device
         lr = args.lr * args.layer_decay**depth
         groups.append({"params": decay, "weight_decay": args.weight_decay, "lr": lr})
         groups.append({"params": no_decay, "weight_decay": 0.0, "lr": lr})
-    kwargs: dict[str, Any] = FUSED[device.type] | config.table(args.optimizer_kwargs)
+    kwargs: dict[str, Any] = FUSED[device.type] | further
     kwargs |= {"momentum": args.momentum} if args.optimizer == "sgd" else {}
     return _KINDS[args.optimizer](groups, lr=args.lr, **kwargs)
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from bootfile.ground.errors import BadInput
-from common.console import arguments
+from common.compute.networks import TIMM
 
 
 def checkpoint_blocks(model: Any, arch: str) -> None:
@@ -17,7 +17,7 @@ def checkpoint_blocks(model: Any, arch: str) -> None:
     memory, more time, equal results. Raises BadInput. Source: T. Chen et al., arXiv:1604.06174.
     """
     cannot = f"--grad_checkpointing: {arch} has no blocks for it: --accumulate N also needs less memory"
-    if arch.startswith(arguments.TIMM):
+    if arch.startswith(TIMM):
         try:
             model.set_grad_checkpointing()
         except (AssertionError, AttributeError) as error:

@@ -13,21 +13,25 @@ from bootfile.console.parser import non_negative_float as non_negative_float
 from bootfile.console.parser import non_negative_int as non_negative_int
 from bootfile.console.parser import positive_float as positive_float
 from bootfile.console.parser import positive_int as positive_int
-from bootfile.ground.errors import import_optional
 from bootfile.ground.intervals import Interval
 from bootfile.ground.secrets import hide, is_secret, mask
 from common.ground.files import is_url
 
-BATCH_SIZE_HELP = "samples of a step over all processes; scale --lr with it (default: %(default)s)"
+BATCH_SIZE_HELP = "samples of a step over all processes, N/gpu: of each; scale --lr (default: %(default)s)"
 
-TIMM = "timm:"  # the name of a network of timm begins with this
-_LARGEST = 8192  # pixels of a side
 REMOVED = {  # former options
     "stage": "removed: data at a URL are always copied to the node",
     "scan": "removed: every file is read once, and the index is kept in --cache_dir",
     "rank_level": "removed: --rank counts nodes; to start each process yourself, use torchrun",
     "bn_weight_decay": "removed: norms and biases do not decay; change optimizers.build() in a copy",
     "sample_weights": "removed: use --class_weights FILE",
+    "upload_timeout": "removed: the last upload to a URL is repeated for 300 s, after a signal for --grace",
+    "antialias": "removed: images are always resized with antialiasing; --pack loads them faster",
+    "optimizer_kwargs": "removed: in a copy, optimizers.build(args, model, device, betas=(0.9, 0.95))",
+    "gradient_compression": "removed: in a copy, forward.register_comm_hook(None, bf16_compress_hook)",
+    "batch_size_per_gpu": "removed: use --batch_size N/gpu",
+    "partial_weights": "removed: use --weights FILE,partial",
+    "checkpoint_activations": "removed: use --grad_checkpointing",
 }
 _OTHER_NAMES = {"learning_rate": "lr", "bs": "batch_size", "wd": "weight_decay"}  # difflib misses these
 
@@ -78,7 +82,7 @@ def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | N
     }
 
 
-def identity(args: argparse.Namespace) -> dict[str, Any]:
+def identity(args: Arguments) -> dict[str, Any]:
     """Return the options with the role IDENTITY, --name -> plain value, without credentials."""
     shown = settings(args)
     kept = {name: each for name, each in vars(args).items() if _role(args, name) == IDENTITY}
@@ -89,13 +93,13 @@ def identity(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def without_operation(args: argparse.Namespace, values: dict[str, Any]) -> dict[str, Any]:
+def without_operation(args: Arguments, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of options that may change the training."""
     return {name: each for name, each in values.items() if _role(args, name) != OPERATION}
 
 
-def _role(args: argparse.Namespace, name: str) -> str:
-    return getattr(args, "roles", {}).get(name, "")
+def _role(args: Arguments, name: str) -> str:
+    return args.roles.get(name, "")
 
 
 # An option whose value may be left out for true: parser.add_argument(name, **FLAG).
@@ -154,11 +158,13 @@ class Parser(parser.Parser):
     """A Parser whose options may have roles, and whose folders and files are not URLs.
 
     An option or a group may have a role, IDENTITY or OPERATION: add_argument("--seed", role=IDENTITY).
+    first: names of the options with which --help begins, if the parser has many.
     """
 
     formatter = _HelpFormatter
     short_names = MappingProxyType(_OTHER_NAMES)
     hints: Mapping[str, str] = MappingProxyType(REMOVED)
+    first: Sequence[str] = ()
 
     def __init__(self, description: str | None, prog: str | None = None):
         self.roles: dict[str, str] = {}  # option -> IDENTITY, OPERATION or ""
@@ -174,6 +180,14 @@ class Parser(parser.Parser):
         self._action_groups.append(group)
         return group
 
+    def format_help(self) -> str:
+        """Return the text of --help: all options, each once, and a usage of one line if some come first."""
+        if not self.first:
+            return super().format_help()
+        from common.console.help import format_help  # when it is asked for
+
+        return format_help(self, self.first, self._get_formatter())
+
     def parse_known_args(
         self, args: Iterable[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
@@ -186,32 +200,3 @@ class Parser(parser.Parser):
                 name = action.option_strings[-1] if action.option_strings else kind
                 self.error(f"{name} {value}: expected a path of this machine, got a URL")
         return parsed, unknown
-
-
-def arch(text: str) -> str:
-    """Check an argument that names a classifier of torchvision, or timm:NAME, and no model of a hub. Raises
-    ArgumentTypeError, and MissingPackage without timm."""
-    if text.startswith(TIMM):
-        timm, name = import_timm(), text.removeprefix(TIMM)
-        if re.fullmatch(r"[\w.-]+", name) and timm.is_model(name):
-            return text
-        raise argparse.ArgumentTypeError(f"{text} is not a model of timm {timm.__version__}")
-    import torchvision
-
-    if text not in torchvision.models.list_models(module=torchvision.models):
-        raise argparse.ArgumentTypeError(
-            f"{text} is not a torchvision classifier ({torchvision.__version__})"
-        )
-    return text
-
-
-def image_size(text: str) -> int:
-    """Parse an argument: the side of a square image, at most 8192 pixels."""
-    if (value := positive_int(text)) > _LARGEST:
-        raise argparse.ArgumentTypeError(f"{text} is more than {_LARGEST} pixels")
-    return value
-
-
-def import_timm() -> Any:
-    """Return the package timm. Raises MissingPackage."""
-    return import_optional("timm", "--arch timm:NAME needs timm")

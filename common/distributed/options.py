@@ -9,7 +9,7 @@ def add_arguments(parser: Parser) -> None:
     add("--init_method", metavar="ADDRESS", help="tcp://host:port of the first node")
     add("--rank", type=int, help="index of this node")
     add("--world_size", type=int, help="number of nodes")
-    add("--local-rank", "--local_rank", type=int, help="set by torch.distributed.launch")
+    add("--local_rank", type=int, help="set by torch.distributed.launch")
     add("--processes_per_node", type=positive_int, help="processes of this node (default: the GPUs, else 1)")
     help = "give up after SECONDS of waiting for another process (default: 300)"
     add("--timeout", type=positive_float, default=300, metavar="SECONDS", help=help)

@@ -9,13 +9,10 @@ from typing import Any
 class _Output(io.FileIO):
     """Standard output or standard error. Text that cannot be written is lost."""
 
-    has_reader = True
-
     def write(self, data: Any) -> int | None:  # type: ignore[override]
         try:
             return super().write(data)
-        except OSError as error:
-            self.has_reader = not isinstance(error, BrokenPipeError)
+        except OSError:
             return len(data)
 
 
@@ -31,8 +28,3 @@ def protect_output() -> None:
             file = io.BufferedWriter(_Output(number, "w", closefd=False))
             encoding = stream.encoding if stream else "utf-8"
             setattr(sys, name, io.TextIOWrapper(file, encoding, "backslashreplace", line_buffering=True))
-
-
-def has_reader() -> bool:
-    """Return False if the reader of standard output has ended before the last write, as in `... | head`."""
-    return getattr(getattr(getattr(sys.stdout, "buffer", None), "raw", None), "has_reader", True)

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bootfile.ground.errors import BadInput
 from common.compute import recompute
-from common.console.arguments import OPERATION, boolean
+from common.console.arguments import FLAG, OPERATION
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("sharding").add_argument
     help = "type that the layers compute in; weights stay float32 (default: float32)"
     add("--precision", choices=["float32", "bfloat16"], default="float32", help=help)
-    help = "true: repeat each layer's forward pass in the backward pass, to keep less (default: false)"
-    add("--checkpoint_activations", role=OPERATION, type=boolean, default=False, help=help)
+    help = "repeat each layer's forward pass in the backward pass: less memory, more time, equal losses"
+    add("--grad_checkpointing", role=OPERATION, **FLAG, help=help)
     help = "full: rank 0 writes one file; sharded: each rank writes its part (default: full)"
     add("--checkpoint_format", role=OPERATION, choices=["full", "sharded"], default="full", help=help)
 

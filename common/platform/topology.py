@@ -21,7 +21,6 @@ _PROMISES = (
     "NPROC_PER_NODE",
 )  # fmt: skip
 
-_MOST_PROCESSES = 100_000
 _MOST_PER_NODE = 1024
 
 
@@ -64,10 +63,9 @@ class Topology:
     members: Members | None = None
 
     def __post_init__(self) -> None:
-        if self.processes_per_node > _MOST_PER_NODE or self.world_size > _MOST_PROCESSES:
+        if self.processes_per_node > _MOST_PER_NODE:
             raise BadInput(
-                f"{self.nodes} nodes x {self.processes_per_node} processes are too many: at most "
-                f"{_MOST_PER_NODE} on a node and {_MOST_PROCESSES} in all"
+                f"{self.processes_per_node} processes are too many for a node: at most {_MOST_PER_NODE}"
             )
 
     @property

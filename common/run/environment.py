@@ -54,7 +54,7 @@ def describe(
             owns_gpu = not ranks.uses_gloo()
             processes = f"{world_size} {'GPUs' if owns_gpu else 'processes'}"
             if not getattr(args, "batch_size_per_gpu", None):
-                hint = f" (--batch_size_per_gpu {batch}: {batch} each)"
+                hint = f" (--batch_size {batch}/gpu: {batch} each)"
         in_all = f", {total_steps:,} in all" if total_steps else ""
         threads = ""
         if device.type == "cpu":

@@ -3,14 +3,13 @@
 import copy
 import dataclasses
 import os
-import resource
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from bootfile.ground.errors import BadInput, print_line
+from bootfile.ground.errors import print_line
 from common.console.arguments import Arguments
 from common.distributed import devices
 from common.platform import platforms
@@ -55,9 +54,6 @@ class Run:
         """
         from common.platform import node  # a job of one process does not need it
 
-        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if self.topology.world_size > 1 and 0 <= files < 32:  # two processes cannot connect
-            raise BadInput(f"the limit of {files} open files is too low: set ulimit -n 1024 or more")
         if platforms.is_first_on_node():
             print_line(str(self.topology))
             node.print_findings(self.args, self.topology, self.output.folder)

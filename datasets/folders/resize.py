@@ -10,7 +10,7 @@ from bootfile.ground.errors import import_optional
 cv2 = import_optional("cv2", "images need OpenCV", "opencv-python-headless")
 
 _OPENCV = {1: 1, 2: 0, 3: -1}  # Crop.flip -> cv2.flip's code
-BICUBIC = "bicubic"
+BILINEAR, BICUBIC = "bilinear", "bicubic"
 _ROUGH = 1.08  # up to this reduction no antialiasing: the error is below 2 / 255 on the sharpest photographs
 
 cv2.setNumThreads(1)  # the callers use one thread per image
@@ -20,26 +20,25 @@ with warnings.catch_warnings():  # torch warns once about memory that it must no
     torch.from_numpy(np.frombuffer(bytes(1), np.uint8))
 
 
-def fit(box: np.ndarray, flip: int, out: np.ndarray, antialias: bool | str = True) -> None:
-    """Write the pixels of a box into `out`, bilinearly or bicubically resized.
+def fit(box: np.ndarray, flip: int, out: np.ndarray, interpolation: str = BILINEAR) -> None:
+    """Write the pixels of a box into `out`, resized with antialiasing, as Pillow and torchvision do.
 
     box: uint8 [H, W, 3].
     flip: as in augment.Crop.
     out: uint8 [height, width, 3], contiguous.
-    antialias: average all source pixels of a pixel, as Pillow and torchvision do; false: interpolate the
-        nearest four pixels, at half the cost. BICUBIC: with antialiasing.
+    interpolation: BILINEAR or BICUBIC.
     """
-    if antialias == BICUBIC:
+    if interpolation == BICUBIC:
         box = resized(box, out.shape[0], out.shape[1], BICUBIC)
     smaller = max(box.shape[0] / out.shape[0], box.shape[1] / out.shape[1])
-    if antialias and smaller > _ROUGH:
+    if smaller > _ROUGH:
         box = resized(box, *out.shape[:2])
     cv2.resize(box, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
     if flip:
         cv2.flip(out, _OPENCV[flip], dst=out)
 
 
-def resized(image: np.ndarray, height: int, width: int, mode: str = "bilinear") -> np.ndarray:
+def resized(image: np.ndarray, height: int, width: int, mode: str = BILINEAR) -> np.ndarray:
     """Resize with antialiasing, as Pillow does: uint8 [H, W, 3] -> uint8 [height, width, 3]."""
     rows, columns, _ = image.shape
     source = torch.from_numpy(image)

@@ -8,7 +8,8 @@ from typing import Any
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from common.checkpoint import pretrained
-from common.console.arguments import FLAG, OPERATION, TIMM, Parser, arch
+from common.compute.networks import TIMM, arch
+from common.console.arguments import FLAG, OPERATION, Parser
 from datasets.loaders.backends import SPELLINGS
 
 _TIMM = {  # option of timm's train.py -> ours
@@ -20,7 +21,8 @@ _TIMM = {  # option of timm's train.py -> ours
 }  # fmt: skip
 _WAYS = {  # option of timm's train.py -> what to use here
     "drop": "--model_kwargs '{drop_rate = 0.1}'", "drop_path": "--model_kwargs '{drop_path_rate = 0.1}'",
-    "opt_betas": "--optimizer_kwargs '{betas = [0.9, 0.95]}'", "opt_kwargs": "--optimizer_kwargs TABLE",
+    "opt_betas": "in a copy of the job, optimizers.build(args, model, device, betas=(0.9, 0.95))",
+    "opt_kwargs": "in a copy of the job, optimizers.build(args, model, device, name=value)",
     "aa": "--rand_augment N,M", "model_ema": "--ema 0.9998", "log_wandb": "--tracker wandb",
     "train_interpolation": "--interpolation", "torchcompile": "--compile true",
     "num_classes": "leave it out: the classes are counted", "channels_last": "leave it out: it is always on",
@@ -37,7 +39,8 @@ _NVIDIA = {  # option of NVIDIA's main.py -> ours
 _CONFIGS = "options of its launch.py: give the values of its configs.yml as options"
 _NVIDIA_WAYS = {  # option of NVIDIA's main.py or launch.py -> what to use here
     "optimizer_batch_size": "--batch_size, which counts the images of all GPUs, with --accumulate N",
-    "nesterov": "--optimizer_kwargs '{nesterov = true}'", "augmentation": "--rand_augment N,M",
+    "nesterov": "in a copy of the job, optimizers.build(args, model, device, nesterov=True)",
+    "augmentation": "--rand_augment N,M",
     "last_bn_0_init": "--model_kwargs '{zero_init_residual = true}'",
     "run_epochs": "--max_steps N", "start_epoch": "leave it out: --resume continues at its step",
     "no_checkpoints": "--epoch_weights false --save_every 1000000; --prof only measures",

@@ -16,6 +16,7 @@ from bootfile.loaders.loader import Engine
 from bootfile.loaders.workers import WorkerEngine, Workers
 from bootfile.machine.cores import available_cores
 from bootfile.sampling.plan import Plan
+from datasets.folders.resize import BILINEAR
 from datasets.loaders.engines.crops import TorchvisionCrops
 from datasets.loaders.engines.dali import Dali, missing
 from datasets.loaders.engines.synthetic import Synthetic
@@ -62,14 +63,14 @@ def build(
     plan: Plan,
     device: torch.device,
     workers: int | None = None,
-    antialias: bool | str = True,
+    interpolation: str = BILINEAR,
     **delivery: Any,
 ) -> ImageLoader:
     """Return a Loader of the plan's batches on `device`.
 
     delivery: mean, std and dtype of Loader. The others: see engine().
     """
-    loader = ImageLoader(engine(backend, store, device, workers, antialias), plan, device, **delivery)
+    loader = ImageLoader(engine(backend, store, device, workers, interpolation), plan, device, **delivery)
     loader.backend = backend
     return loader
 
@@ -79,14 +80,14 @@ def engine(
     store: Any,
     device: torch.device,
     workers: int | None = None,
-    antialias: bool | str = True,
+    interpolation: str = BILINEAR,
 ) -> Engine:
     """Return an engine. Raises BadInput as resolve() does.
 
     backend: one of BACKENDS or SPELLINGS.
     store: of datasets/stores. The caller closes it.
     workers: threads or processes (default: cores()).
-    antialias: false: no antialiasing (faster); BICUBIC: bicubic interpolation (datasets/folders/resize.py).
+    interpolation: BILINEAR or BICUBIC of datasets/folders/resize.py.
     """
     backend, workers = resolve(backend, device), workers or cores()
     backend, pinned = CACHED.get(backend, backend), accelerator.has_streams(device)
@@ -95,16 +96,16 @@ def engine(
     if backend == "dali-gpu":
         memory = accelerator.of(device).get_device_properties(device).total_memory
         most = _MORE_THREADS if memory >= _MUCH_MEMORY else _MIXED_THREADS
-        return Dali(store, min(workers, most), device, antialias)
+        return Dali(store, min(workers, most), device, interpolation)
     if backend == "dali":
-        return Dali(store, workers, None, antialias)
+        return Dali(store, workers, None, interpolation)
     if backend == "ray":
         from datasets.loaders.ray.engine import CPUS, RayWorkers, RemoteCrops
 
-        return WorkerEngine(RayWorkers(workers, cpus=CPUS), RemoteCrops(store, antialias))
+        return WorkerEngine(RayWorkers(workers, cpus=CPUS), RemoteCrops(store, interpolation))
     if backend == "pytorch":
-        return WorkerEngine(Workers(workers, pinned), TorchvisionCrops(store, antialias))
-    return Threads(store, workers, pinned, antialias)
+        return WorkerEngine(Workers(workers, pinned), TorchvisionCrops(store, interpolation))
+    return Threads(store, workers, pinned, interpolation)
 
 
 def cores() -> int:

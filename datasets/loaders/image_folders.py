@@ -14,7 +14,7 @@ from bootfile.processes import ranks
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler, SequentialBatchSampler
 from common.checkpoint import weights
-from common.compute import classifiers
+from common.compute import networks
 from common.console.arguments import IDENTITY, OPERATION, boolean, positive_int
 from common.distributed import barrier
 from common.ground import endings
@@ -105,21 +105,20 @@ def add_arguments(parser: JobParser) -> None:
     )
     add("--class_weights", metavar="balanced|FILE", help=sample_weights.HELP)
     preprocessing.add_arguments(add)
-    add("--antialias", type=boolean, default=True, help="false: no antialiasing (faster)")
     add(
         "--image_size",
         role=IDENTITY,
-        type=classifiers.image_size,
+        type=networks.image_size,
         metavar="N",
         default=224,
         help="pixels (default: 224)",
     )
     help = "pixels in evaluations (default: --image_size)"
-    add("--val_image_size", role=OPERATION, type=classifiers.image_size, metavar="N", help=help)
+    add("--val_image_size", role=OPERATION, type=networks.image_size, metavar="N", help=help)
     add(
         "--first_image_size",
         role=IDENTITY,
-        type=classifiers.image_size,
+        type=networks.image_size,
         metavar="PIXELS",
         help="size in the first 70%% of the epochs; then it rises to --image_size (default: the same)",
     )
@@ -261,8 +260,7 @@ def open_loaders(
     train_size = functools.partial(progressive_size, args.epochs, args.first_image_size, args.image_size)
     train_plan = Plan(train_index, sampler, augment.random_resized_crop, train_size)
     val_sampler = SequentialBatchSampler(len(val_index), eval_batch, **shard, shards=args.exact_shards or 0)
-    mean, std, share, _ = preprocessing.values(vars(args))
-    antialias = preprocessing.antialias(vars(args))
+    mean, std, share, interpolation = preprocessing.values(vars(args))
     crop = functools.partial(augment.center_crop, share=share)
     val_plan = Plan(val_index, val_sampler, crop, args.val_image_size or args.image_size)
     backend = _backend(args, device)
@@ -273,12 +271,14 @@ def open_loaders(
         else:
             rates: dict[str, float] = {}
             if ranks.is_first():
-                rates = measure.rates(train_store, train_plan, device, args.workers, antialias=antialias)
+                rates = measure.rates(
+                    train_store, train_plan, device, args.workers, interpolation=interpolation
+                )
             backend = ranks.broadcast_object(measure.choose(rates))
             log.info(f"data_backend auto: {backend}; measured: {measure.text(rates)}")
-    how = {"workers": args.workers, "antialias": antialias, "mean": mean, "std": std}
-    train_loader = backends.build(backend, train_store, train_plan, device, **how)
-    val_loader = backends.build(backend, val_store, val_plan, device, **how)
+    delivery = {"workers": args.workers, "interpolation": interpolation, "mean": mean, "std": std}
+    train_loader = backends.build(backend, train_store, train_plan, device, **delivery)
+    val_loader = backends.build(backend, val_store, val_plan, device, **delivery)
     for loader in (train_loader, val_loader):
         endings.at_success("loaders", loader.close)
     if args.evaluate:

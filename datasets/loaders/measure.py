@@ -14,6 +14,7 @@ from bootfile.loaders.loader import Loader, NotDelivered
 from bootfile.processes import ranks
 from bootfile.sampling.plan import Batch, Plan
 from common.run.log import Log
+from datasets.folders.resize import BILINEAR
 from datasets.loaders import backends
 from datasets.stores.store import Store
 
@@ -31,7 +32,7 @@ def rates(
     device: torch.device,
     workers: int | None,
     seconds: float = _SECONDS,
-    antialias: bool | str = True,
+    interpolation: str = BILINEAR,
 ) -> dict[str, float]:
     """Return backend -> images/s of this process, for every available backend that reads data.
 
@@ -42,7 +43,7 @@ def rates(
     for backend, reason in backends.reasons(device).items():
         if reason is None and backend != "synthetic":
             try:
-                with backends.build(backend, store, head, device, workers, antialias) as loader:
+                with backends.build(backend, store, head, device, workers, interpolation) as loader:
                     if not measured:  # otherwise only the first backend reads from the disk
                         for _ in itertools.islice(loader, HEAD):
                             pass

@@ -10,10 +10,11 @@ from typing import Any
 
 from bootfile.ground.errors import BadInput
 from common.checkpoint import pretrained, weights
-from common.console.arguments import IDENTITY, TIMM, import_timm, non_negative_float, positive_float
+from common.compute.networks import TIMM, import_timm
+from common.console.arguments import IDENTITY, non_negative_float, positive_float
 from common.run import starts
 from datasets.folders import option_types
-from datasets.folders.resize import BICUBIC
+from datasets.folders.resize import BICUBIC, BILINEAR
 from datasets.loaders.image_loader import MEAN, STD
 
 
@@ -21,7 +22,7 @@ def _text(value: Any) -> Any:
     return ",".join(f"{each:g}" for each in value) if isinstance(value, list | tuple) else value
 
 
-_DEFAULTS = {"mean": _text(MEAN), "std": _text(STD), "crop_share": 224 / 256, "interpolation": "bilinear"}
+_DEFAULTS = {"mean": _text(MEAN), "std": _text(STD), "crop_share": 224 / 256, "interpolation": BILINEAR}
 
 
 def mean(text: str, number: Callable[[str], float] = non_negative_float) -> str:
@@ -55,21 +56,18 @@ def add_arguments(add: Callable[..., Any]) -> None:
     add("--mean", role=IDENTITY, type=mean, metavar="R,G,B", help=f"mean of pixels / 255 {rest}")
     add("--std", role=IDENTITY, type=std, metavar="R,G,B", help=f"standard deviation of pixels / 255 {rest}")
     add("--crop_share", type=share, metavar="SHARE", help=f"evaluations: centre crop / short side {rest}")
-    add(
-        "--interpolation", role=IDENTITY, choices=["bilinear", BICUBIC], help=f"how images are resized {rest}"
-    )
+    add("--interpolation", role=IDENTITY, choices=[BILINEAR, BICUBIC], help=f"how images are resized {rest}")
 
 
 def complete(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of add_arguments(), those of the model if they are not given. args: also arch,
-    weights, antialias. Raises BadInput."""
+    weights, evaluate. Raises BadInput."""
     own = find(args.arch, args.weights)
     chosen = {name: getattr(args, name) or own.get(name) for name in _DEFAULTS}
-    for name in ("mean", "std") if getattr(args, "evaluate", False) else ():
-        if chosen[name] != (trained := own.get(name, chosen[name])):
+    for name in ("mean", "std") if args.evaluate else ():
+        trained = own.get(name, chosen[name])
+        if chosen[name] != trained:
             raise BadInput(f"--{name} {chosen[name]}: the weights were trained with {trained}: leave it out")
-    if antialias(chosen) == BICUBIC and not args.antialias:
-        raise BadInput("--antialias false: the model's images are bicubic; add --interpolation bilinear")
     return {name: None if each == _DEFAULTS[name] else each for name, each in chosen.items()}
 
 
@@ -77,11 +75,6 @@ def values(settings: Mapping[str, Any]) -> Any:
     """Return (mean, std, crop share, interpolation) of the options of a run."""
     mean, std, *rest = (settings.get(name) or each for name, each in _DEFAULTS.items())
     return *(tuple(map(float, each.split(","))) for each in (mean, std)), *rest
-
-
-def antialias(settings: Mapping[str, Any]) -> bool | str:
-    """Return `antialias` of backends.build() for the options of a run."""
-    return BICUBIC if settings.get("interpolation") == BICUBIC else settings.get("antialias", True)
 
 
 def find(arch: str, name: str | None) -> dict[str, Any]:
@@ -102,4 +95,4 @@ def find(arch: str, name: str | None) -> dict[str, Any]:
         own = pretrained.weights_of(arch)[name].transforms() if is_name else None
         found = own and (own.mean, own.std, own.crop_size[0] / own.resize_size[0], own.interpolation.value)
     options = dict(zip(_DEFAULTS, map(_text, found or ()), strict=False))
-    return options | ({} if options.get("interpolation") == BICUBIC else {"interpolation": "bilinear"})
+    return options | ({} if options.get("interpolation") == BICUBIC else {"interpolation": BILINEAR})

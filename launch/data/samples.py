@@ -85,8 +85,9 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
         side = image_folders.progressive_size(settings["epochs"], epoch=sampler.epoch, **sides)
         plan = Plan(data, sampler, augment.random_resized_crop, side)
         effects = Effects(**{name: settings[name] for name in Effects._fields if settings.get(name)})
-        how = torch.device("cpu"), None, preprocessing.antialias(settings)
-        engine = backends.engine("threads", FileStore(data), *how)
+        *_, interpolation = preprocessing.values(settings)
+        cpu = torch.device("cpu")
+        engine = backends.engine("threads", FileStore(data), cpu, interpolation=interpolation)
     else:
         engine, effects, plan = Memory(data, True), Effects(), plan_of(data, sampler, True)
         plan.augment = augment.alternating_flip if settings.get("short_recipe") else plan.augment

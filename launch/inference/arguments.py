@@ -1,6 +1,7 @@
 """The options of `launch predict` and `launch export` that choose a network. This module imports no torch."""
 
-from common.console.arguments import Parser, arch, image_size
+from common.compute.networks import arch, image_size
+from common.console.arguments import Parser
 
 
 def add(parser: Parser) -> None:

@@ -24,7 +24,7 @@ from common.distributed import devices
 from datasets.files import local_folder
 from datasets.folders import images
 from datasets.folders.messages import progress
-from datasets.folders.resize import fit
+from datasets.folders.resize import BILINEAR, fit
 from datasets.folders.walk import walk
 from datasets.loaders.backends import cores
 from datasets.loaders.image_loader import ToDevice
@@ -107,7 +107,8 @@ def predict(
     form = torch.channels_last
     copies = [copy.deepcopy(network.model).to(each).to(memory_format=form) for each in places]
     stages = [ToDevice(each, network.mean, network.std) for each in places]
-    antialias, is_binary = network.settings.get("antialias", True), network.settings.get("loss") == "bce"
+    interpolation = network.settings.get("interpolation", BILINEAR)
+    is_binary = network.settings.get("loss") == "bce"
     autocast, _ = precision.choose(places[0], network.settings.get("amp"))
     begun: collections.deque = collections.deque()
     traits: list[int] = []
@@ -117,7 +118,7 @@ def predict(
             part = paths[first : first + batch_size]
             memory = np.zeros((len(part), network.size, network.size, 3), np.uint8)
             fill = lambda path, out: _fill(  # noqa: E731
-                os.path.join(root, path), out, network.share, antialias, traits
+                os.path.join(root, path), out, network.share, interpolation, traits
             )
             reasons = list(pool.map(fill, part, memory))
             pixels = torch.from_numpy(memory).permute(0, 3, 1, 2)
@@ -142,7 +143,7 @@ def _wait_for(paths: Sequence[str], reasons: list[str], probabilities: torch.Ten
     return zip(paths, reasons, probabilities.cpu(), strict=True)
 
 
-def _fill(path: str, out: np.ndarray, share: float, antialias: bool | str, traits: list[int]) -> str:
+def _fill(path: str, out: np.ndarray, share: float, interpolation: str, traits: list[int]) -> str:
     """Put the centred square of an image into `out`, uint8 [size, size, 3], and add its traits. Return the
     error, or ""."""
     try:
@@ -161,7 +162,7 @@ def _fill(path: str, out: np.ndarray, share: float, antialias: bool | str, trait
     top, left, high, wide, flip = (
         int(each[0]) for each in augment.center_crop(sizes, np.zeros(1, int), 0, 1, share)
     )
-    fit(pixels[top : top + high, left : left + wide], flip, out, antialias)
+    fit(pixels[top : top + high, left : left + wide], flip, out, interpolation)
     return ""
 
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from bootfile.ground.errors import BadInput, in_one_line
+from bootfile.ground.errors import BadInput, in_one_line, print_line
 from common.checkpoint import weights
-from common.compute import classifiers, heads, models
+from common.compute import classifiers, heads, models, networks
 from common.console.arguments import boolean, positive_int
 from common.run import starts
 from datasets.loaders import preprocessing
@@ -44,9 +44,9 @@ class Trained(NamedTuple):
 _NETWORK = ("arch", "dataset", "width", "model_kwargs")  # the options that choose one
 _SMALL = "ResNet-18 for small images"
 _OPTIONS: dict[str, Callable[[str], Any]] = {  # of the run: the type of the option
-    "arch": classifiers.arch, "image_size": classifiers.image_size, "val_image_size": classifiers.image_size,
+    "arch": networks.arch, "image_size": networks.image_size, "val_image_size": networks.image_size,
     "dataset": str, "width": positive_int,
-    "amp": boolean, "antialias": boolean, "model_kwargs": str, "loss": str, **preprocessing.KINDS,
+    "amp": boolean, "model_kwargs": str, "loss": str, **preprocessing.KINDS,
 }  # fmt: skip
 
 
@@ -68,8 +68,7 @@ def load(
     make: Callable[[int], nn.Module]
     if model or arch:
         settings |= preprocessing.find(arch, path) if arch else {}
-        mean, std, share, _ = preprocessing.values(settings)
-        settings["antialias"] = preprocessing.antialias(settings)
+        mean, std, share, settings["interpolation"] = preprocessing.values(settings)
         name, channels = model or str(arch), 3
         size = settings.get("image_size", 224)
     if model:
@@ -129,5 +128,9 @@ def _read_settings(folder: str, given: dict[str, Any], is_own: bool) -> dict[str
     the user's own. given: replaces them unless it is None. Raises BadInput."""
     runs = starts.read(folder)
     settings = (runs[-1]["settings"] if runs else {}) | {name: each for name, each in given.items() if each}
+    if settings.get("antialias") is False:  # a run of version 0.31 or earlier
+        print_line(
+            "warning: the run had --antialias false, which was removed: its accuracy is not exactly met"
+        )
     kinds = {name: kind for name, kind in _OPTIONS.items() if not is_own or name not in _NETWORK}
     return starts.check_settings(settings, kinds, folder)

@@ -1,1 +1,1 @@
-"""`launch submit`, `status`, `logs` and `stop`: jobs on managed platforms."""
+"""`launch submit`: jobs on managed platforms."""

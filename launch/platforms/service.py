@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import urllib.parse
-from typing import Any, NamedTuple
+from typing import Any
 
 from bootfile.ground.errors import BadInput, import_optional
 from common.object_store.location import is_clear_text
@@ -23,6 +23,7 @@ _DOMAIN = "myhuaweicloud.com"
 _URL = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9a-fA-F:.]+\])(:\d+)?")
 _RETRIES = 8  # times that the SDK repeats a request, within about 5 seconds
 _TIMEOUT = (10, 60)  # seconds: to connect, to wait for a byte
+_ENDED = ("Failed", "Completed", "Terminated")  # phases of v2, from the vendor's documents
 
 
 class ServiceError(BadInput):
@@ -34,17 +35,14 @@ class ServiceError(BadInput):
         self.status = status
 
 
-def is_temporary(status: int | None) -> bool:
+def _is_temporary(status: int | None) -> bool:
     """Return whether a request may succeed later that failed with this HTTP status (None: without one)."""
     return status is None or status == 429 or status >= 500
 
 
-class Preview(NamedTuple):
-    """The end of a task's log. content: the last `current_size` of its `full_size` bytes."""
-
-    content: str
-    current_size: int
-    full_size: int
+def has_ended(phase: str) -> bool:
+    """Return whether a job in this phase writes no more. One that is Abnormal may still run and write."""
+    return phase in _ENDED
 
 
 def _find_endpoint(region: str, url: str) -> str:
@@ -107,29 +105,11 @@ class ModelArts:
         request = self._sdk.CreateTrainingJobRequest(body=body)
         return self._ask("create_training_job", request, "metadata", repeat=False)["metadata"]["id"]
 
-    def show(self, job_id: str) -> dict[str, Any]:
-        """Return the service's description of a job."""
+    def phase(self, job_id: str) -> str:
+        """Return the phase of a job, such as Running."""
         request = self._sdk.ShowTrainingJobDetailsRequest(training_job_id=job_id)
-        return self._ask("show_training_job_details", request, "status")
-
-    def list_events(self, job_id: str, limit: int) -> list[dict[str, Any]]:
-        """Return the last events, the newest first; limit: 1 to 100."""
-        request = self._sdk.ListTrainingJobEventsRequest(
-            training_job_id=job_id, limit=limit, offset=0, order="desc", x_language="en-us"
-        )
-        return self._ask("list_training_job_events", request, "events")["events"]
-
-    def read_log(self, job_id: str, task: str) -> Preview:
-        """Return the end of a task's log: at most 5 MiB."""
-        request = self._sdk.ShowTrainingJobLogsPreviewRequest(training_job_id=job_id, task_id=task)
-        answer = self._ask("show_training_job_logs_preview", request, "content")
-        size = int(answer.get("current_size", len(answer["content"].encode())))
-        return Preview(answer["content"], size, int(answer.get("full_size", size)))
-
-    def stop(self, job_id: str) -> None:
-        """Ask the service to stop a job, without waiting for its end."""
-        action = self._sdk.JobActionType(action_type="terminate")
-        self._ask("stop_training_job", self._sdk.StopTrainingJobRequest(training_job_id=job_id, body=action))
+        answer = self._ask("show_training_job_details", request, "status")
+        return answer["status"].get("phase") or "unknown"
 
     def _ask(self, call: str, request: object, needed: str = "", repeat: bool = True) -> dict[str, Any]:
         """Send a request, let the SDK repeat it after a temporary failure, and return the answer.
@@ -143,7 +123,7 @@ class ModelArts:
 
         def is_repeatable(answer: object, error: Exception | None) -> bool:
             status = getattr(error, "status_code", None)
-            return error is not None and is_temporary(status) and (repeat or status == 429)
+            return error is not None and _is_temporary(status) and (repeat or status == 429)
 
         invoker = getattr(self._client, f"{call}_invoker")(request)
         invoker.with_retry(is_repeatable, _RETRIES, BackoffStrategies.EQUAL_JITTER)

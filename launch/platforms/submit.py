@@ -6,9 +6,9 @@
 
 launch/job.example.toml explains every key of job.toml. --dry_run shows the complete request and the command
 of every node; it needs no keys, no network and no SDK. Without it, the command shows the request, asks, and
-sends it. It writes a record to output_dir/jobs/ (or the folder BOOTFILE_JOBS), which `status`, `logs` and
-`stop` accept. The keys are in HUAWEICLOUD_SDK_AK and HUAWEICLOUD_SDK_SK, and sending needs
-`pip install huaweicloudsdkmodelarts`.
+sends it. It writes a record to output_dir/jobs/ (or the folder BOOTFILE_JOBS), which `fetch` accepts. The
+keys are in HUAWEICLOUD_SDK_AK and HUAWEICLOUD_SDK_SK, and sending needs
+`pip install huaweicloudsdkmodelarts`. The console of the service, its SDK and ma-cli show and stop a job.
 
 Every run writes its outputs below its own prefix. --resume_from uses the prefix of an earlier run, which must
 have ended: the service copies its files to the nodes, and the job resumes from them.
@@ -28,8 +28,7 @@ from common.ground.files import ROOT
 from launch import confirm, records
 from launch.platforms import request, templates
 from launch.platforms.config import PLATFORMS, JobConfig, load
-from launch.platforms.job import ENDED, Job
-from launch.platforms.service import ModelArts, ServiceError
+from launch.platforms.service import ModelArts, ServiceError, has_ended
 from launch.profiles import MODELARTS_JOB
 
 
@@ -102,7 +101,7 @@ def _send(args: argparse.Namespace, config: JobConfig, run: str, outputs: dict[s
         raise BadInput(f"{error}; {unsure}") from error
     print(f"job {record['id']}", flush=True)
     records.write(path, record)
-    print(f"record {path}\nnext: python -m launch logs {shlex.quote(path)} -f")
+    print(f"record {path}")
     return 0
 
 
@@ -113,10 +112,10 @@ def _check_ended(service: ModelArts, url: str) -> None:
         if not (is_here and record["id"] and url in record["outputs"].values()):
             continue
         try:
-            phase = Job(record, service).refresh().phase
+            phase = service.phase(record["id"])
         except ServiceError as error:
             if error.status == 404:  # deleted
                 continue
             raise
-        if phase not in ENDED:
+        if not has_ended(phase):
             raise BadInput(f"--resume_from {url}: job {record['id']} is {phase} and writes there")

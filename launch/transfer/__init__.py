@@ -1,1 +1,1 @@
-"""`launch upload`, `fetch` and `clean`: move files to and from an object store."""
+"""`launch upload` and `fetch`: move files to and from an object store."""

@@ -1,13 +1,7 @@
 """Remove old snapshots of code and unfinished uploads from an object store, after showing them.
 
-    python -m launch clean s3://bucket/prefix | obs://... [--keep N] [--yes]
-
-A snapshot is a folder <name>-<digest> directly below the URL, with its manifest.json. The newest N of each
-name stay. Only files that a manifest lists are removed, and the manifest last. Outputs, data and all other
-files stay. Unfinished uploads of big files are invisible, never expire and cost money; younger ones than a
-day stay, because they may be running. Without a terminal, --yes is required.
-
-Exit codes: 0 done, 1 the answer was no, 2 bad input or the store refused, 130 interrupted.
+A snapshot is a folder <name>-<digest> directly below the URL, with its manifest.json. Only files that a
+manifest lists are removed, and the manifest last.
 """
 
 import itertools
@@ -16,7 +10,6 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from bootfile.ground.errors import BadInput, printable
-from common.console.arguments import Parser, positive_int
 from common.object_store.store import ObjectStore
 from launch import confirm, manifests
 from launch.explain import align, format_time, human_size
@@ -32,48 +25,57 @@ class _Snapshot(NamedTuple):
     files: list[str]
 
 
-def main(arguments: list[str]) -> int:
+def clean(url: str, keep: int, yes: bool) -> int:
     """Show old snapshots and unfinished uploads, ask, remove them, and return the exit code. Raises
-    BadInput."""
-    parser = Parser(__doc__, "python -m launch clean")
-    parser.add_argument("url", metavar="URL", help="the URL that was given to `upload`")
-    parser.add_argument(
-        "--keep", type=positive_int, default=3, help="newest snapshots to keep of each name (default: 3)"
-    )
-    parser.add_argument("--yes", action="store_true", help="remove without asking")
-    args = parser.parse_args(arguments)
-    with ObjectStore(args.url) as store:
-        return _clean(store, args.keep, args.yes)
+    BadInput.
+
+    keep: newest snapshots of each name that stay. yes: remove without asking.
+    """
+    with ObjectStore(url) as store:
+        return _clean(store, keep, yes)
 
 
 def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
-    snapshots = sorted(_find_snapshots(store), key=lambda each: (each.name, -each.modified))
+    snapshots = sorted(_find_snapshots(store), key=_by_name_and_age)
     uploads = list(store.uploads())
-    by_name = itertools.groupby(snapshots, key=lambda each: each.name)
-    old = [each for _, group in by_name for each in [*group][keep:]]
-    left = [each for each in uploads if each[2] <= time.time() - _DAY]
-    rows = [
-        (each in old, "snapshot", each.folder, human_size(each.size), each.modified) for each in snapshots
-    ]
-    rows += [(each in left, "unfinished", printable(each[0]), "", each[2]) for each in uploads]
-    for line in align((("keep", "remove")[row[0]], *row[1:4], format_time(row[4])) for row in rows):
+    old: list[_Snapshot] = []
+    for _, snapshots_of_a_name in itertools.groupby(snapshots, key=_name_of):
+        old += [*snapshots_of_a_name][keep:]
+    left = [upload for upload in uploads if upload[2] <= time.time() - _DAY]  # younger ones may be running
+    rows = []
+    for snapshot in snapshots:
+        action = "remove" if snapshot in old else "keep"
+        size, age = human_size(snapshot.size), format_time(snapshot.modified)
+        rows.append((action, "snapshot", snapshot.folder, size, age))
+    for upload in uploads:
+        action = "remove" if upload in left else "keep"
+        rows.append((action, "unfinished", printable(upload[0]), "", format_time(upload[2])))
+    for line in align(rows):
         print(line)
     if not old and not left:
         print("nothing to remove")
         return 0
-    total = human_size(sum(each.size for each in old))
+    total = human_size(sum(snapshot.size for snapshot in old))
     what = f"{len(old)} snapshots ({total}) and {len(left)} unfinished uploads"
     if not confirm.ask(f"remove {what}", yes):
         print("nothing was removed")
         return 1
-    for key, upload, _ in left:
-        store.abort(key, upload)
-    for each in old:
-        store.delete(f"{each.folder}/{path}" for path in each.files)
-        store.delete([f"{each.folder}/{manifests.NAME}"])  # last: it lists the remaining files
-        print(f"removed {each.folder}", flush=True)
+    for key, upload_id, _ in left:
+        store.abort(key, upload_id)
+    for snapshot in old:
+        store.delete(f"{snapshot.folder}/{path}" for path in snapshot.files)
+        store.delete([f"{snapshot.folder}/{manifests.NAME}"])  # last: it lists the remaining files
+        print(f"removed {snapshot.folder}", flush=True)
     print(f"removed {what}")
     return 0
+
+
+def _name_of(snapshot: _Snapshot) -> str:
+    return snapshot.name
+
+
+def _by_name_and_age(snapshot: _Snapshot) -> tuple[str, float]:
+    return snapshot.name, -snapshot.modified  # the newest first
 
 
 def _find_snapshots(store: ObjectStore) -> Iterator[_Snapshot]:

@@ -1,39 +1,65 @@
 """Put a folder into an object store: a snapshot of code that `pack` made, or data.
 
     python -m launch upload FOLDER --to s3://bucket/prefix | obs://bucket/prefix
+    python -m launch upload --clean --to s3://... | obs://... [--keep N] [--yes]
 
 A snapshot (a folder with a manifest.json) is stored at URL/<name>-<digest>/. Any other folder is stored at
 the URL itself, with a manifest.json that is uploaded last. Files that the store has with the same sha256 are
 not sent again. Run an interrupted upload again to continue it. Objects that are not in the folder stay.
 
+--clean, without a FOLDER, removes old snapshots and unfinished uploads below the URL, after showing them. The
+newest N snapshots of each name stay, and so do outputs, data and all other files. Unfinished uploads of big
+files are invisible, never expire and cost money; younger ones than a day stay, because they may be running.
+Without a terminal, --yes is required.
+
 Credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, OBS_ACCESS_KEY_ID and OBS_SECRET_ACCESS_KEY, or
 boto3's usual files. Address: AWS_ENDPOINT_URL_S3 or OBS_REGION.
 
-Exit codes: 0 all files are stored, 2 bad input or the store refused, 130 interrupted.
+Exit codes: 0 all files are stored, or the removal is done; 1 the answer was no; 2 bad input or the store
+refused; 130 interrupted.
 """
 
 import os
 import time
 
 from bootfile.ground.errors import BadInput, printable
-from common.console.arguments import Parser
+from common.console.arguments import Parser, positive_int
 from common.object_store import sync
 from common.object_store.errors import of_the_disk
 from common.object_store.paths import check_keys
 from common.object_store.store import Object, ObjectStore
 from launch import manifests
 from launch.transfer import progress
+from launch.transfer.clean import clean
+
+_KEEP = 3  # snapshots of each name that --clean keeps
 
 
 def main(arguments: list[str]) -> int:
     """Upload a folder, print a summary, and return the exit code. Raises BadInput."""
     parser = Parser(__doc__, "python -m launch upload")
-    parser.add_argument("folder", metavar="FOLDER", help="folder to upload")
-    parser.add_argument(
-        "--to", metavar="URL", required=True, help="s3://bucket/prefix or obs://bucket/prefix"
-    )
+    add = parser.add_argument
+    add("folder", metavar="FOLDER", nargs="?", help="folder to upload")
+    add("--to", metavar="URL", required=True, help="s3://bucket/prefix or obs://bucket/prefix")
+    help = "remove old snapshots and unfinished uploads, in place of an upload"
+    add("--clean", action="store_true", help=help)
+    help = f"with --clean: newest snapshots to keep of each name (default: {_KEEP})"
+    add("--keep", type=positive_int, help=help)
+    add("--yes", action="store_true", help="with --clean: remove without asking")
     args = parser.parse_args(arguments)
-    folder, url, begin = args.folder, args.to, time.monotonic()
+    if args.clean:
+        if args.folder:
+            raise BadInput(f"--clean uploads nothing: leave out {args.folder}, or leave out --clean")
+        return clean(args.to, args.keep or _KEEP, args.yes)
+    if args.keep or args.yes:
+        raise BadInput("--keep and --yes need --clean")
+    if not args.folder:
+        raise BadInput("no FOLDER: name the folder to upload, or pass --clean")
+    return _upload(args.folder, args.to)
+
+
+def _upload(folder: str, url: str) -> int:
+    begin = time.monotonic()
     if not os.path.isdir(folder):
         raise BadInput(f"{folder} is not a folder")
     manifest = _read_snapshot(folder)

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from bootfile.ground.errors import BadInput
-from common.compute import classifiers
+from common.compute import classifiers, networks
 from common.console import arguments
 from common.distributed.entry import entry
 from datasets.compat.dali_dataset import Dataset
@@ -67,7 +67,7 @@ def _parse_args() -> argparse.Namespace:
     add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
     add(
         "--arch",
-        type=classifiers.arch,
+        type=networks.arch,
         default="resnet18",
         help="from torchvision.models (default: resnet18)",
     )

@@ -35,7 +35,7 @@ def resident(what: str = "VmRSS") -> float:
 def train(args: argparse.Namespace, processes: int, side: int) -> object:
     """Return a model and its optimizer after some steps."""
     model = torch.nn.Sequential(*(torch.nn.Linear(side, side, bias=False) for _ in range(args.layers)))
-    if args.checkpoint_activations:
+    if args.grad_checkpointing:
         fsdp.checkpoint_activations(model)
     mesh = init_device_mesh("cpu", (processes,))
     for layer, policy in fsdp.layers(model, args.precision):

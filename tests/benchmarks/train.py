@@ -24,7 +24,7 @@ import tempfile
 import torch
 
 from bootfile.ground.errors import BadInput
-from common.compute import classifiers
+from common.compute import networks
 from common.console import arguments
 from common.distributed.entry import entry
 from common.ground.files import ROOT
@@ -63,7 +63,7 @@ def _parse_args() -> argparse.Namespace:
     add, count = parser.add_argument, arguments.positive_int
     add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
     add("--json", action="store_true", help="print JSON")
-    add("--arch", type=classifiers.arch, default="resnet18", help="default: resnet18")
+    add("--arch", type=networks.arch, default="resnet18", help="default: resnet18")
     add("--jobs", type=lambda names: names.split(","), help="contestants, separated by commas (default: all)")
     add("--data_url", metavar="DIR", help="CIFAR-10, or a folder with train/<class>/* (default: generated)")
     add("--batch_size", type=count, help="default: 128; not for resnet18: 32, on a GPU 256")

@@ -24,10 +24,10 @@ def _graph(monkeypatch, kind, store, index=0):
     monkeypatch.setattr(dali.Pipeline, "set_outputs", lambda _, *found: outputs.extend(found))
     monkeypatch.setattr(dali.Pipeline, "build", lambda _: None)
     engine = object.__new__(kind)  # no threads
-    engine.store, engine.device, engine.antialias, engine.workers = (
+    engine.store, engine.device, engine.interpolation, engine.workers = (
         store,
         torch.device("cuda", index),
-        True,
+        "bilinear",
         2,
     )
     engine._pipeline = None

@@ -103,7 +103,7 @@ class Case:
         return [each["Key"] for each in answer.get("Uploads", [])]
 
     def clean(self) -> None:
-        run("-m", "launch", "clean", f"s3://bucket/{self.prefix}", "--yes",
+        run("-m", "launch", "upload", "--clean", "--to", f"s3://bucket/{self.prefix}", "--yes",
             env=environment(**self.server.environment))  # fmt: skip
 
     def visible(self) -> dict[str, bytes]:

@@ -113,17 +113,6 @@ def test_printed_values_of_the_environment_cannot_control_a_terminal(tmp_path):
     assert line.endswith("master=a b\\n\\x1b[31m:29500")
 
 
-def test_too_few_open_files_for_two_processes(tmp_path):
-    limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16));"
-    command = [
-        f"{limit} os.execv(sys.executable, [sys.executable, *sys.argv[1:]])",
-        "jobs/train_ddp.py",
-        *QUICK,
-    ]
-    result = run("-c", *command, "--processes_per_node=2", f"--output_dir={tmp_path}", code=2)
-    assert result.stderr.startswith("error: the limit of 16 open files") and not list(tmp_path.iterdir())
-
-
 def test_a_file_system_without_rename_is_refused_before_the_first_step(tmp_path):
     """Some mounts of buckets have no rename. Without it no checkpoint can be saved."""
     code = (

@@ -9,7 +9,7 @@ import torch
 
 from bootfile.ground.errors import BadInput
 from common.checkpoint import pretrained
-from common.compute import classifiers, heads, optimizers
+from common.compute import classifiers, heads, networks, optimizers
 from datasets.folders import random_folder
 from tests.conftest import interrupt, records, run
 
@@ -110,7 +110,7 @@ def test_published_weights_come_from_the_cache_or_are_refused(tmp_path, monkeypa
 
 def test_networks_of_timm():
     pytest.importorskip("timm")
-    assert classifiers.arch("timm:resnet18") == "timm:resnet18"
+    assert networks.arch("timm:resnet18") == "timm:resnet18"
     assert classifiers.build("timm:resnet18", 3, 32)(torch.zeros(2, 3, 32, 32)).shape == (2, 3)
     assert classifiers.build("timm:vit_tiny_patch16_224", 3, 64)(torch.zeros(2, 3, 64, 64)).shape == (2, 3)
     assert heads.head(lambda count: classifiers.build("timm:resnet18", count, 32)) == {
@@ -118,4 +118,4 @@ def test_networks_of_timm():
         "fc.bias": 0,
     }
     with pytest.raises(Exception, match="is not a model of timm"):
-        classifiers.arch("timm:resnet19")
+        networks.arch("timm:resnet19")

@@ -46,7 +46,6 @@ def test_bits_are_equal(engine, cache, tmp_path):
 
 BAD = {
     ("--accumulate=3",): "shards x 3 of --accumulate",
-    ("--gradient_compression=bf16",): "--exact_shards and --gradient_compression exclude each other",
     ("--batch_size=24",): "expected an even number of samples",
     ("--batch_size=36",): "batch size 36 is not divisible by 8 shards",
 }

@@ -11,6 +11,7 @@ import torch
 
 from bootfile.exact import files as checkpoint
 from bootfile.receipt import receipt
+from common.checkpoint import former
 from datasets.memory import digits
 from tests.conftest import (
     QUICK,
@@ -143,9 +144,9 @@ def test_a_checkpoint_of_any_job_resumes_in_any_job(whole, tmp_path):
 
 
 def test_a_batch_may_be_counted_by_process(tmp_path):
-    """--batch_size_per_gpu 16 with 2 processes is --batch_size 32, and one process can resume it."""
+    """--batch_size 16/gpu with 2 processes is --batch_size 32, and one process can resume it."""
     common = (*QUICK, "--lr=0.01", f"--output_dir={tmp_path}", "--save_every=2")
-    first, _ = run_ranks("jobs/train_ddp.py", *common, "--batch_size_per_gpu=16", "--max_steps=2")
+    first, _ = run_ranks("jobs/train_ddp.py", *common, "--batch_size=16/gpu", "--max_steps=2")
     assert re.search(r"global batch 32 = 2 processes x 16, \d threads? each;", first.stdout)
     second = run("jobs/train.py", *common, "--batch_size=32", "--max_steps=4").stdout
     assert "step_2.pt: epoch 1, step 2 of 4" in second and "global batch 32 = 1 process x 32, " in second
@@ -260,3 +261,31 @@ def test_an_output_that_fills_up_is_named_and_training_goes_on(tmp_path):
         result.stdout,
     )
     assert "epoch=1 step=5 " in result.stdout and "error: step_5.pt was not saved: " in result.stderr
+
+
+def test_a_checkpoint_of_a_version_with_more_options_continues(tmp_path, whole):
+    """With their defaults as if they had not been there, with other values after a warning."""
+    path = checkpoint.list_newest_first(str(whole[0] / "checkpoints"))[-1]
+    state = checkpoint.read(path)
+    for name, values, said in (("default", ("{}", 300.0), False), ("other", ("{eps = 1e-6}", 60.0), True)):
+        more = dict(zip(("optimizer_kwargs", "upload_timeout"), values, strict=True))
+        old = tmp_path / name / f"step_{state['step']}.pt"
+        old.parent.mkdir()
+        checkpoint.write(str(old), {**state, "arguments": state["arguments"] | more})
+        out = tmp_path / f"{name}_out"
+        printed = run(*ONE, f"--output_dir={out}", f"--resume={old}").stdout
+        warning = "warning: the run had --optimizer_kwargs {eps = 1e-6}, an option that was removed"
+        assert (warning in printed) == said
+        assert same_weights(weights(out), weights(whole[0]))
+
+
+def test_former_options_with_another_value_than_their_default_are_named():
+    old = {
+        "antialias": True,
+        "gradient_compression": "none",
+        "optimizer_kwargs": "{}",
+        "upload_timeout": 60.0,
+    }
+    assert former.find_changed(old) == former.find_changed({}) == []
+    changed = old | {"antialias": False, "optimizer_kwargs": "{eps = 1e-6}"}
+    assert former.find_changed(changed) == ["--antialias False", "--optimizer_kwargs {eps = 1e-6}"]

@@ -74,7 +74,7 @@ def test_checkpointed_activations_have_the_same_bits_and_bfloat16_is_near(tmp_pa
     for precision in ("float32", "bfloat16"):
         for again in ("false", "true"):
             output[precision, again] = tmp_path / f"{precision}-{again}"
-            options = (f"--precision={precision}", f"--checkpoint_activations={again}")
+            options = (f"--precision={precision}", f"--grad_checkpointing={again}")
             run_ranks(JOB, *SMALL, *options, f"--output_dir={output[precision, again]}")
         assert facts(output[precision, "true"]) == facts(output[precision, "false"])
     whole, half = losses(output["float32", "true"]), losses(output["bfloat16", "true"])

@@ -208,7 +208,7 @@ def test_clean(store, url, tmp_path, monkeypatch):
     client, key = store.client(), f"{url.partition(f'//{store.bucket}/')[2]}/unfinished"
     upload = client.create_multipart_upload(Bucket=store.bucket, Key=key)["UploadId"]
     client.upload_part(Bucket=store.bucket, Key=key, UploadId=upload, PartNumber=1, Body=b"x")
-    said = launch(store, "clean", url, "--keep", "1", "--yes").stdout
+    said = launch(store, "upload", "--clean", "--to", url, "--keep", "1", "--yes").stdout
     assert f"removed {places[0].rpartition('/')[2]}\n" in said
     with opened(store, url, monkeypatch) as there:
         assert list(there.folders()) == [places[1].rpartition("/")[2]]

@@ -1,24 +1,21 @@
 """A stand-in for the training-job service of ModelArts: a real HTTP server, in a thread of the test.
 
 It checks the key of every request, and every body of a new job (tests/support/modelarts_body.py).
-A test controls the phases and the logs of the jobs. It was written from the documents and the SDK, without a
+A test controls the phases of the jobs. It was written from the documents and the SDK, without a
 live account.
 """
 
 import http.server
 import json
-import re
 import socket
 import struct
 import threading
-import time
 import urllib.parse
 
-from tests.support.modelarts_body import Wrong, check_job, check_model
+from tests.support.modelarts_body import Wrong, check_job
 
 PROJECT, ACCESS_KEY, SECRET_KEY = "0123456789abcdef", "TESTING-ACCESS-KEY", "testing-secret-key"
 PHASES = ("Creating", "Pending", "Running", "Failed", "Completed", "Terminating", "Terminated", "Abnormal")
-_ACTIVE = ("Creating", "Pending", "Running", "Terminating")
 
 
 class Refused(Exception):
@@ -53,8 +50,7 @@ class ModelArtsService(http.server.ThreadingHTTPServer):
         """Change the state of the server.
 
         clear: no faults. fault: {"status": a number, or "reset", "reset_after", "text"; times, path} of
-        the next requests. new: the body of a job. job: an id, with
-        changes of phase, log ({task: text}) and status; script: [(seconds from now, such changes)].
+        the next requests. job: an id, with a new phase.
 
         Returns the bodies that created jobs, by id, and all requests.
         """
@@ -63,34 +59,13 @@ class ModelArtsService(http.server.ThreadingHTTPServer):
                 self.faults = []
             if "fault" in what:
                 self.faults.append({"times": 1, "path": "", **what["fault"]})
-            if "new" in what:
-                self._create(what["new"])
             if "job" in what:
-                job = self.jobs[what["job"]]
-                self._change(job, what)
-                job["script"] = [
-                    (time.monotonic() + after, step) for after, step in what.get("script", job["script"])
-                ]
+                assert what["phase"] in PHASES, what
+                self.jobs[what["job"]]["phase"] = what["phase"]
             bodies = {job_id: job["body"] for job_id, job in self.jobs.items()}
             return {"bodies": bodies, "requests": self.requests}
 
-    def _turn(self, job: dict, phase: str) -> None:
-        assert phase in PHASES, phase
-        if job["status"]["phase"] != phase:
-            job["events"].append((time.time(), f"the job is {phase}"))
-        job["status"]["phase"] = phase
-        if phase == "Running":
-            job["status"]["tasks"] = [f"worker-{node}" for node in range(job["nodes"])]
-            job["logs"] = dict.fromkeys(job["status"]["tasks"], b"") | job["logs"]
-
-    def _change(self, job: dict, step: dict) -> None:
-        if "phase" in step:
-            self._turn(job, step["phase"])
-        for task, text in step.get("log", {}).items():
-            job["logs"][task] = job["logs"].get(task, b"") + text.encode()
-        job["status"] |= step.get("status", {})
-
-    def answer(self, method: str, path: str, query: dict, content: bytes) -> tuple[int, object]:
+    def answer(self, method: str, path: str, content: bytes) -> tuple[int, object]:
         with self.lock:
             self.requests.append([method, path])
             begin = f"/v2/{PROJECT}/training-jobs"
@@ -101,26 +76,8 @@ class ModelArtsService(http.server.ThreadingHTTPServer):
             job_id, _, rest = path[len(begin) + 1 :].partition("/")
             if job_id not in self.jobs:
                 raise Refused(404, "ModelArts.2764", f"training job {job_id} does not exist")
-            job = self.jobs[job_id]
-            while job["script"] and job["script"][0][0] <= time.monotonic():  # what a test has planned
-                self._change(job, job["script"].pop(0)[1])
             if (method, rest) == ("GET", ""):
                 return 200, self._shown(job_id)
-            if (method, rest) == ("GET", "events"):
-                return 200, self._events(job, query)
-            log = re.fullmatch(r"tasks/([a-z]+-\d+)/logs/preview", rest)
-            if method == "GET" and log:
-                return 200, self._preview(job, log[1])
-            if (method, rest) == ("POST", "actions"):
-                action = json.loads(content)
-                check_model(action, "JobActionType", "body")
-                if action.get("action_type") != "terminate":
-                    raise Refused(400, "ModelArts.2752", f"no such action: {action}")
-                if job["status"]["phase"] not in _ACTIVE:
-                    raise Refused(400, "ModelArts.2753", "the job has ended")
-                self._turn(job, "Terminating")
-                job["script"] = [(time.monotonic() + 0.2, {"phase": "Terminated"})]
-                return 202, self._shown(job_id)
             raise Refused(404, "ModelArts.0104", f"{method} {path} is unknown")
 
     def _create(self, body) -> tuple[int, object]:
@@ -129,34 +86,14 @@ class ModelArtsService(http.server.ThreadingHTTPServer):
         except Wrong as error:
             raise Refused(400, "ModelArts.2750", str(error)) from error
         job_id = f"{len(self.jobs):08x}-0000-4000-8000-000000000000"
-        self.jobs[job_id] = {
-            "body": body, "logs": {}, "events": [(time.time(), "the job is Creating")], "script": [],
-            "nodes": body["spec"]["resource"].get("node_count", 1), "created": int(1000 * time.time()),
-            "status": {"phase": "Creating", "tasks": []},
-        }  # fmt: skip
+        self.jobs[job_id] = {"body": body, "phase": "Creating"}
         return 201, self._shown(job_id)
 
     def _shown(self, job_id: str) -> dict:
         job = self.jobs[job_id]
-        metadata = job["body"]["metadata"] | {"id": job_id, "create_time": job["created"]}
+        metadata = job["body"]["metadata"] | {"id": job_id}
         spec = {"resource": job["body"]["spec"]["resource"]}
-        return {"kind": "job", "metadata": metadata, "status": job["status"], "spec": spec}
-
-    def _events(self, job: dict, query: dict) -> dict:
-        limit = int(query["limit"])
-        if not 1 <= limit <= 100 or query["order"] != "desc":
-            raise Refused(400, "ModelArts.2754", f"limit {limit} order {query['order']}")
-        events = [
-            {"message": text, "level": "Info", "time": time.strftime("%FT%TZ", time.gmtime(at))}
-            for at, text in job["events"][::-1][:limit]
-        ]
-        return {"total": len(events), "limit": limit, "offset": 0, "order": "desc", "events": events}
-
-    def _preview(self, job: dict, task: str) -> dict:
-        if task not in job["logs"]:
-            raise Refused(404, "ModelArts.2765", f"task {task} has no log")
-        log = job["logs"][task]
-        return {"content": log.decode(), "current_size": len(log), "full_size": len(log)}
+        return {"kind": "job", "metadata": metadata, "status": {"phase": job["phase"]}, "spec": spec}
 
     def fault(self, path: str) -> dict | None:
         with self.lock:
@@ -180,7 +117,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         fault = self.server.fault(url.path)
         kind = fault and fault["status"]
         if kind == "reset_after":  # the job is created, and the answer is lost
-            self.server.answer(self.command, url.path, {}, content)
+            self.server.answer(self.command, url.path, content)
         if kind in ("reset", "reset_after"):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
@@ -194,8 +131,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 raise Refused(401, "ModelArts.0103", "verify aksk signature fail")
             if isinstance(kind, int):
                 raise Refused(kind, f"ModelArts.{kind}", fault.get("message", f"a fault of {kind}"))
-            query = dict(urllib.parse.parse_qsl(url.query))
-            status, data = self.server.answer(self.command, url.path, query, content)
+            status, data = self.server.answer(self.command, url.path, content)
             self._answer(status, data)
         except Refused as error:
             status, code, message = error.args

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from bootfile.sampling.plan import Batch, Plan
-from datasets.folders.resize import BICUBIC, fit
+from datasets.folders.resize import BICUBIC, BILINEAR, fit
 from datasets.stores.forms import cannot_decode
 from datasets.stores.store import Store, scaled
 
@@ -21,11 +21,11 @@ Row = list[int]  # id, rows of the image for which the box was planned, top, lef
 class Crops:
     """The function of workers: it returns the images of a batch, uint8 [n, size, size, 3].
 
-    antialias: as in resize.fit().
+    interpolation: as in resize.fit().
     """
 
-    def __init__(self, store: Store, antialias: bool | str = True):
-        self.store, self.antialias = store, antialias
+    def __init__(self, store: Store, interpolation: str = BILINEAR):
+        self.store, self.interpolation = store, interpolation
 
     def batch_bytes(self, plan: Plan) -> int:
         """Return the bytes of the largest batch of a plan, at the image size of this epoch."""
@@ -62,17 +62,17 @@ class Crops:
     def fit(self, cut: list[tuple[np.ndarray, int, np.ndarray]]) -> None:
         """Resize boxes into images, and remove them from the list: (pixels of cut(), flip, image)."""
         while cut:
-            fit(*cut.pop(), self.antialias)
+            fit(*cut.pop(), self.interpolation)
 
 
 class TorchvisionCrops(Crops):
-    """Crops with the pixels of Pillow and of torchvision's transforms. antialias: as in resized_crop()."""
+    """Crops with the pixels of Pillow and of torchvision's transforms."""
 
-    def __init__(self, store: Store, antialias: bool | str = True):
+    def __init__(self, store: Store, interpolation: str = BILINEAR):
         # not with the module: torchvision takes longer to import than torch. Here, before the workers fork
         import torchvision.transforms.v2  # noqa: F401
 
-        super().__init__(store, antialias)
+        super().__init__(store, interpolation)
 
     def crop(self, row: Row, content: Any, image: np.ndarray) -> None:
         from torchvision.transforms.v2 import InterpolationMode, functional
@@ -80,9 +80,9 @@ class TorchvisionCrops(Crops):
         id, planned, top, left, height, width, flip = row
         whole = self._open(id, content)
         box = scaled(top, left, height, width, whole.height / planned, whole.height, whole.width)
-        mode = InterpolationMode(BICUBIC if self.antialias == BICUBIC else "bilinear")
+        mode = InterpolationMode(BICUBIC if self.interpolation == BICUBIC else BILINEAR)
         size = list(image.shape[:2])
-        result = functional.resized_crop(whole, *box, size, mode, antialias=bool(self.antialias))
+        result = functional.resized_crop(whole, *box, size, mode, antialias=True)
         image[:] = np.asarray(functional.horizontal_flip(result) if flip else result)
 
     def _open(self, id: int, content: Any) -> Image.Image:

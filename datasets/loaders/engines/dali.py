@@ -18,7 +18,7 @@ import torch
 from bootfile.ground.errors import BadInput, import_optional
 from bootfile.loaders.loader import Data, Engine
 from bootfile.sampling.plan import Batch, Plan
-from datasets.folders.resize import BICUBIC
+from datasets.folders.resize import BICUBIC, BILINEAR
 from datasets.loaders.engines.reader import Reader
 from datasets.sampling.augment import Crop
 from datasets.stores import forms
@@ -52,16 +52,16 @@ class Dali(Engine):
     store: of datasets/stores.
     workers: threads.
     device: the GPU that decodes and crops; None: the CPU.
-    antialias: as in fn.resize.
+    interpolation: as in resize.fit().
     """
 
     reuses_memory = True
 
     def __init__(
-        self, store: Store, workers: int, device: torch.device | None = None, antialias: bool | str = True
+        self, store: Store, workers: int, device: torch.device | None = None, interpolation: str = BILINEAR
     ):
         import_optional("nvidia.dali", "DALI cannot be imported", DALI)
-        self.store, self.workers, self.device, self.antialias = store, workers, device, antialias
+        self.store, self.workers, self.device, self.interpolation = store, workers, device, interpolation
         threads = concurrent.futures.ThreadPoolExecutor(workers, "reader")
         self._reader = Reader(store, threads, _IMAGES_PER_TASK)
         self._pipeline: Any = None
@@ -184,6 +184,6 @@ class Dali(Engine):
             )  # fmt: skip
         else:
             cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **box)
-        kind = types.INTERP_CUBIC if self.antialias == BICUBIC else types.INTERP_LINEAR
-        resized = fn.resize(cut, size=sizes, interp_type=kind, antialias=bool(self.antialias))
+        kind = types.INTERP_CUBIC if self.interpolation == BICUBIC else types.INTERP_LINEAR
+        resized = fn.resize(cut, size=sizes, interp_type=kind, antialias=True)
         return resized, ids

@@ -15,6 +15,7 @@ import torch
 
 from bootfile.loaders.loader import Data, Engine
 from bootfile.sampling.plan import Batch, Plan
+from datasets.folders.resize import BILINEAR
 from datasets.loaders.engines.crops import Crops, Row
 from datasets.loaders.engines.reader import Reader
 from datasets.loaders.image_loader import start_pool
@@ -32,14 +33,14 @@ class Threads(Engine):
     store: of datasets/stores.
     workers: threads.
     pinned: use pinned memory, which a GPU can read directly.
-    antialias: as in resize.fit().
+    interpolation: as in resize.fit().
     """
 
     reuses_memory = True
 
-    def __init__(self, store: Store, workers: int, pinned: bool = False, antialias: bool | str = True):
+    def __init__(self, store: Store, workers: int, pinned: bool = False, interpolation: str = BILINEAR):
         self.store, self.workers, self.pinned = store, workers, pinned
-        self._crops = Crops(store, antialias)
+        self._crops = Crops(store, interpolation)
         self._reader = Reader(store, start_pool(workers, "loader"), _LEAST)
         self._ring: list[torch.Tensor] = []
         self._own = threading.local()

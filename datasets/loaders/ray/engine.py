@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from bootfile.loaders.workers import Workers
 from bootfile.sampling.plan import Batch
 from datasets.folders.image_index import ImageFolderIndex
+from datasets.folders.resize import BILINEAR
 from datasets.loaders.engines.crops import Crops
 from datasets.loaders.ray.data_loader import RayDataLoader
 from datasets.stores.files import FileStore
@@ -34,11 +35,11 @@ class RayWorkers(Workers):
 class RemoteCrops(Crops):
     """Crops for workers that must be able to read the files, and that get the index with the function."""
 
-    def __init__(self, store: Any, antialias: bool | str = True):
+    def __init__(self, store: Any, interpolation: str = BILINEAR):
         if type(store) is FileStore and type(store.index) is ImageFolderIndex:
             store = copy.copy(store)
             store.index = _Columns(store.index)
-        super().__init__(store, antialias)
+        super().__init__(store, interpolation)
 
     def __call__(self, batch: Batch) -> Any:
         return super().__call__(batch).numpy()  # Ray shares the memory of arrays, not of tensors

@@ -90,10 +90,10 @@ class Job:
 
     running: ClassVar[list] = []  # mirrors
 
-    def __init__(self, folder: Path, url: str, resume: str = "auto", keep: int = 2, **options):
+    def __init__(self, folder: Path, url: str, resume: str = "auto", keep: int = 2):
         self.folder, self.url = folder, url
         folder.mkdir(exist_ok=True)
-        self.mirror = mirror.Mirror(Output(str(folder), url), resume, keep, **options)
+        self.mirror = mirror.Mirror(Output(str(folder), url), resume, keep)
         self.running.append(self.mirror)
         paths = checkpoint.list_newest_first(str(folder / "checkpoints"))
         self.state = checkpoint.read(paths[0]) if paths else {"step": 0}
@@ -246,10 +246,11 @@ def test_the_last_upload_is_repeated_until_the_store_answers(server, tmp_path, m
         assert end.result(60) == "" and steps(server, url) == [2]
 
 
-def test_the_last_upload_ends_after_the_upload_timeout(server, tmp_path, monkeypatch):
+def test_the_last_upload_is_not_repeated_for_ever(server, tmp_path, monkeypatch):
     with FaultProxy(server.port) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.environment["AWS_ENDPOINT_URL_S3"])
-        job = Job(tmp_path / "one", "s3://runs/patience", patience=0.1)
+        monkeypatch.setattr(mirror, "_PATIENCE", 0.1)
+        job = Job(tmp_path / "one", "s3://runs/patience")
         proxy.kind, proxy.share = "busy", 1.0
         job.save(2)
         assert "the store is too busy" in job.mirror.finish()

@@ -218,7 +218,7 @@ def test_a_part_that_fits_needs_an_option(tmp_path):
         (state | {"0.bias": torch.ones(9), "3.bias": torch.ones(5)}, "different shape: 0.bias"),
     ):
         torch.save(content, path)
-        with pytest.raises(BadInput, match=f"{names}.* --partial_weights true uses those that fit"):
+        with pytest.raises(BadInput, match=f"{names}.* --weights .*,partial uses those that fit"):
             weights.load(path, _model())
         model = _model()
         weights.load(path, model, partial=True)

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from bootfile.ground.errors import BadInput
-from common.compute import classifiers, recompute
+from common.compute import classifiers, networks, recompute
 from common.compute.classifiers import build, check
 from common.compute.models import resnet18
-from common.console import arguments
 
 
 def test_parameters_of_the_seed():
@@ -97,7 +96,7 @@ def _train(arch: str, size: int, kwargs: str, checkpoints: bool) -> tuple[dict, 
     ],
 )
 def test_computing_blocks_again_changes_no_bit(arch, size, kwargs):
-    if arch.startswith(arguments.TIMM):
+    if arch.startswith(networks.TIMM):
         pytest.importorskip("timm")
     one, less = _train(arch, size, kwargs, checkpoints=True)
     other, all_kept = _train(arch, size, kwargs, checkpoints=False)

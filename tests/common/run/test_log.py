@@ -56,7 +56,7 @@ def test_the_first_lines_name_what_is_trained(tmp_path, monkeypatch):
     for backend, processes in (("gloo", "4 processes"), ("nccl", "4 GPUs")):
         monkeypatch.setattr(torch.distributed, "get_backend", lambda backend=backend: backend)
         of_several = environment.describe(args, model, autocast, 40, 10)[1]
-        layout = f"batch 16 = {processes} x 4 (--batch_size_per_gpu 16: 16 each), {threads} each; 10 steps"
+        layout = f"batch 16 = {processes} x 4 (--batch_size 16/gpu: 16 each), {threads} each; 10 steps"
         assert layout in of_several
     monkeypatch.undo()
     assert lines[2].startswith("results in s3://a; ") and f"launch report {tmp_path}, or" in lines[2]

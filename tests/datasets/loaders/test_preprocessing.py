@@ -25,7 +25,7 @@ NONE = dict.fromkeys(("mean", "std", "crop_share", "interpolation"))
 
 
 def complete(arch, weights=None, **given):
-    others = {"arch": arch, "weights": weights, "antialias": True}
+    others = {"arch": arch, "weights": weights, "evaluate": False}
     return preprocessing.complete(argparse.Namespace(**NONE | others | given))
 
 
@@ -57,14 +57,7 @@ def test_weights_without_their_run_have_the_values_of_the_network(tmp_path):
     model = classifiers.build("timm:vit_tiny_patch16_224", 3, 32)
     torch.save(model.state_dict(), tmp_path / "best.pth")
     network = trained.load(str(tmp_path / "best.pth"), "timm:vit_tiny_patch16_224", 32)
-    assert (network.mean[0], network.share, network.settings["antialias"]) == (0.5, 0.9, resize.BICUBIC)
-
-
-def test_bicubic_without_antialiasing_is_refused():
-    with pytest.raises(BadInput, match="--antialias false"):
-        complete("efficientnet_b3", "DEFAULT", antialias=False)
-    own = complete("efficientnet_b3", "DEFAULT", antialias=False, interpolation="bilinear")
-    assert preprocessing.antialias(own | {"antialias": False}) is False
+    assert (network.mean[0], network.share, network.settings["interpolation"]) == (0.5, 0.9, resize.BICUBIC)
 
 
 def test_bicubic_is_that_of_pillow_in_every_backend(tmp_path):
@@ -102,7 +95,7 @@ def test_evaluation_prediction_and_a_resume_use_those_of_the_run(tmp_path):
     assert "--mean 0.4,0.5,0.5: the weights were trained with 0.5,0.5,0.5" in error
     network = trained.load(str(weights))
     assert network.mean == network.std == (0.5, 0.5, 0.5) and network.share == 0.95
-    assert network.settings["antialias"] == resize.BICUBIC
+    assert network.settings["interpolation"] == resize.BICUBIC
     assert "interpolation" in refused(*job, *given[:3], f"--output_dir={tmp_path / 'run'}")
 
 

@@ -195,7 +195,6 @@ SETTINGS = {
     "image_size": ["x", 0.5, -1, 0, [32], {}, True, 10**6, 10**300, float("nan"), float("inf")],
     "width": ["x", 8.5, -1, 0, [8], {}, True, 10**6, 10**300],
     "amp": ["maybe", [1], 2, float("nan")],
-    "antialias": ["maybe", [1], 2],
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`upload`, `fetch` and `clean` work with a real S3 server."""
+"""`upload`, its `--clean`, and `fetch` work with a real S3 server."""
 
 import hashlib
 import io
@@ -24,7 +24,7 @@ from tests.support.terminal import Terminal
 
 pytest.importorskip("boto3", reason="boto3 is not installed")
 pytest.importorskip("moto", reason="moto is not installed")
-VERBS = {"upload": upload, "fetch": fetch, "clean": clean}
+VERBS = {"upload": upload, "fetch": fetch}
 
 
 @pytest.fixture
@@ -278,21 +278,38 @@ def test_clean_removes_what_it_showed_and_nothing_else(server, url, launch, monk
     before = keys(server, url)
     with monkeypatch.context() as patch:
         patch.setattr(clean, "_DAY", 1e12)
-        assert re.search(r"^keep +unfinished +outputs/big ", launch("clean", url).stdout, re.MULTILINE)
-    said = launch("clean", url, "--keep", "1", code=2)
+        assert re.search(
+            r"^keep +unfinished +outputs/big ", launch("upload", "--clean", "--to", url).stdout, re.MULTILINE
+        )
+    said = launch("upload", "--clean", "--to", url, "--keep", "1", code=2)
     assert "pass --yes to remove 2 snapshots" in said.stderr
     table = {line.split()[2]: line.split()[0] for line in said.stdout.splitlines()}
     assert table == {oldest: "remove", old: "remove", new: "keep", "outputs/big": "remove"}
-    said = launch("clean", url, "--keep", "1", answer="no", code=1)
+    said = launch("upload", "--clean", "--to", url, "--keep", "1", answer="no", code=1)
     assert "nothing was removed" in said.stdout
     assert keys(server, url) == before and unfinished(server) != []
-    assert "nothing to remove" in launch("clean", f"{url}/outputs/checkpoints").stdout
-    assert f"removed {oldest}" in launch("clean", url, "--keep", "2", answer="y").stdout
+    assert "nothing to remove" in launch("upload", "--clean", "--to", f"{url}/outputs/checkpoints").stdout
+    assert f"removed {oldest}" in launch("upload", "--clean", "--to", url, "--keep", "2", answer="y").stdout
     assert unfinished(server) == []
-    launch("clean", url, "--keep", "1", "--yes")
+    launch("upload", "--clean", "--to", url, "--keep", "1", "--yes")
     assert keys(server, url) == others | {
         name: content for name, content in before.items() if name.startswith(new)
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["FOLDER", "--clean"], "--clean uploads nothing: leave out "),
+        (["FOLDER", "--keep", "2"], "need --clean"),
+        (["FOLDER", "--yes"], "need --clean"),
+        ([], "no FOLDER"),
+    ],
+)
+def test_an_upload_or_a_clean(url, tmp_path, launch, words, said):
+    folder = folder_of(tmp_path / "data", {"a": b"1"})
+    words = [folder if word == "FOLDER" else word for word in words]
+    assert said in launch("upload", *words, "--to", url, code=2).stderr
 
 
 def test_a_job_s_record_stands_for_its_output(url, tmp_path, launch, monkeypatch):
