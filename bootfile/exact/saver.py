@@ -154,9 +154,9 @@ class Saver:
         Called once on rank 0, before the first step of the process.
 
         step: of the state that was restored; 0 if no checkpoint of this run was.
-        from_memory: the state came from the memory of another process (an elastic job), which had gone on
-            since its last checkpoint. Then the newest checkpoint in the folder counts, but none of a later
-            step, which a process has left that the others did not follow.
+        from_memory: the state came from the memory of another process (an elastic job), which had trained
+            after its last checkpoint. Then the newest checkpoint in the folder counts. One of a later step
+            does not: the process that wrote it was lost before the others had its step.
         """
         if from_memory:
             paths = files.list_newest_first(self.checkpoints)

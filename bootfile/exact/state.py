@@ -15,8 +15,8 @@ FORMAT = 2
 
 
 class Extras(Protocol):
-    """Plain values of the program around a loop, such as the score of its best weights. Their names stand in
-    the state beside those of SavedState."""
+    """Plain values of the program around a loop, such as the score of its best weights. A state has their
+    names in addition to those of SavedState."""
 
     def state_dict(self) -> dict[str, Any]: ...
 

@@ -315,7 +315,7 @@ def _connection(value: Any) -> str:
         has_begun = getattr(value, "_threads", None) or getattr(value, "_processes", None)
         return kind if has_begun else ""
     for module, name in _CONNECTIONS.items():
-        known: Any = getattr(sys.modules.get(module), name, ())  # (): nobody has imported the module
+        known: Any = getattr(sys.modules.get(module), name, ())  # (): the module was not imported
         if not isinstance(value, known):
             continue
         if module == "sqlite3":  # a data base in memory has no file, and the fork has its own

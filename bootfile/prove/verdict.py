@@ -20,7 +20,7 @@ from bootfile.prove.job import Job
 from bootfile.receipt import compare
 from bootfile.receipt.compare import Line
 
-# results of a case, beside "equal", "differs", "failed" and "nothing to compare"
+# results of a case, in addition to "equal", "differs", "failed" and "nothing to compare"
 NOTICED = "noticed"
 NOT_NOTICED = "not noticed"
 REFUSED = "refused"

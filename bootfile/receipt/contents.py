@@ -43,7 +43,9 @@ def _sizes(value: Any) -> list[int]:
         return []
     parts = list(value.values()) if isinstance(value, Mapping) else list(value)
     lengths = [len(parts)]
-    if isinstance(value, Mapping) or hasattr(value, "_fields"):  # its parts have names: they are no samples
+    if isinstance(value, Mapping) or hasattr(
+        value, "_fields"
+    ):  # its parts have names, so they are not samples
         lengths = []
     if isinstance(value, list) and all(isinstance(part, str | Mapping | tuple) for part in parts):
         return lengths  # a list of samples

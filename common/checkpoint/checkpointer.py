@@ -332,7 +332,7 @@ class Checkpointer(Events):
         return self.total_steps or 0
 
     def _warn_of_checkpoint(self) -> None:
-        """Print what a checkpoint that was loaded cannot tell, or had beside this version's options."""
+        """Warn of what a checkpoint cannot tell, and of options that this version does not have. Rank 0 prints."""
         from common.checkpoint import former  # only a run that continues needs it
 
         if "training data" not in self.exact.state.identity:

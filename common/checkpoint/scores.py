@@ -1,4 +1,4 @@
-"""What a job keeps in its checkpoints beside the exact state: its scores, and the weights it began with."""
+"""What a job adds to the exact state in its checkpoints: its scores, and the weights it began with."""
 
 import math
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""A job whose processes may die, be cut off, or come, while it goes on: --elastic. Experimental."""
+"""A job that continues while its processes die, are cut off, or come: --elastic. Experimental."""
