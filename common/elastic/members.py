@@ -198,7 +198,7 @@ class Members:
             raise Changed
 
     def begin(self, keep: Callable[[], dict[str, Any]]) -> None:
-        """Begin to train; from now on keep() has the state. Memory calls it once a generation, before a step."""
+        """Begin to train: from now on keep() has the state. Memory.begin() calls it in each generation."""
         self.keep = keep
         self.kept = None
 
