@@ -34,7 +34,6 @@ CEILINGS = {
     "common/compute": (0, 1, 14, 3, 7, 0, 67),
     "common/console": (1, 1, 4, 0, 3, 0, 63),
     "common/distributed": (1, 0, 6, 6, 9, 1, 50),
-    "common/elastic": (0, 2, 33, 5, 10, 2, 53),
     "common/ground": (0, 1, 0, 1, 1, 0, 53),
     "common/object_store": (1, 0, 12, 6, 2, 1, 40),
     "common/parallel": (0, 1, 13, 1, 61, 0, 100),

@@ -124,7 +124,7 @@ class Memory(Processes):
         return None  # the agents tell each process
 
     def figures(self) -> dict[str, float]:
-        """Return the figures of a report. The Checkpointer asks for them."""
+        """Return the figures of a report. The Log asks for them."""
         return self._members.figures(self.pauses, self.began)
 
     def _keep(self, run: Any) -> dict[str, Any]:

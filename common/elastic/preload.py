@@ -1,4 +1,4 @@
-"""What a job imports late: the fork server, from which agent.py forks the processes, imports it before them."""
+"""What a job imports late: the fork server imports it, from which agent.py forks the processes of a job."""
 
 import contextlib
 import gc

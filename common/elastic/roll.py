@@ -340,8 +340,10 @@ class Roll:
         return bool(asks) and len(asks) == len(self._plan.ids)
 
     def _choose(self, leaves: set[str]) -> dict[int, list[str]]:
-        """Return who may be a member now, by node: the members in their order, then the spares, unless the job
-        stops. leaves: members that leave."""
+        """Return who may be a member now, by node: the members in their order, then the spares.
+
+        If the job stops, no spare joins. leaves: members that leave.
+        """
         ready = [name for name, process in self._known.items() if process.is_ready and name not in leaves]
         chosen = [name for name in self._plan.ids if name in ready]
         if not self._stops:
