@@ -28,7 +28,6 @@ MOST_COMPACT = 60
 # room -> the number of places of each of KINDS, and compact expressions in 1,000 lines
 CEILINGS = {
     "bootfile/exact": (0, 5, 56, 12, 102, 0, 73),
-    "bootfile/processes": (0, 0, 6, 0, 1, 0, 38),
     "bootfile/prove": (0, 3, 10, 4, 7, 0, 49),
     "common/checkpoint": (0, 2, 28, 5, 26, 2, 78),
     "common/compute": (0, 1, 14, 3, 7, 0, 67),
