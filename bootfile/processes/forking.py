@@ -10,7 +10,10 @@ _OLDEST = (2, 6)  # release of torch: a fork aborts at its end in 2.1
 
 
 def why_not() -> str:
-    """Return why a fork may not do what a new process does, or "". On GPUs, a parent may have opened them."""
+    """Return why a fork may not do what a new process does, or "". On GPUs, a parent may have opened them.
+
+    An elastic job and `bootfile prove` ask before they fork anything.
+    """
     release = tuple(map(int, torch.__version__.split(".")[:2]))
     if release < _OLDEST or sys.platform != "linux":
         return f"it needs torch 2.6 on Linux, this is {torch.__version__} on {sys.platform}"

@@ -1,6 +1,7 @@
 """The rank of a process, and values that all ranks agree on.
 
-All functions also work in a job of one process that has not initialised torch.distributed.
+All functions also work in a job of one process that has not initialised torch.distributed. Every rank calls
+those that communicate, at the same point: a rank that does not keeps the others waiting.
 """
 
 import io
@@ -71,11 +72,13 @@ def _encode(value: object) -> torch.Tensor:
     torch.save(value, buffer)
     device = torch.device("cpu")
     if not uses_gloo():
-        device = torch.device(kind := accelerator.kind(), accelerator.of(kind).current_device())
+        kind = accelerator.kind()
+        device = torch.device(kind, accelerator.of(kind).current_device())
     return torch.frombuffer(bytearray(buffer.getbuffer()), dtype=torch.uint8).to(device)
 
 
 def _decode(data: torch.Tensor) -> Any:
+    """Return the value of _encode(), which another rank has sent. Raises BadInput."""
     try:
         return torch.load(io.BytesIO(data.cpu().numpy().tobytes()), "cpu", weights_only=True)
     except Exception as error:  # it is not of this program
@@ -83,8 +86,12 @@ def _decode(data: torch.Tensor) -> Any:
 
 
 def call_on_first(function: Callable[[], T]) -> T:
-    """Return function() of rank 0 on every rank. If it raises BadInput, every rank does."""
-    value, error = None, None
+    """Return function() of rank 0 on every rank. If it raises BadInput, every rank does.
+
+    Without it the others would wait for rank 0, which has ended with an error.
+    """
+    value = None
+    error = None
     if is_first():
         try:
             value = function()
@@ -111,7 +118,7 @@ def gather_objects(value: T) -> list[T]:
 
 
 def assert_equal_across_ranks(name: str, value: object) -> None:
-    """Raise BadInput, with both values, if a rank has another value than rank 0."""
+    """Raise BadInput on every rank, with both values, if a rank has another value than rank 0."""
     values = gather_objects(value)
     for other_rank, other in enumerate(values):
         if other != values[0]:
@@ -119,7 +126,8 @@ def assert_equal_across_ranks(name: str, value: object) -> None:
 
 
 def broadcast_buffers(model: torch.nn.Module) -> None:
-    """Copy the buffers of rank 0 (BatchNorm's statistics) to every rank: rank 0 saves its own."""
+    """Copy the buffers of rank 0 (BatchNorm's statistics) to every rank, before an evaluation: each rank has
+    computed its own, and rank 0 saves its own."""
     if world_size() > 1:
         for buffer in model.buffers():
             torch.distributed.broadcast(buffer, 0)
@@ -146,8 +154,10 @@ def total(values: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def digest(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the digest of a tensor's bits, int64 []; the order of the elements does not change it."""
-    tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    """Return the digest of a tensor's bits, int64 []; the order of the elements does not change it. Needs no
+    other rank."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     bits = tensor.view(integers[tensor.element_size()])
     return (bits * ((bits >> 3) * 2 + 1)).sum(dtype=torch.int64)

@@ -28,11 +28,14 @@ def start(
 ) -> subprocess.Popen[bytes]:
     """Start a command in a session of its own. On Linux it is killed if this process ends.
 
+    bootfile prove and launch simulate call it, from outside the job that they start.
+
     mark: a name, unique on this machine, that kill() finds. environment: default: that of this process.
     """
+    variables = os.environ if environment is None else environment
     return subprocess.Popen(
         command,
-        env=marked(os.environ if environment is None else environment, mark),
+        env=marked(variables, mark),
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=output,
@@ -52,8 +55,9 @@ def find(mark: str) -> dict[int, dict[str, Any]]:
 
     Without /proc and without psutil the answer is {}: only the sessions of start() can be ended.
     """
+    processes = _read_processes() if os.path.isdir(_PROC) else _ask_psutil()
     marked_processes = {}
-    for pid, facts in _read_processes() if os.path.isdir(_PROC) else _ask_psutil():
+    for pid, facts in processes:
         if facts["environ"].get(_MARK) == mark:
             marked_processes[pid] = facts
     return marked_processes
@@ -72,8 +76,11 @@ def _read_processes() -> Iterator[tuple[int, dict[str, Any]]]:
         except OSError:  # it has just ended, or is another user's
             continue
         if status not in _ENDED:
-            variables = (os.fsdecode(entry).partition("=") for entry in entries)
-            environ = {variable: value for variable, equals, value in variables if equals}
+            environ = {}
+            for entry in entries:
+                variable, equals, value = os.fsdecode(entry).partition("=")
+                if equals:
+                    environ[variable] = value
             yield int(name), {"environ": environ, "ppid": int(parent)}
 
 
@@ -97,10 +104,13 @@ def end(tasks: Iterable[subprocess.Popen[bytes]], number: int) -> None:
 
 def kill(tasks: list[subprocess.Popen[bytes]], mark: str) -> None:
     """Kill the tasks and all processes of the mark, also those in another session or without a parent. Wait
-    for their end."""
+    for their end. `bootfile prove` and `launch simulate` call it at the end, also after an error."""
     end(tasks, signal.SIGKILL)
     deadline = time.monotonic() + 10
-    while (pids := find(mark)) and time.monotonic() < deadline:  # again: some may just have forked
+    while True:  # again: some may just have forked
+        pids = find(mark)
+        if not pids or time.monotonic() >= deadline:
+            break
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """Stop the job on a signal: SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU or SIGPWR from a platform, SIGINT (Ctrl-C) or
-SIGHUP (the terminal was closed) from a user. nohup and background jobs of a shell ignore a signal from the
-start; it stays ignored. SIGUSR1, SIGXCPU and SIGPWR stay with the job if it handles them itself.
+SIGHUP (the terminal was closed) from a user. nohup and background jobs of a shell ignore SIGHUP or SIGINT
+from the start; they stay ignored. SIGUSR1, SIGXCPU and SIGPWR stay with the job if it handles them itself.
 
 A Python signal handler cannot run while the main thread waits in a collective, for example for a lost peer.
 So the C-level handler writes the signal's number to a pipe (signal.set_wakeup_fd), and a thread reads it.
@@ -32,17 +32,20 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before 
 _KEY = "stop request"
 _POLL = 0.5  # seconds
 
-_asked = threading.Event()
-_watching = threading.Event()
+# the state of this process
+_asked = threading.Event()  # the job stops
+_watching = threading.Event()  # watch() was called
 _followed: list[threading.Thread] = []  # the thread that reads the store, until unfollow()
-_grace = 25.0
+_grace = 25.0  # seconds from a signal to the end
 _unwind = 3.0  # seconds for the main thread to end by itself after Ctrl-C when no job is watched
-_code = 128 + signal.SIGTERM
+_code = 128 + signal.SIGTERM  # the exit code after the signal
 _number = 0  # the signal that this process got
 _reader: int | None = None  # the reading end of the pipe
-_store: "Store | None" = None
-_rank, _token, _refused = 0, "", ""
-_deferred: Callable[[int], object] | None = None
+_store: "Store | None" = None  # in which the processes share a request to stop
+_rank = 0  # of this process
+_token = ""  # only the processes of the job know it
+_refused = ""  # the request without the token that was reported
+_deferred: Callable[[int], object] | None = None  # the function of defer()
 
 
 def asked() -> bool:
@@ -51,7 +54,7 @@ def asked() -> bool:
 
 
 def wait() -> None:
-    """Wait until asked()."""
+    """Wait until asked(). A thread calls it (waits.py)."""
     _asked.wait()
 
 
@@ -62,7 +65,10 @@ def exit_code() -> int:
 
 def end_on_interrupt() -> None:
     """Make SIGINT raise KeyboardInterrupt in the main thread, and end the process 3 s later if it still runs,
-    or after the seconds of unwind_within(). Call it in the main thread."""
+    or after the seconds of unwind_within().
+
+    Call it in the main thread. entry.run() does before main(); watch() takes its place when training begins.
+    """
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
         _start()
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -76,19 +82,25 @@ def unwind_within(seconds: float) -> None:
 
 
 def identify(rank: int, token: str) -> None:
-    """Name this process to the others of its job. token: only they know it; a request to stop has it."""
+    """Name this process to the others of its job, when they have met: before watch().
+
+    token: only they know it; a request to stop has it.
+    """
     global _rank, _token
-    _rank, _token = rank, token
+    _rank = rank
+    _token = token
 
 
 def defer(report: Callable[[int], object]) -> None:
-    """Call report(number) for a signal. The job stops at the next call of hear()."""
+    """Call report(number) for a signal, in the thread that reads signals. The job stops at the next call of
+    hear(). A member of an elastic job calls it: its agent decides what the signal means."""
     global _deferred
     _deferred = report
 
 
 def watch(grace: float, store: "Store | None" = None) -> None:
-    """Make SIGNALS that are not ignored only set asked(); the job stops at its next step.
+    """Make SIGNALS only set asked(), but those that the user ignores or the job handles; the job stops at its
+    next step. The loop calls it on each rank when training begins.
 
     If the process still runs `grace` seconds after a signal, it ends with exit_code(). A second SIGINT ends
     it at once. Call it once, in the main thread. A forked child (a DataLoader's worker) ignores the signals:
@@ -96,7 +108,8 @@ def watch(grace: float, store: "Store | None" = None) -> None:
     node only, and ranks that evaluate do not communicate otherwise.
     """
     global _grace, _store
-    _grace, _store = grace, store
+    _grace = grace
+    _store = store
     _start()
     _watching.set()
     for number in SIGNALS:
@@ -104,20 +117,26 @@ def watch(grace: float, store: "Store | None" = None) -> None:
             signal.signal(number, _note)
             signal.siginterrupt(number, False)  # libraries' system calls are restarted
     if store:
-        _followed.append(threading.Thread(target=_follow, args=(store,), name="others' signals", daemon=True))
-        _followed[-1].start()
+        thread = threading.Thread(target=_follow, args=(store,), name="others' signals", daemon=True)
+        _followed.append(thread)
+        thread.start()
 
 
 def unfollow() -> None:
-    """End the thread that reads the store: a process that ends while it reads is aborted."""
-    threads, _followed[:] = list(_followed), []
-    for each in threads:
-        each.join()
+    """End the thread that reads the store: a process that ends while it reads is aborted. The loop calls it
+    at the end of training."""
+    threads = list(_followed)
+    _followed.clear()  # the thread sees it
+    for thread in threads:
+        thread.join()
 
 
 def ignore(worker: int = 0) -> None:
-    """Ignore the signals in a process that a job starts. It is also a DataLoader's worker_init_fn: after the
-    fork the loader installs handlers of its own in its workers."""
+    """Ignore the signals in a process that a job starts, at its begin: its parent ends it.
+
+    It is also a DataLoader's worker_init_fn: after the fork the loader installs handlers of its own in its
+    workers.
+    """
     forget()
     for number in SIGNALS:
         if number not in _FREE or _is_ours(number):
@@ -125,19 +144,33 @@ def ignore(worker: int = 0) -> None:
 
 
 def _is_ours(number: int) -> bool:
-    """Return whether a signal stops the job: not if it was ignored at the start, or if the job has a handler
-    of its own for a signal of _FREE, in Python or in C (faulthandler)."""
+    """Return whether a signal stops the job. watch() asks for each of SIGNALS, ignore() for those of _FREE.
+
+    SIGTERM and SIGUSR2 always stop it, SIGINT and SIGHUP unless they are ignored, as by nohup. A signal of
+    _FREE stops it unless the job ignores it, or has a handler of its own, in Python or in C (faulthandler).
+    """
+    if number in (signal.SIGTERM, signal.SIGUSR2):
+        return True
     handler = signal.getsignal(number)
     if number not in _FREE:
-        return number not in _CODES or handler != signal.SIG_IGN
-    caught = 0
-    with contextlib.suppress(OSError, StopIteration), open("/proc/self/status") as file:
-        caught = int(next(line for line in file if line.startswith("SigCgt:")).split()[1], 16)
-    return handler == _note or (handler == signal.SIG_DFL and not caught >> (number - 1) & 1)
+        return handler != signal.SIG_IGN
+    if handler == _note:
+        return True
+    return handler == signal.SIG_DFL and not _is_caught_in_c(number)
+
+
+def _is_caught_in_c(number: int) -> bool:
+    """Return whether this process has a handler for a signal, of which Python may not know (Linux)."""
+    caught = 0  # a bit for each signal
+    with contextlib.suppress(OSError), open("/proc/self/status") as file:
+        for line in file:
+            if line.startswith("SigCgt:"):
+                caught = int(line.split()[1], 16)
+    return bool(caught >> (number - 1) & 1)
 
 
 def forget() -> None:
-    """Undo end_on_interrupt(): the caller handles the signals itself."""
+    """Undo end_on_interrupt(): the caller handles the signals itself, as a process that starts others."""
     signal.set_wakeup_fd(-1)
 
 
@@ -149,7 +182,7 @@ def die_with_parent(number: int) -> None:
 
 
 def _start() -> None:
-    """Start the thread that reads the numbers of signals."""
+    """Start the thread that reads the numbers of signals, once in a process."""
     global _reader
     if _reader is not None:
         return
@@ -161,6 +194,7 @@ def _start() -> None:
 
 
 def _after_fork() -> None:
+    """Send no signal to the parent's pipe: a forked child calls it at once, as it has the same pipe."""
     if _watching.is_set():
         ignore()
     else:
@@ -172,24 +206,32 @@ def _note(number: int, frame: FrameType | None) -> None:
 
 
 def _listen(reader: int) -> None:
-    interrupted = first = None
-    while number := os.read(reader, 1)[0]:
+    """Read the numbers of signals, also while the main thread is in a collective: the thread "signals"."""
+    interrupted_at: float | None = None  # the first SIGINT
+    has_asked = False
+    while True:
+        number = os.read(reader, 1)[0]
+        if not number:
+            return
         if number == signal.SIGINT:
             now = time.monotonic()
-            if interrupted is not None and now - interrupted > SAME_PRESS:
+            if interrupted_at is None:
+                interrupted_at = now
+                if not _watching.is_set():
+                    _call_after(_unwind, _end, INTERRUPTED, "interrupted")
+            elif now - interrupted_at > SAME_PRESS:
                 _end(INTERRUPTED, "interrupted again: exiting without another checkpoint")
-            elif interrupted is None and not _watching.is_set():
-                _call_after(_unwind, _end, INTERRUPTED, "interrupted")
-            interrupted = interrupted or now
         is_ours = number in SIGNALS and (number not in _FREE or signal.getsignal(number) == _note)
-        if is_ours and _watching.is_set() and first is None:
-            first = number
+        if is_ours and _watching.is_set() and not has_asked:  # only the first signal counts
+            has_asked = True
             _ask(number)
 
 
 def _ask(number: int) -> None:
+    """Stop the job because this process got a signal. The thread "signals" calls it once."""
     global _code, _number
-    _code, _number = _CODES.get(number, _code), number
+    _code = _CODES.get(number, _code)
+    _number = number
     if _deferred:
         _deferred(number)
         return
@@ -203,6 +245,7 @@ def _ask(number: int) -> None:
 
 
 def _stop() -> None:
+    """Let the loop stop at its next step, and end the process if it does not within the grace period."""
     _asked.set()
     _call_after(_grace, _end, None, f"not stopped within {_grace:.0f} s: exiting without another checkpoint")
 
@@ -215,26 +258,33 @@ def _call_after(seconds: float, function: Callable[..., object], *arguments: obj
 
 
 def _end(code: int | None, text: str) -> None:
-    """End the process with the code; None: exit_code()."""
-    code = _code if code is None else code
+    """End the process with the code; None: exit_code(). A thread calls it: the main thread may be blocked."""
+    if code is None:
+        code = _code
     _call_after(1, os._exit, code)  # should the message block, as on a full pipe
     say_error(text)
     leave(code)
 
 
 def _follow(store: "Store") -> None:
-    with contextlib.suppress(RuntimeError):
+    """Look twice a second for a request of another process, until the job stops: a thread of watch()."""
+    with contextlib.suppress(RuntimeError):  # the store's process has ended
         while not _asked.wait(_POLL) and _followed:
             look(store)
 
 
 def received() -> int:
-    """Return the number of the signal that this process got; 0 if it got none."""
+    """Return the number of the signal that this process got; 0 if it got none. Each rank sends it to the
+    others when the job stops."""
     return _number
 
 
 def hear(rank: int, number: int) -> None:
-    """Stop because another rank got this signal, unless this process was asked to stop before."""
+    """Stop because another rank got this signal, unless this process was asked to stop before.
+
+    Each rank calls it when the job stops: the vote of a step may be faster than the store. look() and a
+    member of an elastic job call it when they learn of the signal.
+    """
     global _code
     if not _asked.is_set():
         _code = _CODES.get(number, _code)
@@ -245,14 +295,17 @@ def hear(rank: int, number: int) -> None:
 
 
 def look(store: "Store") -> None:
-    """Stop if another process of the job asks for it in the store. Other users of the node may reach the
-    store: a request without the token is ignored."""
+    """Stop if another process of the job asks for it in the store. The thread of watch() calls it.
+
+    Other users of the node may reach the store: a request without the token is ignored.
+    """
     global _refused
     request = store.compare_set(_KEY, "", "").decode(errors="replace")
     if not request or _asked.is_set():
         return
-    if match := re.fullmatch(rf"(\d+) (\d+) {_token}", request):
-        hear(*map(int, match.groups()))
+    match = re.fullmatch(rf"(\d+) (\d+) {_token}", request)
+    if match:
+        hear(int(match[1]), int(match[2]))
     elif _rank == 0 and not _refused:
         _refused = request
         print_line("warning: ignored a request to stop in the job's store: not by a process of this job")

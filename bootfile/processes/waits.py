@@ -15,7 +15,10 @@ _serve: Callable[[], object] | None = None  # function of the last serve_when_st
 
 @contextlib.contextmanager
 def waiting() -> Iterator[None]:
-    """Wait in this block. It does not end while a request to stop is served."""
+    """Wait in this block. It does not end while a request to stop is served.
+
+    The thread of the loop calls it around each wait for a batch: else two threads could save at once.
+    """
     is_held = _working.locked()
     if is_held:
         _working.release()
@@ -29,6 +32,7 @@ def waiting() -> Iterator[None]:
 def serve_when_stopped(serve: Callable[[], object]) -> None:
     """Call serve() in a thread if the process is asked to stop while the calling thread is in waiting().
 
+    The loop calls it when training begins, in a job of one process: several would have to agree on a step.
     The calling thread continues when serve() returns. A process may call this again, as a notebook does: the
     last function counts.
     """
@@ -41,6 +45,7 @@ def serve_when_stopped(serve: Callable[[], object]) -> None:
 
 
 def _wait() -> None:
+    """Call the function of serve_when_stopped() if the loop does not stop by itself: a thread."""
     signals.wait()
     time.sleep(_SOON)  # usually the next batch comes soon, and the loop saves by itself
     with _working:

@@ -23,7 +23,12 @@ from bootfile.processes import ranks
 from common.ground.endings import NO_RENDEZVOUS, NoRendezvous
 from common.platform.platforms import has_local_rank_0
 
-_POLL, _LOOK_EVERY, _TICK, _LONGEST, _LINGER = 0.1, 2.0, 10.0, 6 * 3600, 3.0  # seconds
+# seconds
+_POLL = 0.1  # between two looks of a rank that writes ticks
+_LOOK_EVERY = 2.0  # between two looks of rank 0 for lost ranks
+_TICK = 10.0  # between ticks while nothing happens
+_LONGEST = 6 * 3600  # the longest wait
+_LINGER = 3.0  # the longest wait of rank 0 until the others have read an error
 _SHOWN = 16  # missing ranks named in an error
 
 _beats: dict[str, float] = {}  # name of a barrier -> when this process sent its last heartbeat
@@ -32,7 +37,8 @@ _beats: dict[str, float] = {}  # name of a barrier -> when this process sent its
 def beat(name: str) -> None:
     """Send a heartbeat, at most one a second, while the other ranks wait at this barrier.
 
-    Raises BadInput if another process has failed at it.
+    A rank calls it often in its long task before the barrier: without heartbeats it counts as lost.
+    Raises BadInput if another process has failed at the barrier.
     """
     store = ranks.store()
     if store and time.monotonic() - _beats.get(name, 0.0) > 1:
@@ -45,11 +51,14 @@ def beat(name: str) -> None:
 def wait_for_all(name: str, doing: str, error: BadInput | None = None) -> None:
     """Wait until every rank has arrived, for up to six hours. Log at intervals what it waits for.
 
+    Every rank calls it, also one that has an error: the others would wait for it.
+
     name: the name of the barrier. doing: completes "waiting for 3 of 8 processes ...". error: the reason why
     this process cannot continue. Raises BadInput with the same text on every rank if one has an error or is
     lost, and NoRendezvous after six hours.
     """
-    if store := ranks.store():
+    store = ranks.store()
+    if store:
         timeout = store.timeout.total_seconds()  # type: ignore[attr-defined]  # torch's stubs lack it
         gather(store, name, doing, error, ranks.rank(), ranks.world_size(), _LONGEST, timeout)
     elif error:
@@ -71,7 +80,8 @@ def gather(
     limit: seconds to wait for all, at most six hours.
     silence: seconds without a heartbeat after which a rank is lost; None: forever.
     """
-    store, limit = torch.distributed.PrefixStore(name, store), min(limit, _LONGEST)
+    store = torch.distributed.PrefixStore(name, store)
+    limit = min(limit, _LONGEST)
     ticks = store.add("ticks", 0)  # read before this rank arrives: the last tick comes later
     if error:
         here = _report(store, world_size, error.code, f"{error} (rank {rank} on {socket.gethostname()})")
@@ -81,24 +91,27 @@ def gather(
         if here >= world_size:
             tick(store)
     is_waker = rank == 0 or here == 1
-    heartbeat, looked, ticked = Heartbeat(), 0.0, 0.0
+    heartbeat = Heartbeat()
+    looked_at = 0.0  # in seconds of the heartbeat, as ticked_at
+    ticked_at = 0.0
     beats: dict[int, tuple[int, float]] = {}  # rank -> (number of its heartbeats, time of its last change)
-    while (absent := world_size - here) > 0:
+    while here < world_size:
+        absent = world_size - here
         if has_local_rank_0():
             heartbeat.beat(f"waiting for {absent} of {world_size} processes {doing}".rstrip())
-        if silence and rank == 0 and heartbeat.seconds - looked > _LOOK_EVERY:
-            looked = heartbeat.seconds
+        if silence and rank == 0 and heartbeat.seconds - looked_at > _LOOK_EVERY:
+            looked_at = heartbeat.seconds
             _look_for_lost(store, doing, beats, world_size, silence)
         if heartbeat.seconds > limit:
-            missing = [each for each in range(world_size) if not store.add(f"here/{each}", 0)]
+            missing = [other for other in range(world_size) if not store.add(f"here/{other}", 0)]
             text = f"{absent} of {world_size} processes did not arrive {doing}".rstrip()
             text += f" within {limit:.0f} s: ranks {missing[:_SHOWN]}"
             _report(store, world_size, NO_RENDEZVOUS, text)
         elif not is_waker:
             ticks += 1
             wait_for(store, f"tick/{ticks}", limit + 1 - heartbeat.seconds)
-        elif heartbeat.seconds - ticked > _TICK:
-            ticked = heartbeat.seconds
+        elif heartbeat.seconds - ticked_at > _TICK:
+            ticked_at = heartbeat.seconds
             tick(store)
         else:
             time.sleep(_POLL)
@@ -120,7 +133,7 @@ def wait_for(store: torch.distributed.Store, key: str, seconds: float) -> None:
 
 
 def tick(store: torch.distributed.Store) -> None:
-    """Wake the ranks that wait."""
+    """Wake the ranks that wait: write the key of the next tick, after what they have to read."""
     store.set(f"tick/{store.add('ticks', 1)}", "")
 
 
@@ -133,6 +146,7 @@ def _report(store: torch.distributed.Store, world_size: int, code: int, text: st
 
 
 def _raise_error(store: torch.distributed.Store, rank: int, world_size: int) -> None:
+    """Raise the error of this barrier, if there is one. Each rank calls it at the end of its wait."""
     code, _, text = store.compare_set("error", "", "").decode().partition(" ")  # get() would wait for it
     if not code:
         return
@@ -141,7 +155,9 @@ def _raise_error(store: torch.distributed.Store, rank: int, world_size: int) -> 
     while rank == 0 and told < world_size and time.monotonic() < deadline:
         time.sleep(_POLL)  # rank 0 leaves last: the store ends with it
         told = store.add("told", 0)
-    raise (NoRendezvous if int(code) == NO_RENDEZVOUS else BadInput)(text)
+    if int(code) == NO_RENDEZVOUS:
+        raise NoRendezvous(text)
+    raise BadInput(text)
 
 
 def _look_for_lost(
@@ -151,11 +167,17 @@ def _look_for_lost(
     world_size: int,
     silence: float,
 ) -> None:
-    """Report a rank whose heartbeats have stopped: a lost node does not report itself."""
-    keys = [f"{kind}/{rank}" for kind in ("here", "beats") for rank in range(world_size)]
-    for key in () if beats else keys:
-        store.add(key, 0)  # a key that does not exist would be waited for
-    now, values = time.monotonic(), [int(value) for value in store.multi_get(keys)]
+    """Report a rank whose heartbeats have stopped: a lost node does not report itself.
+
+    Rank 0 calls it every two seconds of its wait. beats: what it saw before; it is changed.
+    """
+    keys = [f"here/{rank}" for rank in range(world_size)]
+    keys += [f"beats/{rank}" for rank in range(world_size)]
+    if not beats:  # the first call
+        for key in keys:
+            store.add(key, 0)  # a key that does not exist would be waited for
+    now = time.monotonic()
+    values = [int(value) for value in store.multi_get(keys)]
     for rank, (is_here, count) in enumerate(zip(values, values[world_size:], strict=False)):
         if rank not in beats or beats[rank][0] != count:
             beats[rank] = count, now

@@ -15,6 +15,8 @@ from common.platform.topology import Topology, is_distributed, promised_gpus, re
 def select(args: argparse.Namespace, topology: Topology) -> torch.device:
     """Return the GPU of this process, or the CPU if there is no GPU or --enable_gpu is false.
 
+    Every process of a job calls it when it knows its rank, before it loads anything.
+
     args: enable_gpu (None: a GPU if there is one). If a node has more processes than GPUs, they
     share them. A process that starts the others of its node does not touch the GPUs.
 
@@ -27,7 +29,8 @@ def select(args: argparse.Namespace, topology: Topology) -> torch.device:
             f"this job is one process, but {topology.source} started {topology.world_size}: "
             "use jobs/train_ddp.py"
         )
-    gpus, promised = count_gpus(args), promised_gpus(os.environ)
+    gpus = count_gpus(args)
+    promised = promised_gpus(os.environ)
     if args.enable_gpu is not False and promised and gpus < promised:
         raise BadInput(f"the platform promised {promised} GPUs, torch {torch.__version__} sees {gpus}")
     if not gpus:
@@ -44,7 +47,8 @@ def open_gpu(device: torch.device) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of the same problem in many lines
         try:
-            if hasattr(module := accelerator.of(device), "set_device"):  # MPS has one GPU
+            module = accelerator.of(device)
+            if hasattr(module, "set_device"):  # MPS has one GPU
                 module.set_device(device)
             torch.zeros(1, device=device).add_(1)  # a kernel: it fails if torch has no code for the GPU
         except RuntimeError as error:
@@ -58,8 +62,11 @@ def open_gpu(device: torch.device) -> None:
 
 def find_topology(args: argparse.Namespace) -> Topology:
     """Return the topology of the job and the place of this process in it. Without --processes_per_node a node
-    starts one process per GPU. Raises BadInput."""
-    return resolve(args, os.environ, count_gpus(args) if is_distributed(args) else 0)
+    starts one process per GPU. Every process calls it first. Raises BadInput."""
+    gpus = 0
+    if is_distributed(args):
+        gpus = count_gpus(args)
+    return resolve(args, os.environ, gpus)
 
 
 def count_gpus(args: argparse.Namespace) -> int:
@@ -76,10 +83,12 @@ def count_gpus(args: argparse.Namespace) -> int:
 
 def identify_gpu() -> str:
     """Return a name of the current GPU: its UUID, or, before torch 2.4, the host and its entry in
-    CUDA_VISIBLE_DEVICES. Processes with the same name may share a GPU."""
+    CUDA_VISIBLE_DEVICES. Processes with the same name may share a GPU: each tells its name when they meet."""
     module = accelerator.of(accelerator.kind())
     index = module.current_device()
     uuid = getattr(module.get_device_properties(index), "uuid", None)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    place = visible[index] if index < len(visible) and visible[index] else str(index)
+    place = str(index)
+    if index < len(visible) and visible[index]:
+        place = visible[index]
     return str(uuid or f"{socket.gethostname()} {place.strip()}")

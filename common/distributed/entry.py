@@ -20,15 +20,9 @@ from common.ground import endings, streams
 from common.ground.endings import say_error, say_traceback
 
 streams.protect_output()  # at once: the imports of a job open files
-main_of_job = ""  # the name of the function that entry() decorates
-_OURS = (
-    "",
-    "bootfile",
-    "common",
-    "datasets",
-    "launch",
-    "jobs",
-)  # if one of their modules is missing, it is a defect
+main_of_job = ""  # the name of the function that entry() decorates; forks of an elastic job run it
+# packages of this repository: if one of their modules is missing, it is a defect
+_OURS = ("", "bootfile", "common", "datasets", "launch", "jobs")
 
 
 def entry(main: Callable[[], object]) -> Callable[[], None]:
@@ -45,7 +39,10 @@ def entry(main: Callable[[], object]) -> Callable[[], None]:
 
 def run(main: Callable[[], object]) -> None:
     """Run a main(), and end the process as entry() says. A main() that returns ends it too, if it has joined
-    a process group."""
+    a process group.
+
+    Every process of a job calls it: through entry(), or after a fork of an elastic job.
+    """
     try:
         signals.end_on_interrupt()
         try:
@@ -53,7 +50,8 @@ def run(main: Callable[[], object]) -> None:
         except BadInput:
             raise
         except Exception as error:
-            if not (reason := endings.explain(error)):
+            reason = endings.explain(error)
+            if not reason:
                 raise
             raise BadInput(reason) from error
         endings.end(None)
@@ -74,12 +72,16 @@ def run(main: Callable[[], object]) -> None:
 
 
 def _end(number: int, frame: object) -> None:
+    """End the process after Ctrl-C while it still imports: the handler of SIGINT until run()."""
     say_error("interrupted")
     os._exit(INTERRUPTED)  # the job has not begun: there is nothing to clean up
 
 
 def _report(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Report an exception that ends the program. A package that is not installed is one line."""
+    """Report an exception that ends the program. A package that is not installed is one line.
+
+    Python calls it as sys.excepthook, also for errors of the job's imports.
+    """
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in _OURS:
         place = traceback.extract_tb(trace)[-1]
         error = BadInput(
@@ -87,7 +89,8 @@ def _report(kind: type[BaseException], error: BaseException, trace: Any) -> None
             f"use the Python that has it (this is {sys.executable})"
         )
     if not isinstance(error, BadInput):
-        return say_traceback(error)
+        say_traceback(error)
+        return
     say_error(str(error))
     leave(error.code)
 

@@ -29,24 +29,34 @@ GRACE = 5.0
 def store_options(version: Any = torch.__version__) -> dict[str, Any]:
     """Return the arguments of a TCPStore that gets an open socket: in torch 2.4 to 2.7 its default, libuv,
     cannot take one."""
-    return {"use_libuv": False} if version >= "2.4" and version < "2.8" else {}
+    if version >= "2.4" and version < "2.8":
+        return {"use_libuv": False}
+    return {}
 
 
 def hold_store() -> tuple[torch.distributed.Store, str, int]:
-    """Return a store of this process, on loopback, with its host and port. Its socket is open, so no other
-    program takes the port."""
+    """Return a store of this process, on loopback, with its host and port.
+
+    The process that starts the others of a single node calls it before. Its socket is open, so no other
+    program takes the port.
+    """
     listener = socket.create_server(("127.0.0.1", 0))
     host, port = listener.getsockname()
     store = torch.distributed.TCPStore(
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(),
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
         **store_options(),
-    )  # fmt: skip
+    )
     return store, host, port
 
 
 def start(topology: Topology, grace: float) -> int:
     """Run this process's command once for every process of the node, and wait until all have ended.
 
+    A job calls it in the process that the platform has started alone on its node, and exits with the code.
     Each gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets
     them. Signals that ask to stop are passed on; the processes then have `grace` seconds to save and exit.
     When one process fails, the others are ended. Returns the exit code of the one that caused the failure
@@ -59,7 +69,9 @@ def start(topology: Topology, grace: float) -> int:
         environment[AGENT_STORE] = "True"
     else:
         assert topology.master_host and topology.master_port  # several nodes: topology.resolve() has checked
-        host, port, store = topology.master_host, topology.master_port, None
+        host = topology.master_host
+        port = topology.master_port
+        store = None  # rank 0 holds it
     receive_errors, send_errors = os.pipe()
     environment |= {
         "MASTER_ADDR": host,
@@ -75,11 +87,13 @@ def start(topology: Topology, grace: float) -> int:
     asked: list[tuple[int, float]] = []  # received signals and their times
 
     def forward(number: int, frame: FrameType | None) -> None:
+        """Send a signal to the children: the signal handler of this process."""
         asked.append((number, time.monotonic()))
-        presses = [at for each, at in asked if each == number == signal.SIGINT]
-        again = bool(presses) and presses[-1] - presses[0] > signals.SAME_PRESS
+        presses = [at for received, at in asked if received == signal.SIGINT]
+        if presses and presses[-1] - presses[0] > signals.SAME_PRESS:  # Ctrl-C was pressed again
+            number = signal.SIGKILL
         for child in children:
-            child.send_signal(signal.SIGKILL if again else number)
+            child.send_signal(number)
 
     signals.forget()
     for number in signals.SIGNALS:
@@ -88,16 +102,19 @@ def start(topology: Topology, grace: float) -> int:
     # A child imports torch before it can handle Ctrl-C: it unblocks the signal when it can.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     for local_rank in range(count):
-        own = {"LOCAL_RANK": str(local_rank), "RANK": str(topology.rank + local_rank)}
+        place = {"LOCAL_RANK": str(local_rank), "RANK": str(topology.rank + local_rank)}
         command = [sys.executable, *sys.orig_argv[1:]]
         if not asked:
-            children.append(subprocess.Popen(command, env=environment | own, pass_fds=[send_errors]))
+            children.append(subprocess.Popen(command, env=environment | place, pass_fds=[send_errors]))
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if asked:  # a child that was being started when the signal came did not get it
         for child in children:
             child.send_signal(asked[0][0])
     os.close(send_errors)
-    code = _wait(children, topology.rank, asked, grace) if children else 128 + asked[0][0]
+    if children:
+        code = _wait(children, topology.rank, asked, grace)
+    else:  # the signal came before the first one
+        code = 128 + asked[0][0]
     os.set_blocking(receive_errors, False)  # a child that did not end holds the other end
     with contextlib.suppress(BlockingIOError):
         lines = os.read(receive_errors, 2**16).decode(errors="replace").splitlines(keepends=True)
@@ -108,14 +125,23 @@ def start(topology: Topology, grace: float) -> int:
 
 
 def _wait(
-    children: list[subprocess.Popen], first_rank: int, asked: list[tuple[int, float]], grace: float
+    children: list[subprocess.Popen],
+    first_rank: int,
+    asked: list[tuple[int, float]],
+    grace: float,
 ) -> int:
-    deadline = 0.0
+    """Wait until all children have ended, or one has failed: then end the others. Return the exit code.
+
+    first_rank: of the children. asked: the signals so far, and their times; the handler adds later ones.
+    """
+    deadline = 0.0  # of the wait for the child that failed first; 0 until one has failed
     while True:
         codes = [child.poll() for child in children]
-        failed, code = max(enumerate(codes), key=lambda each: _suspicion(each[1]))
+        failed = max(range(len(children)), key=lambda place: _suspicion(codes[place]))
+        code = codes[failed]
         # The kernel closes the sockets of a killed process before it ends, so others may end first.
-        deadline = deadline or (time.monotonic() + GRACE if code else 0.0)
+        if code and not deadline:
+            deadline = time.monotonic() + GRACE
         if None not in codes or _suspicion(code) > 2 or (code and time.monotonic() > deadline):
             break
         time.sleep(0.05)
@@ -141,8 +167,11 @@ def _suspicion(code: int | None) -> int:
     it did not; a library may abort then."""
     if not code:
         return 0
-    own = 3 if code > 0 else 4
-    return {endings.LOST_CONTACT: 1, endings.NO_RENDEZVOUS: 1, -signal.SIGABRT: 2}.get(code, own)
+    if code in (endings.LOST_CONTACT, endings.NO_RENDEZVOUS):
+        return 1
+    if code == -signal.SIGABRT:
+        return 2
+    return 3 if code > 0 else 4
 
 
 def _end(children: list[subprocess.Popen], seconds: float) -> None:
@@ -158,7 +187,11 @@ def _end(children: list[subprocess.Popen], seconds: float) -> None:
 
 
 def die_with_parent() -> None:
-    """Make this child end when its parent ends, so that a killed parent leaves no process on the GPUs."""
+    """Make this child end when its parent ends, so that a killed parent leaves no process on the GPUs.
+
+    Each process of a job calls it when it joins the others; one that no launcher of ours has started is left
+    as it is.
+    """
     parent = os.environ.get(STARTED_BY)
     if parent and sys.platform == "linux":
         signals.die_with_parent(signal.SIGTERM)

@@ -4,6 +4,7 @@ import argparse
 import atexit
 import contextlib
 import datetime
+import functools
 import multiprocessing
 import os
 import re
@@ -33,13 +34,17 @@ _COMMUNICATION = re.compile(
 def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     """Wait until all processes of the job are reachable, and return the arguments of init_process_group().
 
+    Each rank calls it in main(), when the processes of its node were started. In a member of an elastic job
+    it does not wait: the members have met.
+
     args: timeout (seconds, for this call and every later collective) and enable_gpu. The backend is nccl if
     every rank has a GPU of its own, else gloo. If the job ends with an error, it does not wait for lost
     peers. Raises BadInput and NoRendezvous.
     """
     launcher.die_with_parent()
     if torch.distributed.is_initialized():  # %run for a second time in one notebook
-        if (size := torch.distributed.get_world_size()) > 1:
+        size = torch.distributed.get_world_size()
+        if size > 1:
             raise errors.BadInput(f"a process group of {size} exists: call destroy_process_group() first")
         torch.distributed.destroy_process_group()
     if topology.members and not topology.members.is_alone:
@@ -47,18 +52,26 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
     gpus = devices.count_gpus(args)
     if gpus and topology.source == "slurm":  # it may show each process only its own GPU
         gpus = count_in(os.environ, "SLURM_GPUS_ON_NODE") or gpus
-    own = accelerator.backend() if gpus else "gloo"  # nccl, for example
-    backend = own if topology.processes_per_node <= gpus else f"{own} or gloo" if gpus else "gloo"
+    gpu_backend = accelerator.backend() if gpus else ""  # nccl, for example
+    # processes share GPUs, or the launcher shows each one only its own GPU
+    may_share = 0 < gpus < topology.processes_per_node
+    if may_share:
+        backend = f"{gpu_backend} or gloo"
+    elif gpus:
+        backend = gpu_backend
+    else:
+        backend = "gloo"
     store = rendezvous.meet(topology, args.timeout, backend)
     if topology.world_size > 1 or gpus:  # nccl warns if its group is not destroyed
-        endings.at_end("processes", lambda error: _leave_group(topology, error))
-    if backend == f"{own} or gloo":  # processes share GPUs, or the launcher shows each one only its own GPU
-        gpus = rendezvous.count_different(store, topology, devices.identify_gpu(), args.timeout)
-        backend = own if gpus == topology.world_size else "gloo"
-        if backend == "gloo" and (kind := accelerator.kind()) != "cuda":
+        endings.at_end("processes", functools.partial(_leave_group, topology))
+    if may_share:
+        all_gpus = rendezvous.count_different(store, topology, devices.identify_gpu(), args.timeout)
+        backend = gpu_backend if all_gpus == topology.world_size else "gloo"
+        kind = accelerator.kind()
+        if backend == "gloo" and kind != "cuda":
             raise errors.BadInput(
-                f"{topology.world_size} processes share the accelerators ({kind}, {gpus} in all), and gloo"
-                " sends none of their tensors: start one process for each, or add --enable_gpu=false"
+                f"{topology.world_size} processes share the accelerators ({kind}, {all_gpus} in all), and "
+                "gloo sends none of their tensors: start one process for each, or add --enable_gpu=false"
             )
     choose_interface(topology, backend)
     options = {
@@ -77,30 +90,42 @@ def choose_interface(topology: Topology, backend: str) -> None:
     """Make gloo, and nccl between nodes, use the interface that reaches the master. By default gloo resolves
     the name of the host, which may give 127.0.1.1, and nccl takes the first interface, perhaps that of a
     container or a VPN. An interface that the platform has set is not changed. Raises BadInput if it does not
-    exist."""
-    gloo = "gloo" in backend
-    variable = "GLOO_SOCKET_IFNAME" if gloo else "NCCL_SOCKET_IFNAME"
-    is_used = topology.world_size > 1 if gloo else topology.nodes > 1 and backend == "nccl"
+    exist.
+
+    Each rank calls it before it initialises the group; in an elastic job the agents do, before they fork.
+    """
+    uses_gloo = "gloo" in backend
+    if uses_gloo:
+        variable = "GLOO_SOCKET_IFNAME"
+        is_used = topology.world_size > 1
+    else:
+        variable = "NCCL_SOCKET_IFNAME"
+        is_used = topology.nodes > 1 and backend == "nccl"
     preset = os.environ.get(variable)
-    if preset and (is_used or backend == "nccl") and (error := network.missing_interface(variable, preset)):
-        raise errors.BadInput(error)
+    if preset and (is_used or backend == "nccl"):
+        error = network.missing_interface(variable, preset)
+        if error:
+            raise errors.BadInput(error)
     if not is_used or preset is not None:
         return
     host = "127.0.0.1" if topology.nodes == 1 or not topology.master_host else topology.master_host
     with contextlib.suppress(OSError):
-        name, own = network.interface_to(host, topology.master_port or 1)
-        if own.startswith("127.") and topology.nodes > 1 and not network.is_loopback(host):
+        name, address = network.interface_to(host, topology.master_port or 1)
+        if address.startswith("127.") and topology.nodes > 1 and not network.is_loopback(host):
             # The /etc/hosts of the master maps its name to loopback: use the interface to other nodes.
             name, _ = network.interface_to(network.OUTSIDE, 1)
         if name:
-            os.environ[variable] = name if gloo else f"={name}"  # NCCL takes a name without "=" as a prefix
-            if not gloo and platforms.has_local_rank_0():
+            os.environ[variable] = name if uses_gloo else f"={name}"  # NCCL: without "=" it is a prefix
+            if not uses_gloo and platforms.has_local_rank_0():
                 errors.print_line(f"{variable}=={name}: also for gradients, without InfiniBand")
 
 
 def _leave_group(topology: Topology, error: BaseException | None) -> None:
     """Exit without the interpreter's teardown, which aborts if a gloo thread still runs; after a lost peer, a
-    library may hang in its destructor. BadInput and an interrupt have codes of their own: see entry()."""
+    library may hang in its destructor. BadInput and an interrupt have codes of their own: see entry().
+
+    Each rank calls it last, when its main() has ended. error: what has ended it; None after its last line.
+    """
     if error is None:
         _destroy_group()
         if multiprocessing.parent_process():  # torchrun --run-path waits until main() returns
@@ -126,7 +151,7 @@ def _destroy_group() -> None:
         module = accelerator.of(accelerator.kind())
         device = module.current_device()
 
-        def destroy() -> None:
+        def destroy() -> None:  # in a thread: with a lost peer it may not return
             module.set_device(device)  # a new thread uses GPU 0 by default
             torch.distributed.destroy_process_group()
 

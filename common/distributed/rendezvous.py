@@ -16,7 +16,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -40,6 +40,8 @@ T = TypeVar("T")
 def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.Store:
     """Wait for all processes of the job and return the store that they share.
 
+    Every rank calls it in process_group.meet(), before a process group exists.
+
     timeout: seconds for the whole call. backend: the backend that this process will use. Raises BadInput if
     the settings of the processes contradict each other, and NoRendezvous if a process cannot be reached or
     does not arrive.
@@ -50,17 +52,21 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
     store = connect(topology, timeout, deadline)
     # A restarted job must not read the old values if torchrun's agent keeps its store. Rank 0's own store is
     # new, and then the counts may differ: an agent that came later has restarted less often.
-    is_kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_kept else "0"
+    attempt = "0"
+    if os.environ.get(AGENT_STORE) == "True":
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = torch.distributed.PrefixStore(f"bootfile/{attempt}", store)
     bound = deadline - time.monotonic() + _ANSWER
     try:
         no_answer = f"the store at {_address(topology)} stopped answering"
         with _watchdog(bound, no_answer), contextlib.ExitStack() as folders:
             token = _share_token(store, folders)
-            error, rest = _claim(store, topology, backend), deadline - time.monotonic()
+            error = _claim(store, topology, backend)
+            rest = deadline - time.monotonic()
             barrier.gather(store, "start", "", error, topology.rank, topology.world_size, rest)
-            signals.identify(topology.rank, "" if store.add("without token", 0) else token)
+            if store.add("without token", 0):  # some ranks cannot read it: requests to stop have none
+                token = ""
+            signals.identify(topology.rank, token)
     except RuntimeError as error:
         raise NoRendezvous(
             f"rank {topology.rank}: the store at {_address(topology)} closed while waiting for the other "
@@ -81,36 +87,44 @@ def count_different(store: torch.distributed.Store, topology: Topology, name: st
 def connect(topology: Topology, timeout: float, deadline: float) -> torch.distributed.Store:
     """Return a connection to the store at the master's address, which rank 0 holds.
 
+    Every rank calls it in meet(), and the agent of each node of an elastic job.
+
     timeout: seconds. deadline: a time of time.monotonic(). Raises NoRendezvous."""
-    others = os.environ.get(AGENT_STORE) == "True"
-    holds_it = topology.rank == 0 and not others
+    parent_holds_it = os.environ.get(AGENT_STORE) == "True"
+    holds_it = topology.rank == 0 and not parent_holds_it
     port = topology.master_port
-    host = topology.master_host if topology.nodes > 1 or others else "127.0.0.1"  # one node needs no network
+    host = topology.master_host
+    if topology.nodes == 1 and not parent_holds_it:
+        host = "127.0.0.1"  # one node needs no network
     assert host and port  # with several processes topology.resolve() has checked it
     tried = f"tried for {timeout:.0f} s"
-    entries = _retry(  # the name of a headless service may exist only after its pod has started
-        lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM),
-        deadline,
-        f"waiting for the host name {host} to resolve",
-        lambda why: (
-            f"the master's host name {host} does not resolve on {socket.gethostname()} ({why}; {tried})"
-        ),
-    )
+
+    def look_up() -> Any:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+    def explain_look_up(why: str) -> str:
+        return f"the master's host name {host} does not resolve on {socket.gethostname()} ({why}; {tried})"
+
+    # the name of a headless service may exist only after its pod has started
+    entries = _retry(look_up, deadline, f"waiting for the host name {host} to resolve", explain_look_up)
     addresses: list[tuple[int, tuple]] = [(family, address) for family, _, _, _, address in entries]
     address = addresses[0][1][:2]
-    listener = _listen(topology, addresses, timeout) if holds_it else None
-    if not listener:
-        _retry(
-            lambda: socket.create_connection(
-                address, max(0.1, min(5.0, deadline - time.monotonic()))
-            ).close(),
-            deadline,
-            f"waiting for rank 0 at {_address(topology)}",
-            lambda why: (
-                f"rank {topology.rank} cannot reach rank 0 at {_address(topology)} ({why}; {tried}): "
-                "rank 0 is missing, or the address is that of another node"
-            ),
+
+    def try_connection() -> None:
+        seconds = max(0.1, min(5.0, deadline - time.monotonic()))
+        socket.create_connection(address, seconds).close()
+
+    def explain_connection(why: str) -> str:
+        return (
+            f"rank {topology.rank} cannot reach rank 0 at {_address(topology)} ({why}; {tried}): "
+            "rank 0 is missing, or the address is that of another node"
         )
+
+    listener = None
+    if holds_it:
+        listener = _listen(topology, addresses, timeout)
+    else:  # until rank 0 listens; it logs what it waits for, which a TCPStore does not
+        _retry(try_connection, deadline, f"waiting for rank 0 at {_address(topology)}", explain_connection)
     bound = min(_ANSWER, timeout)
     no_answer = (
         f"the server at {_address(topology)} does not answer as the store of this job's rank 0 (waited "
@@ -133,9 +147,11 @@ def connect(topology: Topology, timeout: float, deadline: float) -> torch.distri
 
 
 def _listen(topology: Topology, addresses: list[tuple[int, tuple]], timeout: float) -> socket.socket:
-    """Return the listening socket of rank 0. It is bound to the master's address, because the store has no
-    password. It listens on every interface if this node does not have that address (a service, NAT), or if
-    the other nodes may use another one."""
+    """Return the listening socket of rank 0, which calls it before it makes the store.
+
+    It is bound to the master's address, because the store has no password. It listens on every interface if
+    this node does not have that address (a service, NAT), or if the other nodes may use another one.
+    """
     family, address = addresses[0]
     # A name that is loopback in the /etc/hosts of this node has another address on the other nodes.
     inside = topology.nodes == 1 or network.is_loopback(topology.master_host or "")
@@ -151,15 +167,19 @@ def _listen(topology: Topology, addresses: list[tuple[int, tuple]], timeout: flo
         return socket.create_server(("", topology.master_port), family=family, dualstack_ipv6=dual)
 
     name = f"port {topology.master_port} of {socket.gethostname()}"
-    return _retry(
-        listen,
-        time.monotonic() + min(_BUSY, timeout),
-        f"waiting for {name}",
-        lambda why: f"rank 0 cannot listen on {name}: {why}; another program, or another rank 0, uses it",
-    )
+
+    def explain(why: str) -> str:
+        return f"rank 0 cannot listen on {name}: {why}; another program, or another rank 0, uses it"
+
+    return _retry(listen, time.monotonic() + min(_BUSY, timeout), f"waiting for {name}", explain)
 
 
-def _retry(attempt: Callable[[], T], deadline: float, waiting: str, explain: Callable[[str], str]) -> T:
+def _retry(
+    attempt: Callable[[], T],
+    deadline: float,
+    waiting: str,
+    explain: Callable[[str], str],
+) -> T:
     """Return attempt(), which is repeated after an OSError. Raises NoRendezvous(explain(reason)) when the
     time.monotonic() of the deadline comes. waiting: the line that is logged meanwhile."""
     heartbeat = Heartbeat()
@@ -175,24 +195,27 @@ def _retry(attempt: Callable[[], T], deadline: float, waiting: str, explain: Cal
 
 
 def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> BadInput | None:
-    """Write the layout and the rank to the store. Return the error if they contradict earlier values."""
-    own = {"host": socket.gethostname(), "pid": os.getpid(), "node_rank": topology.node_rank}
+    """Write the layout and the rank to the store. Return the error if they contradict earlier values.
+
+    Every rank calls it before the first barrier, to which it brings the error: then all end with it.
+    """
+    process = {"host": socket.gethostname(), "pid": os.getpid(), "node_rank": topology.node_rank}
     meanings = {
         "processes per node": topology.processes_per_node,
         "nodes (world size)": topology.nodes,
         "as backend": backend,
     }
-    first = json.loads(store.compare_set("layout", "", json.dumps(own | meanings)))
+    first = json.loads(store.compare_set("layout", "", json.dumps(process | meanings)))
     for meaning, value in meanings.items():
         if first[meaning] != value:
             return BadInput(
-                f"node {topology.node_rank} on {own['host']} got {value} {meaning}, but node "
+                f"node {topology.node_rank} on {process['host']} got {value} {meaning}, but node "
                 f"{first['node_rank']} on {first['host']}, which arrived first, got {first[meaning]}"
             )
-    first = json.loads(store.compare_set(f"rank/{topology.rank}", "", json.dumps(own)))
-    if first == own:
+    first = json.loads(store.compare_set(f"rank/{topology.rank}", "", json.dumps(process)))
+    if first == process:
         return None
-    others = f"process {first['pid']} on {first['host']} and process {own['pid']} on {own['host']}"
+    others = f"process {first['pid']} on {first['host']} and process {process['pid']} on {process['host']}"
     return BadInput(
         f"two processes have rank {topology.rank}: {others}; two nodes have the same rank, or one was "
         "restarted without the others"
@@ -201,22 +224,27 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
 
 def _share_token(store: torch.distributed.Store, folders: contextlib.ExitStack) -> str:
     """Return a token that other users of this node cannot know: it is in a private temporary folder of the
-    first process, which `folders` deletes. "" if this process cannot read it, for example on another node."""
+    first process, which `folders` deletes. "" if this process cannot read it, for example on another node.
+
+    Every rank calls it before the first barrier; the folder is there until all have arrived at it.
+    """
     with contextlib.suppress(OSError, UnicodeError):
         folder = folders.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-        own = os.path.join(folder, "token")
-        write_atomic(own, secrets.token_hex(16))
-        path = store.compare_set("token file", "", own).decode()
+        path_of_this_process = os.path.join(folder, "token")
+        write_atomic(path_of_this_process, secrets.token_hex(16))
+        path = store.compare_set("token file", "", path_of_this_process).decode()  # that of the first one
         with open(path, encoding="ascii", opener=opener) as file:
-            if os.fstat(file.fileno()).st_uid == os.geteuid() and (token := file.read(32)).isalnum():
-                return token
+            if os.fstat(file.fileno()).st_uid == os.geteuid():
+                token = file.read(32)
+                if token.isalnum():
+                    return token
     store.add("without token", 1)
     return ""
 
 
 def _watchdog(seconds: float, message: str) -> contextlib.AbstractContextManager[None]:
-    """End the process with the message if the body takes longer than `seconds`. Python cannot interrupt a
-    blocked call of the store."""
+    """End the process with the message if the block takes longer than `seconds`. Python cannot interrupt a
+    blocked call of the store, so a thread ends the process."""
 
     def expire() -> None:
         say_error(message)

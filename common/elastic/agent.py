@@ -1,7 +1,7 @@
 """A job that continues when processes die, are stopped, are cut off or come: what starts the processes.
 
 Each node has an agent, which is the process that the platform has started. It forks the members of its node
-from a process that has PyTorch loaded, keeps one more as a spare, and forks another one for each that dies.
+from a process that has PyTorch loaded, keeps two more as spares, and forks another one for each that dies.
 The agent of node 0 also holds the store and decides, from what all agents and processes write there, who the
 members are. It holds the output folder too: rank 0, which writes the results, is always a process of node 0.
 If node 0 is lost the job ends, and its restart continues from a checkpoint.
@@ -49,7 +49,9 @@ OPTION: dict[str, Any] = {
 }
 _POLL = 0.05  # seconds
 _SPARES = 2  # processes of a node that wait: two may die at once
-_CALM = 1.0  # seconds after a change until a spare is forked: the others begin again meanwhile
+# Seconds after a change until a spare is forked. In this time the members begin their next generation: the
+# imports and the data set of a new process would take cores from them.
+_CALM = 1.0
 _PRELOAD = "common.elastic.preload"
 _MOST_DEATHS = 5  # in a row, of processes that did not become members
 _SERVER_LOST = 255  # multiprocessing's exit code of a process whose fork server has ended
@@ -58,8 +60,10 @@ _ENDS = {errors.BAD_INPUT, errors.NOT_SAVED, errors.DIVERGED, 1}  # exit codes t
 
 
 def start(topology: Topology, args: argparse.Namespace, hold: Callable[[], object]) -> None:
-    """Start the processes of this node, replace those that die, and exit with the code of the job. In a
-    process that an agent has started it does nothing.
+    """Start the processes of this node, replace those that die, and exit with the code of the job.
+
+    The job calls it in its main(), in the process that the platform has started on each node. The processes
+    that an agent has forked run the same main(): in them it does nothing.
 
     args: timeout (seconds to wait for the other nodes) and grace (seconds from a signal to the end).
     hold: makes this process the only one that writes to the output folder. Raises BadInput and NoRendezvous.
@@ -71,7 +75,8 @@ def start(topology: Topology, args: argparse.Namespace, hold: Callable[[], objec
             raise BadInput(f"--elastic: expected a training without --{name}")
     if "://" in (args.output_dir or ""):
         raise BadInput(f"--elastic --output_dir {args.output_dir}: expected a folder, not a URL")
-    if reason := why_not():
+    reason = why_not()
+    if reason:
         print_line(f"--elastic: {reason}; a lost process ends the job, which continues when it is restarted")
         return
     if topology.local_rank is not None:
@@ -85,95 +90,137 @@ def start(topology: Topology, args: argparse.Namespace, hold: Callable[[], objec
 
 
 class _Agent:
+    """The agent of a node. All of it runs in the main thread of the process that the platform has started."""
+
     def __init__(self, topology: Topology, timeout: float, grace: float):
-        self._topology, self._timeout, self._grace = topology, timeout, grace
+        self._topology = topology
+        self._timeout = timeout  # seconds to wait for the other nodes
+        self._grace = grace  # seconds from a signal to the end
         self._children: dict[str, Any] = {}  # name -> multiprocessing.Process
         self._stacks: dict[str, Connection] = {}  # name -> the pipe of its faulthandler
         self._stopped: dict[str, float] = {}  # name -> time.monotonic() since when SIGSTOP holds it
         self._asked = 0  # the signal that this agent got
         self._deaths: list[str] = []  # why processes ended that did not become members: those in a row
-        self._ticks = -1
+        self._ticks = -1  # the store's counter of changes when this agent last read what has changed
         # in seconds of time.monotonic()
         self._beat_at = 0.0  # when the next heartbeat is due
         self._spare_at = 0.0  # when the next spare may be forked; 0 until there are members
-        self._ends_at = math.inf  # then what still runs gets SIGKILL
+        self._ends_at = math.inf  # when what still runs gets SIGKILL; infinite until the job ends
         self._code = 0  # the exit code of the job
-        self._is_over = False
+        self._is_over = False  # the job ends: nothing is forked any more
 
     def run(self) -> int:
-        """Return the exit code of the job on this node."""
+        """Return the exit code of the job on this node. start() calls it once, and exits with the code."""
+        server = self._open_store()
+        process_group.choose_interface(self._topology, "gloo")  # its processes inherit the choice
+        for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
+            threads = max(1, available_cores() // self._topology.processes_per_node)
+            os.environ.setdefault(name, str(threads))
+        self._store = torch.distributed.PrefixStore("members", server)
+        self._number = self._store.add("agents", 1)
+        roll = None
+        if self._topology.node_rank == 0:
+            roll = Roll(
+                self._store,
+                self._topology.nodes,
+                self._topology.processes_per_node,
+                self._timeout,
+            )
+        signals.forget()
+        for number in signals.SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, self._forward)
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["__main__", _PRELOAD])
+        try:
+            self._run_until_end(roll)
+        except torch.distributed.DistError as error:
+            reason = next(iter(str(error).splitlines()), "")
+            endings.say_error(
+                f"node {self._topology.node_rank} lost contact with node 0, which has the members: {reason}"
+            )
+            self._kill()
+            return endings.LOST_CONTACT
+        return self._code
+
+    def _open_store(self) -> torch.distributed.Store:
+        """Return the store of the job, and set its address for the forks. The agent of node 0 holds it."""
         topology = self._topology
         if topology.nodes == 1:
             server, host, port = launcher.hold_store()
         else:
             server = rendezvous.connect(topology, self._timeout, time.monotonic() + self._timeout)
             assert topology.master_host and topology.master_port
-            host, port = topology.master_host, topology.master_port
-        own = {HELD: "1", STARTED_BY: str(os.getpid()), "MASTER_ADDR": host, "MASTER_PORT": str(port)}
-        os.environ.update(own)
-        process_group.choose_interface(topology, "gloo")  # its processes inherit the choice
-        for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
-            os.environ.setdefault(name, str(max(1, available_cores() // topology.processes_per_node)))
-        self._store = torch.distributed.PrefixStore("members", server)
-        self._number = self._store.add("agents", 1)
-        roll = None
-        if topology.node_rank == 0:
-            roll = Roll(self._store, topology.nodes, topology.processes_per_node, self._timeout)
-        signals.forget()
-        for number in signals.SIGNALS:
-            if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, self._forward)
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["__main__", _PRELOAD])
-        self._context = context
-        try:
-            while not self._is_over or self._children:
-                self._fork_missing()
-                multiprocessing.connection.wait([each.sentinel for each in self._children.values()], _POLL)
-                self._reap()
-                if self._asked and not self._is_over and not self._has_members():
-                    self._end(_exit_code(self._asked))  # no process of this node has anything to save
-                self._beat()
-                self._hear()
-                if roll:
-                    roll.look(bool(self._asked))
-            self._code = self._code or int(read(self._store, "failed") or 0)  # rank 0, in its last writes
-            line = read(self._store, "failure")
-            if line:
-                endings.say_error(line)
-            self._store.set(f"ended/{topology.node_rank}", "")
+            host = topology.master_host
+            port = topology.master_port
+        os.environ[HELD] = "1"
+        os.environ[STARTED_BY] = str(os.getpid())
+        os.environ["MASTER_ADDR"] = host
+        os.environ["MASTER_PORT"] = str(port)
+        return server
+
+    def _run_until_end(self, roll: Roll | None) -> None:
+        """Do the rounds of this agent, about twenty a second, until the job is over and no child is left.
+
+        roll: on node 0; None on the others.
+        """
+        while not self._is_over or self._children:
+            self._fork_missing()
+            sentinels = [child.sentinel for child in self._children.values()]
+            multiprocessing.connection.wait(sentinels, _POLL)  # until a child ends
+            self._reap()
+            if self._asked and not self._is_over and not self._has_members():
+                self._end(_exit_code(self._asked))  # no process of this node has anything to save
+            self._beat()
+            self._hear()
             if roll:
-                roll.wait_for_ends()
-        except torch.distributed.DistError as error:
-            reason, node = next(iter(str(error).splitlines()), ""), topology.node_rank
-            endings.say_error(f"node {node} lost contact with node 0, which has the members: {reason}")
-            self._kill()
-            return endings.LOST_CONTACT
-        return self._code
+                roll.look(bool(self._asked))
+        if not self._code:
+            self._code = int(read(self._store, "failed") or 0)  # rank 0, in its last writes
+        line = read(self._store, "failure")
+        if line:
+            endings.say_error(line)
+        self._store.set(f"ended/{self._topology.node_rank}", "")
+        if roll:
+            roll.wait_for_ends()
 
     def _fork_missing(self) -> None:
-        """Fork what is missing: the processes of the node, and a spare."""
-        now, count = time.monotonic(), self._topology.processes_per_node
+        """Fork what is missing: the processes of the node, and later its two spares.
+
+        Each round begins with it. It forks spares only when the members have begun, and no process has ended
+        on this node for _CALM seconds: a fork takes cores, and the members begin again after a loss.
+        """
+        now = time.monotonic()
         if not self._spare_at and self._store.check([Plan.key(0)]):
             self._spare_at = now + _CALM
-        spares = _SPARES if 0 < self._spare_at < now else 0
-        while not self._is_over and not self._asked and len(self._children) < count + spares:
+        count = self._topology.processes_per_node
+        if 0 < self._spare_at < now:
+            count += _SPARES
+        while not self._is_over and not self._asked and len(self._children) < count:
             name = f"{self._topology.node_rank}.{self._store.add('names', 1)}"
             try:
                 self._fork(name)
-            except (OSError, EOFError) as error:  # the fork server has ended meanwhile: try it again
+            except (OSError, EOFError) as error:  # the fork server has ended meanwhile
                 self._deaths.append(errors.in_one_line(error))
-                if line := self._explain_deaths():
+                line = self._explain_deaths()
+                if line:
                     self._fail(128 + signal.SIGKILL, line)
-                return
+                return  # the next round forks again, from a new server, unless the job has failed
 
     def _fork(self, name: str) -> None:
-        """Fork a process. Waits until the fork server has PyTorch loaded."""
-        given = {MEMBER: name, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-        given["PYTHONPATH"] = os.environ.get("PYTHONPATH", "")
+        """Fork a process. If the fork server has to start, wait until it has PyTorch loaded."""
+        variables = {
+            MEMBER: name,
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
+        }
         reader, writer = self._context.Pipe(duplex=False)
         try:
-            child = self._context.Process(target=_run, args=(given, entry.main_of_job, writer), name=name)
+            arguments = (variables, entry.main_of_job, writer)
+            child = self._context.Process(target=_run, args=arguments, name=name)
             with _search_path():
                 child.start()
         except (OSError, EOFError):
@@ -181,18 +228,23 @@ class _Agent:
             raise
         finally:
             writer.close()
-        self._children[name], self._stacks[name] = child, reader
+        self._children[name] = child
+        self._stacks[name] = reader
+        # the roll learns from the ticket that the process exists
         ticket = f"ticket/{self._store.add('tickets', 1)}"
         self._store.set(ticket, json.dumps([name, child.pid, self._number]))
         self._store.add("news", 1)
 
     def _reap(self) -> None:
+        """Judge the children that have ended. Each round calls it when a child has ended, or after _POLL."""
         for name, child in list(self._children.items()):
             if child.exitcode is None:
                 continue
-            if child.exitcode == _SERVER_LOST and (reason := _find_end_of_server()):
-                self._replace_server(reason)
-                return
+            if child.exitcode == _SERVER_LOST:
+                end_of_server = _find_end_of_server()
+                if end_of_server:
+                    self._replace_server(end_of_server)
+                    return
             child.join()
             del self._children[name]
             place = crash.read_place(self._stacks.pop(name))
@@ -222,40 +274,53 @@ class _Agent:
         self._judge(names, -signal.SIGKILL, f"its fork server has ended ({reason})")
 
     def _judge(self, names: list[str], code: int, reason: str) -> None:
-        """Decide what the end of processes means: the end of the job or of its part here, or nothing. names:
-        of processes that ended together. reason: begins with the name of the signal, if they crashed."""
+        """Decide what the end of processes means: the end of the job or of its part here, or nothing.
+
+        names: of processes that ended together. code: their exit code, negative after a signal.
+        reason: begins with the name of the signal, if they crashed.
+        """
         was_member = any(self._store.check([f"member/{name}"]) for name in names)
-        self._deaths.append(reason)
         if was_member:
             self._deaths.clear()
-        self._spare_at = time.monotonic() + _CALM if self._spare_at else 0.0
+        else:
+            self._deaths.append(reason)
+        if self._spare_at:
+            self._spare_at = time.monotonic() + _CALM
         for name in names:
             self._store.compare_set(f"gone/{name}", "", reason)  # it may have a reason: it was stopped
         self._store.add("news", 1)
-        code = 128 - code if code < 0 else code
+        if code < 0:
+            code = 128 - code
         if self._is_over:
             # the others are done; only rank 0 may still have something to write
             counts = code in _ENDS or read(self._store, "first") in names
-            self._code = self._code or (code if counts else 0)
-        elif code == 0 and self._topology.node_rank == 0:
+            if counts and not self._code:
+                self._code = code
+            return
+        if code == 0 and self._topology.node_rank == 0:
             announce(self._store, "done", "")  # a node without members does not see it otherwise
             self._end(0)
-        elif code == 0 or self._asked or self._store.check(["stop"]):
+            return
+        if code == 0 or self._asked or self._store.check(["stop"]):
             self._end(code)
-        elif line := self._explain_deaths():
+            return
+        line = self._explain_deaths()
+        if line:
             self._fail(code, line)
         elif code in _ENDS:
             if was_member:
                 announce(self._store, "failed", str(code))
             self._end(code)
+        # else the next round forks another process
 
     def _has_members(self) -> bool:
         return any(self._store.check([f"member/{name}"]) for name in self._children)
 
     def _explain_deaths(self) -> str:
         """Return why the job ends, if too many processes in a row did not become members; else ""."""
-        node, deaths = self._topology.node_rank, self._deaths
-        crashes = [*itertools.takewhile(crash.is_crash, reversed(deaths))]
+        node = self._topology.node_rank
+        deaths = self._deaths
+        crashes = [*itertools.takewhile(crash.is_crash, reversed(deaths))]  # the newest first
         if len(crashes) >= crash.MOST:
             who = f"a new process on node {node}"
             return crash.describe(who, crashes[0], "before it was a member of the job", len(crashes))
@@ -272,7 +337,10 @@ class _Agent:
         self._end(code)
 
     def _beat(self) -> None:
-        """Send the heartbeat of this node. A process that SIGSTOP holds for too long is gone."""
+        """Send the heartbeat of this node, if it is due. A process that SIGSTOP holds for too long is gone.
+
+        Each round calls it. Without a heartbeat the roll counts all processes of this node as gone.
+        """
         now = time.monotonic()
         if now < self._beat_at:
             return
@@ -287,28 +355,41 @@ class _Agent:
                 self._children[name].kill()  # it must not write
 
     def _hear(self) -> None:
-        """Notice what other agents have written."""
+        """Read what the roll, other agents and processes have announced, if anything is new; each round.
+
+        "ticks" counts the announcements in the store: one request tells that nothing is new. It also kills
+        what still runs when _limit() has passed.
+        """
         if time.monotonic() > self._ends_at:
             self._kill()
         ticks = self._store.add("ticks", 0)
         if ticks == self._ticks:
             return
         self._ticks = ticks
-        if not self._is_over and (failed := read(self._store, "failed")):
-            self._end(int(failed))
-        elif not self._is_over and self._store.check(["done"]):
-            self._end(0)
+        if not self._is_over:
+            failed = read(self._store, "failed")
+            if failed:
+                self._end(int(failed))
+            elif self._store.check(["done"]):
+                self._end(0)
         for name, child in self._children.items():  # this node was silent: they must not write
             if self._store.check([f"gone/{name}"]):
                 child.kill()
 
     def _end(self, code: int) -> None:
-        """Let the members end by themselves, after code 0 without a limit: rank 0 may still write. After an
-        error, and if they are spares, end them."""
-        self._is_over, self._code = True, code
-        is_error = code in _ENDS or not (self._asked or code in (0, signals.exit_code()))
-        if code:
-            self._limit(launcher.GRACE if is_error else self._grace + launcher.GRACE)
+        """Begin the end of the job on this node, once; later rounds wait for the children.
+
+        Members end by themselves: after code 0 without a limit, as rank 0 may still write; after an error
+        they get SIGTERM. Spares have nothing to save and get SIGKILL. _kill() is the end of what is left.
+        """
+        self._is_over = True
+        self._code = code
+        is_stop = bool(self._asked) or code in (0, signals.exit_code())
+        is_error = code in _ENDS or not is_stop
+        if is_error:
+            self._limit(launcher.GRACE)
+        elif code:
+            self._limit(self._grace + launcher.GRACE)
         for name, child in self._children.items():
             if not self._store.check([f"member/{name}"]):
                 child.kill()
@@ -316,18 +397,21 @@ class _Agent:
                 child.terminate()
 
     def _limit(self, seconds: float) -> None:
+        """Let _hear() kill what still runs after `seconds`. An earlier limit stays."""
         self._ends_at = min(self._ends_at, time.monotonic() + seconds)
 
     def _kill(self) -> None:
+        """Kill all children at once, members too: the limit has passed, or contact with node 0 is lost."""
         for child in self._children.values():
             child.kill()
             child.join()
 
     def _forward(self, number: int, frame: FrameType | None) -> None:
+        """Send a signal to all children: the signal handler of the agent."""
         self._asked = number
         self._limit(self._grace + launcher.GRACE)
         for child in self._children.values():
-            with contextlib.suppress(ProcessLookupError, TypeError):
+            with contextlib.suppress(ProcessLookupError, TypeError):  # it has ended, or has no pid yet
                 os.kill(child.pid, number)
 
 
@@ -337,7 +421,7 @@ def _exit_code(number: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal, or a debugger, has stopped a process."""
+    """Return whether a signal, or a debugger, has stopped a process. The agent asks with each heartbeat."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] in "tT"
@@ -346,8 +430,12 @@ def is_stopped(pid: int) -> bool:
 
 
 def _find_end_of_server() -> str:
-    """Return how the fork server has ended; "" if it runs. Waits for its end: the kernel closes its pipes
-    first. ensure_running() of multiprocessing still gets its exit code."""
+    """Return how the fork server has ended; "" if it runs.
+
+    _reap() calls it if a child seems to have ended with its server. Waits for the end of the server for up to
+    _LONGEST_END: the kernel closes its pipes first. ensure_running() of multiprocessing still gets its exit
+    code.
+    """
     pid = getattr(multiprocessing.forkserver._forkserver, "_forkserver_pid", None)
     deadline = time.monotonic() + _LONGEST_END
     while pid and time.monotonic() < deadline:
@@ -363,8 +451,8 @@ def _find_end_of_server() -> str:
 
 @contextlib.contextmanager
 def _search_path() -> Iterator[None]:
-    """Let a fork server that starts now find `common`: it does not run the job's file, which extends
-    sys.path."""
+    """Let a fork server that starts in this block find `common`: it does not run the job's file, which
+    extends sys.path."""
     before = os.environ.get("PYTHONPATH")
     folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, before]))
@@ -377,8 +465,11 @@ def _search_path() -> Iterator[None]:
 
 
 def _run(variables: dict[str, str], main: str, stacks: Connection) -> None:
-    """Run the job in a fork, as one of its processes. main: the name of its function. stacks: the pipe for
-    the stacks of a crash."""
+    """Run the job as one of its processes: the first function that a fork calls.
+
+    variables: of its environment. main: the name of the job's function. stacks: the pipe for the stacks of a
+    crash.
+    """
     preload = sys.modules.get(_PRELOAD)
     if preload:
         preload.reset_signals()

@@ -42,8 +42,10 @@ def describe(who: str, reason: str, place: str, count: int) -> str:
 
 
 def report_to(writer: Connection) -> None:
-    """Write the Python stacks of this process to a pipe when it crashes. If the user has enabled
-    faulthandler, it writes them to stderr as before."""
+    """Write the Python stacks of this process to a pipe when it crashes. Each fork calls it before main().
+
+    If the user has enabled faulthandler, it writes them to stderr as before.
+    """
     if faulthandler.is_enabled():
         return
     os.set_blocking(writer.fileno(), False)  # if the pipe is full, the rest of the stacks is dropped
@@ -52,11 +54,17 @@ def report_to(writer: Connection) -> None:
 
 
 def read_place(reader: Connection) -> str:
-    """Return the line of Python that has crashed, as find_place() does, and close the pipe. Does not wait."""
+    """Return the line of Python that has crashed, as find_place() does, and close the pipe. Does not wait.
+
+    The agent calls it for each process that has ended.
+    """
     dump = b""
     with contextlib.suppress(BlockingIOError):  # a worker of the process holds the other end
         os.set_blocking(reader.fileno(), False)
-        while block := os.read(reader.fileno(), 2**16):
+        while True:
+            block = os.read(reader.fileno(), 2**16)
+            if not block:
+                break
             dump += block
     reader.close()
     return find_place(dump.decode(errors="replace"))
@@ -70,15 +78,18 @@ def find_place(dump: str) -> str:
     """
     stacks = re.split(r"\n(?=(?:Current thread|Thread) )", dump)
     current = [stack for stack in stacks if stack.startswith("Current thread 0x")]
-    frames = _FRAME.findall((current or stacks)[-1].split("\n\n")[0])
-    own = [frame for frame in frames if not _is_installed(frame[0])]
-    for file, line, function in own[:1] or frames[:1]:
-        code = linecache.getline(file, int(line)).strip() or function
-        return f"{_shorten(file)}:{line} ({code[:_LONGEST]})"
-    return ""
+    stack = (current or stacks)[-1]
+    frames = _FRAME.findall(stack.split("\n\n")[0])  # the newest first
+    frames_of_job = [frame for frame in frames if not _is_installed(frame[0])]
+    if not frames:
+        return ""
+    file, line, function = (frames_of_job or frames)[0]
+    code = linecache.getline(file, int(line)).strip() or function
+    return f"{_shorten(file)}:{line} ({code[:_LONGEST]})"
 
 
 def _is_installed(file: str) -> bool:
+    """Return whether a file belongs to Python or to an installed package, not to the job."""
     is_library = any(file.startswith(f"{folder}/") for folder in _LIBRARIES)
     return is_library or "/site-packages/" in file or file.startswith("<")
 

@@ -14,7 +14,8 @@ from torch.distributed import Backend, ProcessGroup, ProcessGroupGloo
 
 from bootfile.processes.ranks import ELASTIC
 
-_PAUSE, _CONNECTS = datetime.timedelta(seconds=0.2), datetime.timedelta(seconds=3)
+_PAUSE = datetime.timedelta(seconds=0.2)  # a wait asks so often whether to continue
+_CONNECTS = datetime.timedelta(seconds=3)  # the longest wait for the connections of a new group
 _COLLECTIVES = (
     "allgather", "_allgather_base", "allreduce", "allreduce_coalesced", "alltoall_base", "barrier",
     "broadcast", "gather", "reduce", "scatter",
@@ -26,36 +27,53 @@ class Broken(RuntimeError):
     """A collective has failed, or was given up."""
 
 
-class Group(ProcessGroup):
-    """A group of gloo. gives_up: asked in the pauses of a wait; if it returns True, the wait ends. failed:
-    called with the error of a collective that does not end well; it raises another one."""
+def _wait_on() -> bool:
+    return False
 
-    gives_up: Callable[[], bool] = staticmethod(lambda: False)
-    failed: Callable[[Broken], object] = staticmethod(lambda error: None)
+
+def _accept(error: Broken) -> None:
+    """Leave the error as it is: the caller raises it."""
+
+
+class Group(ProcessGroup):
+    """A group of gloo: the default group of each member of an elastic job, a new one in each generation.
+
+    gives_up: asked in the pauses of a wait; if it returns True, the wait ends. failed: called with the error
+    of a collective that does not end well; it raises another one. Members.options() sets both.
+    """
+
+    gives_up: Callable[[], bool] = staticmethod(_wait_on)
+    failed: Callable[[Broken], object] = staticmethod(_accept)
 
     def __init__(self, store: Any, rank: int, size: int, timeout: datetime.timedelta):
         super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stubs know another one
         self._gloo = self._call(ProcessGroupGloo, store, rank, size, _CONNECTS)
         self._gloo._set_default_timeout(timeout)
-        self._last: Any = None
+        self._last: Any = None  # the _Work of the last collective that was begun
 
     def getBackendName(self) -> str:  # torch's name
         return ELASTIC
 
-    def run(self, name: str, *given: Any, **options: Any) -> "_Work":
-        self._last = _Work(self._call(getattr(self._gloo, name), *given, **options), self._call)
+    def run(self, name: str, *arguments: Any, **options: Any) -> "_Work":
+        """Begin a collective. torch calls it through the methods that _make() returns, in any thread."""
+        work = self._call(getattr(self._gloo, name), *arguments, **options)
+        self._last = _Work(work, self._call)
         return self._last
 
-    def _call(self, function: Callable, *given: Any, **options: Any) -> Any:
+    def _call(self, function: Callable, *arguments: Any, **options: Any) -> Any:
+        """Return function(). An error of gloo becomes Broken, after failed() was told."""
         try:
-            return function(*given, **options)
+            return function(*arguments, **options)
         except RuntimeError as error:
             broken = Broken(next(iter(str(error).splitlines()), ""))
             type(self).failed(broken)
             raise broken from None
 
     def leave(self) -> None:
-        """Let gloo go, with its threads, unless a collective still waits."""
+        """Free gloo, with its threads, unless a collective still waits.
+
+        Members.leave_group() calls it at the end of a generation.
+        """
         if self._last and not self._last.is_completed():
             _stuck.append(self._gloo)
         del self._last, self._gloo  # not later: other objects may refer to this group
@@ -66,16 +84,18 @@ class _Work(torch._C._distributed_c10d.Work):
 
     def __init__(self, work: Any, call: Callable):
         super().__init__()
-        self._work, self._call = work, call
+        self._work = work
+        self._call = call
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
         return self._call(self._wait)
 
     def _wait(self) -> bool:
+        """Wait for the end of the collective, or until the Group gives up: a part of wait()."""
         while True:
             try:
                 return self._work.wait(_PAUSE)
-            except RuntimeError:
+            except RuntimeError:  # an error of the collective, or only the end of a pause
                 if self._work.is_completed() or Group.gives_up():
                     raise
 
@@ -83,8 +103,13 @@ class _Work(torch._C._distributed_c10d.Work):
         return self._work.is_completed()
 
 
-def _make(name: str) -> Callable:
-    return lambda self, *given, **options: self.run(name, *given, **options)
+def _make(name: str) -> Callable[..., _Work]:
+    """Return the method of Group for a kind of collective."""
+
+    def begin(self: Group, *arguments: Any, **options: Any) -> _Work:
+        return self.run(name, *arguments, **options)
+
+    return begin
 
 
 for _name in _COLLECTIVES:  # torch calls a method for each kind

@@ -48,19 +48,30 @@ class Plan(NamedTuple):
 
     @staticmethod
     def key(generation: int) -> str:
+        """Return the key in the store at which the roll writes the plan of a generation."""
         return f"plan/{generation}"
 
     def place(self, name: str) -> dict[str, str]:
-        """Return the variables of a launcher for this process. If the nodes have different numbers of
-        processes, each one counts as a node."""
+        """Return the variables of a launcher for a member, which sets them when it joins.
+
+        If the nodes have different numbers of processes, each process counts as a node.
+        """
         rank = self.ids.index(name)
-        nodes = [*map(node_of, self.ids)]
-        count = nodes.count(nodes[rank])
-        is_even = all(nodes.count(each) == count for each in nodes)
-        local = rank - nodes.index(nodes[rank]) if is_even else 0
-        numbers = {"RANK": rank, "WORLD_SIZE": len(self.ids), "LOCAL_RANK": local}
-        numbers["LOCAL_WORLD_SIZE"] = count if is_even else 1
-        return {key: str(number) for key, number in numbers.items()}
+        nodes = [node_of(member) for member in self.ids]
+        node = nodes[rank]
+        count = nodes.count(node)
+        is_even = all(nodes.count(other_node) == count for other_node in nodes)
+        local_rank = 0
+        local_world_size = 1
+        if is_even:
+            local_rank = rank - nodes.index(node)
+            local_world_size = count
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(len(self.ids)),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(local_world_size),
+        }
 
 
 def node_of(name: str) -> int:
@@ -74,7 +85,7 @@ def read(store: torch.distributed.Store, key: str) -> str:
 
 
 def announce(store: torch.distributed.Store, key: str, value: str) -> None:
-    """Write what processes and agents wait for, and wake them."""
+    """Write a key that processes or agents wait for, and wake them: they look only after a tick."""
     store.set(key, value)
     barrier.tick(store)
 
@@ -86,14 +97,18 @@ def announce_failure(store: torch.distributed.Store, code: int, line: str) -> No
 
 
 def run(main: Callable[[], object]) -> None:
-    """Run the main() of a job, and run it again when the members change."""
+    """Run the main() of a job, and run it again when the members change.
+
+    It is all that the main thread of a fork does. While main() repeats what was printed before, silence()
+    drops the lines.
+    """
     members = this_process()
     while True:
         try:
             with members.silence():
                 main()
             return
-        except Changed:
+        except Changed:  # the process is ready to be a member, or the members change
             pass
         members.leave_group()
         members.join()
@@ -107,33 +122,40 @@ def this_process() -> "Members":
 
 def connect() -> torch.distributed.Store:
     """Return a connection of its own to the store that the agent of node 0 holds."""
-    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = torch.distributed.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=_TIMEOUT)
+    store = torch.distributed.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=_TIMEOUT,
+    )
     return torch.distributed.PrefixStore("members", store)
 
 
 class Members:
-    """This process among the members of the job.
+    """This process among the members of the job. The main thread calls the public methods.
 
-    name: unique in the job. is_alone: before it is a member. plan: of its generation.
-    was_begun: whether this process has been one before, or got the state of one.
-    due: whether the next generation waits for the end of a step; all members have to agree on the step.
-    keep: returns the state after the last step; set by the Checkpointer, until then the state stays that of
-    the last generation.
+    A thread ("members") follows the store: it sets `due`, and notices lost members and the end of the job.
     """
 
     def __init__(self, name: str):
-        self.name, self.is_alone, self.was_begun, self.due = name, True, False, False
-        self.plan = Plan(-1, [], [], [], 0)
+        self.name = name  # unique in the job
+        self.is_alone = True  # until this process first joins the members
+        self.was_begun = False  # this process has trained before, or has the state of one that has
+        self.due = False  # another generation waits for the end of a step, on which all members have to agree
+        self.plan = Plan(-1, [], [], [], 0)  # of the present generation
+        # returns the state after the last step; None until main() has begun to train in this generation
         self.keep: Callable[[], dict[str, Any]] | None = None
+        # the state with which the last generation ended here; None if keep() has a newer one
         self.kept: dict[str, Any] | None = None
-        self._store = connect()
-        self._ticks = 0  # those that the main thread has waited for
-        self._has_lost = threading.Event()  # a member of this generation
+        self._store = connect()  # of the main thread
+        self._ticks = 0  # number of the last tick for which the main thread has waited
+        self._has_lost = threading.Event()  # a member of this generation is gone
         self._lock = threading.Lock()  # plan, due and _has_lost are of one generation
-        self._stop, self._number = False, 0
+        self._stop = False  # the thread has seen that the whole job stops
+        self._number = 0  # the signal that this process got
         self._told = 0  # number of the last reason that this process has told
-        self._voice = contextlib.ExitStack()
+        self._voice = contextlib.ExitStack()  # holds stdout redirected; closed when the process prints again
         signals.defer(self._note_signal)
         threading.Thread(target=self._listen, name="members", daemon=True).start()
 
@@ -143,39 +165,53 @@ class Members:
         return self.plan.generation
 
     def arrive(self, facts: dict[str, Any]) -> None:
-        """Say in resume() what this process would train. If it runs alone, main() ends here, and the process
-        waits until it is a member. Raises BadInput if the members train something else."""
+        """Say what this process would train. If it runs alone, main() ends here.
+
+        Memory.restore() calls it in resume(). run() then waits in join() until the process is a member, or is
+        refused because the members train something else.
+        """
         if self.is_alone:
             self._store.set(f"ready/{self.name}", json.dumps(facts, sort_keys=True, default=str))
             self._store.add("news", 1)
             raise Changed
 
     def share(self) -> dict[str, Any] | None:
-        """Return on all ranks the state of the member that is furthest; None if there is none."""
-        steps = ranks.gather_objects(self.kept["step"] if self.kept else -1)
+        """Return on all ranks the state of the member that is furthest; None if there is none.
+
+        Memory.restore() calls it on every rank of a new generation, in the place of a load from a checkpoint.
+        """
+        step = self.kept["step"] if self.kept else -1
+        steps = ranks.gather_objects(step)
         furthest = max(steps)
         if furthest < 0:
             return None
-        state = self.kept if self.kept and self.kept["step"] == furthest else None
+        state = self.kept if step == furthest else None
         if min(steps) < furthest:
             state = ranks.broadcast_object(state, steps.index(furthest), is_known=state is not None)
-        self.kept, self.was_begun = state, True
+        self.kept = state
+        self.was_begun = True
         return state
 
     def check(self) -> None:
-        """End main() if a member is lost: the step cannot be finished. Call it between parts of a step."""
+        """End main() if a member is lost: the step cannot be finished. The loop asks between its parts."""
         if self._has_lost.is_set():
             raise Changed
 
     def begin(self, keep: Callable[[], dict[str, Any]]) -> None:
-        """Begin to train; from now on keep() has the state."""
-        self.keep, self.kept = keep, None
+        """Begin to train: from now on keep() has the state. Memory.begin() calls it in each generation."""
+        self.keep = keep
+        self.kept = None
 
     def say(self, step: int, say: Callable[[str], object]) -> None:
-        """Say what has changed, and that this generation continues after `step`. say: prints on rank 0."""
+        """Say what has changed, and that this generation continues after `step`. say: prints on rank 0.
+
+        Every rank calls it when all is restored: it ends silence(), and tells the roll that the generation
+        has begun.
+        """
         self._voice.close()
         self.was_begun = True
-        plan, count = self.plan, len(self.plan.ids)
+        plan = self.plan
+        count = len(plan.ids)
         reasons = [reason for number, reason in plan.said if number > self._told]
         self._told = max([number for number, _ in plan.said], default=self._told)
         if reasons:
@@ -188,31 +224,41 @@ class Members:
         """Return the figures of a report. pauses: seconds between the last step before a change and the first
         one after it, of all changes. began: time.time() when training began."""
         return {
-            "generations": self.plan.generation + 1, "lost_processes": self.plan.lost,
-            "lost_seconds": round(pauses, 3), "useful_share": round(1 - pauses / (time.time() - began), 4),
-        }  # fmt: skip
+            "generations": self.plan.generation + 1,
+            "lost_processes": self.plan.lost,
+            "lost_seconds": round(pauses, 3),
+            "useful_share": round(1 - pauses / (time.time() - began), 4),
+        }
 
     def options(self, topology: Any, timeout: float) -> dict[str, Any]:
-        """Return the arguments of init_process_group() for this generation."""
+        """Return the arguments of init_process_group() for this generation.
+
+        process_group.meet() calls it in each member. timeout: seconds of a collective.
+        """
         from common.elastic.group import Group  # only such a job needs it
 
         Group.gives_up = staticmethod(self._has_lost.is_set)
         Group.failed = staticmethod(self._fail)
         store = torch.distributed.PrefixStore(f"group/{self.plan.generation}", connect())
         return {
-            "backend": ranks.ELASTIC, "store": store, "rank": topology.rank,
-            "world_size": topology.world_size, "timeout": datetime.timedelta(seconds=timeout),
-        }  # fmt: skip
+            "backend": ranks.ELASTIC,
+            "store": store,
+            "rank": topology.rank,
+            "world_size": topology.world_size,
+            "timeout": datetime.timedelta(seconds=timeout),
+        }
 
     def leave_group(self) -> None:
-        """Close what main() has opened. The state stays."""
+        """Close what main() has opened, after it was ended by Changed. The state stays in `kept`."""
         if self.keep:
-            self.kept, self.keep = self.keep(), None
+            self.kept = self.keep()
+            self.keep = None
         self._voice.close()
         endings.end(Changed())
         if torch.distributed.is_initialized():
-            group = torch.distributed.group.WORLD
-            getattr(group, "leave", lambda: None)()
+            group: Any = torch.distributed.group.WORLD
+            if hasattr(group, "leave"):  # a Group of this room; a process alone may have another one
+                group.leave()
             torch.distributed.destroy_process_group()
         # torch counts the groups that it begins to make, and puts the count before their keys. If one could
         # not connect, the count stays, and this process would never meet a new one, which has counted none.
@@ -221,28 +267,35 @@ class Members:
         gc.collect()  # the model and the loader of the last generation are in cycles
 
     def join(self) -> None:
-        """Wait until this process is a member, and all others have arrived. Raises BadInput if it is refused;
-        ends the process if it was asked to leave."""
-        generation = self.plan.generation + 1
+        """Wait until this process is a member, and all others have arrived.
+
+        run() calls it before main() runs again; a spare waits here until a member is lost. Raises BadInput if
+        the process is refused; ends the process if it was asked to leave.
+        """
+        generation = self.plan.generation + 1  # of the plan that this process looks at
         self._ticks = self._store.add("ticks", 0)
         while True:
             if not self._has(Plan.key(generation)):
                 self._wait()
-                if reason := read(self._store, f"refused/{self.name}"):
+                reason = read(self._store, f"refused/{self.name}")
+                if reason:
                     raise BadInput(reason)
                 continue
-            if self._has(Plan.key(generation + 1)):
+            if self._has(Plan.key(generation + 1)):  # only the newest plan counts
                 generation += 1
                 continue
             plan = Plan(*json.loads(self._store.get(Plan.key(generation))))
-            if self.name in plan.ids and self._meet(plan):
-                break
-            if self._number and self.name not in plan.ids:
+            if self.name in plan.ids:
+                if self._meet(plan):
+                    break
+                continue  # there is a newer plan
+            if self._number:
                 errors.print_line(f"process {self.name} leaves, as asked; the others continue")
                 errors.leave(signals.exit_code())
-            generation += self.name not in plan.ids
+            generation += 1  # this process is a spare in this generation
         with self._lock:
-            self.plan, self.due = plan, False
+            self.plan = plan
+            self.due = False
             self._has_lost.clear()
         self._look(self._store)  # _listen() may have seen a later plan before this one was known
         os.environ.update(plan.place(self.name))
@@ -250,14 +303,19 @@ class Members:
         endings.STARTED = time.monotonic()
 
     def silence(self) -> contextlib.AbstractContextManager:
-        """Print nothing until begin(), in a generation that is not the first: it was printed before."""
+        """Drop what main() prints up to say(), if main() has printed it before or will print it again.
+
+        The block is one main(). Only the lines of generation 0 are shown: a process that is alone will run
+        main() again as a member, and in later generations the lines were shown before. say() ends it, or the
+        end of the block.
+        """
         if self.is_alone or self.plan.generation > 0:
             nothing = self._voice.enter_context(open(os.devnull, "w"))  # noqa: SIM115
             self._voice.enter_context(contextlib.redirect_stdout(nothing))
         return self._voice
 
     def _meet(self, plan: Plan) -> bool:
-        """Return whether all members have arrived; False if there is another plan before."""
+        """Wait until all members are in join(), and return True; False if a newer plan comes first."""
         key = f"here/{plan.generation}"
         if self._store.add(key, 1) == len(plan.ids):
             barrier.tick(self._store)
@@ -268,7 +326,10 @@ class Members:
         return True
 
     def _wait(self) -> None:
-        """Wait for the next tick. If the job is done the others do not come, and the process ends."""
+        """Wait for the next tick: an announcement of the roll, an agent or a member. join() calls it.
+
+        If the job is done the others do not come, and the process ends.
+        """
         self._ticks += 1
         barrier.wait_for(self._store, f"tick/{self._ticks}", _TIMEOUT.total_seconds())
         if self._has("done"):
@@ -278,15 +339,21 @@ class Members:
         return self._store.check([key])
 
     def _fail(self, error: RuntimeError) -> None:
-        """End main() after an error of a collective: another process is gone. The agent is told, should it
-        not know."""
+        """End main() after an error of a collective: another process is gone.
+
+        The Group calls it, in the thread that waits for the collective. The roll is told: if no process is
+        lost, it makes a new generation of the same ones.
+        """
         self._store.set(f"broken/{self.plan.generation}", str(error))
         self._store.add("news", 1)
         raise Changed from None
 
     def _note_signal(self, number: int) -> None:
-        """Report a signal: a thread calls this function. If the parent has ended, the kernel has sent the
-        signal, and the process ends at once: another one may have its place soon."""
+        """Report a signal to the roll, which decides whether this process leaves or the job stops.
+
+        The thread of bootfile/processes/signals.py calls it. If the parent has ended, the kernel has sent the
+        signal, and the process ends at once: another one may have its place soon.
+        """
         if os.getppid() != int(os.environ[STARTED_BY]):
             thread = threading.Thread(target=self._report_orphan, daemon=True)
             thread.start()
@@ -296,17 +363,20 @@ class Members:
         threading.Thread(target=self._ask, args=[number], daemon=True).start()
 
     def _report_orphan(self) -> None:
+        """Tell the roll that this process ends with its parent; a thread, as a request may block."""
         with contextlib.suppress(RuntimeError):  # node 0, which has the store, is lost too
             store = connect()
             store.compare_set(f"gone/{self.name}", "", "its parent process has ended")
             store.add("news", 1)
 
     def _ask(self, number: int) -> None:
+        """Tell the roll that this process got a signal; a thread, as a request may block."""
         store = connect()  # the main thread may hold the other one, in a wait
         store.set(f"asked/{self.name}", str(number))
         store.add("news", 1)
 
     def _listen(self) -> None:
+        """Follow the store as long as the process lives: the thread "members"."""
         try:
             self._listen_until_end(connect())
         except RuntimeError as error:
@@ -317,6 +387,7 @@ class Members:
             errors.leave(endings.LOST_CONTACT)
 
     def _listen_until_end(self, store: torch.distributed.Store) -> None:
+        """Look at the store after each tick, for a stop of the whole job and for the next plan."""
         ticks = store.add("ticks", 0)
         while True:
             if not self._stop and store.check(["stop"]):
@@ -327,13 +398,16 @@ class Members:
             store.wait([f"tick/{ticks}"], _TIMEOUT)
 
     def _look(self, store: torch.distributed.Store) -> None:
-        """Notice the plan after that of this generation."""
-        now = self.plan
-        following = Plan.key(now.generation + 1)
-        if not self.due and now.ids and store.check([following]):
+        """Notice the plan after that of this generation: it is due, and members may be lost.
+
+        The thread "members" calls it after each tick, and the main thread at the end of join().
+        """
+        current = self.plan
+        following = Plan.key(current.generation + 1)
+        if not self.due and current.ids and store.check([following]):
             plan = Plan(*json.loads(store.get(following)))
             with self._lock:
-                if self.plan is now:  # else join() has this plan already, or a later one
-                    if not {*now.ids} <= {*plan.ids}:
+                if self.plan is current:  # else join() has this plan already, or a later one
+                    if not {*current.ids} <= {*plan.ids}:
                         self._has_lost.set()
                     self.due = True

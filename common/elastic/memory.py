@@ -1,5 +1,6 @@
 """The state of a job in the memory of its processes, from which others continue when members change."""
 
+import functools
 import time
 from typing import Any, NamedTuple
 
@@ -14,25 +15,23 @@ from common.ground.endings import Changed
 
 
 class _Finished(NamedTuple):
-    """What the members of a job keep after a step. due: what the step had still to do. counts: of RunState.
-    receipt: its state, and in `shared` the sums of steps that it does not cover. rate: of Exact. at:
-    time.time()."""
+    """What the members of a job keep after a step."""
 
     step: int
-    due: Due
-    counts: dict[str, Any]
-    receipt: dict[str, Any]
-    shared: list[torch.Tensor]
-    running: torch.Tensor | None
-    rate: Any
-    at: float
+    due: Due  # what the step had still to do
+    counts: dict[str, Any]  # of RunState
+    receipt: dict[str, Any]  # its state
+    shared: list[torch.Tensor]  # the sums of steps that the receipt does not cover
+    running: torch.Tensor | None  # Exact's sums of the metrics since the last report
+    rate: Any  # of Exact
+    at: float  # time.time()
 
 
 class Memory(Processes):
     """The processes of a job that may leave and come.
 
-    members: the Members of this process. `pauses`: seconds that changes of members have cost. `began`:
-    time.time() of the first step.
+    Each generation has a new object. bootfile/exact calls the methods on every rank, in the thread of the
+    loop, as the class Processes says. members: the Members of this process.
     """
 
     may_change = True
@@ -40,8 +39,8 @@ class Memory(Processes):
     def __init__(self, members: Any):
         self._members = members
         self._finished: _Finished | None = None  # the last step that has ended
-        self.pauses = 0.0
-        self.began = time.time()
+        self.pauses = 0.0  # seconds that changes of members have cost
+        self.began = time.time()  # of the first step
 
     @property
     def was_begun(self) -> bool:
@@ -49,9 +48,14 @@ class Memory(Processes):
         return self._members.was_begun
 
     def restore(self, run: Any) -> int | None:
+        """Return the step of the members' state after restoring it; None: no member has one.
+
+        In a process that is alone main() ends here: it runs again when the process is a member.
+        """
         versions = {"torch": torch.__version__, "numpy": np.__version__, "bootfile": __version__}
         machine = facts.describe()
-        versions |= {name: str(machine[name]) for name in INSTRUCTIONS}
+        for name in INSTRUCTIONS:
+            versions[name] = str(machine[name])
         options = {f"--{name}": value for name, value in run.state.schedule.settings.items()}
         self._members.arrive(options | run.state.identity | run.state.sampling | versions)
         living = self._members.share()
@@ -62,11 +66,12 @@ class Memory(Processes):
         return living["step"]
 
     def _continue(self, run: Any, living: dict[str, Any]) -> None:
-        """Continue from the state of a member, on every rank."""
+        """Continue from the state of a member: restore() calls it on every rank."""
         run.state.load(living, run.most_steps)
         run.state.run = living["run"]
         run.keep_machines(living["machines"])
-        finished, at = _Finished(*living["finished"]), time.time()
+        finished = _Finished(*living["finished"])
+        at = time.time()
         self.due = Due(*finished.due)
         # another change may come before the next step: it costs the time from here on
         self._finished = finished._replace(due=self.due, at=at)
@@ -76,14 +81,15 @@ class Memory(Processes):
         run.rate = finished.rate
         since_save, since_report, self.pauses, self.began = living["times"]
         now = time.monotonic()
-        run.saved_at, run.reported_at = now - since_save, now - since_report
+        run.saved_at = now - since_save
+        run.reported_at = now - since_report
         self.pauses += at - finished.at
 
     def begin(self, run: Any, step: int) -> None:
         if self._finished is None:  # no member has finished a step
             run.loader.receipt.shared = []
             self.end_step(run, step, Due(False, False))
-        self._members.begin(lambda: self._keep(run))
+        self._members.begin(functools.partial(self._keep, run))
 
     def announce(self, run: Any, step: int) -> None:
         self._members.say(step, run.say)
@@ -118,16 +124,21 @@ class Memory(Processes):
         return None  # the agents tell each process
 
     def figures(self) -> dict[str, float]:
-        """Return the figures of a report."""
+        """Return the figures of a report. The Log asks for them."""
         return self._members.figures(self.pauses, self.began)
 
     def _keep(self, run: Any) -> dict[str, Any]:
-        """Return the state after the last finished step. What the present one has changed is undone."""
-        finished, now = self._finished, time.monotonic()
+        """Return the state after the last finished step. What the present one has changed is undone.
+
+        Members.leave_group() calls it when Changed has ended main().
+        """
+        finished = self._finished
+        now = time.monotonic()
         assert finished is not None
         run.abandon_step(finished.step)
         state: dict[str, Any] = {**run.state.capture(finished.step), **finished.counts}
         state["objects"]["receipt"] = finished.receipt
-        times = now - run.saved_at, now - run.reported_at, self.pauses, self.began
-        plain = tuple(finished._replace(due=tuple(finished.due)))  # type: ignore[arg-type]
-        return state | {"finished": plain, "times": times}
+        # plain types, which another rank can read
+        state["finished"] = tuple(finished._replace(due=tuple(finished.due)))  # type: ignore[arg-type]
+        state["times"] = (now - run.saved_at, now - run.reported_at, self.pauses, self.began)
+        return state

@@ -1,4 +1,4 @@
-"""What a job imports late: agent.py lets the process import it from which it forks the others."""
+"""What a job imports late: the fork server imports it, from which agent.py forks the processes of a job."""
 
 import contextlib
 import gc
@@ -23,7 +23,7 @@ def _continue(number: int, frame: object) -> None:
 
 
 def reset_signals() -> None:
-    """Let signals end this process again: a fork inherits the handlers of the fork server."""
+    """Let signals end this process again: each fork calls it first, as it has the handlers of the server."""
     for number in signals.SIGNALS:
         if signal.getsignal(number) is _continue:
             signal.signal(number, signal.SIG_DFL)

@@ -16,35 +16,35 @@ from common.distributed.barrier import tick
 from common.elastic import crash
 from common.elastic.members import Plan, announce, announce_failure, node_of, read
 
-HEARTBEAT, SILENCE = 0.25, 2.0  # seconds between heartbeats of a node; without one its processes are gone
+HEARTBEAT = 0.25  # seconds between heartbeats of a node
+SILENCE = 2.0  # seconds without a heartbeat after which the processes of a node are gone
 _POLL = 0.05  # seconds
 _TICK = 10.0  # seconds between ticks of nothing new: networks close connections that are idle
 _PATIENCE = 1.0  # seconds from a signal to one node until it counts as one for this node only
 _DELAY = 0.3  # seconds from a broken group to a new one of the same processes: mostly one of them is dead
-_WARN_LOSSES, _MOST_LOSSES = 5, 20  # losses in a row in the same step: a warning, and the end of the job
+_WARN_LOSSES = 5  # losses in a row in the same step until a warning
+_MOST_LOSSES = 20  # losses in a row in the same step until the end of the job
 _TOGETHER = 1.0  # seconds: losses of one generation count once, and of those before it has begun
 
 
 @dataclass
 class _Process:
-    """What the roll knows of a process that runs. agent: the number of its agent. is_ready: it can be a
-    member. was_asked: it got a signal to stop."""
+    """What the roll knows of a process that runs."""
 
     pid: int
-    agent: int
-    is_ready: bool = False
-    was_asked: bool = False
+    agent: int  # the number of its agent
+    is_ready: bool = False  # it can be a member
+    was_asked: bool = False  # it got a signal to stop
 
 
 @dataclass
 class _Loss:
-    """Members that were lost together. begun: the last generation that had begun. at: time.monotonic().
-    seconds: until the next generation had begun; 0 before. members: the rank and the reason of each."""
+    """Members that were lost together."""
 
-    begun: int
-    at: float
-    seconds: float = 0.0
-    members: list[tuple[str, str]] = field(default_factory=list)
+    begun: int  # the last generation that had begun
+    at: float  # time.monotonic()
+    seconds: float = 0.0  # until the next generation had begun; 0 before
+    members: list[tuple[str, str]] = field(default_factory=list)  # the rank and the reason of each
 
     def is_crash(self) -> bool:
         """Return whether all members have crashed: after another loss a library may abort in the others."""
@@ -52,36 +52,51 @@ class _Loss:
 
 
 class Roll:
-    """The list of members, which the agent of node 0 keeps. per_node: members of a node at most.
-    timeout: seconds until the job starts without nodes that did not come."""
+    """The list of members, which the agent of node 0 keeps. All of it runs in the main thread of that agent.
+
+    per_node: members of a node at most. timeout: seconds until the job starts without nodes that did not
+    come.
+    """
 
     def __init__(self, store: torch.distributed.Store, nodes: int, per_node: int, timeout: float):
-        self._store, self._nodes, self._per_node = store, nodes, per_node
-        self._plan = Plan(-1, [], [], [], 0)
+        self._store = store
+        self._nodes = nodes
+        self._per_node = per_node
+        self._plan = Plan(-1, [], [], [], 0)  # the last one that was published
         self._known: dict[str, _Process] = {}  # name -> process
         self._beats: dict[int, tuple[int, float]] = {}  # agent -> number of its heartbeats, time of the last
         self._facts: dict[str, Any] | None = None  # what the members train
-        self._tickets = self._news = 0
+        self._tickets = 0  # numbers of tickets that were given out; each new process has one
         self._open_tickets: list[int] = []  # numbers of tickets that were not written yet
-        self._looked = self._beats_at = self._ticked_at = self._asked_at = self._broken_at = 0.0
+        self._news = 0  # the store's counter of news when it was last read
+        # in seconds of time.monotonic(); 0: not yet
+        self._looked = 0.0  # the last call of look()
+        self._beats_at = 0.0  # when the heartbeats were last read
+        self._ticked_at = 0.0  # the last tick of nothing new
+        self._asked_at = 0.0  # since when members of the plan have a signal to stop
+        self._broken_at = 0.0  # since when the group of the plan is broken
         self._deadline = time.monotonic() + timeout
         self._began = self._plan  # the last one with which the members have begun
         self._said: list[tuple[int, str]] = []  # numbered reasons of changes that the user was not told
-        self._count = 0
-        self._lost = 0
-        self._step, self._began_at = -1, 0.0  # after which the members have begun, and when
+        self._count = 0  # of the reasons so far: the number of the last one
+        self._lost = 0  # members that were lost so far
+        self._step = -1  # after which the members have begun
+        self._began_at = 0.0  # when they have begun
         self._losses: list[_Loss] = []  # in a row in the same step, while other members continue
         self._total_losses: list[_Loss] = []  # in a row, of all members, before a further step
-        self._furthest = (
-            self._furthest_of_all
-        ) = -1  # last step since the last total loss, and since the start
-        self._done_steps, self._done_seconds = 0, 0.0  # steps of the generations, and their time
+        self._furthest = -1  # the last step since the last total loss
+        self._furthest_of_all = -1  # the last step since the start
+        self._done_steps = 0  # steps of the generations
+        self._done_seconds = 0.0  # the time of these steps
         self._has_warned = False  # of the losses in this step
-        self._stops = False
+        self._stops = False  # the job stops: no process joins any more
 
     def look(self, asked: bool) -> None:
-        """Read what is new, and publish another plan if the members change. asked: whether node 0 has to
-        stop, which ends the job."""
+        """Read what is new, and publish another plan if the members change.
+
+        The agent of node 0 calls it in each of its rounds. asked: whether node 0 has to stop, which ends the
+        job.
+        """
         now = time.monotonic()
         if now - self._looked > SILENCE / 2:  # this process was stopped itself: no heartbeat is late
             self._beats.clear()
@@ -101,23 +116,31 @@ class Roll:
             self._publish(now, asked)
 
     def wait_for_ends(self) -> None:
-        """Hold the store until the other agents have ended, at most for some seconds."""
+        """Hold the store until the other agents have ended, for some seconds at most.
+
+        The agent of node 0 calls it last: the store ends with its process.
+        """
         deadline = time.monotonic() + launcher.GRACE
         ends = [f"ended/{node}" for node in range(self._nodes)]
         while self._nodes > 1 and time.monotonic() < deadline and not self._store.check(ends):
             time.sleep(_POLL)
 
     def _listen(self, now: float) -> None:
-        for agent in {each.agent for each in self._known.values()}:
+        """Read the heartbeats of the agents: the processes of an agent that has been silent too long are
+        gone. The announcement wakes their agent, should it live, which kills them."""
+        for agent in {process.agent for process in self._known.values()}:
             beats = self._store.add(f"beat/{agent}", 0)
-            before, heard = self._beats.get(agent, (-1, now))
+            before, heard_at = self._beats.get(agent, (-1, now))
             if beats != before:
                 self._beats[agent] = beats, now
-            elif now - heard > SILENCE:
-                for name in [name for name, each in self._known.items() if each.agent == agent]:
-                    announce(self._store, f"gone/{name}", f"no heartbeat for {SILENCE:g} s")
+            elif now - heard_at > SILENCE:
+                for name, process in self._known.items():
+                    if process.agent == agent:
+                        announce(self._store, f"gone/{name}", f"no heartbeat for {SILENCE:g} s")
 
     def _read_news(self) -> None:
+        """Read what agents and processes have written: which processes are new, gone, ready or asked to stop,
+        and whether the members have begun. Called when the counter of news, or a heartbeat, is due."""
         while self._tickets < self._store.add("tickets", 0):
             self._tickets += 1
             self._open_tickets.append(self._tickets)
@@ -128,25 +151,33 @@ class Roll:
             self._open_tickets.remove(number)
             name, pid, agent = json.loads(text)
             self._known[name] = _Process(pid, agent)
-        if self._plan is not self._began and self._store.check([f"begun/{self._plan.generation}"]):
-            self._note_begin(int(self._store.get(f"begun/{self._plan.generation}")))
-        for name, each in list(self._known.items()):
-            if reason := read(self._store, f"gone/{name}"):
+        begun = f"begun/{self._plan.generation}"
+        if self._plan is not self._began and self._store.check([begun]):
+            self._note_begin(int(self._store.get(begun)))
+        for name, process in list(self._known.items()):
+            reason = read(self._store, f"gone/{name}")
+            if reason:
                 del self._known[name]
-                if name in self._plan.ids and reason != "exit code 0" and not each.was_asked:
-                    known = name in self._began.ids
-                    who = f"rank {self._began.ids.index(name)}" if known else f"new process {name}"
-                    self._say(f"{who} on node {node_of(name)} is gone: {reason}")
+                if name in self._plan.ids and reason != "exit code 0" and not process.was_asked:
+                    who = f"new process {name} on node {node_of(name)}"
+                    if name in self._began.ids:
+                        who = f"rank {self._began.ids.index(name)} on node {node_of(name)}"
+                    self._say(f"{who} is gone: {reason}")
                     self._lost += 1
-                    self._note_loss(f"{who} on node {node_of(name)}", reason)
+                    self._note_loss(who, reason)
                 continue
-            each.was_asked = each.was_asked or self._store.check([f"asked/{name}"])
-            if not each.is_ready and (text := read(self._store, f"ready/{name}")):
-                each.is_ready = self._admit(name, json.loads(text))
+            if not process.was_asked:
+                process.was_asked = self._store.check([f"asked/{name}"])
+            if not process.is_ready:
+                facts = read(self._store, f"ready/{name}")
+                if facts:
+                    process.is_ready = self._admit(name, json.loads(facts))
 
     def _note_begin(self, step: int) -> None:
-        """Note that the members have begun after `step`. If they do not come further, end the job."""
-        now, told = time.monotonic(), {number for number, _ in self._plan.said}
+        """Note that the members of the plan have begun after `step`. If they do not come further, end the
+        job. Called once for each generation that begins."""
+        now = time.monotonic()
+        told = {number for number, _ in self._plan.said}
         recent = [loss for loss in self._losses if loss.begun == self._began.generation]
         for loss in recent:
             loss.seconds = now - loss.at
@@ -157,7 +188,8 @@ class Roll:
                 self._total_losses.clear()
                 self._has_warned = False
             self._total_losses.append(recent[-1])
-            self._losses, self._furthest = [], step
+            self._losses = []
+            self._furthest = step
         elif step > self._step:  # the losses before the last begin were in an earlier step
             self._losses = recent
             self._has_warned = False
@@ -165,16 +197,19 @@ class Roll:
                 ended_at = recent[0].at if recent else now
                 self._done_steps += step - self._step
                 self._done_seconds += ended_at - self._began_at
-        self._began, self._step, self._began_at = self._plan, step, now
+        self._began = self._plan
+        self._step = step
+        self._began_at = now
         self._furthest = max(self._furthest, step)
-        self._said = [each for each in self._said if each[0] not in told]
+        self._said = [(number, reason) for number, reason in self._said if number not in told]
         self._check_losses(self._losses, f"in step {step + 1}")
         self._check_losses(self._total_losses, f"after step {self._furthest_of_all}")
 
     def _note_loss(self, who: str, reason: str) -> None:
         """Note the loss of a member. If generation after generation is lost before it has begun, end the
         job."""
-        now, begun = time.monotonic(), self._began.generation
+        now = time.monotonic()
+        begun = self._began.generation
         last = self._losses[-1] if self._losses else None
         if last is None or last.begun != begun or now - last.at > _TOGETHER:
             self._losses.append(_Loss(begun, now))
@@ -185,8 +220,12 @@ class Roll:
         self._check_losses([loss for loss in self._losses if loss.begun == begun], place)
 
     def _check_losses(self, losses: list[_Loss], place: str) -> None:
-        """End the job after too many losses in a row, and warn before. place: of the losses."""
-        crashes = [*itertools.takewhile(_Loss.is_crash, reversed(losses))]
+        """End the job after too many losses in a row, and warn before. place: of the losses.
+
+        Called after each loss, and when members begin: without an end, a job whose step kills its processes
+        would replace them for ever.
+        """
+        crashes = [*itertools.takewhile(_Loss.is_crash, reversed(losses))]  # the newest first
         if len(crashes) >= crash.MOST:
             who, reason = crashes[0].members[0]
             name = reason.partition(" ")[0]
@@ -219,46 +258,55 @@ class Roll:
         return figures, remedy
 
     def _say(self, reason: str) -> None:
+        """Keep a reason of a change for rank 0, which prints it when the next generation begins."""
         self._count += 1
         self._said.append((self._count, reason))
 
     def _admit(self, name: str, facts: dict[str, Any]) -> bool:
-        """Return whether a process trains what the members train, and refuse it if not. The first one of node
-        0 decides what that is: others wait for it."""
+        """Return whether a process trains what the members train, and refuse it if not.
+
+        The first process of node 0 that is ready decides what that is: others wait for it. Called again at
+        each look until it returns True.
+        """
         if self._facts is None:
             if node_of(name) != 0:
                 return False
             self._facts = facts
         for key in sorted(facts.keys() | self._facts.keys()):
-            here, there = facts.get(key), self._facts.get(key)
-            if here != there:
-                reason = f"its {key} is {here}, that of the members is {there}"
+            value = facts.get(key)
+            expected = self._facts.get(key)
+            if value != expected:
+                reason = f"its {key} is {value}, that of the members is {expected}"
                 announce(self._store, f"refused/{name}", reason)
                 print_line(f"process {name} is refused: {reason}")
                 return False
         return True
 
     def _publish(self, now: float, asked: bool) -> None:
-        """Write another plan if the members change, or if a group of them is broken."""
+        """Write another plan if the members change, or if a group of them is broken.
+
+        look() calls it when the news were read. asked: as for look().
+        """
         asks = [name for name in self._plan.ids if name in self._known and self._known[name].was_asked]
-        self._asked_at = (self._asked_at or now) if asks else 0.0
-        on_first = any(node_of(name) == 0 for name in asks)
-        if (asked or on_first or (asks and len(asks) == len(self._plan.ids))) and not self._stops:
+        if not asks:
+            self._asked_at = 0.0
+        elif not self._asked_at:
+            self._asked_at = now
+        if not self._stops and (asked or self._stops_job(asks)):
             self._stops = True
             numbers = [read(self._store, f"asked/{name}") for name in asks]
-            announce(self._store, "stop", next(iter(numbers), f"{signal.SIGTERM:d}"))
-        leaves = {*asks} if not self._stops and now - self._asked_at > _PATIENCE else set()
-        ready = [name for name, each in self._known.items() if each.is_ready and name not in leaves]
-        old = [name for name in self._plan.ids if name in ready]
-        chosen = old + [name for name in ready if name not in old and not self._stops]
-        of_nodes = {node: [name for name in chosen if node_of(name) == node] for node in range(self._nodes)}
-        ids = [name for each in of_nodes.values() for name in each[: self._per_node]]
+            announce(self._store, "stop", numbers[0] if numbers else f"{signal.SIGTERM:d}")
+        leaves = set[str]()
+        if not self._stops and now - self._asked_at > _PATIENCE:
+            leaves = {*asks}
+        of_nodes = self._choose(leaves)
+        ids = [name for names in of_nodes.values() for name in names[: self._per_node]]
         is_whole = len(ids) == self._nodes * self._per_node or now > self._deadline
         if not self._broken_at and self._store.check([f"broken/{self._plan.generation}"]):
             self._broken_at = now
         is_broken = self._broken_at and now - self._broken_at > _DELAY
         if not of_nodes[0] or (self._plan.generation < 0 and not is_whole):
-            return
+            return  # rank 0 has to be on node 0, and the first generation waits for all
         if ids == self._plan.ids and not is_broken:
             return
         if any(read(self._store, f"gone/{name}") == "exit code 0" for name in self._plan.ids):
@@ -267,12 +315,13 @@ class Roll:
                 line = f"rank 0 ended in its last writes, after the last step ({end}): start the job again"
                 announce_failure(self._store, 128 + signal.SIGKILL, line)
             return  # the job is done
-        for name in [name for name in self._plan.ids if name in leaves]:
-            self._say(f"process {name} leaves, as asked")
+        for name in self._plan.ids:
+            if name in leaves:
+                self._say(f"process {name} leaves, as asked")
         came = [name for name in ids if name not in self._plan.ids]
         if came and self._plan.generation >= 0:
-            count, node = f"{len(came)} process{'es' * (len(came) > 1)}", node_of(came[0])
-            self._say(f"{count} joined on node {node}")
+            processes = "1 process" if len(came) == 1 else f"{len(came)} processes"
+            self._say(f"{processes} joined on node {node_of(came[0])}")
         pids = [self._known[name].pid for name in ids]
         self._plan = Plan(self._plan.generation + 1, ids, pids, [*self._said], self._lost)
         self._broken_at = 0.0
@@ -280,3 +329,23 @@ class Roll:
         for name in came:
             self._store.set(f"member/{name}", "")
         announce(self._store, Plan.key(self._plan.generation), json.dumps(self._plan))
+
+    def _stops_job(self, asks: list[str]) -> bool:
+        """Return whether signals to members stop the whole job: one is on node 0, or all have got one.
+
+        Other signals let their processes leave. asks: the members that have got a signal.
+        """
+        if any(node_of(name) == 0 for name in asks):
+            return True
+        return bool(asks) and len(asks) == len(self._plan.ids)
+
+    def _choose(self, leaves: set[str]) -> dict[int, list[str]]:
+        """Return who may be a member now, by node: the members in their order, then the spares.
+
+        If the job stops, no spare joins. leaves: members that leave.
+        """
+        ready = [name for name, process in self._known.items() if process.is_ready and name not in leaves]
+        chosen = [name for name in self._plan.ids if name in ready]
+        if not self._stops:
+            chosen += [name for name in ready if name not in chosen]
+        return {node: [name for name in chosen if node_of(name) == node] for node in range(self._nodes)}
