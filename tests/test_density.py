@@ -22,8 +22,8 @@ from tests.support.density import (
     measure,
 )
 
-# A room that is not in CEILINGS is calm: it has no dense place, and at most this number of compact expressions in
-# 1,000 lines (ternaries, walruses, comprehensions and lambdas).
+# A room that is not in CEILINGS is calm: it has no dense place, and at most this number of compact expressions
+# in 1,000 lines (ternaries, walruses, comprehensions and lambdas).
 MOST_COMPACT = 60
 # room -> the number of places of each of KINDS, and compact expressions in 1,000 lines
 CEILINGS = {

@@ -332,7 +332,7 @@ class Checkpointer(Events):
         return self.total_steps or 0
 
     def _warn_of_checkpoint(self) -> None:
-        """Warn of what a checkpoint cannot tell, and of options that this version does not have. Rank 0 prints."""
+        """Warn of what a checkpoint cannot tell, and of options that were removed. Rank 0 prints."""
         from common.checkpoint import former  # only a run that continues needs it
 
         if "training data" not in self.exact.state.identity:

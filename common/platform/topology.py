@@ -27,7 +27,7 @@ _MOST_PER_NODE = 1024
 class Members(Protocol):
     """The processes of an elastic job (common/elastic/members.py).
 
-    is_alone: whether this process waits to be one of them. generation: 0 until they change.
+    is_alone: whether this process waits to be one of them. generation: -1 then, and 0 until they change.
     """
 
     is_alone: bool
