@@ -39,7 +39,6 @@ CEILINGS = {
     "common/object_store": (1, 0, 12, 6, 2, 1, 40),
     "common/parallel": (0, 1, 13, 1, 61, 0, 100),
     "common/platform": (4, 4, 21, 1, 7, 1, 86),
-    "common/run": (1, 0, 34, 7, 23, 0, 53),
     "datasets": (0, 1, 7, 0, 1, 0, 36),
     "datasets/compat": (3, 0, 11, 2, 5, 3, 61),
     "datasets/folders": (0, 21, 40, 4, 24, 3, 104),
