@@ -20,6 +20,7 @@ class UrlLease(Lease):
         self._check_store()
 
     def read(self) -> tuple[dict, str | None]:
+        """Return the record of the holder, and its ETag."""
         content, etag = self.store.read_version(KEY)
         if etag is None:
             return {}, None

@@ -85,6 +85,8 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, features: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, ...]:
+        """Return the output, and the mean, the variance and the number of values of the global batch. All
+        ranks wait for each other here."""
         # Local moments have the weights' precision and are combined in float64: this avoids cancellation and
         # sends few bytes. torch.var_mean takes ten times as long over this dimension.
         rows = features.movedim(1, -1).reshape(-1, features.shape[1]).to(weight.dtype)
@@ -112,6 +114,8 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of the features, the weight and the bias. autograd calls it in the backward
+        pass; all ranks wait for each other here. The gradients of weight and bias are those of this rank."""
         features, weight, mean, variance, count = ctx.saved_tensors
         fixed, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             gradient, features, weight, mean, variance, None, None, False, ctx.eps, (True, True, True)

@@ -75,6 +75,7 @@ class FolderLease(Lease):
         return sorted(filter(_NAME.fullmatch, os.listdir(self.names)))
 
     def read(self) -> tuple[dict, int | None]:
+        """Return the parts of the holder's name, and its version."""
         probe = os.path.join(self.names, f".{self.own['id']}")
         open(probe, "w", opener=opener).close()  # so that the mount reads the list of the folder again
         self._unlink([probe])
@@ -84,6 +85,8 @@ class FolderLease(Lease):
         return match.groupdict(), int(match["version"])
 
     def replace(self, version: int | None) -> int | None:
+        """Write a record with the next version. Delete it again, and return None, if another job has
+        written that version or a later one."""
         number = (version or 0) + 1
         host = re.sub(r"[^\w.-]", "_", self.own["host"])[:100]
         name = f"{number:08d}-{self.own['id']}-{self.own['pid']}-{host}"
@@ -101,6 +104,7 @@ class FolderLease(Lease):
         os.rmdir(self.names)
 
     def _unlink(self, names: Iterable[str]) -> None:
+        """Delete records. Another job may have deleted them already."""
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.names, name))

@@ -51,8 +51,7 @@ class SampleLosses:
         if any(True for _ in criterion.parameters()):
             raise BadInput(f"{_CANNOT} has parameters of its own: expected one without")
         self._criterion = criterion
-        self._copy: Any = copy.deepcopy(criterion)  # the buffers of the training do not change
-        self._copy.reduction = "none"
+        self._copy = _copy_without_reduction(criterion)
         self._loader = loader
         self._path = path_of(folder, rank)
         self._log = log
@@ -175,6 +174,14 @@ def read(folder: str, rank: int, steps: Container[int]) -> dict[int, tuple[np.nd
                 ids = np.frombuffer(file.read(8 * count), "<i8")
                 losses_by_step[step] = (ids, np.frombuffer(file.read(4 * count), "<f4"))
     return losses_by_step
+
+
+def _copy_without_reduction(criterion: Any) -> Any:
+    """Return a copy of a criterion that returns each loss. The buffers of the training do not change with
+    its calls."""
+    duplicate = copy.deepcopy(criterion)
+    duplicate.reduction = "none"
+    return duplicate
 
 
 class _Losses(NamedTuple):

@@ -96,6 +96,7 @@ class Kubeflow:
         self._errors: list[Exception] = []  # of requests, until log() raises them
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Keep the figures of a report, and send them if the last request is old enough and has ended."""
         self._metrics |= {name[:64]: f"{value:.6g}" for name, value in figures.items()}
         now = time.monotonic()
         if now >= self._next and not (self._thread and self._thread.is_alive()):
@@ -105,6 +106,7 @@ class Kubeflow:
             raise self._errors.pop()
 
     def finish(self) -> None:
+        """Send the end of the run, and wait up to 5 s for each of the last two requests."""
         if self._thread:
             self._thread.join(_KUBEFLOW_TIMEOUT)
         self._send(self._total or 0, 0.0).join(_KUBEFLOW_TIMEOUT)
