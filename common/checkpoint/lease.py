@@ -20,13 +20,16 @@ class UrlLease(Lease):
         self._check_store()
 
     def read(self) -> tuple[dict, str | None]:
+        """Return the record of the holder, and its ETag."""
         content, etag = self.store.read_version(KEY)
         if etag is None:
             return {}, None
         holder = None
         with contextlib.suppress(ValueError, RecursionError):
             holder = json.loads(content)
-        return holder if isinstance(holder, dict) and holder else {"id": None}, etag
+        if not isinstance(holder, dict) or not holder:
+            holder = {"id": None}  # a damaged record is that of an unknown job
+        return holder, etag
 
     def replace(self, version: str | None) -> str | None:
         return self.store.replace(KEY, json.dumps(self.own | {"time": time.time()}).encode(), version)
@@ -35,10 +38,16 @@ class UrlLease(Lease):
         self.store.delete([KEY])
 
     def _check_store(self) -> None:
-        """Print a warning if the store cannot refuse the write of a second job: If-None-Match must fail."""
-        reason = "" if self.version else "returns no ETag"
-        if not reason and (etag := self.replace(None)) is not None:
-            self.version, reason = etag, "ignores conditional writes"
+        """Print a warning if the store cannot refuse the write of a second job: If-None-Match must fail. The
+        constructor calls it when this job has the lease, so there is a record."""
+        reason = ""
+        if not self.version:
+            reason = "returns no ETag"
+        else:
+            etag = self.replace(None)
+            if etag is not None:
+                self.version = etag
+                reason = "ignores conditional writes"
         if reason:
             print_line(
                 f"warning: the store of {self.place} {reason}: two jobs that start there at the same moment "

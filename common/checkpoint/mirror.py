@@ -49,24 +49,30 @@ _SNAPSHOTS = ".mirror"  # in the output folder: copies of the files that are bei
 class Mirror:
     """Uploads the files of an output to its URL, in a thread of rank 0, and holds the lease of the URL.
 
-    If `resume` is "auto", it restores the newest checkpoint of the URL first. keep: the number of checkpoints
-    to keep at the URL. Raises BadInput.
+    Rank 0 makes it when it takes the output, before a checkpoint is loaded, and calls start() before the
+    first step. If `resume` is "auto", it restores the newest checkpoint of the URL first. keep: the number of
+    checkpoints to keep at the URL. Raises BadInput.
     """
 
     def __init__(self, output: Output, resume: str | None = None, keep: int = 1):
         if output.url is None:
             raise ValueError(f"{output.folder} has no URL")
-        self.folder, self.url, self.keep, self.error = output.folder, output.url, keep, ""
+        self.folder = output.folder
+        self.url = output.url
+        self.keep = keep
+        self.error = ""  # why the last upload failed
         self._may_pass = False  # whether the cause of the error may pass
         self.store = ObjectStore(output.url, threads=4)
         self._sent: dict[str, tuple] = {}  # path -> the file's state when it was sent
-        self._resumed = self._step = 0  # step of the checkpoint of start(); of the newest one of this run
-        self._wake, self._ending = threading.Event(), threading.Event()
+        self._resumed = 0  # step of the checkpoint of start()
+        self._step = 0  # step of the newest checkpoint of this run
+        self._wake = threading.Event()  # the thread looks for changes now
+        self._ending = threading.Event()  # the thread uploads once more and ends
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
         self.lease = UrlLease(self.store)
         try:
-            self._look(resume)
+            self._read_url(resume)
         except BaseException as error:
             self._release()
             if isinstance(error, OSError):
@@ -75,38 +81,47 @@ class Mirror:
             raise
         endings.at_end("upload", self._end)
 
-    def _look(self, resume: str | None) -> None:
+    def _read_url(self, resume: str | None) -> None:
+        """Find out what is at the URL, and restore its newest checkpoint if `resume` is "auto". The
+        constructor calls it, under the lease."""
         self._files, self._etag = restoring.read_list(self.store)  # the complete files at the URL; the list's
         self._listed: dict[str, File] | None = self._files.copy()  # None: unknown, a write may have failed
-        there = {entry.key for entry in self.store.list(CHECKPOINTS)}
+        stored = {entry.key for entry in self.store.list(CHECKPOINTS)}
         # files that the next checkpoint replaces, here those of uploads that did not end
-        self._doomed = {path for path in there - self._files.keys() if restoring.step_of(path) is not None}
+        self._doomed = {path for path in stored - self._files.keys() if restoring.step_of(path) is not None}
         if resume == "auto" and self._files:
             self._doomed |= restoring.restore(self.store, self.folder, self._files)
             # a job that was killed while it replaced best.pth has removed it from the list
-            if (best := self.store.head("best.pth")) and best.sha256:
+            best = self.store.head("best.pth")
+            if best and best.sha256:
                 self._files = {best.key: File(best.size, best.sha256)} | self._files
 
     def results(self) -> list[str]:
-        """Return the checkpoints and weights that the list at the URL names."""
+        """Return the checkpoints and weights that the list at the URL names. A start calls it to refuse a URL
+        with the results of another run."""
         return [path for path in self._files if path.endswith((".pt", ".pth"))]
 
     def start(self, step: int) -> None:
         """Upload from now on. step: the step that training continues from, or 0."""
-        self._resumed = self._step = step
+        self._resumed = step
+        self._step = step
         for path in self._files:
-            if (number := restoring.step_of(path)) is not None and number > step:
+            number = restoring.step_of(path)
+            if number is not None and number > step:
                 self._doomed.add(path)  # of another run, or of steps that this run repeats
         self._thread.start()
 
     def saved(self, step: int) -> None:
-        """Upload now: the run has saved the checkpoint of this step and deleted old ones."""
+        """Upload now: the run has saved the checkpoint of this step and deleted old ones. It waits for
+        nothing: the thread uploads while the training continues."""
         self._step = step
         self._wake.set()
 
     def finish(self, seconds: float | None = None) -> str:
         """Upload the remaining files and release the lease. Return why a file was not uploaded, or "".
 
+        The main thread of rank 0 waits here when the training has ended or was asked to stop, and at the end
+        of main().
         seconds: the longest time to wait (default: no limit).
         """
         self._ending.set()
@@ -118,11 +133,16 @@ class Mirror:
             if seconds is not None and heartbeat.seconds > seconds:
                 self.error = self.error or f"the last upload to {self.url} did not end within {seconds:.0f} s"
                 break
-            heartbeat.beat(f"waiting for the upload to {self.url}{self.error and ': '}{self.error}")
+            reason = ""
+            if self.error:
+                reason = f": {self.error}"
+            heartbeat.beat(f"waiting for the upload to {self.url}{reason}")
             self._thread.join(0.1)
         return self.error
 
     def _end(self, error: BaseException | None) -> None:
+        """Upload the rest at the end of main(), on rank 0. endings calls it. If the upload fails, a job that
+        was right ends with the code of results that are not saved."""
         reason = self.finish(_LAST if error else None)
         if reason and not error:
             endings.say_error(reason)
@@ -131,6 +151,8 @@ class Mirror:
     # the thread
 
     def _work(self) -> None:
+        """Upload every 30 s and after each save, until finish(). Then upload the last files, retry while the
+        store is busy, and release the lease."""
         while not self._ending.is_set():
             self._wake.wait(_EVERY)
             self._wake.clear()
@@ -138,7 +160,8 @@ class Mirror:
                 self._try(self._step)
         deadline = time.monotonic() + _PATIENCE
         for step in self._last_steps():
-            pause, attempts = 1.0, 0
+            pause = 1.0
+            attempts = 0  # that failed
             while self._try(step) and time.monotonic() + pause < deadline:
                 attempts += 1
                 if not self._may_pass and attempts > 1:
@@ -154,14 +177,17 @@ class Mirror:
         names = [f"{CHECKPOINTS}/{name}" for name in checkpoint_names(os.path.join(self.folder, CHECKPOINTS))]
         steps = sorted(restoring.steps_of(names))[-self.keep :]
         early = [step for step in steps if step < self._step and names_of(step)[0] not in self._files]
-        return [self._step, *([] if signals.asked() else reversed(early))]
+        if signals.asked():
+            return [self._step]
+        return [self._step, *reversed(early)]
 
     def _release(self) -> None:
+        """Release the lease at the end of the thread, or in the main thread if it was not started."""
         with contextlib.suppress(BadInput):  # the next job takes over a lease that does not change
             self.lease.release()
 
     def _try(self, step: int) -> str:
-        """Upload the checkpoint of a step and all other files. Return the error, or ""."""
+        """Upload the checkpoint of a step and all other files, in the thread. Return the error, or ""."""
         before = self.error
         try:
             self._upload(step)
@@ -175,28 +201,42 @@ class Mirror:
         return self.error
 
     def _upload(self, step: int) -> None:
+        """Upload the checkpoint of a step and all other files, as far as they have changed: first the weights
+        and what a restart needs, then the rest. _try() calls it, in the thread. Raises BadInput, StoreError
+        and OSError; the list at the URL is right then, too."""
         self.lease.check()
         # The checkpoint was chosen first, so the weights and the history reach at least to its step.
-        pair = self._find_whole(step)
-        entries = os.scandir(self.folder)
-        plain = sorted(each.name for each in entries if each.is_file() and not each.name.startswith("."))
-        first = [*filter(WEIGHTS.fullmatch, plain), *HISTORY, *pair]
+        files_of_checkpoint = self._find_whole(step)
+        plain = []  # files directly in the folder
+        for entry in os.scandir(self.folder):
+            if entry.is_file() and not entry.name.startswith("."):
+                plain.append(entry.name)
+        plain.sort()
+        first = [*filter(WEIGHTS.fullmatch, plain), *HISTORY, *files_of_checkpoint]
         others = [name for name in plain if name not in first]
         try:
-            changed = {name: file for name in (*first, *others) if (file := self._snapshot(name))}
+            changed = {}
+            for name in (*first, *others):
+                file = self._snapshot(name)
+                if file:
+                    changed[name] = file
             self._write_list()  # without the files that are overwritten
             for names in (first, others):
-                for name in (each for each in names if each in changed):
+                for name in names:
+                    if name not in changed:
+                        continue
                     self.lease.check()
                     path = os.path.join(self.folder, _SNAPSHOTS, name)
                     self.store.send(path, name, sha256=changed[name].sha256)
                     self._files[name] = changed[name]
-                replaces = self._step > self._resumed and bool(pair) and set(pair) <= self._files.keys()
+                is_stored = bool(files_of_checkpoint) and set(files_of_checkpoint) <= self._files.keys()
+                replaces = self._step > self._resumed and is_stored
                 if replaces:
                     self._retire(step)
                 self._write_list()
         finally:
             shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
+        # until a checkpoint of this run is stored, those that the list names stay
         gone = self._doomed if replaces else self._doomed - self._files.keys()
         if gone:
             self.lease.check()
@@ -210,15 +250,19 @@ class Mirror:
         path = os.path.join(self.folder, name)
         with contextlib.suppress(checkpoint.Refused, OSError):
             is_sent = name in self._files and self._sent.get(name) == state_of(path)
-            facts = (checkpoint.facts_of if is_sent else checkpoint.verify)(path)
-            own = [os.path.join(dtensor_folder(name), each) for each in facts.get("shards", ())]
-            return [*own, name, checksum]
+            if is_sent:  # it was verified before it was sent
+                facts = checkpoint.facts_of(path)
+            else:
+                facts = checkpoint.verify(path)
+            shards = [os.path.join(dtensor_folder(name), shard) for shard in facts.get("shards", ())]
+            return [*shards, name, checksum]
         return []
 
     def _snapshot(self, name: str) -> File | None:
         """Copy a file, so that it can change while it is sent, and remove its earlier version from the files
         at the URL. Return None if it is at the URL already."""
-        path, snapshot = (os.path.join(self.folder, *parts, name) for parts in ((), (_SNAPSHOTS,)))
+        path = os.path.join(self.folder, name)
+        snapshot = os.path.join(self.folder, _SNAPSHOTS, name)
         try:
             state = state_of(path)
             if name in self._files and self._sent.get(name) == state:
@@ -234,7 +278,8 @@ class Mirror:
         return file
 
     def _retire(self, step: int) -> None:
-        """Remove from the list the files that the checkpoint of `step` replaces."""
+        """Remove from the list the files that the checkpoint of `step` replaces. _upload() calls it when this
+        checkpoint is whole at the URL, and deletes the files when the list is written without them."""
         steps = restoring.steps_of(self._files.keys() - self._doomed)
         self._doomed |= restoring.of_steps(self._files, sorted(steps | {step})[: -self.keep])
         self._doomed -= restoring.of_steps(self._doomed, {step})
@@ -243,11 +288,11 @@ class Mirror:
 
     def _write_list(self) -> None:
         """Write the list of the complete files at the URL. A checkpoint is listed only with its checksum."""
-        files = {
-            path: file
-            for path, file in self._files.items()
-            if (step := restoring.step_of(path)) is None or set(names_of(step)) <= self._files.keys()
-        }
+        files = {}
+        for path, file in self._files.items():
+            step = restoring.step_of(path)
+            if step is None or set(names_of(step)) <= self._files.keys():
+                files[path] = file
         if files == self._listed:
             return
         self.lease.check()
@@ -256,15 +301,17 @@ class Mirror:
         for _ in range(2):
             etag = self.store.replace(output_list.NAME, text, self._etag)
             if etag is not None:
-                self._etag, self._listed = etag, files
+                self._etag = etag
+                self._listed = files
                 return
             # another job has replaced it, or an attempt of this job whose answer was lost
-            self._etag = self.store.read_version(output_list.NAME)[1]
+            _, self._etag = self.store.read_version(output_list.NAME)
             self.lease.check()  # after the read: a job that takes the lease from now on changes the ETag
         raise BadInput(f"the list at {self.url} changed while it was written")
 
 
 def _copy(path: str, snapshot: str) -> None:
+    """Copy a file, or make a hard link to it if it is never changed in place."""
     os.makedirs(os.path.dirname(snapshot), exist_ok=True)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(snapshot)

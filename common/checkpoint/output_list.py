@@ -9,7 +9,8 @@ import json
 import re
 from typing import NamedTuple
 
-NAME, FORMAT = ".bootfile-outputs.json", 1
+NAME = ".bootfile-outputs.json"
+FORMAT = 1
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
@@ -26,7 +27,7 @@ def parse(content: bytes) -> dict[str, File]:
         table = json.loads(content)
         if table["format"] != FORMAT:
             raise ValueError("another format")
-        files = {each["path"]: File(each["size"], each["sha256"]) for each in table["files"]}
+        files = {entry["path"]: File(entry["size"], entry["sha256"]) for entry in table["files"]}
         for path, file in files.items():
             is_size = type(file.size) is int and file.size >= 0
             if not (isinstance(path, str) and is_size and _SHA256.fullmatch(file.sha256)):

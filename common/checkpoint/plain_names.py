@@ -8,14 +8,18 @@ WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  
 
 
 def plain_names(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a model with the names that it has without wrappers of the model or its parts."""
-    parallel = torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel
+    """Return the state of a model with the names that it has without wrappers of the model or its parts. The
+    Checkpointer calls it on the rank that writes best.pth and epoch_<n>.pth."""
+    parallel = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
     modules = dict(model.named_modules(remove_duplicate=False))
 
     def plain(name: str) -> str:
         parts = name.split(".")
-        owners = (modules.get(".".join(parts[:place])) for place in range(len(parts)))
-        pairs = zip(parts, owners, strict=True)
-        return ".".join(each for each, own in pairs if each not in WRAPPERS and not isinstance(own, parallel))
+        plain_parts = []
+        for place, part in enumerate(parts):
+            module = modules.get(".".join(parts[:place]))  # which has the part
+            if part not in WRAPPERS and not isinstance(module, parallel):
+                plain_parts.append(part)
+        return ".".join(plain_parts)
 
-    return {plain(name): each for name, each in state.items()}
+    return {plain(name): value for name, value in state.items()}

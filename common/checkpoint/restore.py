@@ -24,7 +24,9 @@ _TRIED = 100  # newest checkpoints of a list that are tried
 def step_of(path: str) -> int | None:
     """Return the step of a checkpoint, its checksum or a file of its folder; None for another path."""
     match = _STEP.fullmatch(path)
-    return int(match[1]) if match else None
+    if not match:
+        return None
+    return int(match[1])
 
 
 def steps_of(paths: Iterable[str]) -> set[int]:
@@ -44,7 +46,8 @@ def names_of(step: int) -> tuple[str, str]:
 
 
 def read_list(store: ObjectStore) -> tuple[dict[str, File], str | None]:
-    """Return the complete files at a URL by path, and the ETag of the list or None. Raises BadInput."""
+    """Return the complete files at a URL by path, and the ETag of the list or None. Raises BadInput. The
+    Mirror calls it once, before anything is restored."""
     content, etag = store.read_version(output_list.NAME)
     if etag is None:
         return {}, None
@@ -61,6 +64,7 @@ def read_list(store: ObjectStore) -> tuple[dict[str, File], str | None]:
 def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]:
     """Download the newest whole checkpoint and the history to the folder.
 
+    The Mirror calls it on rank 0 of a start with --resume auto, before a checkpoint is loaded.
     Nothing is downloaded if the folder has a checkpoint of the same run that is at least as recent. The
     checkpoints of another run stay until a complete one is downloaded; then they and the weights in the
     folder, which are older than those at the URL, are deleted. Returns the paths of the checkpoints that were
@@ -71,16 +75,17 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]
     files: the files that the list names.
     """
     steps = sorted(steps_of(path for path in files if path.endswith(".pt")), reverse=True)
-    own = _newest(os.path.join(folder, CHECKPOINTS))
-    refused, reasons = set(), []
+    ours = _newest(os.path.join(folder, CHECKPOINTS))  # facts of the newest checkpoint of this node
+    refused: set[str] = set()
+    reasons = []
     for step in steps[:_TRIED]:
         try:
             facts = _read_facts(store, step, files)
-            has_it = own.get("sha256") == facts["sha256"]
-            has_later = own.get("run") == facts.get("run") and own.get("step", 0) >= step
-            if not own or not (has_it or has_later):
-                _bring(store, folder, step, facts)
-                if own.get("run") != facts.get("run"):
+            has_it = ours.get("sha256") == facts["sha256"]
+            has_later = ours.get("run") == facts.get("run") and ours.get("step", 0) >= step
+            if not ours or not (has_it or has_later):
+                _download(store, folder, step, facts)
+                if ours.get("run") != facts.get("run"):
                     path = os.path.join(folder, names_of(step)[0])
                     for other in set(checkpoint.list_newest_first(os.path.dirname(path))) - {path}:
                         checkpoint.discard(other)
@@ -91,7 +96,7 @@ def restore(store: ObjectStore, folder: str, files: dict[str, File]) -> set[str]
             refused |= of_steps(files, {step})
             reasons.append(f"{store.location.url(names_of(step)[0])}: {error}")
             print(f"checkpoint refused: {reasons[-1]}", flush=True)
-    if reasons and not own:
+    if reasons and not ours:
         raise BadInput(
             f"no checkpoint can be used: {'; '.join(reasons)} (to start a new run, use another train_url)"
         )
@@ -115,7 +120,7 @@ def _read_facts(store: ObjectStore, step: int, files: dict[str, File]) -> dict:
     return facts
 
 
-def _bring(store: ObjectStore, folder: str, step: int, facts: dict) -> None:
+def _download(store: ObjectStore, folder: str, step: int, facts: dict) -> None:
     """Download a checkpoint and the history. The checksum is written last: a start that is killed before
     downloads them again."""
     name, _ = names_of(step)
@@ -148,10 +153,11 @@ class _Lines(sync.Progress):
 
 
 def _restore_history(store: ObjectStore, folder: str, name: str) -> None:
-    """Download the current version of a history file. It may be newer than the checkpoint: the job truncates
-    metrics.jsonl and receipt.bin to the step of the checkpoint."""
+    """Download the current version of a history file, if there is one. It may be newer than the checkpoint:
+    the job truncates metrics.jsonl and receipt.bin to the step of the checkpoint."""
     try:
-        if entry := store.head(name):
+        entry = store.head(name)
+        if entry:
             store.fetch(name, os.path.join(folder, name), entry.size)
     except StoreError as error:
         if error.reason not in _OF_THE_OBJECT:

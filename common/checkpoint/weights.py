@@ -14,7 +14,7 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,6 +45,8 @@ def load(
 ) -> str:
     """Load the weights of a file on every rank; rank 0 reads it. Return one line about the loaded tensors.
 
+    The Checkpointer calls it on every rank in a new run with --weights, and with --evaluate.
+
     path: the file; if `arch` is given, also the name of published weights of this network (pretrained.py).
     model: the model that gets the weights.
     complete: every tensor of the model must be in the file. Otherwise a head for another number of classes
@@ -55,34 +57,62 @@ def load(
     half of the model's weights.
     """
     is_name = bool(arch) and pretrained.is_name(arch, path)
-    tensors, taken = ranks.call_on_first(
-        lambda: (pretrained.read(str(arch), path), "") if is_name else read(path)
-    )
+
+    def read_tensors() -> tuple[dict[str, torch.Tensor], str]:
+        if is_name:
+            return pretrained.read(str(arch), path), ""
+        return read(path)
+
+    tensors, taken = ranks.call_on_first(read_tensors)
     return fill(path, model, tensors, complete, partial, taken, is_name)
 
 
 def file_of(args: argparse.Namespace, output: Output) -> str | None:
     """Return --weights if it is a file; None if it names published weights of --arch, or is not given.
 
+    A job calls it on every rank before it builds the model, so that a missing file ends the job early.
+
     args: the options weights and, if the job has it, arch. Published weights are downloaded, unless
     a checkpoint may replace them. Raises BadInput on every rank if they cannot be, or do not exist.
     """
     arch = getattr(args, "arch", None)
-    if arch and args.weights and pretrained.is_name(arch, args.weights):
-        pretrained.check(arch, args.weights)
-        may_resume = output.url or checkpoints(output.folder)
-        ranks.call_on_first(lambda: may_resume or bool(pretrained.read(arch, args.weights)))
-        return None
-    return args.weights
+    if not arch or not args.weights or not pretrained.is_name(arch, args.weights):
+        return args.weights
+    pretrained.check(arch, args.weights)
+    may_resume = output.url or checkpoints(output.folder)
+
+    def download() -> None:
+        if not may_resume:
+            pretrained.read(arch, args.weights)
+
+    ranks.call_on_first(download)
+    return None
 
 
 def read(path: str) -> tuple[dict[str, torch.Tensor], str]:
     """Return (the tensors of a file of weights by name, on the CPU; which of its dictionaries they are, as
     text, or "").
 
-    From a checkpoint it returns the averaged weights (--ema) if there are any. Nothing in the file is
-    executed. Raises BadInput.
+    load() calls it on rank 0, and a server of predictions in its one process. From a checkpoint it returns
+    the averaged weights (--ema) if there are any. Nothing in the file is executed. Raises BadInput.
     """
+    content, taken = _choose_state(path, _read_content(path))
+    tensors = _tensors(content)
+    if not tensors:
+        names = ", ".join(f"{name!r:.40}" for name in list(content)[:_SHOWN])
+        raise BadInput(f"weights {path}: it holds {names or 'nothing'}; expected a state_dict, name: tensor")
+    for name, tensor in tensors.items():
+        if not _is_dense(tensor):
+            raise BadInput(f"weights {path}: {name:.80} is not a dense tensor with all its elements")
+        if "flat_param" in name.rpartition(".")[2]:
+            raise BadInput(
+                f"weights {path}: {name:.80} is of FSDP: save it with StateDictType.FULL_STATE_DICT"
+            )
+    return tensors, taken
+
+
+def _read_content(path: str) -> Any:
+    """Return the dictionary in a file of weights, and check its checksum if it has one. Raises BadInput."""
     try:
         if _is_safetensors(path):
             reader = import_optional("safetensors.torch", f"{path} needs safetensors", "safetensors")
@@ -98,47 +128,54 @@ def read(path: str) -> tuple[dict[str, torch.Tensor], str]:
             else:
                 _check_crc(path)
     except checkpoint.Refused as error:
-        raise BadInput(f"weights {path}: {error}{_look_into(path)}") from error
+        raise BadInput(f"weights {path}: {error}{_hint_for_folder(path)}") from error
     except BadInput:
         raise
     except Exception as error:  # of safetensors
         raise BadInput(f"weights {path}: it is damaged: {in_one_line(error)}") from error
-    objects, taken = content.get("objects"), ""
+    return content
+
+
+def _choose_state(path: str, content: Any) -> tuple[Any, str]:
+    """Return (the dictionary of a file that holds the weights; which one it is, as text, or "").
+
+    A checkpoint of this package has them in "objects", and other programs in a dictionary of any name, beside
+    those of the optimizer. Raises BadInput if several dictionaries may be the weights.
+    """
+    objects = content.get("objects")
     if isinstance(objects, dict):
-        kept = objects.get("ema") or objects.get("model")
-        content = kept if isinstance(kept, dict) else {}
-    elif inner := {name: each for name, each in content.items() if _tensors(each)}:
-        known = [name for name in _WHOLE if name in inner]
-        if not known and not _tensors(content):
-            known = [*inner] if len(inner) == 1 else []
-            if not known:
-                line = CONVERT.format(f"torch.load({path!r})[{min(inner)!r}]")
-                raise BadInput(f"weights {path}: it holds {_some([*map(repr, inner)])}; keep one: {line}")
-        if known:
-            content = inner.pop(known[0])
-            others = f" (not of {_some([*map(repr, inner)])})" if inner else ""
-            taken = f" of its {known[0]!r}{others}"
-    tensors = _tensors(content)
-    if not tensors:
-        names = ", ".join(f"{name!r:.40}" for name in list(content)[:_SHOWN])
-        raise BadInput(f"weights {path}: it holds {names or 'nothing'}; expected a state_dict, name: tensor")
-    for name, tensor in tensors.items():
-        if not _is_dense(tensor):
-            raise BadInput(f"weights {path}: {name:.80} is not a dense tensor with all its elements")
-        if "flat_param" in name.rpartition(".")[2]:
-            raise BadInput(
-                f"weights {path}: {name:.80} is of FSDP: save it with StateDictType.FULL_STATE_DICT"
-            )
-    return tensors, taken
+        state = objects.get("ema") or objects.get("model")
+        if not isinstance(state, dict):
+            return {}, ""
+        return state, ""
+    inner = {name: value for name, value in content.items() if _tensors(value)}
+    if not inner:
+        return content, ""
+    known = [name for name in _WHOLE if name in inner]
+    if not known and _tensors(content):
+        return content, ""  # a state_dict, which has a dictionary of tensors besides
+    if not known:
+        if len(inner) > 1:
+            line = CONVERT.format(f"torch.load({path!r})[{min(inner)!r}]")
+            raise BadInput(f"weights {path}: it holds {_some([*map(repr, inner)])}; keep one: {line}")
+        known = list(inner)
+    state = inner.pop(known[0])
+    others = ""
+    if inner:
+        others = f" (not of {_some([*map(repr, inner)])})"
+    return state, f" of its {known[0]!r}{others}"
 
 
 def _tensors(value: Any) -> dict[str, torch.Tensor]:
-    """Return the tensors of a dictionary, name -> tensor, without the count of an averaged model."""
-    return {
-        name: each
-        for name, each in (value.items() if isinstance(value, dict) else ())
-        if isinstance(name, str) and isinstance(each, torch.Tensor) and name != "n_averaged"
-    }
+    """Return the tensors of a dictionary, name -> tensor, without the count of an averaged model; {} for a
+    value that is not a dictionary."""
+    tensors: dict[str, torch.Tensor] = {}
+    if not isinstance(value, dict):
+        return tensors
+    for name, tensor in value.items():
+        if isinstance(name, str) and isinstance(tensor, torch.Tensor) and name != "n_averaged":
+            tensors[name] = tensor
+    return tensors
 
 
 def _is_safetensors(path: str) -> bool:
@@ -148,14 +185,19 @@ def _is_safetensors(path: str) -> bool:
     return False
 
 
-def _look_into(path: str) -> str:
-    """Return the files of weights in a folder, as the end of an error; "" if it is not a folder."""
+def _hint_for_folder(path: str) -> str:
+    """Return the end of an error for a path that torch.load() refused: "; name one of its files: best.pth" if
+    the path is a folder of weights. "" if it is not a folder, or has none."""
     if os.path.exists(os.path.join(path, ".metadata")):
         tool = "python -m torch.distributed.checkpoint.format_utils dcp_to_torch"
         return f"; a distributed checkpoint: {tool} {path} new.pth"
-    names = os.listdir(path) if os.path.isdir(path) else []
-    kept = sorted(name for name in names if name.endswith((".pth", ".pt", ".ckpt", ".bin", ".safetensors")))
-    return f"; name one of its files: {_some(kept)}" if kept else ""
+    if not os.path.isdir(path):
+        return ""
+    endings = (".pth", ".pt", ".ckpt", ".bin", ".safetensors")
+    files = sorted(name for name in os.listdir(path) if name.endswith(endings))
+    if not files:
+        return ""
+    return f"; name one of its files: {_some(files)}"
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -175,6 +217,19 @@ def _check_crc(path: str) -> None:
         raise checkpoint.Refused(f"it is damaged: the CRC-32 of {damaged} differs")
 
 
+class _Fit(NamedTuple):
+    """How the tensors of a file fit a model, by the names of the model's tensors.
+
+    same: those that can be loaded. other: those of another shape or kind.
+    lost: those that the file does not have. missing: the same without counters of BatchNorm.
+    """
+
+    same: list[str]
+    other: list[str]
+    lost: list[str]
+    missing: list[str]
+
+
 def fill(
     path: str,
     model: torch.nn.Module,
@@ -186,118 +241,207 @@ def fill(
 ) -> str:
     """Load the tensors of read() into a model, as load() does, but in this process only. On the meta device
     they are only compared with the model. published: tensors of the file may be left over."""
-    own = {name: each for name, each in model.state_dict().items() if isinstance(each, torch.Tensor)}
-    given, unused, note = match(path, own, tensors)
-
-    def fits(name: str) -> bool:
-        there, here = given[name], own[name]  # a counter may be of any real type
-        is_kind = there.is_floating_point() or not here.is_floating_point()
-        return is_kind and there.is_complex() == here.is_complex() and there.shape == here.shape
-
-    same = [name for name in own if name in given and fits(name)]
-    other = [name for name in own if name in given and not fits(name)]
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    tied = {id(parameters[name]) for name in same if name in parameters}  # safetensors hold them once
-    lost = [name for name in own if name not in given and id(parameters.get(name)) not in tied]
-    missing = [name for name in lost if not name.endswith(_COUNTERS)]
-    line = f"weights from {path}: {len(own) - len(lost) - len(other)} of {len(own)} tensors{taken}{note}"
-    shapes = [f"{name} {_kind(given[name])} in the file, {_kind(own[name])} in the model" for name in other]
-    differences = {"different shape": shapes, "not in the file": missing, "not in the model": unused}
-    for text, several in differences.items():
-        if several:
-            line += f"; {text}: {_some(several)}"
-    matrices = [name for name in own if own[name].ndim > 1] or list(own)
-    if 2 * len(set(same) & set(matrices)) < len(matrices):
+    ours = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    given, unused, note = match(path, ours, tensors)
+    fit = _compare(model, ours, given)
+    count = len(ours) - len(fit.lost) - len(fit.other)
+    line = f"weights from {path}: {count} of {len(ours)} tensors{taken}{note}"
+    shapes = []
+    for name in fit.other:
+        shapes.append(f"{name} {_kind(given[name])} in the file, {_kind(ours[name])} in the model")
+    differences = {"different shape": shapes, "not in the file": fit.missing, "not in the model": unused}
+    for text, names in differences.items():
+        if names:
+            line += f"; {text}: {_some(names)}"
+    matrices = [name for name in ours if ours[name].ndim > 1] or list(ours)
+    loaded_matrices = set(fit.same) & set(matrices)
+    if 2 * len(loaded_matrices) < len(matrices):
         new = f"{{name.replace('OLD', 'NEW'): each for name, each in torch.load({path!r}).items()}}"
         raise BadInput(
             f"{line}: they belong to another network, or to one of other names: " + CONVERT.format(new)
         )
-    left = [name for name in unused if tensors[name].is_floating_point()] if not published else []
-    if complete and (other or missing or left):
+    left: list[str] = []
+    if not published:
+        left = [name for name in unused if tensors[name].is_floating_point()]
+    if complete and (fit.other or fit.missing or left):
         raise BadInput(f"{line}: expected all of them, and no others")
-    if not partial and (missing or left or not _is_head(model, own, {name: given[name] for name in other})):
+    of_other_shape = {name: given[name] for name in fit.other}
+    if not partial and (fit.missing or left or not _is_head(model, ours, of_other_shape)):
         raise BadInput(
             f"{line}: expected all of them, apart from a head for another number of classes; "
             f"--weights {path},partial uses those that fit"
         )
-    for name in same:  # a buffer may be infinite, for example a mask
-        values = given[name] if given[name].is_complex() else given[name].float()
-        if not (values.isfinite() if name in parameters else ~values.isnan()).all():
-            raise BadInput(f"weights {path}: {name} holds NaN or infinity")
-    if not any(tensor.is_meta for tensor in own.values()):
-        loaded = dtensors.distribute({name: given[name] for name in same}, own)
+    same = {name: given[name] for name in fit.same}
+    _check_values(path, model, same)
+    if not any(tensor.is_meta for tensor in ours.values()):
+        loaded = dtensors.distribute(same, ours)
         model.load_state_dict(loaded, strict=False)
-    return f"{line}; the rest keeps its initial values" if other or missing else line
+    if fit.other or fit.missing:
+        return f"{line}; the rest keeps its initial values"
+    return line
+
+
+def _compare(
+    model: torch.nn.Module,
+    ours: dict[str, torch.Tensor],
+    given: dict[str, torch.Tensor],
+) -> _Fit:
+    """Return how the tensors of a file fit a model. ours, given: those of the model and of the file, by the
+    names of the model."""
+    same = []
+    other = []
+    for name in ours:
+        if name in given:
+            if _can_load(given[name], ours[name]):
+                same.append(name)
+            else:
+                other.append(name)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    tied = {id(parameters[name]) for name in same if name in parameters}  # safetensors hold them once
+    lost = [name for name in ours if name not in given and id(parameters.get(name)) not in tied]
+    missing = [name for name in lost if not name.endswith(_COUNTERS)]
+    return _Fit(same, other, lost, missing)
+
+
+def _can_load(given: torch.Tensor, ours: torch.Tensor) -> bool:
+    """Return whether a tensor of a file has the shape and the kind of one of the model."""
+    is_kind = given.is_floating_point() or not ours.is_floating_point()  # a counter may be of any real type
+    return is_kind and given.is_complex() == ours.is_complex() and given.shape == ours.shape
+
+
+def _check_values(path: str, model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> None:
+    """Raise BadInput if a parameter has a NaN or is infinite, or a buffer has a NaN. fill() calls it before
+    it changes the model. A buffer may be infinite, for example a mask."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, tensor in tensors.items():
+        values = tensor
+        if not values.is_complex():
+            values = values.float()
+        if name in parameters:
+            is_right = values.isfinite()
+        else:
+            is_right = ~values.isnan()
+        if not is_right.all():
+            raise BadInput(f"weights {path}: {name} holds NaN or infinity")
 
 
 def match(
-    path: str, own: Iterable[str], tensors: dict[str, torch.Tensor]
+    path: str, names_of_model: Iterable[str], tensors: dict[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], list[str], str]:
     """Return (tensors by the names of a model, the names that are left over, the prefix that was taken off as
     text or "").
 
-    own: the names of the model's tensors. The names of wrappers are taken off on both sides if more names are
-    equal then: a module of the user's may have the name of a wrapper. Raises BadInput if this is ambiguous.
+    fill() calls it before it compares shapes, and a server to count the classes of a head before it builds
+    the network. The names of wrappers are taken off on both sides if more names are equal then: a module of
+    the user's may have the name of a wrapper. Raises BadInput if this is ambiguous.
     """
-    own, most, fit, here, there = list(own), 0, [""], {}, {}
+    names = list(names_of_model)
+    most = 0  # names that are equal, with the best wrappers and prefixes so far
+    prefixes = [""]  # of the names in the file
+    ours: dict[str, str] = {}  # name without wrappers -> name in the model
+    theirs: dict[str, str] = {}  # name without wrappers -> name in the file
     for wrappers in ((), _WRAPPERS):
-        ours, theirs = ({_bare(name, wrappers): name for name in names} for names in (own, tensors))
-        if len(ours) < len(own) or len(theirs) < len(tensors):
+        bare_ours = {_bare(name, wrappers): name for name in names}
+        bare_theirs = {_bare(name, wrappers): name for name in tensors}
+        if len(bare_ours) < len(names) or len(bare_theirs) < len(tensors):
             continue  # two tensors would have one name
-        depth = max((name.count(".") for name in ours), default=0)
-        count = Counter(
-            name.removesuffix(end) for name in theirs for end in _ends(name, depth) if end in ours
+        counts = _count_prefixes(bare_ours, bare_theirs)
+        top = max(counts.values(), default=0)
+        best = [prefix for prefix, count in counts.items() if count == top]
+        if "" in best or 2 * top <= len(names):
+            best = [""]
+        if counts[best[0]] > most:
+            most = counts[best[0]]
+            prefixes = best
+            ours = bare_ours
+            theirs = bare_theirs
+    if len(prefixes) > 1:
+        raise BadInput(
+            f"weights {path}: several networks in it have these names: {_some(prefixes)}; expected one"
         )
-        top = max(count.values(), default=0)
-        starts = [start for start in count if count[start] == top]
-        starts = [""] if "" in starts or 2 * top <= len(own) else starts
-        if count[starts[0]] > most:
-            most, fit, here, there = count[starts[0]], starts, ours, theirs
-    if len(fit) > 1:
-        raise BadInput(f"weights {path}: several networks in it have these names: {_some(fit)}; expected one")
-    names = {here[name]: there[fit[0] + name] for name in here if fit[0] + name in there}
-    used = {*names.values()}
-    note = f" without the prefix {fit[0]!r:.80}" if _bare(fit[0], _WRAPPERS) else ""
-    given = {name: tensors[each] for name, each in names.items()}
-    return given, [name for name in tensors if name not in used], note
+    prefix = prefixes[0]
+    given = {}
+    used = set()
+    for name, name_in_model in ours.items():
+        name_in_file = theirs.get(prefix + name)
+        if name_in_file is not None:
+            given[name_in_model] = tensors[name_in_file]
+            used.add(name_in_file)
+    note = ""
+    if _bare(prefix, _WRAPPERS):
+        note = f" without the prefix {prefix!r:.80}"
+    unused = [name for name in tensors if name not in used]
+    return given, unused, note
+
+
+def _count_prefixes(ours: Iterable[str], theirs: Iterable[str]) -> Counter[str]:
+    """Return prefix -> how many names of a file are this prefix and a name of the model."""
+    depth = max((name.count(".") for name in ours), default=0)
+    counts: Counter[str] = Counter()
+    for name in theirs:
+        for end in _ends(name, depth):
+            if end in ours:
+                counts[name.removesuffix(end)] += 1
+    return counts
 
 
 def _bare(name: str, wrappers: tuple[str, ...]) -> str:
-    return ".".join(part for part in name.split(".") if part not in wrappers) if wrappers else name
+    """Return the name of a tensor without the parts that are names of wrappers."""
+    if not wrappers:
+        return name
+    return ".".join(part for part in name.split(".") if part not in wrappers)
 
 
 def _ends(name: str, depth: int) -> Iterator[str]:
     """Yield the ends of a name that have at most `depth` dots, from dot to dot."""
     parts = name.split(".")
-    return (".".join(parts[place:]) for place in range(max(0, len(parts) - depth - 1), len(parts)))
+    for place in range(max(0, len(parts) - depth - 1), len(parts)):
+        yield ".".join(parts[place:])
 
 
-def _is_head(model: torch.nn.Module, own: dict, other: dict[str, torch.Tensor]) -> bool:
+def _is_head(
+    model: torch.nn.Module,
+    ours: dict[str, torch.Tensor],
+    other: dict[str, torch.Tensor],
+) -> bool:
     """Return whether tensors of other shapes differ in the number of classes only: it is the first dimension
     of all of them. A vocabulary is not a head: its tokens have other numbers."""
-    sizes, modules = set(), dict(model.named_modules())
-    for name, there in other.items():
-        here, owner = own[name], modules.get(name.rpartition(".")[0])
-        is_kind = there.is_floating_point() and min(there.ndim, here.ndim) > 0
-        if not is_kind or there.shape[1:] != here.shape[1:] or isinstance(owner, torch.nn.Embedding):
+    sizes = set()
+    modules = dict(model.named_modules())
+    for name, given in other.items():
+        expected = ours[name]
+        module = modules.get(name.rpartition(".")[0])
+        is_kind = given.is_floating_point() and min(given.ndim, expected.ndim) > 0
+        if not is_kind or given.shape[1:] != expected.shape[1:] or isinstance(module, torch.nn.Embedding):
             return False
-        sizes.add((len(there), len(here)))
+        sizes.add((len(given), len(expected)))
     return len(sizes) < 2
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    return f"{list(tensor.shape)}" + f" {tensor.dtype}" * (not tensor.is_floating_point())
+    """Return the shape of a tensor as text, and its type if it does not hold floats."""
+    text = str(list(tensor.shape))
+    if not tensor.is_floating_point():
+        text += f" {tensor.dtype}"
+    return text
 
 
 def _some(names: list[str]) -> str:
-    more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    """Return the first names as text, and how many more there are."""
+    more = ""
+    if len(names) > _SHOWN:
+        more = f", and {len(names) - _SHOWN} more"
     return ", ".join(printable(f"{name:.160}") for name in names[:_SHOWN]) + more
 
 
 def run_folder(path: str) -> str:
     """Return the output folder of the run that a file of weights belongs to."""
-    folder = path if os.path.isdir(path) else os.path.dirname(os.path.abspath(path))
-    return os.path.dirname(folder) if os.path.basename(folder) == "checkpoints" else folder
+    folder = path
+    if not os.path.isdir(path):
+        folder = os.path.dirname(os.path.abspath(path))
+    if os.path.basename(folder) == "checkpoints":
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def read_class_names(path: str) -> list[str]:
@@ -307,11 +451,14 @@ def read_class_names(path: str) -> list[str]:
             names = json.loads(file.read(2**24))
     except (OSError, ValueError, RecursionError):
         return []
-    return names if isinstance(names, list) else []
+    if not isinstance(names, list):
+        return []
+    return names
 
 
 def compare_class_names(path: str, names: tuple[str, ...]) -> str:
-    """Return a line if the run folder of a file of weights has other names of classes, else ""."""
+    """Return a line if the run folder of a file of weights has other names of classes, else "". The
+    Checkpointer logs it after load()."""
     theirs = read_class_names(path)
     if not names or not theirs or theirs == list(names):
         return ""

@@ -40,15 +40,20 @@ class NoRendezvous(BadInput):
 
 
 def explain(error: Exception) -> str:
-    """Return one line for an error that a job's data or options cause deep inside torch; "" for others."""
+    """Return one line for an error that a job's data or options cause deep inside torch; "" for others. The
+    entry of a job calls it when main() has raised the error, on each rank that did."""
     if _ONE_VALUE in str(error):
         return f"{error}: BatchNorm needs at least 2 samples in each process: raise --batch_size"
-    return next(filter(None, (source.explain(error) for source in reversed(_sources))), "")
+    for source in reversed(_sources):
+        line = source.explain(error)
+        if line:
+            return line
+    return ""
 
 
 def explain_with(source: Any) -> None:
     """Ask an object for a line about the error that ends main(): the loader of the training, whose
-    explain(error) returns the line or ""."""
+    explain(error) returns the line or "". It is called on every rank before the first step."""
     _sources[:] = [source]
 
 
@@ -56,7 +61,8 @@ def explain_with(source: Any) -> None:
 def explained_by(source: Any) -> Iterator[None]:
     """Ask another object first about an error of this block. An object without explain() is not asked."""
     has_lines = hasattr(source, "explain")
-    _sources.extend([source] * has_lines)
+    if has_lines:
+        _sources.append(source)
     yield
     if has_lines:  # after an error it stays, because main() ends
         _sources.remove(source)
@@ -73,11 +79,17 @@ def at_end(place: str, function: Callable[[BaseException | None], object]) -> No
 
 def at_success(place: str, function: Callable[[], object]) -> None:
     """Register function() as at_end() does, for a main() that ends without an exception."""
-    at_end(place, lambda error: None if error else function())
+
+    def call_without_error(error: BaseException | None) -> None:
+        if not error:
+            function()
+
+    at_end(place, call_without_error)
 
 
 def end(error: BaseException | None) -> None:
-    """Call the functions of at_end(), each once: if one raises, the next call continues after it."""
+    """Call the functions of at_end(), each once: if one raises, the next call continues after it. The entry
+    of a job calls it in the main thread of each process when main() has ended."""
     for functions in _at_end.values():
         while functions:
             functions.pop()(error)

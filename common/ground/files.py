@@ -47,7 +47,8 @@ def make_folder_atomic(path: str) -> Iterator[str]:
 
 
 def check_rename(folder: str) -> None:
-    """Raise BadInput if a file in a folder cannot be replaced by a rename, as on some mounts of buckets."""
+    """Raise BadInput if a file in a folder cannot be replaced by a rename, as on some mounts of buckets. A
+    start calls it on rank 0 when it holds its output folder: else the first save would fail, hours later."""
     path = os.path.join(folder, f"{PARTIAL}check")
     try:
         for _ in range(2):
@@ -68,7 +69,9 @@ def locked(path: str, shared: bool = False, wait: bool = True) -> Iterator[int]:
     wait: if False, it raises BlockingIOError when the lock is not free. The file is not deleted. A holder may
     delete it: the next one makes a new file. Raises OSError.
     """
-    kind = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    if not wait:
+        kind |= fcntl.LOCK_NB
     while True:
         flags = os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | os.O_CREAT
         handle = os.open(path, flags | os.O_CLOEXEC, 0o666)
@@ -104,8 +107,8 @@ def own_place(path: str, log: Callable[[str], object], *users: int) -> str:
             return place
         owners -= known
         if owners:  # some network file systems show one owner for all files
-            with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=os.path.dirname(place)) as own:
-                owners.discard(os.fstat(own.fileno()).st_uid)
+            with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=os.path.dirname(place)) as new:
+                owners.discard(os.fstat(new.fileno()).st_uid)
         if not owners:
             return place
         log(f"{place} belongs to user {min(owners)}: it is not used")
@@ -114,19 +117,28 @@ def own_place(path: str, log: Callable[[str], object], *users: int) -> str:
 
 def check_fstab(path: str) -> None:
     """Raise BadInput if /etc/fstab has a file system that holds a path, and it is not mounted: the results of
-    earlier starts are not seen. "noauto" file systems may be left out."""
-    path, lines = os.path.realpath(path), []
+    earlier starts are not seen. "noauto" file systems may be left out. A start calls it on rank 0 before it
+    makes its output folder."""
+    path = os.path.realpath(path)
+    lines: list[str] = []
     with contextlib.suppress(OSError), open(_FSTAB, encoding="utf-8", errors="surrogateescape") as file:
-        lines = [line.split() for line in file]
-    for point, options in (words[1:4:2] for words in lines if len(words) > 3 and words[0][0] != "#"):
-        point = os.path.normpath(point.replace(r"\040", " "))
+        lines = list(file)
+    for line in lines:
+        words = line.split()
+        if len(words) < 4 or words[0].startswith("#"):
+            continue
+        point = os.path.normpath(words[1].replace(r"\040", " "))
+        options = words[3].split(",")
         is_above = point.startswith("/") and os.path.commonpath([point, path]) == point
-        if is_above and point != "/" and "noauto" not in options.split(",") and not os.path.ismount(point):
+        if is_above and point != "/" and "noauto" not in options and not os.path.ismount(point):
             raise BadInput(f"{path}: {point} is not mounted, and {_FSTAB} has a file system for it: mount it")
 
 
 def has_digest(file: BinaryIO, digest: str) -> bool:
     """Return whether a sha256 (64 hex digits) or an MD5 is that of an open file from its position. Raises
     OSError."""
-    kind = hashlib.sha256() if len(digest) == 64 else hashlib.md5(usedforsecurity=False)
+    if len(digest) == 64:
+        kind = hashlib.sha256()
+    else:
+        kind = hashlib.md5(usedforsecurity=False)
     return digest_file(file, kind) == digest

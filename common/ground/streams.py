@@ -19,8 +19,10 @@ class _Output(io.FileIO):
 def protect_output() -> None:
     """Ignore that standard output or error is closed or full, or has lost its reader. Call it before files
     are opened: they must not get the number of a closed stream."""
-    while (null := os.open(os.devnull, os.O_RDWR)) < 3:  # the lowest free number
+    null = os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
+    while null < 3:  # that of a closed stream
         os.set_inheritable(null, True)
+        null = os.open(os.devnull, os.O_RDWR)
     os.close(null)
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)

@@ -83,7 +83,8 @@ class Client:
                     raise Damaged("the answer does not say whether the listing ends")
 
     def repeat(self, transfer: Callable[[], T]) -> T:
-        """Return transfer(). Repeat it if its bytes were damaged or truncated: boto3 does not see that."""
+        """Return transfer(). Repeat it, in this thread, if its bytes were damaged or truncated: boto3 does
+        not see that. The wait before another attempt ends with stop()."""
         for attempt in range(1, self.attempts):
             try:
                 return transfer()
@@ -102,17 +103,20 @@ class Client:
         except BadInput:
             raise
         except Exception as error:
-            if failure := explain(error, self.location.url(key), self.endpoint.name):
+            failure = explain(error, self.location.url(key), self.endpoint.name)
+            if failure:
                 raise failure from error
             raise
 
     def check_stopped(self, key: str) -> None:
-        """Raise StoreError after stop()."""
+        """Raise StoreError after stop(). Each request calls it before it is sent, and a transfer for each
+        part."""
         if self._stopped.is_set():
             raise StoreError(f"{self.location.url(key)}: interrupted", "interrupted")
 
     def stop(self) -> None:
-        """Make the current and later requests of all threads end soon with a StoreError, after Ctrl-C."""
+        """Make the current and later requests of all threads end soon with a StoreError. The thread that
+        waits for them calls it after Ctrl-C or the first error."""
         self._stopped.set()
 
     def close(self) -> None:
@@ -155,19 +159,22 @@ class Client:
 
 
 def _ask_for_no_checksum(params: dict, **_: object) -> None:
+    """Remove a header that boto3 adds: other stores refuse it. botocore calls it before each GET."""
     # not with response_checksum_validation: s3transfer then takes the size from the store's Content-Range
     params["headers"].pop("x-amz-checksum-mode", None)
 
 
 def _refuse_pages(http_response: Any, parsed: dict, **_: object) -> None:
     """Raise Damaged if a web page has answered with status 200, for example that of a proxy: boto3 finds no
-    objects in it, and takes it for a file that was stored."""
+    objects in it, and takes it for a file that was stored. botocore calls it after each answer to a request
+    that writes, deletes or lists."""
     if http_response.status_code < 300 and not parsed.keys() - {"ResponseMetadata"} and http_response.content:
         begin = printable(http_response.content[:40].decode(errors="replace"))
         raise Damaged(f"it was not an object store that answered, but {begin!r}: check the endpoint")
 
 
 def _read_number(name: str, default: float) -> float:
+    """Return the number in an environment variable. Raises BadInput if it is not above 0."""
     try:
         value = float(os.environ.get(name) or default)
     except ValueError:

@@ -39,7 +39,7 @@ _CAUSES = {  # cause: classes of exceptions of the libraries and the network; co
         "BotoCoreError HTTPError HTTPException ConnectionError IncompleteReadError"
     ),
 }
-_NETWORK = [each for each in _CAUSES if each.startswith("{endpoint}") and "certificate" not in each]
+_NETWORK = [cause for cause in _CAUSES if cause.startswith("{endpoint}") and "certificate" not in cause]
 _LATER = ("the store is too busy", *_NETWORK)
 _CAUSE_OF = {name: cause for cause, names in _CAUSES.items() for name in names.split()}
 # codes that another attempt may cure, and that botocore does not retry
@@ -59,7 +59,9 @@ class StoreError(BadInput):
 
     def __init__(self, message: str, reason: str = "", again: bool = False, later: bool = False):
         super().__init__(message)
-        self.reason, self.again, self.later = reason, again, later or again
+        self.reason = reason
+        self.again = again
+        self.later = later or again
 
 
 class Damaged(Exception):
@@ -69,7 +71,8 @@ class Damaged(Exception):
 def explain(error: Exception, url: str, endpoint: str) -> StoreError | None:
     """Return the StoreError for an exception of boto3, the network or this package; None for one of the disk.
 
-    The text of the server is not repeated: it may quote the request.
+    The client calls it for each exception of a request, in the thread that sent it. The text of the server is
+    not repeated: it may quote the request.
 
     url: the address of the object for the message. endpoint: the name of the server.
     """
@@ -80,7 +83,8 @@ def explain(error: Exception, url: str, endpoint: str) -> StoreError | None:
     if isinstance(answer, dict):  # botocore's ClientError
         return _explain_answer(answer, url)
     for kind in type(error).__mro__:
-        if cause := _CAUSE_OF.get(kind.__name__):
+        cause = _CAUSE_OF.get(kind.__name__)
+        if cause:
             name = type(error).__name__
             text = f"{url}: {cause.format(endpoint=endpoint)} ({name})"
             return StoreError(text, name, later=cause in _LATER)
@@ -91,6 +95,7 @@ def explain(error: Exception, url: str, endpoint: str) -> StoreError | None:
 
 
 def _explain_answer(answer: dict, url: str) -> StoreError:
+    """Return the StoreError for an answer of the server that refuses a request."""
     code = str(answer.get("Error", {}).get("Code") or "unknown")
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
     cause = _CAUSE_OF.get(code) or _CAUSE_OF.get(str(status))
@@ -98,7 +103,8 @@ def _explain_answer(answer: dict, url: str) -> StoreError:
         cause = "the store gives no reason; perhaps the credentials have expired: renew them"
     if not code.isalnum() or len(code) > 60:
         code = "unknown"
-    cause = cause or f"the store {'failed' if status >= 500 else 'refused'} (status {status})"
+    if not cause:
+        cause = f"the store {'failed' if status >= 500 else 'refused'} (status {status})"
     is_later = cause in _LATER or status >= 500
     return StoreError(f"{url}: {cause} ({code})", code, code in _PASSING, is_later)
 

@@ -27,7 +27,9 @@ class Location(NamedTuple):
 
     def full(self, key: str) -> str:
         """Return the key in the bucket for a key below the prefix."""
-        return f"{self.prefix}/{key}" if self.prefix else key
+        if not self.prefix:
+            return key
+        return f"{self.prefix}/{key}"
 
     def url(self, key: str = "") -> str:
         """Return the URL of a key below the prefix, safe to print."""
@@ -65,7 +67,9 @@ class Endpoint(NamedTuple):
     @property
     def name(self) -> str:
         """The name of the server for messages."""
-        return urlsplit(self.url).netloc if self.url else "the S3 endpoint"
+        if not self.url:
+            return "the S3 endpoint"
+        return urlsplit(self.url).netloc
 
 
 def find_endpoint(scheme: str, bucket: str = "") -> Endpoint:
@@ -94,7 +98,8 @@ def find_endpoint(scheme: str, bucket: str = "") -> Endpoint:
             )
         url = _check_endpoint("OBS_REGION", f"https://obs.{region}.myhuaweicloud.com")
     host = urlsplit(url).hostname or ""
-    if match := re.fullmatch(r"obs\.([a-z0-9-]+)\.myhuaweicloud\.\w+", host):
+    match = re.fullmatch(r"obs\.([a-z0-9-]+)\.myhuaweicloud\.\w+", host)
+    if match:
         region = match[1]
     # a server of one's own often has a name, and none for its buckets
     is_path = _address(host) or (bucket and _resolves(host) and not _resolves(f"{bucket}.{host}"))
@@ -102,9 +107,11 @@ def find_endpoint(scheme: str, bucket: str = "") -> Endpoint:
 
 
 def _check_endpoint(name: str, text: str) -> str:
-    """Return an endpoint as scheme://host[:port]. Raises BadInput; it never shows a password."""
+    """Return an endpoint as scheme://host[:port]. Raises BadInput; it never shows a password. name: the
+    variable of the environment."""
     if "://" not in text:
-        text = f"{'http' if os.environ.get(_USE_HTTPS) == '0' else 'https'}://{text}"
+        protocol = "http" if os.environ.get(_USE_HTTPS) == "0" else "https"
+        text = f"{protocol}://{text}"
     try:
         parts = urlsplit(text)
         is_valid = parts.scheme in ("http", "https") and parts.port != 0
@@ -121,7 +128,8 @@ def _check_endpoint(name: str, text: str) -> str:
 
 @functools.cache  # one warning per process
 def check_encrypted(url: str) -> None:
-    """Raise BadInput if data and tokens would leave this machine unencrypted. S3_USE_HTTPS=0: only warn."""
+    """Raise BadInput if data and tokens would leave this machine unencrypted. S3_USE_HTTPS=0: only warn. It
+    is called before the first request."""
     if not is_clear_text(url):
         return
     if os.environ.get(_USE_HTTPS) != "0":
@@ -138,6 +146,7 @@ def is_clear_text(url: str) -> bool:
 
 
 def _resolves(host: str) -> bool:
+    """Return whether the name of a host has an address."""
     try:
         return bool(socket.getaddrinfo(host, None))
     except OSError:

@@ -17,8 +17,10 @@ _CACHE = "/cache"  # ModelArts' local disk
 
 def check_keys(keys: Iterable[str], url: str) -> None:
     """Raise BadInput if a key is not a valid path of a file below a folder, or if two keys exclude each
-    other: `a` and `a/b`. The error names the key."""
-    keys, folders = set(keys), set()
+    other: `a` and `a/b`. The error names the key. It is called before a transfer begins: a key of another
+    program could otherwise lead to a file outside of the folder."""
+    keys = set(keys)
+    folders: set[str] = set()
     for key in keys:
         parts = key.split("/")
         if (
@@ -44,7 +46,8 @@ def make_path(folder: str, key: str) -> str:
 
     Raises BadInput if a file has the name of a parent folder, or if a link leads out of the folder.
     """
-    path, inside = os.path.join(folder, key), os.path.realpath(folder)
+    path = os.path.join(folder, key)
+    inside = os.path.realpath(folder)
     parent = os.path.dirname(path)
     if os.path.commonpath([inside, os.path.realpath(parent)]) != inside:
         raise BadInput(f"key {printable(key)}: a link leads out of {folder}")
@@ -68,13 +71,16 @@ def scratch_folder(kind: str, url: str) -> str:
     where = find_endpoint(location.scheme)
     digest = hashlib.sha256("\0".join([where.url or "", *location]).encode()).hexdigest()[:12]
     name = re.sub(r"[^\w.-]+", "-", f"{location.bucket}-{location.prefix}".rstrip("-"))[-40:]
-    is_cache = os.path.isdir(_CACHE) and os.access(_CACHE, os.W_OK | os.X_OK)
-    place = os.path.expanduser(os.environ.get(SCRATCH, "")) or (_CACHE if is_cache else tempfile.gettempdir())
-    own = os.path.join(os.path.abspath(place), f"bootfile-{os.getuid()}")
-    path = os.path.join(own, kind, f"{name}-{digest}")
+    place = os.path.expanduser(os.environ.get(SCRATCH, ""))
+    if not place:
+        is_cache = os.path.isdir(_CACHE) and os.access(_CACHE, os.W_OK | os.X_OK)
+        place = _CACHE if is_cache else tempfile.gettempdir()
+    of_user = os.path.join(os.path.abspath(place), f"bootfile-{os.getuid()}")
+    path = os.path.join(of_user, kind, f"{name}-{digest}")
     with explained(f"cannot create scratch folder {path} (set {SCRATCH} to another place)"):
-        os.makedirs(own, mode=0o700, exist_ok=True)
-        if os.path.islink(own) or os.lstat(own).st_uid != os.getuid():  # temporary folders are open to all
-            raise BadInput(f"{own} belongs to another user: set {SCRATCH} to a folder of your own")
+        os.makedirs(of_user, mode=0o700, exist_ok=True)
+        # temporary folders are open to all users
+        if os.path.islink(of_user) or os.lstat(of_user).st_uid != os.getuid():
+            raise BadInput(f"{of_user} belongs to another user: set {SCRATCH} to a folder of your own")
         os.makedirs(path, mode=0o700, exist_ok=True)
     return path

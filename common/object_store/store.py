@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, BinaryIO, NamedTuple
 
 from bootfile.ground.errors import BadInput, printable
@@ -51,11 +52,15 @@ class Object(NamedTuple):
         return self.sha256 or self.md5
 
 
+def _ignore(_: int) -> None:
+    """Show no progress."""
+
+
 class ObjectStore(contextlib.AbstractContextManager):
     """The objects below one URL. The end of a `with` block closes the connections.
 
-    All methods may be called from several threads. threads: the number of threads that use it.
-    Raises BadInput; its methods raise StoreError.
+    All methods may be called from several threads. threads: the number of threads that use it. `client`:
+    sends the requests. `location`: the parts of the URL. Raises BadInput; its methods raise StoreError.
     """
 
     def __init__(self, url: str, threads: int = 16):
@@ -72,39 +77,50 @@ class ObjectStore(contextlib.AbstractContextManager):
         # not ListObjectsV2: stores without it stop silently at 1,000 keys
         for entry in self.client.entries("list_objects", "Contents", Prefix=below):
             with self.client.explained(prefix):
-                key, size = entry["Key"], entry["Size"]
+                key = entry["Key"]
+                size = entry["Size"]
                 if not (key.endswith("/") and size == 0):
                     yield Object(key[skip:], size, _etag_of(entry), _seconds(entry.get("LastModified")))
 
     def folders(self) -> Iterator[str]:
-        """Yield the names of the folders directly below the URL, without listing their content."""
+        """Yield the names of the folders directly below the URL, without listing their content: one for each
+        upload that `launch clean` may delete."""
         below = self.location.full("")
         for entry in self.client.entries("list_objects", "CommonPrefixes", Prefix=below, Delimiter="/"):
             yield entry["Prefix"][len(below) : -1]
 
     def uploads(self) -> Iterator[tuple[str, str, float]]:
-        """Yield (key, upload id, seconds since 1970) of the unfinished multipart uploads."""
+        """Yield (key, upload id, seconds since 1970) of the unfinished multipart uploads, which cost storage
+        until abort()."""
         below = self.location.full("")
         for entry in self.client.entries("list_multipart_uploads", "Uploads", Prefix=below):
             begun = _seconds(entry.get("Initiated")) or time.time()  # it may be running
             yield entry["Key"][len(below) :], entry["UploadId"], begun
 
     def head(self, key: str) -> Object | None:
-        """Return an object, with the sha256 of its metadata; None if it does not exist."""
+        """Return an object, with the sha256 of its metadata; None if it does not exist. One HEAD request.
+
+        A listing has no sha256. So an upload and a download call it for each file, in the threads of the
+        store, to skip those that are equal on both sides. A start calls it on rank 0 for files that the list
+        of the run may lack: best.pth and the history. The bytes are not read.
+        """
         try:
-            return self._open("head_object", key)[0]
+            entry, _ = self._open("head_object", key)
         except StoreError as error:
             if error.reason in MISSING:
                 return None
             raise
+        return entry
 
     def read(self, key: str) -> bytes:
         """Return the bytes of an object of at most 1 GiB."""
-        return self._read(key)[0]
+        content, _ = self._read(key)
+        return content
 
     def read_version(self, key: str) -> tuple[bytes, str | None]:
         """Return (bytes, ETag) of an object, as replace() needs it; (b"", None) if there is no object. The
-        ETag is "" if the store gives none."""
+        ETag is "" if the store gives none. A lease and the list of a run are read so before they are
+        replaced."""
         try:
             content, entry = self._read(key)
             return content, entry.etag
@@ -118,7 +134,7 @@ class ObjectStore(contextlib.AbstractContextManager):
         key: str,
         path: str,
         size: int,
-        progress: _Progress = lambda count: None,
+        progress: _Progress = _ignore,
         sha256: str | None = None,
     ) -> bool:
         """Download an object to the file `path`, atomically. The folder must exist. Return False if there was
@@ -135,7 +151,8 @@ class ObjectStore(contextlib.AbstractContextManager):
                     file.write(content)
                     progress(size)
                 else:
-                    entry = self.client.repeat(lambda: self._fetch_parts(key, file, size, sha256, progress))
+                    transfer = partial(self._fetch_parts, key, file, size, sha256, progress)
+                    entry = self.client.repeat(transfer)
             return bool(sha256 or entry.digest)
         except OSError as error:
             raise of_the_disk(error, path) from error
@@ -144,7 +161,7 @@ class ObjectStore(contextlib.AbstractContextManager):
         self,
         path: str,
         key: str,
-        progress: _Progress = lambda count: None,
+        progress: _Progress = _ignore,
         sha256: str | None = None,
     ) -> None:
         """Upload a file, with its sha256 as metadata.
@@ -172,14 +189,18 @@ class ObjectStore(contextlib.AbstractContextManager):
     def write(self, key: str, content: bytes, **condition: str) -> str:
         """Store a few bytes under a key, and return the ETag. condition: IfMatch or IfNoneMatch."""
         parameters = {"Body": content, "Metadata": {_SHA256: hashlib.sha256(content).hexdigest()}}
-        answer = self.client.repeat(lambda: self.client.call("put_object", key, **parameters, **condition))
-        return _etag_of(answer)
+        request = partial(self.client.call, "put_object", key, **parameters, **condition)
+        return _etag_of(self.client.repeat(request))
 
     def replace(self, key: str, content: bytes, etag: str | None) -> str | None:
         """Store a few bytes under a key if the object has this ETag (None: if there is no object). Return the
         new ETag; None if the object is another one. A store without conditional writes always replaces it,
         and so does one without ETags ("")."""
-        condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag} if etag else {}
+        condition = {}
+        if etag is None:
+            condition = {"IfNoneMatch": "*"}
+        elif etag:
+            condition = {"IfMatch": etag}
         try:
             return self.write(key, content, **condition)
         except StoreError as error:
@@ -193,8 +214,8 @@ class ObjectStore(contextlib.AbstractContextManager):
         """Delete objects. A missing object is not an error."""
         # One request for each key: for a multi-object delete boto3 sends a checksum that OBS does not know.
         with ThreadPoolExecutor(self.threads) as pool:
-            for _ in pool.map(lambda key: self.client.call("delete_object", key), keys):
-                pass
+            for _ in pool.map(partial(self.client.call, "delete_object"), keys):
+                pass  # an error of a thread is raised here
 
     def abort(self, key: str, upload_id: str) -> None:
         """Abort an unfinished multipart upload. A missing upload is not an error."""
@@ -215,7 +236,8 @@ class ObjectStore(contextlib.AbstractContextManager):
         """Return an object and the answer to a HEAD or GET. size: the expected length."""
         answer = self.client.call(operation, key)
         with self.client.explained(key):
-            length, etag = answer["ContentLength"], _etag_of(answer)
+            length = answer["ContentLength"]
+            etag = _etag_of(answer)
             if size not in (None, length):
                 text = f"it has {length} bytes, expected {size}: it was replaced"
                 raise StoreError(f"{self.location.url(key)}: {text}", "replaced")
@@ -223,10 +245,15 @@ class ObjectStore(contextlib.AbstractContextManager):
             sha256 = metadata.get(_SHA256, "").lower()  # some stores write the name with a capital letter
             is_encrypted = any("encryption" in name for name in answer["ResponseMetadata"]["HTTPHeaders"])
             is_md5 = re.fullmatch("[0-9a-f]{32}", etag) and not is_encrypted
-            return Object(
-                key, length, etag, _seconds(answer.get("LastModified")),
-                sha256 if re.fullmatch("[0-9a-f]{64}", sha256) else None, etag if is_md5 else None,
-            ), answer  # fmt: skip
+            entry = Object(
+                key,
+                length,
+                etag,
+                _seconds(answer.get("LastModified")),
+                sha256 if re.fullmatch("[0-9a-f]{64}", sha256) else None,
+                etag if is_md5 else None,
+            )
+            return entry, answer
 
     def _read(self, key: str, size: int | None = None, sha256: str | None = None) -> tuple[bytes, Object]:
         """Read an object into memory, and check it against its metadata, or against the size and sha256."""
@@ -255,6 +282,8 @@ class ObjectStore(contextlib.AbstractContextManager):
         sha256: str | None,
         progress: _Progress,
     ) -> Object:
+        """Download an object in parts, and check its bytes. fetch() calls it for a large one, and again if
+        the bytes were damaged: the file then begins again."""
         entry, _ = self._open("head_object", key, size)
         file.truncate(0)
         with self._transfer(key, size, progress) as options:
@@ -278,9 +307,10 @@ class ObjectStore(contextlib.AbstractContextManager):
             num_download_attempts=self.client.attempts,
             preferred_transfer_client="classic",
         )
-        count, lock = 0, threading.Lock()
+        count = 0  # bytes so far
+        lock = threading.Lock()
 
-        def note(new: int) -> None:
+        def note(new: int) -> None:  # boto3 calls it in each of its threads
             nonlocal count
             self.client.check_stopped(key)
             with lock:
@@ -305,10 +335,14 @@ def _etag_of(answer: dict) -> str:
 
 
 def _seconds(moment: Any) -> float:
-    return moment.timestamp() if moment else 0.0
+    """Return the seconds since 1970 of a datetime; 0.0 for None."""
+    if not moment:
+        return 0.0
+    return moment.timestamp()
 
 
 def _check_count(count: int, size: int) -> None:
+    """Raise Damaged if the number of bytes that arrived is not the size of the object."""
     if count != size:
         raise Damaged(f"the answer was cut or is too long: {count} bytes arrived, expected {size}")
 

@@ -34,9 +34,9 @@ class Progress:
     """The bytes that a transfer has moved. A subclass shows them."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = 0  # bytes
         self._begin = time.monotonic()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of count, to which several threads add
 
     @property
     def seconds(self) -> float:

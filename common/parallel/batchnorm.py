@@ -23,6 +23,8 @@ def convert_sync_batchnorm(model: nn.Module) -> nn.Module:
     With nccl, hccl and xccl the layers become torch.nn.SyncBatchNorm, else GlooSyncBatchNorm. Their names,
     parameters and buffers do not change. In every step every rank must have a sample. Raises BadInput if a
     layer is of another class derived from BatchNorm, because its forward() cannot be replaced.
+
+    A job calls it on every rank before it makes the optimizer and the DistributedDataParallel.
     """
     if torch.distributed.get_world_size() == 1:
         return model
@@ -52,10 +54,12 @@ class GlooSyncBatchNorm(_BatchNorm):
             raise ValueError(f"expected an input [n, C, ...], got {input.dim()} dimensions")
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Normalise a batch. In training all ranks wait for each other here, and in the backward pass."""
         if not self.training:
             return super().forward(features)
         self._check_input_dim(features)
-        weight, bias = self.weight, self.bias
+        weight = self.weight
+        bias = self.bias
         if weight is None:
             options = {"dtype": torch.promote_types(features.dtype, torch.float32), "device": features.device}
             weight = torch.ones(self.num_features, **options)
@@ -81,12 +85,15 @@ class _Normalize(torch.autograd.Function):
     def forward(
         ctx: Any, features: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, ...]:
+        """Return the output, and the mean, the variance and the number of values of the global batch. All
+        ranks wait for each other here."""
         # Local moments have the weights' precision and are combined in float64: this avoids cancellation and
         # sends few bytes. torch.var_mean takes ten times as long over this dimension.
         rows = features.movedim(1, -1).reshape(-1, features.shape[1]).to(weight.dtype)
         mean = rows.sum(0) / len(rows)
         square = (rows - mean).square_().sum(0)
-        mean, square = accelerator.double(mean), accelerator.double(square)
+        mean = accelerator.double(mean)
+        square = accelerator.double(square)
         count = mean.new_full((1,), len(rows))
         sums = torch.cat([count * mean, square + count * mean.square(), count])
         torch.distributed.all_reduce(sums)
@@ -96,8 +103,9 @@ class _Normalize(torch.autograd.Function):
                 f"expected more than 1 value per channel in training, got {list(features.shape)}"
             )
         mean, square = sums[:-1].div(count).chunk(2)
-        variance = square - mean.square()
-        count, mean, variance = (each.to(weight) for each in (count, mean, variance))
+        variance = (square - mean.square()).to(weight)
+        mean = mean.to(weight)
+        count = count.to(weight)
         ctx.save_for_backward(features, weight, mean, variance, count)
         ctx.eps = eps
         output = torch.nn.functional.batch_norm(features, mean, variance, weight, bias, eps=eps)
@@ -106,6 +114,8 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor, *_: Any) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of the features, the weight and the bias. autograd calls it in the backward
+        pass; all ranks wait for each other here. The gradients of weight and bias are those of this rank."""
         features, weight, mean, variance, count = ctx.saved_tensors
         fixed, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             gradient, features, weight, mean, variance, None, None, False, ctx.eps, (True, True, True)
@@ -114,12 +124,14 @@ class _Normalize(torch.autograd.Function):
         torch.distributed.all_reduce(sums)
         first, second = sums.div(count.to(sums)).chunk(2)
         # Add the gradient through the batch statistics; per channel it is affine in the features.
-        factor, mean, variance = (accelerator.double(each) for each in (weight, mean, variance))
-        scale = (variance + ctx.eps).rsqrt()
+        factor = accelerator.double(weight)
+        mean = accelerator.double(mean)
+        scale = (accelerator.double(variance) + ctx.eps).rsqrt()
         slope = factor * scale.square() * second
         level = factor * scale * first - slope * mean
         # In the weights' precision: in that of the features, the gradients of a channel would not sum to 0.
         shape = [1, -1, *[1] * (features.dim() - 2)]
-        level, slope = (each.to(weight).view(shape) for each in (level, slope))
+        level = level.to(weight).view(shape)
+        slope = slope.to(weight).view(shape)
         of_features = fixed.sub_(torch.addcmul(level, features, slope))
         return of_features, of_weight, of_bias, None

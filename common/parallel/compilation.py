@@ -34,15 +34,21 @@ def compile_module(
     graphs: on a GPU, make its kernels a CUDA graph, which overwrites its outputs in the next call.
     """
     mode = "reduce-overhead" if graphs and examples[0].is_cuda else None
-    wrapper = forward if isinstance(forward, DistributedDataParallel) else None
-    module, reason = wrapper.module if wrapper else forward, ""
-    for is_first in (True, False):  # processes of a node: the others find the results of the first in a cache
+    wrapper = None
+    module = forward
+    if isinstance(forward, DistributedDataParallel):
+        wrapper = forward
+        module = forward.module
+    reason = ""  # why this rank cannot compile the module
+    # two turns: the other processes of a node find the results of the first one in a cache
+    for is_first in (True, False):
         if has_local_rank_0() == is_first:
             try:
                 # torch.compile() raises if Python is too new for torch
                 fast = cast(torch.nn.Module, torch.compile(module, mode=mode, dynamic=False))
                 if wrapper:
-                    wrapper.module, fast = fast, wrapper
+                    wrapper.module = fast
+                    fast = wrapper
                 _configure(len(examples))
                 # a collective of a rank that can compile would wait for a rank that cannot
                 with wrapper.no_sync() if wrapper else contextlib.nullcontext():
@@ -51,9 +57,10 @@ def compile_module(
             except Exception as error:  # the compiler raises many types: training continues without it
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         barrier.wait_for_all("compiled first" if is_first else "compiled", "to compile")
-    reasons = [each for each in ranks.gather_objects(reason) if each]
+    reasons = [reason_of_rank for reason_of_rank in ranks.gather_objects(reason) if reason_of_rank]
     if not reasons:
         return fast
+    # one rank with the compiled module would run other kernels than the rest
     log(f"not compiled: {reasons[0]}")
     torch._dynamo.reset()
     if wrapper:
@@ -63,7 +70,8 @@ def compile_module(
 
 def _configure(shapes: int) -> None:
     """Let torch compile a function for as many shapes, and not decompose the gradient of max pooling into a
-    float32 scatter in another layout: a step of ResNet-50 would be 3 to 5 % longer (estimated)."""
+    float32 scatter in another layout: a step of ResNet-50 would be 3 to 5 % longer (estimated). It is called
+    before the first pass, in which torch compiles. shapes: the number of examples."""
     config: Any = importlib.import_module("torch._dynamo.config")
     config.cache_size_limit = max(config.cache_size_limit, shapes + 1)
     table = getattr(importlib.import_module("torch._inductor.decomposition"), "decompositions", {})

@@ -80,6 +80,13 @@ def sum_rows(rows: torch.Tensor) -> torch.Tensor:
 class Shards:
     """The shards of each step, whose gradients are added in one fixed binary tree.
 
+    A job makes one on every rank before the model. On every rank a step runs so:
+
+        forward()      of the DistributedDataParallel, whose hooks call _begin_forward() and _end_forward()
+        backward()     autograd calls _note_gradient() for each parameter; nothing is sent
+        add(loss)      ends the shard: its gradients go to the partial sums. These three for each shard.
+        _end_step()    in the add() of the last shard: the ranks exchange sums, and the gradients are complete
+
     count: V, of a step, over all processes. device: that of the model. Operators of this process use one
     thread on the CPU, and deterministic algorithms on a GPU, from now on. Raises BadInput if V is not a power
     of two, or less than the number of processes.
@@ -119,8 +126,8 @@ class Shards:
         fix_settings(device)
 
     def attach(self, forward: Any) -> None:
-        """Add the gradients of a DistributedDataParallel in the tree. Call it once, before the first step.
-        Raises BadInput if `forward` is another wrapper, such as FSDP."""
+        """Add the gradients of a DistributedDataParallel in the tree. Call it once on every rank, before the
+        first step. Raises BadInput if `forward` is another wrapper, such as FSDP."""
         if type(forward) is not DistributedDataParallel:
             name = type(forward).__name__
             raise BadInput(f"--exact_shards: expected a DistributedDataParallel (not FSDP), got {name}")
@@ -139,7 +146,8 @@ class Shards:
 
     def watch(self, objects: dict[str, Any], loader: Any = None, processes: Processes | None = None) -> None:
         """Treat the modules and the optimizers among these objects as those of the model: a shard begins with
-        their buffers, and the gradients of what they train are added. The Checkpointer calls it.
+        their buffers, and the gradients of what they train are added. attach() calls it without objects, and
+        the Checkpointer with its own on every rank before the first step.
 
         loader: that of the training, which hands out a shard as a batch. processes: those of the run; they
         may stop a step between two shards.
@@ -164,7 +172,8 @@ class Shards:
 
     @torch.no_grad()
     def add(self, loss: torch.Tensor) -> torch.Tensor | None:
-        """End a shard after its backward(). Return None if another shard of the step follows.
+        """End a shard after its backward(). Return None if another shard of the step follows. The job calls
+        it on every rank for each shard of the rank.
 
         After the last one the gradients are the means over all shards, and the buffers are those of shard 0.
         Then the result is the mean loss of all shards, equal on all ranks. loss: scalar, the mean over the
@@ -209,7 +218,8 @@ class Shards:
         return sum_rows(rows) / self.count
 
     def _check_loader(self, is_first: bool) -> None:
-        """Raise BadInput if the loader has begun another step since the first shard of this one."""
+        """Raise BadInput if the loader has begun another step since the first shard of this one: the job then
+        called add() for fewer batches than the rank has shards."""
         if not self._loader:
             return
         if is_first:
@@ -218,19 +228,21 @@ class Shards:
             raise BadInput("--exact_shards: expected one shards.add() for each batch of the training loader")
 
     def undo(self) -> None:
-        """Set the buffers to their values before the last step that was begun."""
+        """Set the buffers to their values before the last step that was begun. It is called on a process that
+        lives on when another was lost in the middle of a step."""
         _write(self._before)
 
     def detach(self) -> None:
-        """Remove all hooks: those of parameters, to which DistributedDataParallel refers in C++, would keep
-        the model in memory."""
+        """Remove all hooks when this process leaves the training, before main() runs again in it: those of
+        parameters, to which DistributedDataParallel refers in C++, would keep the model in memory."""
         for handle in self._hooked.values():
             handle.remove()
         self.guards.remove_hooks()
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the rows [V, n] of all shards on every process. Of the given rows only this process's count;
-        all_reduce adds zeros to them, so nothing is rounded."""
+        all_reduce adds zeros to them, so nothing is rounded. All ranks call it at the same step, and wait for
+        each other."""
         local = slice(self.first, self.first + self.local)
         gathered = torch.zeros_like(rows)
         gathered[local] = rows[local]
@@ -262,7 +274,8 @@ class Shards:
         return rows
 
     def _begin_forward(self, *_: Any) -> None:
-        """Begin a shard. DistributedDataParallel calls it before each forward pass, also of an evaluation."""
+        """Begin a shard, and with the first one the step. DistributedDataParallel calls it before each
+        forward pass, also of an evaluation."""
         check_settings()
         if not self._buffers:
             self._buffers = _list_buffers(self._modules)
@@ -276,8 +289,8 @@ class Shards:
             self.guards.begin_step(self._list_sources())
 
     def _hook_gradients(self) -> None:
-        """Call _note_gradient() for each parameter that is trained: an optimizer may have got more of them
-        since the last step."""
+        """Call _note_gradient() for each parameter that is trained. _begin_forward() calls it in each step:
+        an optimizer may have got more of them since the last one."""
         for parameter in self._list_trained():
             if parameter not in self._hooked:
                 hook = functools.partial(self._note_gradient, parameter)
@@ -340,7 +353,8 @@ class Shards:
         self._sums.append(sums)
 
     def _average(self) -> None:
-        """Set the gradients to the means over all shards, and the buffers to those of rank 0."""
+        """Set the gradients to the means over all shards, and the buffers to those of rank 0. _end_step()
+        calls it on every rank."""
         parts = self._sums
         self._sums = []
         self._nodes = []
@@ -357,7 +371,8 @@ class Shards:
             parameter.grad = gradient
 
     def _add_over_ranks(self, parts: list[_Sums]) -> None:
-        """Add the nodes of all ranks, and write the sums into the first part. parts: this rank's nodes."""
+        """Add the nodes of all ranks, and write the sums into the first part, on every rank. parts: this
+        rank's nodes."""
         # in the order of memory, which is that of the parameter on every rank
         orders = {}
         for parameter in parts[0]:
@@ -435,7 +450,8 @@ def _read(buffers: list[_Buffer]) -> list[_Buffer]:
 
 
 def _write(buffers: list[_Buffer]) -> None:
-    """Set the values, if possible in the tensors of the begin of the step: others may refer to them."""
+    """Set the values, if possible in the tensors of the begin of the step: others may refer to them.
+    add() calls it: each shard begins with the buffers of the begin of the step."""
     for holder, name, tensor, value in buffers:
         holder[name] = value
         if tensor is not None and value is not None and tensor.shape == value.shape:
@@ -444,7 +460,7 @@ def _write(buffers: list[_Buffer]) -> None:
 
 
 def _broadcast(tensors: list[torch.Tensor]) -> None:
-    """Copy rank 0's values into the tensors, which are sent as few flat ones [n]."""
+    """Copy rank 0's values into the tensors of every rank, which are sent as few flat ones [n]."""
     for part in torch._utils._take_tensors(tensors, _FLAT):
         flat = torch.cat([tensor.reshape(-1) for tensor in part])
         torch.distributed.broadcast(flat, 0)

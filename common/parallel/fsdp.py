@@ -40,9 +40,11 @@ def layers(model: nn.Module, precision: str) -> Iterator[tuple[nn.Module, Any]]:
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy  # not in torch 2.5
 
-    policy = whole = MixedPrecisionPolicy()
+    policy = MixedPrecisionPolicy()  # of a layer
+    whole = policy  # of the model
     if precision == "bfloat16":
-        for norm in [each for each in model.modules() if isinstance(each, _BatchNorm)]:
+        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+        for norm in norms:
             yield norm, policy
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
         whole = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float32)
@@ -52,6 +54,7 @@ def layers(model: nn.Module, precision: str) -> Iterator[tuple[nn.Module, Any]]:
 
 
 def _elements(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the elements of the outermost Sequential and ModuleList containers that have parameters."""
     for child in module.children():
         if not isinstance(module, nn.Sequential | nn.ModuleList):
             yield from _elements(child)

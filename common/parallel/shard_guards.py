@@ -74,15 +74,17 @@ class Guards:
             self._known.update(module.modules())
 
     def install(self) -> None:
-        """Check each step of an optimizer from now on. torch has one list of hooks for all optimizers of the
-        process: those of an earlier run, as in a notebook, are removed."""
+        """Check each step of an optimizer from now on. Shards.attach() calls it on every rank before the
+        first step. torch has one list of hooks for all optimizers of the process: those of an earlier run, as
+        in a notebook, are removed."""
         global _installed
         uninstall()
         self._optimizer_hook = register_optimizer_step_pre_hook(self._check_optimizer)
         _installed = self
 
     def remove_hooks(self) -> None:
-        """Remove the hooks that torch calls for all modules and all optimizers of the process."""
+        """Remove the hooks that torch calls for all modules and all optimizers of the process, at the end of
+        a run or before another one in this process."""
         global _installed
         self._remove_module_hook()
         if self._optimizer_hook:
@@ -92,6 +94,7 @@ class Guards:
             _installed = None
 
     def _remove_module_hook(self) -> None:
+        """Stop the watch of after_forward(). It ends with the shard, or with the run."""
         if self._module_hook:
             self._module_hook.remove()
             self._module_hook = None
@@ -108,13 +111,14 @@ class Guards:
                 call.expect(sources)
 
     def end_step(self) -> None:
-        """End a step when its gradients are complete. A step of an optimizer is right from now on."""
+        """End a step when its gradients are complete on this rank. A step of an optimizer is right from now
+        on, until begin_step()."""
         self._is_in_step = False
         self._steps += 1
 
     def after_forward(self) -> None:
         """Watch what the loop does between the forward pass of a shard and the end of the shard: which other
-        modules it calls, and whether the criterion changes its variables."""
+        modules it calls, and whether the criterion changes its variables. Only in a checked step."""
         if self.is_checked and not self._module_hook:
             self._variables = list_variables(self._criterion)
             self._module_hook = register_module_forward_pre_hook(self._add_module)
@@ -143,7 +147,7 @@ class Guards:
                 )
 
     def count_collectives(self) -> None:
-        """Remember the number of collectives when a shard begins."""
+        """Remember the number of collectives of this process when a shard begins, for check_collectives()."""
         self._collectives = _count_collectives()
 
     def check_collectives(self) -> None:
@@ -154,7 +158,11 @@ class Guards:
 
     def repeat_calls(self, restore_buffers: Callable[[], None]) -> None:
         """Repeat rank 0's first call of each module on every rank. All ranks raise BadInput if a result
-        differs on any rank. Shards calls it in a checked step, after the backward pass of the last shard.
+        differs on any rank.
+
+        Shards.add() calls it on every rank in a checked step (the first two, and then every 32nd one), after
+        the backward pass of the rank's last shard and before the gradients are added over the ranks. The
+        ranks wait for each other here. After it nothing is recorded until the next checked step.
 
         restore_buffers: sets the buffers to their values before the step.
         """
@@ -179,6 +187,7 @@ class Guards:
                 )
 
     def _repeat(self, call: "FirstCall", inputs: list[Any], states: list[Any]) -> dict[str, int]:
+        """Repeat one call, while is_repeating() is true for the hooks of others."""
         self.is_repeating = True
         try:
             return call.repeat(inputs, states)
@@ -239,6 +248,14 @@ class FirstCall:
     rank 0: each with its own module, which has computed other shards since. The results are those of rank 0,
     unless the module keeps state between its calls that is not in a buffer.
 
+    The guards make one for each module that they watch, for the whole run. In a checked step, on every rank:
+
+        expect()           before the first forward pass of the step
+        _record()          before the module's first call, by a hook of torch
+        _keep_results()    after that call, by a hook of torch
+        repeat()           after the backward pass of the rank's last shard
+        forget()           directly after repeat()
+
     name: of the module in messages. hooked: the module, or the wrapper that the loop calls in its place.
     `inputs`: the tensors and numbers of the call, on the CPU. `states`: those of the generators before it.
     `results`: digests of its outputs, and of the parameters and buffers after it. These three are what rank 0
@@ -257,13 +274,15 @@ class FirstCall:
         hooked.register_forward_hook(self._keep_results)
 
     def expect(self, sources: list[Any]) -> None:
-        """Record the next call. The guards call it before the first forward pass of a checked step. sources:
-        generators of random numbers, whose states are recorded, too."""
+        """Record the next call. Guards.begin_step() calls it before the first forward pass of a checked step,
+        or Guards._add_module() when the loop calls a module for the first time. sources: generators of random
+        numbers, whose states are recorded, too."""
         self._sources = sources
 
     def forget(self) -> None:
-        """Delete what was recorded, and record no call until expect(). The guards call it at the end of a
-        checked step, after the call was repeated: the inputs would take memory until the next such step."""
+        """Delete what was recorded, and record no call until expect(). Guards.repeat_calls() calls it on
+        every rank, as soon as the call was repeated: the inputs would take memory until the next checked
+        step."""
         self._sources = []
         self._repetition = None
         self.inputs = []
@@ -296,7 +315,8 @@ class FirstCall:
 
     def repeat(self, inputs: list[Any], states: list[Any]) -> dict[str, int]:
         """Call the module with the inputs and the states of rank 0, and return the results as in `results`;
-        {} if this rank has recorded no call, or if the module raises an error.
+        {} if this rank has recorded no call, or if the module raises an error. Guards.repeat_calls() calls it
+        on every rank in a checked step, after the backward pass of the rank's last shard.
 
         Generators and attributes of the module are restored. The caller restores the buffers.
         """
@@ -329,7 +349,8 @@ class FirstCall:
         return tree_unflatten(moved, repetition.structure)
 
     def _list_results(self, output: Any) -> dict[str, int]:
-        """Return the digests of the outputs, parameters and buffers."""
+        """Return the digests of the outputs, parameters and buffers: directly after the first call, and after
+        the repeated one."""
         values: dict[str, Any] = {}
         for place, value in enumerate(tree_flatten(output)[0]):
             values[f"output {place}"] = value
@@ -400,6 +421,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _copy(tensor: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Return a copy of an input on a device, of which a gradient can be computed if it could before."""
     copy = tensor.detach().to(device, copy=True)
     return copy.requires_grad_(tensor.requires_grad)
 
@@ -411,6 +433,7 @@ def _get_states(sources: list[Any]) -> list[Any]:
 
 
 def _get_state(source: Any) -> Any:
+    """Return the present state of one generator."""
     name = _find_method(source, "get_rng_state", "get_state", "getstate")
     if name:
         return getattr(source, name)()
@@ -418,6 +441,8 @@ def _get_state(source: Any) -> Any:
 
 
 def _set_states(sources: list[Any], states: list[Any]) -> None:
+    """Set generators to states of _get_states(): those of rank 0 before a repeated call, and those of this
+    process after it."""
     for source, state in zip(sources, states, strict=True):
         name = _find_method(source, "set_rng_state", "set_state", "setstate")
         if name:

@@ -29,6 +29,8 @@ def describe(
     folder: tuple[str, str] | None = None,
 ) -> list[str]:
     """Return the lines that a training prints before its first step: model, device, batch and output folder.
+    Log.start() calls it on rank 0.
+
 
     args: the arguments of the job.
     model: the raw model.
@@ -44,30 +46,41 @@ def describe(
         precision = str((sample @ sample).dtype).removeprefix("torch.")
     precision = getattr(args, "precision", precision)  # a sharded model has an option for it
     name = getattr(args, "arch", type(model).__name__.strip("_"))
-    count = sum(each.numel() for each in weights)
+    count = sum(weight.numel() for weight in weights)
     lines = [f"model {name}: {count:,} parameters, device {device.type}, precision {precision}"]
-    if batch := getattr(args, "batch_size", None):
-        world_size = ranks.world_size()
-        local = batch // world_size
-        processes, hint = "1 process", ""
-        if world_size > 1:
-            owns_gpu = not ranks.uses_gloo()
-            processes = f"{world_size} {'GPUs' if owns_gpu else 'processes'}"
-            if not getattr(args, "batch_size_per_gpu", None):
-                hint = f" (--batch_size {batch}/gpu: {batch} each)"
-        in_all = f", {total_steps:,} in all" if total_steps else ""
-        threads = ""
-        if device.type == "cpu":
-            count = torch.get_num_threads()
-            threads = f", {in_words(THREADS, count)}{' each' if world_size > 1 else ''}"
-        lines += [
-            f"global batch {batch} = {processes} x {local}{hint}{threads}; "
-            f"{steps_per_epoch:,} steps an epoch{in_all}"
-        ]
+    batch = getattr(args, "batch_size", None)
+    if batch:
+        text = _describe_batch(batch, not getattr(args, "batch_size_per_gpu", None), device)
+        in_all = ""
+        if total_steps:
+            in_all = f", {total_steps:,} in all"
+        lines.append(f"{text}; {steps_per_epoch:,} steps an epoch{in_all}")
     if folder and not writes_nothing(args):
-        shown, path = folder[0], shlex.quote(folder[1])
-        lines += [f"results in {shown}; to watch: python -m launch report {path}, or tensorboard --logdir"]
+        shown, path = folder
+        lines.append(
+            f"results in {shown}; to watch: python -m launch report {shlex.quote(path)}, or tensorboard "
+            "--logdir"
+        )
     return lines
+
+
+def _describe_batch(batch: int, has_hint: bool, device: torch.device) -> str:
+    """Return how the processes share the global batch: "global batch 256 = 2 GPUs x 128". has_hint: name the
+    option with which each process would have as large a batch."""
+    world_size = ranks.world_size()
+    processes = "1 process"
+    hint = ""
+    if world_size > 1:
+        kind = "processes" if ranks.uses_gloo() else "GPUs"
+        processes = f"{world_size} {kind}"
+        if has_hint:
+            hint = f" (--batch_size {batch}/gpu: {batch} each)"
+    threads = ""
+    if device.type == "cpu":
+        threads = f", {in_words(THREADS, torch.get_num_threads())}"
+        if world_size > 1:
+            threads += " each"
+    return f"global batch {batch} = {processes} x {batch // world_size}{hint}{threads}"
 
 
 def job() -> str:
@@ -76,23 +89,30 @@ def job() -> str:
 
 
 def facts() -> dict[str, str | int]:
-    """Return versions, device and nodes of this process. CUDA is queried only if the job uses it."""
+    """Return versions, device and nodes of this process. CUDA is queried only if the job uses it.
+
+    Rank 0 calls it with the first report (starts.jsonl).
+    """
     world_size = ranks.world_size()
     per_node = count_in(os.environ, "LOCAL_WORLD_SIZE") or 1  # set by a launcher of processes
     module = accelerator.in_use()
-    found = {
+    if module:
+        device = getattr(module, "get_device_name", accelerator.kind)()
+    else:
+        device = describe_processor()
+    of_process = {
         "job": job(),
         "bootfile": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "device": getattr(module, "get_device_name", accelerator.kind)() if module else describe_processor(),
+        "device": device,
         "cores": available_cores(),
         "nodes": max(1, world_size // per_node),
         "processes per node": min(per_node, world_size),
         "world size": world_size,
         "backend": torch.distributed.get_backend() if ranks.is_initialized() else "none",
     }
-    return found | machine.describe()
+    return of_process | machine.describe()
 
 
 def describe_processor() -> str:

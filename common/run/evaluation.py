@@ -1,7 +1,6 @@
 """Loss and accuracy as sums, and the evaluation of a model: unlike means, sums over batches, steps and ranks
 add up exactly."""
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -25,7 +24,8 @@ def zero_sums(device: torch.device, *shape: int) -> torch.Tensor:
 
 def batch_sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
     """Return [loss_sum, correct, count] of one batch, float64 [3] as zero_sums() of the loss's device,
-    without synchronising. They are zeros if the loss is not finite.
+    without synchronising. They are zeros if the loss is not finite. A job calls it on each rank in each step,
+    and adds the result to what Log.report() gets.
 
     loss: mean over the batch (scalar). `correct` is NaN, and stays NaN in every sum, unless the job is a
     classification: logits [N, classes], at least two classes, labels int64 [N]. `count` is the number of
@@ -38,6 +38,7 @@ def batch_sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
 
 
 def _sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
+    """Return batch_sums() without the check that the loss is finite."""
     if loss.ndim:
         raise BadInput(f"the criterion returned a tensor of shape {list(loss.shape)}: {_EXPECTED}")
     loss_value = accelerator.double(loss.detach())
@@ -50,17 +51,24 @@ def _sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
     return torch.stack([loss_value * count, accelerator.double(correct), count])
 
 
+def _never() -> bool:
+    return False
+
+
 @torch.no_grad()
 def evaluate(
     model: torch.nn.Module,
     batches: Iterable[tuple[Any, Any]],
     criterion: Callable[[Any, Any], torch.Tensor],
     metrics: "Metrics | None" = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = _never,
     mirrored: bool = False,
 ) -> torch.Tensor:
     """Return the sums of batch_sums() over all batches, then those of the metrics: float64 [3 + metrics.size]
     as zero_sums() of the model's device. The mode of the model (training or evaluation) is restored.
+
+    A job calls it on every rank after an epoch, with the batches of the rank, and then adds the results of
+    all ranks.
 
     The last one is the divisor of loss_sum: the number of samples, or that of cross_entropy() and nll_loss(),
     the weights of the labels that are not ignored. So the loss is that of all samples in one batch. If
@@ -80,74 +88,100 @@ def evaluate(
     reduction = getattr(criterion, "reduction", "mean")
     if reduction in ("sum", "none"):
         raise BadInput(f"the criterion has reduction={reduction!r}: {_EXPECTED}")
-    wanted, metrics = metrics, metrics or Metrics()
-    is_new = not metrics.is_compared and type(criterion).__module__ != "torch.nn.modules.loss"
+    used_metrics = metrics or Metrics()
+    is_new = not used_metrics.is_compared and type(criterion).__module__ != "torch.nn.modules.loss"
     first: Any = None  # samples of the first batch
     labels = 0  # of cross_entropy() and nll_loss()
     training = model.training
     model.eval()
     device = next(model.parameters(), torch.empty(0)).device
-    total = zero_sums(device, 3 + metrics.size)
+    total = zero_sums(device, 3 + used_metrics.size)
     if dtensors.is_sharded(model):
         turns = _in_step(batches, stop, device)
     else:
-        turns = itertools.takewhile(lambda _: not stop(), batches)
+        turns = _until(batches, stop)
     with endings.explained_by(batches):
         for number, (inputs, targets) in enumerate(turns):
             outputs = model(inputs)
             if mirrored:
                 outputs = (outputs + model(inputs.flip(3))) / 2
             if targets is None:
-                continue
+                continue  # this rank has no more batches, and others need its part of the model
             with loss_means.LabelMean() as seen:
                 loss = criterion(outputs, targets)
             batch = _sums(loss, outputs, targets)
             divisor = batch[2]
             if seen.loss is loss:
-                batch[0], divisor, labels = seen.total, seen.divisor, labels + seen.labels
+                batch[0] = seen.total
+                divisor = seen.divisor
+                labels = labels + seen.labels
             elif is_new and number & (number + 1) == 0:  # batches 0, 1, 3, 7, ... of the first evaluation
                 share = count_samples(targets) // 3
-                first = first or _samples(outputs, targets, slice(share))
-                is_new = not _warn_of_parts(criterion, first, _samples(outputs, targets, slice(share, None)))
+                first = first or _take_samples(outputs, targets, slice(share))
+                others = _take_samples(outputs, targets, slice(share, None))
+                is_new = not _warn_of_parts(criterion, first, others)
+            measured = (outputs, targets)
             if not accelerator.has_float64(device):  # the metrics are computed where their sums are
-                outputs, targets = tree_map_only(torch.Tensor, torch.Tensor.cpu, (outputs, targets))
-            total += torch.cat([batch, *metrics.sums(outputs, targets), divisor[None]])
+                measured = tree_map_only(torch.Tensor, torch.Tensor.cpu, measured)
+            total += torch.cat([batch, *used_metrics.sums(*measured), divisor[None]])
     model.train(training)
-    metrics.is_compared = True
-    if wanted is None:
+    used_metrics.is_compared = True
+    if metrics is None:
         if labels and ranks.world_size() > 1 and total[-1].item() != labels:
             raise BadInput("the labels have weights or are ignored: expected evaluate(..., log.metrics)")
         total = total[:3] * torch.stack([total[2] / total[3], *total.new_ones(2)]).nan_to_num(0.0)
     return total
 
 
-def _samples(outputs: Any, targets: Any, part: slice) -> Any:
-    return tree_map_only(torch.Tensor, lambda each: each[part] if each.ndim else each, (outputs, targets))
+def _take_samples(outputs: Any, targets: Any, part: slice) -> Any:
+    """Return (outputs, targets) of some samples of a batch."""
+
+    def take(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.ndim == 0:
+            return tensor
+        return tensor[part]
+
+    return tree_map_only(torch.Tensor, take, (outputs, targets))
 
 
 def _warn_of_parts(criterion: Callable, *parts: Any) -> bool:
-    """Print a line if a criterion is not a mean over the samples of these parts; return whether it did."""
+    """Print a line if a criterion is not a mean over the samples of these parts; return whether it did.
+
+    The first evaluation of a run calls it on each rank for a few batches, until one gives a warning.
+    """
     from common.run.criterion_parts import compare_parts  # few batches ask
 
     counts = [count_samples(targets) for _, targets in parts]
-    if 0 in counts or not (found := compare_parts(criterion, *parts)):
+    if 0 in counts:
         return False
+    losses = compare_parts(criterion, *parts)
+    if losses is None:
+        return False
+    whole, mean = losses
     if ranks.is_first():
         print_line(
-            f"warning: the criterion of {sum(counts)} samples is {found[0]:.6g}, and the mean of those of "
-            f"{counts[0]} and {counts[1]} of them {found[1]:.6g}: it is not a mean over samples, so val_loss "
+            f"warning: the criterion of {sum(counts)} samples is {whole:.6g}, and the mean of those of "
+            f"{counts[0]} and {counts[1]} of them {mean:.6g}: it is not a mean over samples, so val_loss "
             "depends on the batch size and the number of processes. A criterion that returns cross_entropy() "
             "or nll_loss() may have weight= and ignore_index=; else let Metrics(best=) name a metric"
         )
     return True
 
 
+def _until(batches: Iterable[tuple[Any, Any]], stop: Callable[[], bool]) -> Iterator[tuple[Any, Any]]:
+    """Yield the batches of this rank until the job is asked to stop. Ranks do not wait for each other."""
+    for batch in batches:
+        if stop():
+            return
+        yield batch
+
+
 def _in_step(batches: Any, stop: Callable[[], bool], device: torch.device) -> Iterator[tuple[Any, Any]]:
     """Yield the batches of a loader. If other ranks have more, yield (inputs, None) for each: the forward
     pass of a sharded model needs all ranks. All ranks end together; the host waits for each batch."""
-    own = iter(batches)
+    iterator = iter(batches)
     while True:
-        batch = next(own, None)
+        batch = next(iterator, None)
         flags = torch.tensor([batch is not None, stop()], dtype=torch.int32, device=device)
         torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX)
         has_batch, must_stop = flags.tolist()

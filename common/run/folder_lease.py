@@ -20,30 +20,50 @@ FOLDER = ".lease"
 _NAME = re.compile(r"(?P<version>\d{8})-(?P<id>[0-9a-f]{32})-(?P<pid>\d+)-(?P<host>.*)")
 _MOUNTS = "/proc/self/mountinfo"
 _SHARES_LOCKS = re.compile(r"fuse\.(juicefs|ceph.*|gluster.*|beegfs|moosefs|mfs.*|.*overlayfs)")
-_LOCAL_OPTIONS = {  # type of a mount -> options with which its locks are local; none: they always are
-    "nfs": "nolock|local_lock=(all|posix)", "nfs4": "nolock|local_lock=(all|posix)", "lustre": "localflock",
-    "cifs": "nobrl", "smb3": "nobrl", "9p": "", "virtiofs": "", "fuse": "",
-}  # fmt: skip
+_LOCAL_OPTIONS = {  # type of a mount -> options with which its locks are local; "": they always are
+    "nfs": "nolock|local_lock=(all|posix)",
+    "nfs4": "nolock|local_lock=(all|posix)",
+    "lustre": "localflock",
+    "cifs": "nobrl",
+    "smb3": "nobrl",
+    "9p": "",
+    "virtiofs": "",
+    "fuse": "",
+}
 
 
 def find_local_locks(path: str) -> str:
-    """Return the type of the mount that holds a path if its locks may end at this node, else ""."""
-    kind, options, longest = "", "", 0
+    """Return the type of the mount that holds a path if its locks may end at this node, else "". A job calls
+    it when it holds its output folder, on rank 0."""
+    kind = ""
+    options = ""
+    longest = 0  # characters of the mount point: the innermost mount holds the path
     with contextlib.suppress(OSError), open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:
             mount, _, device = line.partition(" - ")
-            point = re.sub(r"\\(\d{3})", lambda match: chr(int(match[1], 8)), mount.split()[4])
+            point = re.sub(r"\\(\d{3})", _read_octal, mount.split()[4])
             if os.path.commonpath([point, path]) == point and len(point) >= longest:
                 longest = len(point)
                 kind, _, options = (*device.split(), "", "")[:3]
                 options = f"{mount.split()[5]},{options}"
     expected = _LOCAL_OPTIONS.get(kind.partition(".")[0])
-    is_local = expected is not None and re.search(rf"(^|,)({expected})(,|$)" if expected else "", options)
-    return kind if is_local and not _SHARES_LOCKS.fullmatch(kind) else ""
+    if expected is None or _SHARES_LOCKS.fullmatch(kind):
+        return ""
+    if expected and not re.search(rf"(^|,)({expected})(,|$)", options):
+        return ""
+    return kind
+
+
+def _read_octal(match: re.Match[str]) -> str:
+    """Return the character of an escape in a mount point: a space is written as \\040."""
+    return chr(int(match[1], 8))
 
 
 class FolderLease(Lease):
-    """The right to write to a folder. A job that has lost it ends with code 6 and writes nothing more."""
+    """The right to write to a folder. A job that has lost it ends with code 6 and writes nothing more.
+
+    `names`: the folder of the records.
+    """
 
     def __init__(self, folder: str):
         self.names = os.path.join(folder, FOLDER)
@@ -51,25 +71,32 @@ class FolderLease(Lease):
         super().__init__(folder)
 
     def _list(self) -> list[str]:
+        """Return the names of the records, that of the holder last."""
         return sorted(filter(_NAME.fullmatch, os.listdir(self.names)))
 
     def read(self) -> tuple[dict, int | None]:
+        """Return the parts of the holder's name, and its version."""
         probe = os.path.join(self.names, f".{self.own['id']}")
-        open(probe, "w", opener=opener).close()
+        open(probe, "w", opener=opener).close()  # so that the mount reads the list of the folder again
         self._unlink([probe])
         match = _NAME.fullmatch(max(self._list(), default=""))
-        return (match.groupdict(), int(match["version"])) if match else ({}, None)
+        if not match:
+            return {}, None
+        return match.groupdict(), int(match["version"])
 
     def replace(self, version: int | None) -> int | None:
+        """Write a record with the next version. Delete it again, and return None, if another job has
+        written that version or a later one."""
         number = (version or 0) + 1
         host = re.sub(r"[^\w.-]", "_", self.own["host"])[:100]
         name = f"{number:08d}-{self.own['id']}-{self.own['pid']}-{host}"
         open(os.path.join(self.names, name), "w", opener=opener).close()
         names = self._list()
-        if any(each >= f"{number:08d}" and each != name for each in names):
+        rivals = [other for other in names if other >= f"{number:08d}" and other != name]
+        if rivals:  # another job has written this version or a later one
             self._unlink([name])
             return None
-        self._unlink(each for each in names if each < name)
+        self._unlink(other for other in names if other < name)
         return number
 
     def delete(self) -> None:
@@ -77,10 +104,13 @@ class FolderLease(Lease):
         os.rmdir(self.names)
 
     def _unlink(self, names: Iterable[str]) -> None:
+        """Delete records. Another job may have deleted them already."""
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.names, name))
 
     def _stop(self) -> None:
+        """End the process at once. The thread that renews the lease calls it: the training may be in a step,
+        and would write to the folder of the job that has it now."""
         endings.say_error(self.lost)
         errors.leave(errors.NOT_SAVED)

@@ -15,12 +15,16 @@ from typing import Any
 
 from bootfile.ground.errors import BadInput, print_line, printable
 
-RENEW, WATCH = 10.0, 25.0  # seconds
+RENEW = 10.0  # seconds between two writes of the record
+WATCH = 25.0  # seconds for which a job watches the record of another one
 _LATE = 3  # reads, one a second, of a lease that is not found: some stores show a new object late
 
 
 class Lease:
     """The right to write to `place`, a URL or a folder. Subclasses read and write the record.
+
+    The process that writes makes one before its first write; it may watch another job for 25 s. A thread then
+    renews the record until release().
 
     Raises BadInput if another job holds the lease, StoreError and OSError.
     """
@@ -28,9 +32,10 @@ class Lease:
     def __init__(self, place: str):
         self.place = place
         self.lost = ""  # why another job has the place now
+        # the record of this job
         self.own: dict[str, Any] = {"id": uuid.uuid4().hex, "host": socket.gethostname(), "pid": os.getpid()}
-        self._ended = threading.Event()
-        self._busy = threading.Lock()
+        self._ended = threading.Event()  # set by release()
+        self._busy = threading.Lock()  # held while the thread renews: release() waits for it
         other, self.version = self.read()  # the version that the next write replaces
         if other:
             self._watch(other)
@@ -52,7 +57,10 @@ class Lease:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise BadInput if another job has taken the lease, because this job was paused for too long."""
+        """Raise BadInput if another job has taken the lease, because this job was paused for too long.
+
+        The thread calls it before each renewal, and a writer before it changes something at the place.
+        """
         if not self.lost:
             for _ in range(_LATE):
                 holder, version = self.read()
@@ -67,12 +75,16 @@ class Lease:
             raise BadInput(self.lost)
 
     def release(self) -> None:
+        """Delete the record, so that the next job need not watch it. The holder calls it when it has written
+        everything. Raises BadInput if the lease is lost."""
         self._ended.set()
         with self._busy:
             self.check()
             self.delete()
 
     def _watch(self, other: dict) -> None:
+        """Wait until the record of another job is known to be abandoned. The constructor calls it. Raises
+        BadInput if the record changes: that job still runs."""
         print_line(
             f"{self.place} was last written to by another job, on {other.get('host')}: checking for "
             f"{WATCH:.0f} s whether it still runs"
@@ -87,6 +99,7 @@ class Lease:
                 raise BadInput(self._in_use(holder))
 
     def _renew(self) -> None:
+        """Renew the record every 10 s, in a thread, until release() or until the lease is lost."""
         while not self._ended.wait(RENEW) and not self.lost:
             with contextlib.suppress(BadInput, OSError), self._busy:  # the next attempt may succeed
                 if not self._ended.is_set():
@@ -96,16 +109,20 @@ class Lease:
             self._stop()
 
     def _stop(self) -> None:
-        """Act when the lease is lost. By default the next check() reports it."""
+        """Act when the lease is lost, in the thread. By default the next check() reports it."""
 
     def _write(self) -> None:
-        version = self.replace(self.version)  # check() notices if another job has replaced it
-        self.version = self.version if version is None else version
+        """Write the record of this job, at the begin and with each renewal."""
+        version = self.replace(self.version)
+        if version is not None:  # else another job has replaced it, which check() notices
+            self.version = version
 
     def _in_use(self, other: dict) -> str:
+        """Return the error for a place that another job holds. other: its record; {} if there is none."""
         if not other:
             return f"the lease of {self.place} was deleted, perhaps by another job: nothing more is written"
-        process, host = (printable(str(other.get(name))) for name in ("pid", "host"))
+        process = printable(str(other.get("pid")))
+        host = printable(str(other.get("host")))
         return (
             f"{self.place} belongs to another job that is running (process {process} on {host}): the results "
             "would be mixed; give every job an --output_dir of its own"

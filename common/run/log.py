@@ -43,18 +43,20 @@ class Log:
     """
 
     def __init__(self, args: argparse.Namespace, output: Output):
-        self.args, self.output = args, output
+        self.args = args
+        self.output = output
         self._path = os.path.join(output.folder, "metrics.jsonl")
-        self.metrics, self._autocast = Metrics(), contextlib.nullcontext()
+        self.metrics = Metrics()  # of the evaluations, besides loss and accuracy
+        self._autocast: Any = contextlib.nullcontext()  # names the precision in the first lines
         self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = endings.STARTED  # importing torch counts as set-up
-        self._trackers: dict[str, Any] | None = None  # from the first report on
-        self._bar: tqdm | None = None
-        self._loader: Any = None
+        self._trackers: dict[str, Any] | None = None  # name -> tracker; from the first report on
+        self._bar: tqdm | None = None  # on a terminal, from start() on
+        self._loader: Any = None  # that of the training, from start() until finish()
         self.warn_once = errors.Once(self.info)  # a line, or the first line of a subject
         self._profiled: list[float] = []  # with --prof: the times of the two reports
-        self._class_names: tuple[str, ...] = ()
-        self._unit = "images", 1  # what is counted for the speed, and how many a sample has
+        self._class_names: tuple[str, ...] = ()  # of the training set
+        self._unit = ("images", 1)  # what is counted for the speed, and how many a sample has
         self._result = ""  # text about the last evaluation
         self.lost = ""  # why receipt.bin is not whole, after finish()
         self.members: Callable[[], dict[str, float]] = dict  # Members.figures(), if processes may be lost
@@ -63,8 +65,11 @@ class Log:
 
     def use(self, metrics: Metrics | None = None, autocast: Any = None) -> None:
         """Report these metrics of an evaluation besides loss and accuracy, and name the precision of this
-        context of mixed precision."""
-        self.metrics, self._autocast = metrics or self.metrics, autocast or self._autocast
+        context of mixed precision. A job calls it on every rank before start()."""
+        if metrics:
+            self.metrics = metrics
+        if autocast:
+            self._autocast = autocast
 
     def start(
         self,
@@ -72,13 +77,14 @@ class Log:
         step: int,
         total_steps: int | None,
         model: torch.nn.Module | None = None,
-        rate: Callable[[], Any] = lambda: None,
+        rate: Callable[[], Any] | None = None,
         scheduler: Any = None,
         run: str = "",
         repeats: bool = False,
         continues: bool = False,
     ) -> None:
-        """Begin to report a training, or continue after `step`. Call it on every rank before the first step.
+        """Begin to report a training, or continue after `step`. The Checkpointer, or a job without one, calls
+        it on every rank before the first step.
 
         Reports of an earlier start after `step` are deleted from the files: these steps are reported again.
 
@@ -86,7 +92,7 @@ class Log:
         step: the step to continue from, or 0.
         total_steps: the optimizer steps of the whole run, if they are known.
         model: describe this model in the log, and show a progress bar on a terminal.
-        rate: returns the learning rate of the last step, a number, a tensor or None.
+        rate: returns the learning rate of the last step, a number, a tensor or None. Default: not known.
         scheduler: that which checkpoints hold.
         run: the id of the run for --tracker; a restart keeps it.
         repeats: the report at `step` is written again.
@@ -95,26 +101,39 @@ class Log:
         self._end_lap("model and checkpoint")
         if ranks.is_first():
             self.output.begin()
-        self._loader, self._step, self._total_steps = loader, step, total_steps
-        self._repeats, self._continues = repeats, continues
-        self._rate, self._scheduler, self._run = rate, scheduler, run
-        self._since, self._waited, self._evaluating = time.monotonic(), loader.waited, 0.0
+        self._loader = loader
+        self._step = step  # of the start
+        self._total_steps = total_steps
+        self._repeats = repeats
+        self._continues = continues
+        self._rate = rate
+        self._scheduler = scheduler
+        self._run = run
+        self._since = time.monotonic()  # when the last report was written
+        self._waited = loader.waited  # seconds for data until then
+        self._evaluating = 0.0  # seconds of evaluating and saving
+        # what starts.jsonl gets with the first report
         self._start: dict[str, Any] = {
-            "time": round(time.time(), 3), "step": step, "steps": total_steps, "laps": {**self._laps},
-            "training data": loader.receipt.fingerprint, "data backend": getattr(loader, "backend", ""),
+            "time": round(time.time(), 3),
+            "step": step,
+            "steps": total_steps,
+            "laps": {**self._laps},
+            "training data": loader.receipt.fingerprint,
+            "data backend": getattr(loader, "backend", ""),
             "sampling": getattr(loader, "sampling", {}),
-        }  # fmt: skip
+        }
         endings.at_end("results", self._end)
         if model is None or continues or not ranks.is_first():
             return
-        folder = str(self.output), self.output.folder
+        folder = (str(self.output), self.output.folder)
         for line in environment.describe(self.args, model, self._autocast, total_steps, len(loader), folder):
             self.info(line)
         if sys.stderr.isatty() and not writes_nothing(self.args):
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
     def print_data(self, train_set: Any, test_set: Any) -> None:
-        """Print the sizes of the data sets and their source.
+        """Print the sizes of the data sets and their source. A job calls it on every rank, when it has made
+        the data sets and before it makes the model.
 
         The class names of the training set, if it has any, are written to classes.json. Its attribute `unit`,
         such as ("tokens", 128), is what the log counts per second, and how many a sample has (default:
@@ -129,12 +148,14 @@ class Log:
         self.info(f"data train={len(train_set)} test={len(test_set)} source={source}")
 
     def advance(self, step: int) -> None:
-        """Move the progress bar, if there is one, to this step."""
+        """Move the progress bar, if there is one, to this step. The Checkpointer calls it in each step; only
+        rank 0 has a bar."""
         if self._bar:
             self._bar.update(step - self._bar.n)  # tqdm draws at most ten times a second
 
     def report(self, running: torch.Tensor, scheduler: Any) -> None:
-        """Report the steps since the last report, on every rank, and set `running` to zero.
+        """Report the steps since the last report, and set `running` to zero. A job calls it on every rank
+        each time the steps of a report have ended.
 
         running: float64 [3], sums over all ranks.
         scheduler: that of the job; a warning is printed if it is not the one that checkpoints hold. The
@@ -156,12 +177,18 @@ class Log:
         if not ranks.is_first():
             running.zero_()
             return
-        loss_sum, correct, count = running.tolist()
+        loss_sum, correct, count = running.tolist()  # here the host waits for the device
         running.zero_()
-        now, waited = time.monotonic(), self._loader.waited
-        elapsed, data_time = now - self._since, waited - self._waited
-        self._since, self._waited = now, waited
+        now = time.monotonic()
+        waited = self._loader.waited
+        elapsed = now - self._since
+        data_time = waited - self._waited
+        self._since = now
+        self._waited = waited
         loss = loss_sum / (count or math.nan)  # count is 0 if all steps were skipped
+        rate = None
+        if self._rate is not None:
+            rate = self._rate()
         unit, per_sample = self._unit
         if self._bar:
             self._bar.set_postfix(loss=_short(loss), refresh=False)
@@ -170,7 +197,7 @@ class Log:
             step,
             loss=loss,
             **_accuracy("acc", correct, count),
-            lr=math.nan if (rate := self._rate()) is None else float(rate),
+            lr=math.nan if rate is None else float(rate),
             **{f"{unit}_per_s": count * per_sample / elapsed},
             data_time=data_time,
             compute_time=elapsed - data_time,
@@ -180,7 +207,8 @@ class Log:
         )
 
     def validation(self, val_sums: torch.Tensor) -> None:
-        """Report an evaluation. The time since the last report counts as evaluating and saving.
+        """Report an evaluation. A job calls it on every rank after each one; rank 0 prints and writes. The
+        time since the last report counts as evaluating and saving.
 
         val_sums: the result of evaluation.evaluate(), over all ranks. With --evaluate it is only printed.
         """
@@ -192,8 +220,12 @@ class Log:
         now = time.monotonic()
         self._evaluating += now - self._since
         self._since = now
-        loss, accuracy = self.metrics.loss(val_sums), _accuracy("val_acc", correct, count)
-        self._result = f"test_accuracy={accuracy['val_acc']:.4f} " if accuracy else f"test_loss={loss:.6g} "
+        loss = self.metrics.loss(val_sums)
+        accuracy = _accuracy("val_acc", correct, count)
+        if accuracy:
+            self._result = f"test_accuracy={accuracy['val_acc']:.4f} "
+        else:
+            self._result = f"test_loss={loss:.6g} "
         others = {f"val_{name}": value for name, value in self.metrics.values(val_sums).items()}
         figures: dict[str, Any] = {"val_loss": loss, **accuracy, **others, "val_count": int(count)}
         if getattr(self.args, "evaluate", False):
@@ -228,11 +260,12 @@ class Log:
         return after - before
 
     def finish(self) -> None:
-        """Print the last result and the TIME COST table, and close the files. If main() returns without it,
-        it is called then."""
+        """Print the last result and the TIME COST table, and close the files, on rank 0. The Checkpointer
+        calls it after the last step. If main() returns without it, it is called then."""
         if self._loader is None or not ranks.is_first():
             return
-        loader, self._loader = self._loader, None
+        loader = self._loader
+        self._loader = None  # a second call does nothing
         if self._bar:
             self._bar.close()
         if self._trains and not writes_nothing(self.args):
@@ -242,19 +275,23 @@ class Log:
         self._close_trackers()
 
     def _end(self, error: BaseException | None) -> None:
+        """Close the files at the end of main(), on every rank. endings calls it, with the exception that
+        ended main(), or None. If main() has failed, nothing more is printed."""
         if error is None:
             self.finish()
         elif isinstance(error, endings.Changed):  # this process continues
             self._close_trackers()
 
     def _close_trackers(self) -> None:
-        trackers, self._trackers = self._trackers, {}
-        for name, tracker in (trackers or {}).items():
+        """Finish the trackers at the end of a run, or of the part of it that this process reports."""
+        trackers = self._trackers or {}
+        self._trackers = {}  # not None: a report after the end does not begin the files again
+        for name, tracker in trackers.items():
             with self._reported(name):
                 tracker.finish()
 
     def info(self, line: str) -> None:
-        """Print a line on rank 0, above the progress bar."""
+        """Print a line on rank 0, above the progress bar. Each rank may call it at any time."""
         if ranks.is_first():
             with contextlib.suppress(OSError, ValueError):  # a log on a full disk must not stop the training
                 tqdm.write(printable(line))
@@ -267,15 +304,22 @@ class Log:
         self._lap_start = now
 
     def _print_time_cost(self, loader: Any) -> None:
+        """Print the table at the end of the log, after the last lap. finish() calls it on rank 0."""
         self._end_lap("training")
         computing = self._laps["training"] - loader.waited - self._evaluating
         total = sum(self._laps.values())
-        rows = [*self._laps.items(), ("- waiting for data", loader.waited), ("- computing", computing)]
-        rows += [("- evaluating and saving", self._evaluating), ("total", total)]
+        rows = [
+            *self._laps.items(),
+            ("- waiting for data", loader.waited),
+            ("- computing", computing),
+            ("- evaluating and saving", self._evaluating),
+            ("total", total),
+        ]
         print(f"\n{'TIME COST':<26}{'seconds':>10}{'share':>9}")
         for name, seconds in rows:
             print(f"{name:<26}{seconds:>10.2f}{seconds / total:>9.1%}")
-        if figures := self.members():
+        figures = self.members()
+        if figures:  # processes may be lost and replaced in this run
             print(
                 f"\ngenerations {figures['generations']}, lost processes {figures['lost_processes']}, "
                 f"{figures['lost_seconds']:.1f} s without a step: useful share {figures['useful_share']:.1%}"
@@ -286,7 +330,7 @@ class Log:
         )
 
     def _commit(self, step: int) -> None:
-        """Extend the receipt on every rank; rank 0 writes it."""
+        """Extend the receipt on every rank, with each report; rank 0 writes it."""
         if ranks.is_first():
             self._open()
         try:
@@ -296,6 +340,8 @@ class Log:
             self.warn_once(f"warning: {self.output.folder} lacks a part of the receipt: {error}")
 
     def _write(self, step: int, **figures: float | str) -> None:
+        """Write a report to metrics.jsonl and the trackers, and print it. Each kind of report calls it, on
+        rank 0."""
         self._open()
         line: dict[str, Any] = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
         with self._reported():
@@ -308,6 +354,8 @@ class Log:
         self.info(_line(line))
 
     def _write_confusion(self, step: int, val_sums: torch.Tensor) -> None:
+        """Replace confusion.json, if a ConfusionMatrix is among the metrics. Rank 0 calls it after each
+        evaluation."""
         counts = self.metrics.of_classes(val_sums)
         if counts is None:
             return
@@ -321,7 +369,11 @@ class Log:
             write_atomic(os.path.join(self.output.folder, CONFUSION), json.dumps(content) + "\n")
 
     def _open(self) -> None:
-        """Begin the files with the first report, and make the folder again if it was deleted."""
+        """Begin the files with the first report, and make the folder again if it was deleted.
+
+        Rank 0 calls it before each report. With the first report, not in start(): a run that fails before its
+        first report leaves no files, and does not shorten those of an earlier start.
+        """
         folder = self.output.folder
         with self._reported():
             check_mounted(folder)
@@ -330,32 +382,43 @@ class Log:
                 return
             lost = _keep_lines(self._path, self._step, self._repeats)
             if not self._continues or not starts.read(folder):
-                known = self._start | ({"lost": lost} if lost else {})
+                known = dict(self._start)
+                if lost:
+                    known["lost"] = lost
                 starts.write(folder, self.args, environment.facts(), **known)
-            begun = [each.get("step") for each in starts.read(folder)]
-            self._loader.receipt.begins_at(min(step for step in begun if type(step) is int))
+            steps = [start.get("step") for start in starts.read(folder)]
+            self._loader.receipt.begins_at(min(step for step in steps if type(step) is int))
             if self._class_names:
                 write_atomic(os.path.join(folder, CLASSES), json.dumps(self._class_names) + "\n")
             self._trackers = {}
-            with self._reported("TensorBoard"):
-                self._trackers["TensorBoard"] = _TensorBoard(folder, self._step - self._repeats)
-            name = getattr(self.args, "tracker", None)
-            takes_status = "KUBEFLOW_TRAINER_SERVER_URL" in os.environ  # the controller sets it
-            if not name and not takes_status:
-                return
-            from common.run import trackers  # most jobs have none
+            self._open_trackers(self._trackers)
 
-            if takes_status:
-                self._trackers["Kubeflow"] = trackers.Kubeflow(self._step, self._total_steps)
-            if name:
-                title = os.path.basename(str(self.output).rstrip("/"))
-                with self._reported(f"--tracker {name}"):
-                    tracker = trackers.start(name, self._run, title, arguments.settings(self.args))
-                    self._trackers[f"--tracker {name}"] = tracker
+    def _open_trackers(self, opened: dict[str, Any]) -> None:
+        """Add the trackers of the run to `opened`, by name: TensorBoard, Kubeflow if it has started the job,
+        and --tracker. _open() calls it once, on rank 0."""
+        begin = self._step
+        if self._repeats:
+            begin -= 1
+        with self._reported("TensorBoard"):
+            opened["TensorBoard"] = _TensorBoard(self.output.folder, begin)
+        name = getattr(self.args, "tracker", None)
+        takes_status = "KUBEFLOW_TRAINER_SERVER_URL" in os.environ  # the controller sets it
+        if not name and not takes_status:
+            return
+        from common.run import trackers  # most jobs have none
+
+        if takes_status:
+            opened["Kubeflow"] = trackers.Kubeflow(self._step, self._total_steps)
+        if name:
+            title = os.path.basename(str(self.output).rstrip("/"))
+            with self._reported(f"--tracker {name}"):
+                tracker = trackers.start(name, self._run, title, arguments.settings(self.args))
+                opened[f"--tracker {name}"] = tracker
 
     @contextlib.contextmanager
     def _reported(self, tracker: str = "") -> Iterator[None]:
-        """Print the reason once if a report cannot be written; the training continues."""
+        """Print the reason once if the block, which writes a report, raises an exception; the training
+        continues."""
         try:
             with watched(self.output.folder):
                 yield
@@ -385,43 +448,55 @@ class _TensorBoard:
 def _keep_lines(path: str, step: int, repeats: bool = False) -> dict[str, float] | None:
     """Delete from a metrics.jsonl the reports after `step`, the evaluation at `step` (the checkpoint is
     older), unfinished lines, and if it `repeats` also the report at `step`. Return the step and time of the
-    last report after `step`, or None."""
+    last report after `step`, or None. The first report of a start calls it, on rank 0: without it, a restart
+    would report these steps twice."""
     if not os.path.exists(path):
         return None
-    kept, last = [], None
+    lines = []
+    last = None
     with open(path, encoding="utf-8", errors="replace", opener=opener) as file:
         for line in file:
             try:
                 figures = json.loads(line)
-                if figures["step"] < step or (figures["step"] == step and "loss" in figures and not repeats):
-                    kept.append(line)
+                is_report_at_step = figures["step"] == step and "loss" in figures
+                if figures["step"] < step or (is_report_at_step and not repeats):
+                    lines.append(line)
                 elif figures["step"] > step:
                     last = {"step": figures["step"], "time": figures["time"]}
             except (ValueError, KeyError, TypeError, RecursionError):
                 continue
-    write_atomic(path, "".join(kept))
+    write_atomic(path, "".join(lines))
     return last
 
 
 def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:
     """Return the accuracy under this name; nothing if the job is not a classification."""
-    return {} if math.isnan(correct) else {name: correct / (count or math.nan)}
+    if math.isnan(correct):
+        return {}
+    return {name: correct / (count or math.nan)}
 
 
 def _line(figures: dict[str, float | str]) -> str:
+    """Return the figures of a report as a line of the log."""
     return " ".join(f"{name}={_short(value)}" for name, value in figures.items())
 
 
 def _short(value: float | str) -> str:
+    """Return a figure as it stands in the log, in a few digits."""
     if isinstance(value, str):
         return value
-    return f"{value:.4g}" if isinstance(value, float) and abs(value) >= 1000 else f"{round(value, 6):.6g}"
+    if isinstance(value, float) and abs(value) >= 1000:
+        return f"{value:.4g}"
+    return f"{round(value, 6):.6g}"
 
 
 def peak_memory() -> float:
     """Return the peak memory of this process so far, in MB: allocated by torch on its GPU, or resident on the
     host."""
-    if hasattr(module := accelerator.in_use(), "max_memory_allocated"):
+    module = accelerator.in_use()
+    if hasattr(module, "max_memory_allocated"):
         return module.max_memory_allocated() / 1e6
-    kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return kilobytes / (1e6 if sys.platform == "darwin" else 1e3)  # macOS counts bytes
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if sys.platform == "darwin":  # macOS counts bytes
+        return size / 1e6
+    return size / 1e3  # others count KiB

@@ -28,54 +28,87 @@ class Metrics:
         names = ["loss", "acc", *metrics]
         if best is not None and best not in names:
             raise BadInput(f"Metrics(best={best!r}): unknown metric, expected one of {', '.join(names)}")
-        if taken := metrics.keys() & {"loss", "acc", "count"}:
+        taken = metrics.keys() & {"loss", "acc", "count"}
+        if taken:
             raise BadInput(f"a metric cannot have the name {taken.pop()!r}: every evaluation reports it")
-        self.metrics, self.best = metrics, best
-        self.lowest = best == "loss" if lowest is None else lowest
+        self.metrics = metrics  # name -> function or object
+        self.best = best
+        self.lowest = lowest
+        if lowest is None:
+            self.lowest = best == "loss"
         self.is_compared = False  # whether evaluate() has looked for a loss that is not a mean over samples
-        self._sizes = [getattr(each, "size", 1) for each in metrics.values()]
+        self._sizes = [getattr(metric, "size", 1) for metric in metrics.values()]  # sums of each metric
         self.size = sum(self._sizes) + 1  # the divisor of the loss is the last
 
     @property
     def best_of(self) -> str:
         """Return the metric that chooses best.pth, as a checkpoint stores it; "" for the default."""
-        return f"{'lowest' if self.lowest else 'highest'} {self.best}" if self.best else ""
+        if not self.best:
+            return ""
+        if self.lowest:
+            return f"lowest {self.best}"
+        return f"highest {self.best}"
 
     def sums(self, outputs: Any, targets: Any) -> list[torch.Tensor]:
-        """Return the sums of each metric for a batch, float64 [its size]."""
+        """Return the sums of each metric for a batch, float64 [its size]. evaluate() calls it on each rank
+        for each batch of the rank."""
         parts = []
         for (name, metric), size in zip(self.metrics.items(), self._sizes, strict=True):
-            if has_sums := hasattr(metric, "sums"):
-                kind, expected, result = "its sums", size, metric.sums(outputs, targets)
+            has_sums = hasattr(metric, "sums")
+            if has_sums:
+                kind = "its sums"
+                expected = size
+                result = metric.sums(outputs, targets)
             else:
-                kind, expected = "one number a sample", count_samples(targets)
+                kind = "one number a sample"
+                expected = count_samples(targets)
                 result = metric(outputs, targets)
             if not isinstance(result, torch.Tensor) or result.shape != (expected,):
                 shape = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
                 raise BadInput(f"metric {name}: expected a tensor [{expected}], {kind}, got {shape}")
-            parts.append(result.double() if has_sums else result.double().sum()[None])
+            result = result.double()
+            if not has_sums:
+                result = result.sum()[None]
+            parts.append(result)
         return parts
 
     def loss(self, sums: torch.Tensor) -> float:
         """Return the loss of all samples; NaN without samples or labels. sums: as for values()."""
-        divisor = sums[-1] if len(sums) == 3 + self.size else sums[2]  # not of evaluate()
-        return (sums[0] / divisor).item() if divisor else math.nan
+        divisor = sums[2]  # without metrics the sums have no divisor of their own
+        if len(sums) == 3 + self.size:
+            divisor = sums[-1]
+        if not divisor:
+            return math.nan
+        return (sums[0] / divisor).item()
 
     def values(self, sums: torch.Tensor) -> dict[str, float]:
         """Return the value of each metric. sums: from evaluate(), over all ranks. Raises BadInput."""
         count = sums[2].item() or math.nan
-        return {
-            name: metric.value(part) if hasattr(metric, "sums") else part.item() / count
-            for (name, metric), part in zip(self.metrics.items(), self._split(sums), strict=True)
-        }
+        values = {}
+        for (name, metric), part in zip(self.metrics.items(), self._split(sums), strict=True):
+            if hasattr(metric, "sums"):
+                values[name] = metric.value(part)
+            else:
+                values[name] = part.item() / count
+        return values
 
     def score(self, sums: torch.Tensor) -> float:
-        """Return a score that is higher for a better model; NaN if it is unknown. sums: as for values()."""
+        """Return a score that is higher for a better model; NaN if it is unknown. sums: as for values().
+
+        The Checkpointer calls it on every rank after each evaluation, to choose best.pth.
+        """
         _, correct, count = sums[:3].tolist()
         figures = {"loss": self.loss(sums), "acc": correct / (count or math.nan)}
         figures |= self.values(sums)
-        best = self.best or ("loss" if math.isnan(correct) else "acc")
-        return -figures[best] if self.lowest or (self.best is None and best == "loss") else figures[best]
+        best = self.best
+        is_lowest_best = self.lowest
+        if not best:
+            has_accuracy = not math.isnan(correct)
+            best = "acc" if has_accuracy else "loss"
+            is_lowest_best = self.lowest or not has_accuracy
+        if is_lowest_best:
+            return -figures[best]
+        return figures[best]
 
     def of_classes(self, sums: torch.Tensor) -> dict[str, Any] | None:
         """Return what the ConfusionMatrix among the metrics has counted; None if there is none.
@@ -85,12 +118,15 @@ class Metrics:
         """
         for metric, part in zip(self.metrics.values(), self._split(sums), strict=True):
             if isinstance(metric, ConfusionMatrix):
-                count, correct = (each.long().tolist() for each in metric.of_classes(part))
-                matrix = part.view(metric.classes, metric.classes).long() if metric.has_matrix else None
-                return {"count": count, "correct": correct, "matrix": matrix}
+                count, correct = metric.of_classes(part)
+                matrix = None
+                if metric.has_matrix:
+                    matrix = part.view(metric.classes, metric.classes).long()
+                return {"count": count.long().tolist(), "correct": correct.long().tolist(), "matrix": matrix}
         return None
 
     def _split(self, sums: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the sums of each metric, on the CPU. Raises BadInput if they are not of these metrics."""
         if len(sums) - 3 not in (self.size - 1, self.size):
             raise BadInput(
                 f"log.metrics has {self.size} sums and the evaluation {len(sums) - 3}: expected "
@@ -138,7 +174,8 @@ class R2:
     """
 
     def __init__(self, columns: int = 1):
-        self.columns, self.size = columns, 4 * columns
+        self.columns = columns
+        self.size = 4 * columns
 
     def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return [count, sum, sum of squares, squared error] of each column of the targets, float64."""
@@ -182,7 +219,8 @@ class ConfusionMatrix:
     """
 
     def __init__(self, classes: int):
-        self.classes, self.has_matrix = classes, classes <= _MOST_IN_A_MATRIX
+        self.classes = classes
+        self.has_matrix = classes <= _MOST_IN_A_MATRIX
         self.size = classes**2 if self.has_matrix else 2 * classes
 
     def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -190,8 +228,10 @@ class ConfusionMatrix:
         right predictions of each class: float64 [2 * classes]."""
         if outputs.shape[1] != self.classes:
             raise BadInput(f"ConfusionMatrix({self.classes}): the model has {outputs.shape[1]} classes")
-        labels, predictions = targets.reshape(-1), outputs.argmax(dim=1).reshape(-1)
+        labels = targets.reshape(-1)
+        predictions = outputs.argmax(dim=1).reshape(-1)
         counted = (labels >= 0) & (labels < self.classes)
+        # the place of each sample among the sums; the one after the last is for samples that do not count
         places = labels * self.classes + predictions if self.has_matrix else labels
         places = torch.where(counted, places, self.size)
         if not self.has_matrix:
@@ -220,12 +260,14 @@ class F1:
     """
 
     def __init__(self, classes: int):
-        self.classes, self.size = classes, 2 * classes
+        self.classes = classes
+        self.size = 2 * classes
 
     def sums(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return the right predictions of each class, then its predictions plus its labels, float64."""
-        predicted, has = outputs > 0, multi_hot(targets, self.classes) > 0.5
-        return torch.cat([(predicted & has).sum(0), predicted.sum(0) + has.sum(0)]).double()
+        predicted = outputs > 0
+        labelled = multi_hot(targets, self.classes) > 0.5
+        return torch.cat([(predicted & labelled).sum(0), predicted.sum(0) + labelled.sum(0)]).double()
 
     def value(self, sums: torch.Tensor) -> float:
         """Return the mean score of the classes that have labels or predictions; NaN without them."""
@@ -235,7 +277,8 @@ class F1:
 
 def _columns(outputs: torch.Tensor, targets: torch.Tensor, name: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return both as float64 [n, columns]. Raises BadInput if their shapes differ then."""
-    outputs, targets = (each.double().reshape(len(each), -1) for each in (outputs, targets))
+    outputs = outputs.double().reshape(len(outputs), -1)
+    targets = targets.double().reshape(len(targets), -1)
     if outputs.shape != targets.shape:
         shapes = f"outputs {list(outputs.shape)}, targets {list(targets.shape)}"
         raise BadInput(f"metric {name}: expected outputs and targets of one shape, got {shapes}")

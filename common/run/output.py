@@ -33,7 +33,8 @@ from common.platform.topology import Topology
 from common.run.folder_lease import FolderLease, find_local_locks
 
 PARENT = os.path.join(HOME, "output_dir")
-LATEST, LOCK = "latest", ".lock"
+LATEST = "latest"
+LOCK = ".lock"
 _OWN = "BOOTFILE_RUN_FOLDER"  # a parent passes the folder that it made to the processes that it starts
 _REPORTS = re.compile(r"metrics\.jsonl|receipt\.bin|events\.out\.tfevents\..*")
 _BUSY = 10.0  # seconds that a start waits for the previous job to end
@@ -47,10 +48,12 @@ class Output:
     """
 
     def __init__(self, folder: str, url: str | None = None, is_default: bool = False):
-        self.folder, self.url, self.is_default = folder, url, is_default
-        self._lock: io.TextIOWrapper | None = None
-        self._lease: FolderLease | None = None
-        self._made: list[str] = []  # folders that were missing
+        self.folder = folder
+        self.url = url
+        self.is_default = is_default
+        self._lock: io.TextIOWrapper | None = None  # from hold() to release()
+        self._lease: FolderLease | None = None  # the same, on a mount whose locks are local
+        self._made: list[str] = []  # folders that hold() has made
 
     def __str__(self) -> str:
         return self.url or self.folder
@@ -64,12 +67,14 @@ class Output:
         """Make this process the only one that writes to the folder until it ends. It makes the folder, and
         waits up to 10 s for a job that is just ending. Raises BadInput if another job holds the folder.
 
+        A job calls it on rank 0 before it looks for a checkpoint (resume.py).
         The lock is a record lock (lockf): a child does not inherit it, and it ends with the process. It also
         ends when the process closes the file, so only this method opens it.
         """
         if self._lock or HELD in os.environ:  # by the process that has started this one
             return
-        path, made = os.path.join(self.folder, LOCK), _missing(self.folder)
+        path = os.path.join(self.folder, LOCK)
+        made = _missing(self.folder)
         deadline = time.monotonic() + _BUSY
         while True:
             with explained(f"output_dir {self.folder} cannot be written"), watched(self.folder):
@@ -96,9 +101,11 @@ class Output:
                     "of its own"
                 )
             time.sleep(0.2)
-        self._lock, self._made = file, made
-        endings.at_end("folder", lambda error: self.release())
-        if kind := find_local_locks(os.path.realpath(self.folder)):
+        self._lock = file
+        self._made = made
+        endings.at_end("folder", self._end)
+        kind = find_local_locks(os.path.realpath(self.folder))
+        if kind:  # the lock does not keep jobs on other nodes away
             try:
                 self._lease = FolderLease(self.folder)
             except OSError as error:
@@ -108,9 +115,11 @@ class Output:
                 )
 
     def begin(self) -> None:
-        """Make `latest` point to a default folder, if the file system permits links.
+        """Make the link `latest` point to this folder if it is a default one; ignored if the file system has
+        no links.
 
-        Called on rank 0 with the first line of the log: the job, which holds the folder, begins to write.
+        Log.start() calls it on rank 0, when the checkpoint is loaded and before the first step. So `latest`
+        keeps its folder if a job fails before it trains, or if it only looks at the folder.
         """
         is_held = self._lock is not None or HELD in os.environ
         if not is_held or not self.is_default:
@@ -126,9 +135,18 @@ class Output:
             except OSError:
                 os.unlink(new)
 
+    def _end(self, _: BaseException | None) -> None:
+        """Release the folder at the end of main(), after everything is written. endings calls it."""
+        self.release()
+
     def release(self) -> None:
-        """Release the folder for other jobs. A start that was refused leaves the folder as it was."""
-        file, self._lock = self._lock, None
+        """Release the folder for other jobs. A start that was refused leaves the folder as it was.
+
+        It is called on the process that holds the folder: at the end of main(), and before, if another
+        process of the job goes on to write there.
+        """
+        file = self._lock
+        self._lock = None
         if self._lease:
             with contextlib.suppress(BadInput, OSError):
                 self._lease.release()
@@ -140,7 +158,7 @@ class Output:
 
 
 def open_output(args: argparse.Namespace, topology: Topology) -> Output:
-    """Return the output of a job.
+    """Return the output of a job. Each process of the job calls it once, when it makes its Run.
 
     args: output_dir (a folder, an s3:// or obs:// URL, or None for a new folder in PARENT) and, if
     the job has them, prof and evaluate. Raises BadInput; nothing is left on the disk then.
@@ -148,9 +166,13 @@ def open_output(args: argparse.Namespace, topology: Topology) -> Output:
     given = args.output_dir
     if not given:
         writes = topology.rank == 0 and not writes_nothing(args)
-        folder = make_default() if writes or STARTED_BY in os.environ else local_output(PARENT)
+        if writes or STARTED_BY in os.environ:
+            folder = make_default()
+        else:
+            folder = local_output(PARENT)
         return Output(folder, is_default=os.environ.get(_OWN) == folder)
-    return Output(folder_of(given), given if is_url(given) else None)
+    url = given if is_url(given) else None
+    return Output(folder_of(given), url)
 
 
 def writes_nothing(args: argparse.Namespace) -> bool:
@@ -201,7 +223,11 @@ def check_writable(option: str, path: str) -> None:
 
 def make_default() -> str:
     """Make the folder of a job without --output_dir and return its path; it is deleted at the end if it is
-    empty. A process that another one started returns the folder that its parent has made. Raises BadInput."""
+    empty. A process that another one started returns the folder that its parent has made. Raises BadInput.
+
+    Rank 0 calls it when it opens the output, or the process that starts the ranks of a node: these find the
+    path in the environment.
+    """
     parent = local_output(PARENT)
     if STARTED_BY in os.environ:
         return os.environ.get(_OWN, parent)
@@ -211,12 +237,18 @@ def make_default() -> str:
     with explained(f"output_dir {parent} cannot be written"):
         os.makedirs(parent, exist_ok=True)
         for number in itertools.count(1):
-            path = os.path.join(parent, name if number == 1 else f"{name}-{number}")
+            path = os.path.join(parent, name)
+            if number > 1:
+                path += f"-{number}"
             with contextlib.suppress(FileExistsError):  # another job was started in the same second
                 os.mkdir(path)
                 break
+
+    def remove_if_empty(_: BaseException | None) -> None:
+        _remove_empty(made)
+
     made.append(path)
-    endings.at_end("folder", lambda error: _remove_empty(made))
+    endings.at_end("folder", remove_if_empty)
     atexit.register(_remove_empty, made)
     os.environ[_OWN] = path
     print_line(f"output_dir {path}")
@@ -224,22 +256,34 @@ def make_default() -> str:
 
 
 def list_results(folder: str) -> list[str]:
-    """Return the names of the results in the folder of a run: checkpoints, then weights, then reports."""
-    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    paths = [f"{CHECKPOINTS}/{name}" for name in checkpoints(folder)]
-    paths += [name for name in names if WEIGHTS.fullmatch(name)]
-    reports = [name for name in names if _REPORTS.fullmatch(name)]
-    reports = [name for name in reports if os.path.getsize(os.path.join(folder, name))]
+    """Return the names of the results in the folder of a run: checkpoints, then weights, then reports. A
+    start calls it on rank 0, to refuse a folder with the results of another run."""
+    names: list[str] = []
+    if os.path.isdir(folder):
+        names = sorted(os.listdir(folder))
+    results = [f"{CHECKPOINTS}/{name}" for name in checkpoints(folder)]
+    results += [name for name in names if WEIGHTS.fullmatch(name)]
+    reports = []
+    for name in names:
+        if _REPORTS.fullmatch(name) and os.path.getsize(os.path.join(folder, name)):
+            reports.append(name)
     # If there is only a receipt, the job was killed during its first report and has no results.
-    return paths + ([] if reports == ["receipt.bin"] else reports)
+    if reports != ["receipt.bin"]:
+        results += reports
+    return results
 
 
 def epochs(folder: str) -> list[float]:
     """Return the epochs whose weights are in an output folder; infinity if it has only best.pth."""
-    with contextlib.suppress(FileNotFoundError):
-        matches = [match for match in map(WEIGHTS.fullmatch, os.listdir(folder)) if match]
-        return [int(match[1]) for match in matches if match[1]] or [math.inf for _ in matches]
-    return []
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    matches = [match for match in map(WEIGHTS.fullmatch, names) if match]
+    numbers: list[float] = [int(match[1]) for match in matches if match[1]]
+    if matches and not numbers:
+        return [math.inf]
+    return numbers
 
 
 def _missing(folder: str) -> list[str]:
@@ -252,6 +296,7 @@ def _missing(folder: str) -> list[str]:
 
 
 def _remove_empty(folders: list[str]) -> None:
+    """Remove those of the folders that are empty. folders: as of _missing(), the outermost first."""
     for folder in reversed(folders):
         with contextlib.suppress(OSError):
             os.rmdir(folder)

@@ -22,7 +22,8 @@ _GRACE = 5.0  # seconds from a signal to the end of the processes of a job that 
 
 
 class Run:
-    """A run of a job, as this process sees it.
+    """A run of a job, as this process sees it. Each process makes one when its options are parsed, before it
+    reads data or joins the others.
 
     args: the options of a JobParser.
     topology: the processes of the job, and the place of this one.
@@ -60,7 +61,8 @@ class Run:
         return self.topology
 
     def join(self) -> tuple[int, int]:
-        """Return (rank, world_size) of this process, with torch.distributed initialised.
+        """Return (rank, world_size) of this process, with torch.distributed initialised. A job of several
+        processes calls it on each of them before the first use of its rank; all wait for each other.
 
         These are the steps of train_ddp.py. If the platform started one process per node, this one starts the
         node's processes, waits for them, and exits with their exit code: it does not return. Raises BadInput

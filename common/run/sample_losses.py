@@ -11,7 +11,7 @@ import copy
 import math
 import os
 from collections.abc import Callable, Container, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ def path_of(folder: str, rank: int) -> str:
 class SampleLosses:
     """Collects the losses of this rank's samples on their device, and appends them to its file.
 
+    The Checkpointer makes one on each rank of a job with --sample_losses, and calls begin() before the first
+    step, and write() with each report and when the training diverges.
+
     criterion: the module that the loop calls, with an attribute `reduction` and without parameters.
     loader: the training loader. folder: of the results. log: a function that takes one line.
     Raises BadInput if the criterion gives only a mean.
@@ -48,83 +51,100 @@ class SampleLosses:
         if any(True for _ in criterion.parameters()):
             raise BadInput(f"{_CANNOT} has parameters of its own: expected one without")
         self._criterion = criterion
-        each: Any = copy.deepcopy(criterion)  # the buffers of the training do not change
-        each.reduction, self._each = "none", each
-        self._loader, self._path, self._log, self._begun = loader, path_of(folder, rank), log, 0
-        self._batches: list[tuple[int, Any, list[torch.Tensor]]] = []  # (step, Batch, losses on the device)
+        self._copy = _copy_without_reduction(criterion)
+        self._loader = loader
+        self._path = path_of(folder, rank)
+        self._log = log
+        self._begun = 0  # the step of begin()
+        self._batches: list[_Losses] = []  # since the last write()
         self._end: int | None = None  # bytes of the file; None before the first write
 
     def begin(self, step: int) -> None:
-        """Collect from the next step on. step: the steps before it; later ones in the file are deleted."""
+        """Collect from the next step on. step: the steps before it; later ones in the file are deleted with
+        the first write()."""
         self._begun = step
         self._criterion.register_forward_pre_hook(self._follow)
         self._criterion.register_forward_hook(self._add, with_kwargs=True)
 
     def _follow(self, *_: Any) -> None:
-        """Give the copy the numbers and buffers that the criterion has before its call."""
-        for copied, module in zip(self._each.modules(), self._criterion.modules(), strict=False):
-            vars(copied).update({name: each for name, each in vars(module).items() if type(each) in _NUMBERS})
-            buffers = module._buffers.items()
-            copied._buffers.update({name: None if each is None else each.clone() for name, each in buffers})
+        """Give the copy the numbers and buffers that the criterion has. torch calls it before each call of
+        the criterion, which may change its buffers."""
+        for copied, module in zip(self._copy.modules(), self._criterion.modules(), strict=False):
+            for name, value in vars(module).items():
+                if type(value) in _NUMBERS:
+                    vars(copied)[name] = value
+            for name, buffer in module._buffers.items():
+                copied._buffers[name] = None if buffer is None else buffer.clone()
 
     def _add(self, _: Any, args: tuple, options: dict, result: torch.Tensor) -> None:
-        """Compute the losses of a call. Raises BadInput at the first call that does not give one a sample."""
+        """Compute the losses of a call. torch calls it after each call of the criterion, also in an
+        evaluation. Raises BadInput at the first call that does not give one loss a sample."""
         batch = self._loader.batch
         if not torch.is_grad_enabled() or batch is None:  # not a call of a step
             return
         if shard_guards.is_repeating():  # Shards compares its results: the call is counted already
             return
-        device = getattr(result, "device", "cpu")
-        generators = [each for each in (torch, accelerator.of(device)) if hasattr(each, "get_rng_state")]
-        states = [each.get_rng_state() for each in generators]  # the random numbers of the step do not change
+        sources = [torch, accelerator.of(getattr(result, "device", "cpu"))]
+        generators = [source for source in sources if hasattr(source, "get_rng_state")]
+        states = [generator.get_rng_state() for generator in generators]
         try:  # a criterion of the user may raise any error
             with explained(f'{_CANNOT} has no losses with reduction="none"', Exception), torch.no_grad():
-                losses = self._each.forward(*args, **options).float()
-        finally:
-            for each, state in zip(generators, states, strict=True):
-                each.set_rng_state(state)
-        if not self._batches or self._batches[-1][1] is not batch:
+                losses = self._copy.forward(*args, **options).float()
+        finally:  # the random numbers of the step do not change
+            for generator, state in zip(generators, states, strict=True):
+                generator.set_rng_state(state)
+        if not self._batches or self._batches[-1].batch is not batch:
             self._check(is_whole=True)
-            self._batches.append((self._loader.step, batch, []))
-        self._batches[-1][2].append(losses)
+            self._batches.append(_Losses(self._loader.step, batch, []))
+        self._batches[-1].calls.append(losses)
         self._check(is_whole=False)
 
     def _check(self, is_whole: bool) -> None:
-        """Raise BadInput if the last batch has too many losses, or, if it is whole, too few."""
-        for step, batch, losses in self._batches[-1:]:
-            count = len(batch.ids)
-            samples = _samples(losses, count)
-            if samples > count or (is_whole and samples < count):
-                total = sum(each.numel() for each in losses)
-                raise BadInput(
-                    f"{_CANNOT} gives {total} losses for the {count} samples of step {step}, in "
-                    f"{len(losses)} calls: expected one for each"
-                )
+        """Raise BadInput if the last batch has too many losses, or, if it is whole, too few. A batch is whole
+        when the next one begins, or when its step is written."""
+        if not self._batches:
+            return
+        step, batch, calls = self._batches[-1]
+        count = len(batch.ids)
+        samples = _samples(calls, count)
+        if samples > count or (is_whole and samples < count):
+            total = sum(losses.numel() for losses in calls)
+            raise BadInput(
+                f"{_CANNOT} gives {total} losses for the {count} samples of step {step}, in "
+                f"{len(calls)} calls: expected one for each"
+            )
 
     def write(self) -> None:
         """Append the steps since the last call. The only synchronisation with the device. Raises BadInput if
         the last step has fewer losses than samples."""
         self._check(is_whole=True)
-        batches, self._batches = self._batches, []
+        batches = self._batches
+        self._batches = []
         if not batches:
             return
-        each = [_mean_of_samples(losses, len(batch.ids)) for _, batch, losses in batches]
-        losses, place = torch.cat(each).cpu().numpy().astype("<f4"), 0
+        means = [_mean_of_samples(calls, len(batch.ids)) for _, batch, calls in batches]
+        losses = torch.cat(means).cpu().numpy().astype("<f4")
         steps: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}  # a step may have several batches
+        place = 0
         for step, batch, _ in batches:
             count = len(batch.ids)
             steps.setdefault(step, []).append((batch.ids, losses[place : place + count]))
             place += count
         content = []
         for step, parts in steps.items():
-            ids, own = (np.concatenate(column) for column in zip(*parts, strict=True))
-            content += [np.array((step, len(ids)), STEP), ids.astype("<i8"), own]
+            ids = np.concatenate([ids_of_batch for ids_of_batch, _ in parts])
+            losses_of_step = np.concatenate([losses_of_batch for _, losses_of_batch in parts])
+            content.append(np.array((step, len(ids)), STEP).tobytes())
+            content.append(ids.astype("<i8").tobytes())
+            content.append(losses_of_step.tobytes())
         try:
-            self._append(b"".join(each.tobytes() for each in content))
+            self._append(b"".join(content))
         except OSError as error:
             self._log(f"warning: {self._path} lacks losses of samples: {error.strerror or error}")
 
     def _append(self, content: bytes) -> None:
+        """Append bytes to the file. The first call of a start deletes the steps after that of begin(): they
+        are trained again."""
         folder = os.path.dirname(self._path)
         check_mounted(folder)
         if self._end is None:
@@ -143,36 +163,57 @@ class SampleLosses:
 
 def read(folder: str, rank: int, steps: Container[int]) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     """Return step -> (ids int64 [n], losses float32 [n]) of a rank, of those of the steps that its file has.
-    Raises BadInput if the file cannot be read."""
+    Raises BadInput if the file cannot be read. Commands that show a run call it, not the job itself."""
     path = path_of(folder, rank)
     if not os.path.exists(path):
         return {}
+    losses_by_step = {}
     with explained(f"cannot read the losses {path}"), open(path, "rb", opener=opener) as file:
-        return {
-            step: (np.frombuffer(file.read(8 * count), "<i8"), np.frombuffer(file.read(4 * count), "<f4"))
-            for step, count in _walk(file)
-            if step in steps
-        }
+        for step, count in _walk(file):
+            if step in steps:
+                ids = np.frombuffer(file.read(8 * count), "<i8")
+                losses_by_step[step] = (ids, np.frombuffer(file.read(4 * count), "<f4"))
+    return losses_by_step
 
 
-def _samples(losses: list[torch.Tensor], count: int) -> float:
+def _copy_without_reduction(criterion: Any) -> Any:
+    """Return a copy of a criterion that returns each loss. The buffers of the training do not change with
+    its calls."""
+    duplicate = copy.deepcopy(criterion)
+    duplicate.reduction = "none"
+    return duplicate
+
+
+class _Losses(NamedTuple):
+    """The losses of a batch. batch: the loader's Batch, with the ids. calls: the losses of each call of the
+    criterion, on the device."""
+
+    step: int
+    batch: Any
+    calls: list[torch.Tensor]
+
+
+def _samples(calls: list[torch.Tensor], count: int) -> float:
     """Return the number of samples that the losses of one or several calls belong to; infinity for a mean.
     One call may have several losses in a row for each of the `count` samples of a batch."""
-    rows = [len(each) if each.ndim else math.inf for each in losses]
-    return count if len(rows) == 1 and rows[0] and rows[0] % count == 0 else sum(rows)
+    rows = [len(losses) if losses.ndim else math.inf for losses in calls]
+    if len(rows) == 1 and rows[0] and rows[0] % count == 0:
+        return count
+    return sum(rows)
 
 
-def _mean_of_samples(losses: list[torch.Tensor], count: int) -> torch.Tensor:
+def _mean_of_samples(calls: list[torch.Tensor], count: int) -> torch.Tensor:
     """Return the mean of the elements of each of `count` samples, float32 [count]. Losses of several calls in
     one step are those of parts of its batch, in order."""
-    if len(losses) == 1:
-        return losses[0].reshape(count, -1).mean(1)
-    return torch.cat([each.reshape(len(each), -1).mean(1) for each in losses])
+    if len(calls) == 1:
+        return calls[0].reshape(count, -1).mean(1)
+    return torch.cat([losses.reshape(len(losses), -1).mean(1) for losses in calls])
 
 
 def _walk(file: BinaryIO) -> Iterator[tuple[int, int]]:
     """Yield (step, count) of each step, with the file at its ids. A step that is cut is left out."""
-    size, place = os.fstat(file.fileno()).st_size, 0
+    size = os.fstat(file.fileno()).st_size
+    place = 0
     while place + STEP.itemsize <= size:
         file.seek(place)
         step, count = np.frombuffer(file.read(STEP.itemsize), STEP)[0].item()

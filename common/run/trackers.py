@@ -87,13 +87,16 @@ class Kubeflow:
     """
 
     def __init__(self, first: int, total: int | None):
-        self._first, self._total, self._began = first, total, time.monotonic()
+        self._first = first
+        self._total = total
+        self._began = time.monotonic()
         self._next = self._began  # the earliest time of the next request
         self._metrics: dict[str, str] = {}  # the server replaces all figures at once
-        self._thread: threading.Thread | None = None
-        self._errors: list[Exception] = []
+        self._thread: threading.Thread | None = None  # that of the last request
+        self._errors: list[Exception] = []  # of requests, until log() raises them
 
     def log(self, figures: Mapping[str, float], step: int) -> None:
+        """Keep the figures of a report, and send them if the last request is old enough and has ended."""
         self._metrics |= {name[:64]: f"{value:.6g}" for name, value in figures.items()}
         now = time.monotonic()
         if now >= self._next and not (self._thread and self._thread.is_alive()):
@@ -103,6 +106,7 @@ class Kubeflow:
             raise self._errors.pop()
 
     def finish(self) -> None:
+        """Send the end of the run, and wait up to 5 s for each of the last two requests."""
         if self._thread:
             self._thread.join(_KUBEFLOW_TIMEOUT)
         self._send(self._total or 0, 0.0).join(_KUBEFLOW_TIMEOUT)
@@ -110,6 +114,8 @@ class Kubeflow:
             raise self._errors.pop()
 
     def _send(self, step: int, seconds_per_step: float) -> threading.Thread:
+        """Send the status in a thread, and return the thread. log() calls it at most every 5 s, and finish()
+        once."""
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         metrics = [{"name": name, "value": value} for name, value in self._metrics.items()]
         status: dict[str, Any] = {"metrics": metrics, "lastUpdatedTime": now}
@@ -122,6 +128,7 @@ class Kubeflow:
         return self._thread
 
     def _post(self, body: bytes) -> None:
+        """Send one request, in a thread, and keep its error for the next log()."""
         try:
             with open(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"], encoding="ascii") as file:  # it changes
                 headers = {"Authorization": f"Bearer {file.read().strip()}"}
@@ -133,5 +140,8 @@ class Kubeflow:
 
 
 def start(package: str, run: str, title: str, settings: Mapping[str, Any]) -> Any:
-    """Return the tracker of a package. The arguments are those of MLflow and WandbLike."""
-    return MLflow(run, title, settings) if package == "mlflow" else WandbLike(package, run, title, settings)
+    """Return the tracker of a package. The arguments are those of MLflow and WandbLike. The log calls it on
+    rank 0 with the first report, then log() with each report, and finish() at the end of main()."""
+    if package == "mlflow":
+        return MLflow(run, title, settings)
+    return WandbLike(package, run, title, settings)
