@@ -46,7 +46,6 @@ CEILINGS = {
     "datasets/loaders": (0, 0, 0, 0, 11, 0, 30),
     "datasets/memory": (0, 0, 11, 2, 4, 0, 66),
     "datasets/sampling": (0, 1, 10, 0, 0, 0, 39),
-    "datasets/stores": (0, 1, 26, 5, 4, 0, 47),
     "jobs": (0, 0, 24, 3, 3, 11, 15),
     "launch": (0, 0, 6, 1, 3, 0, 49),
     "launch/bundle": (0, 2, 12, 0, 12, 1, 76),
