@@ -19,11 +19,11 @@ SPLITS = {  # the names that Hugging Face's imagefolder takes, as splits; the fi
 NO_SPLITS = "none"  # --splits: every folder is a class, whatever its name is
 
 
-def find_split(root: str, split: str, splits: str | None = None, log: Log = lambda line: None) -> str:
+def find_split(root: str, split: str, splits: str | None = None, log: Log | None = None) -> str:
     """Return the name of a split's folder, or of its list without .txt; "" if the root folder has none.
 
     splits: the names of both, as --splits gives them. log: gets one line for "val" if other folders are left
-    out. Raises BadInput.
+    out. The process of a node that indexes the images calls it at each start. Raises BadInput.
     """
     folders: set[str] = set()
     lists: set[str] = set()
@@ -46,7 +46,7 @@ def find_split(root: str, split: str, splits: str | None = None, log: Log = lamb
         raise BadInput(f"--splits {splits}: {root} has no folder {name} and no list {name}.txt")
     used = {name.partition("/")[0] for name in chosen.values()}
     unused = sorted(name for name in folders - used if not is_hidden(name))
-    if split == "val" and unused and used <= folders:
+    if log and split == "val" and unused and used <= folders:
         log(f"{root}: val is {chosen[split]}; not used: {', '.join(unused)}")
     return chosen[split]
 
@@ -128,7 +128,9 @@ def divide(root: str, split: str, paths: list[str], labels: np.ndarray, share: f
             f"{root} has {len(paths)} images, one in each class: none remains for validation. "
             "Add val/ next to train/, or more images"
         )
-    return np.flatnonzero(is_val if split == "val" else ~is_val)
+    if split == "val":
+        return np.flatnonzero(is_val)
+    return np.flatnonzero(~is_val)
 
 
 def _hash_paths(paths: list[str]) -> np.ndarray:
