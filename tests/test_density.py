@@ -43,7 +43,6 @@ CEILINGS = {
     "datasets": (0, 1, 7, 0, 1, 0, 36),
     "datasets/compat": (3, 0, 11, 2, 5, 3, 61),
     "datasets/loaders": (0, 0, 0, 0, 11, 0, 30),
-    "datasets/memory": (0, 0, 11, 2, 4, 0, 66),
     "datasets/sampling": (0, 1, 10, 0, 0, 0, 39),
     "jobs": (0, 0, 24, 3, 3, 11, 15),
     "launch": (0, 0, 6, 1, 3, 0, 49),
