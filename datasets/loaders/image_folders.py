@@ -200,6 +200,7 @@ def _scan_splits(
     it, and the others wait: it reads each image whose index is not in `cache`. Raises BadInput."""
 
     def load(split: str, **options: Any) -> image_index.ImageFolderIndex:
+        """Return the index of a split, and log what it holds."""
         index = image_folder.load(
             folder,
             split,

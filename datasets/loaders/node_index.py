@@ -66,6 +66,7 @@ def _beating() -> Iterator[None]:
     ended = threading.Event()
 
     def send() -> None:
+        """Send heartbeats until the block ends; in the thread."""
         with contextlib.suppress(BadInput):  # wait_for_all() raises the error of the other process, too
             while not ended.wait(_BEAT):
                 barrier.beat(_NAME)

@@ -59,6 +59,7 @@ def plan_change(
         drawn = draw_effects(effects, ids, seed, epoch, plan.size)
 
     def change(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the changed images and labels of this batch, on their device."""
         if transform:  # it gets random numbers of its own, whatever drew before
             words = draw(seed, epoch, ids[:1], Operation.TRANSFORM)
             seed_all(int(words[0, 0]), images.device)

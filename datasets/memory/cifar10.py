@@ -125,6 +125,7 @@ def _load_python(folder: str) -> _Sets | None:
         return None
 
     def gather(names: list[str]) -> ImageSet:
+        """Return the set of some batches."""
         parts = [_parse(os.path.join(place, name), contents[name]) for name in names]
         images = np.concatenate([images for images, _ in parts])
         labels = np.concatenate([labels for _, labels in parts])

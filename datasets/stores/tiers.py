@@ -129,6 +129,7 @@ class Stores:
         return self._known[index.fingerprint]
 
     def _open(self, index: Any) -> Store:
+        """Return a new store. open() calls it once for each index."""
         if self.folder:
             return self._kept(pack.build(index, pack.place(self.folder, index, self.form), self.form))
         if not self._server:

@@ -123,6 +123,7 @@ class Dali(Engine):
         ids = batch.ids.tolist()
 
         def prepare(places: range, contents: list) -> list[np.ndarray]:
+            """Return what DALI gets of the samples of one task, in a thread of the reader."""
             return [
                 self._prepared(ids[place], content) for place, content in zip(places, contents, strict=True)
             ]

@@ -37,6 +37,7 @@ class Reader:
             fetched = self._fetchers.submit(self._store.read, ids)
 
         def run(places: range) -> Any:
+            """Do one task, in a thread of the pool. It waits for the samples if they are on their way."""
             task = slice(places.start, places.stop)
             if fetched:
                 samples = fetched.result()[task]
