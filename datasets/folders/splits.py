@@ -100,7 +100,8 @@ def divide(root: str, split: str, paths: list[str], labels: np.ndarray, share: f
     The hash is that of the path without its ending. So an image is in the same split on every machine, also
     after other images are added or removed. Two exceptions: a class keeps at least one image for training,
     the one with the highest hash. At least one image is for validation: the one with the lowest hash, of the
-    classes with several images. Raises BadInput if "val" is empty.
+    classes with several images. Each start computes it again; nothing is stored. Raises BadInput if "val" is
+    empty.
     """
     hashes = _hash_paths(paths)
     is_val = hashes < np.uint64(int(share * 2**64))
