@@ -66,7 +66,7 @@ class ToDevice(Stage):
     def begin(self, batch: Batch, images: torch.Tensor, change: Change | None = None) -> Copy:
         """Start moving a batch with its images [n, H, W, C] to the device, as move() does.
 
-        The loader calls it in the process of the training, one batch before the batch is used."""
+        The loader calls it in the process of the training; on a GPU, one batch before the batch is used."""
         labels = torch.tensor(batch.labels)  # a copy: the caller may change it
         return self.move(images.permute(0, 3, 1, 2), labels, change)
 
@@ -221,8 +221,8 @@ class ImageLoader(Loader):
         self.transform: Change | None = None
 
     def begin(self, batch: Batch, data: Any) -> tuple[Batch, Copy]:
-        """Start moving a batch of the engine to the device, and add the parameters of the effects to it. The
-        loader calls it one batch before the batch is used."""
+        """Start moving a batch of the engine to the device, and add the parameters of the effects to it. On a
+        GPU, the loader calls it one batch before the batch is used."""
         if not self.effects and not self.transform:
             return super().begin(batch, data)
         from datasets.loaders import pixels  # most jobs do not need it
