@@ -13,20 +13,24 @@ _REASON = "Bootfile does not have it, and Hugging Face's package is not installe
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name of the installed package. Raises AttributeError."""
+    """Return a name of the installed package. Python calls it for a name that this package does not have.
+    Raises AttributeError."""
     # `from datasets import files` asks for the name of our module before it is imported
     is_ours = bool(importlib.machinery.PathFinder.find_spec(f"{__name__}.{name}", __path__[:1]))
     is_theirs = not is_ours and (not name.startswith("_") or name == "__version__")
     if is_theirs and _Installed.load() and name in globals():
         return globals()[name]
-    reason = f": {_REASON}" * (is_theirs and not _Installed.folder)
+    reason = ""
+    if is_theirs and not _Installed.folder:
+        reason = f": {_REASON}"
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{reason}")
 
 
 class _Installed:
     """A finder of the modules that only the installed package has."""
 
-    file = folder = ""  # the package's `__init__` and its folder, set while that runs and afterwards
+    file = ""  # the package's `__init__`
+    folder = ""  # its folder; set while `__init__` runs and afterwards
 
     @classmethod
     def load(cls) -> bool:
@@ -44,9 +48,12 @@ class _Installed:
 
     @classmethod
     def find_spec(cls, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
-        """Find a module of the installed package, but import nothing: other threads cannot import now."""
+        """Find a module of the installed package, but import nothing: other threads cannot import now. Python
+        calls it for each module that no other finder has."""
         is_new = name.rpartition(".")[0] == __name__ and not cls.folder
-        return importlib.machinery.ModuleSpec(name, cls) if is_new else None  # type: ignore[arg-type]
+        if not is_new:
+            return None
+        return importlib.machinery.ModuleSpec(name, cls)  # type: ignore[arg-type]
 
     @classmethod
     def create_module(cls, spec: importlib.machinery.ModuleSpec) -> Any:
@@ -61,6 +68,7 @@ class _Installed:
 
     @staticmethod
     def exec_module(module: Any) -> None:
+        """Give the module its own spec back. Python calls it after create_module(), which has run it."""
         module.__spec__ = module.__spec__.loader_state
 
 

@@ -45,7 +45,8 @@ def local_folder(data_url: str | None) -> str:
 
 
 def read_checked(path: str, md5: str) -> bytes:
-    """Return a file's bytes, unpacked if its name ends in .gz. md5: of the packed file. Raises BadInput."""
+    """Return a file's bytes, unpacked if its name ends in .gz. md5: of the packed file. Data sets in memory
+    call it on every rank. Raises BadInput."""
     with explained(f"cannot read {path}"), open(path, "rb") as file:
         content = file.read()
     actual = hashlib.md5(content, usedforsecurity=False).hexdigest()
@@ -54,11 +55,16 @@ def read_checked(path: str, md5: str) -> bytes:
             f"{path} is not the official file (truncated or changed): "
             f"{len(content)} bytes with md5 {actual}, expected md5 {md5}"
         )
-    return gzip.decompress(content) if path.endswith(".gz") else content
+    if path.endswith(".gz"):
+        return gzip.decompress(content)
+    return content
 
 
 class _HttpsOnly(urllib.request.HTTPRedirectHandler):
+    """A handler that follows redirects to https only."""
+
     def redirect_request(self, request: Any, *others: Any):
+        """Return the next request; urllib calls it for each redirect. Raises BadInput."""
         if not others[-1].startswith("https://"):
             raise BadInput(f"{request.full_url} redirects to {others[-1]}, which is not https")
         return super().redirect_request(request, *others)
@@ -82,15 +88,21 @@ def download(url: str, path: str, md5: str) -> None:
 
 
 def _fetch(url: str, path: str, md5: str) -> None:
+    """Download a file and check it. download() calls it in the process that holds the lock. Raises BadInput
+    and errors of the network."""
     opener = urllib.request.build_opener(_HttpsOnly)
     with opener.open(url, timeout=_TIMEOUT) as response, open_atomic(path) as file:
         size = int(response.headers.get("Content-Length") or 0)
-        digest, received = hashlib.md5(usedforsecurity=False), 0
+        digest = hashlib.md5(usedforsecurity=False)
+        received = 0
         # not a terminal: print every 10 s, so that a slow download does not look like a hang
         interval = 0.1 if os.isatty(2) else 10
         title = f"downloading {os.path.basename(path)}"
         with tqdm(total=size or None, unit="B", unit_scale=True, desc=title, mininterval=interval) as bar:
-            while block := response.read(_BLOCK):
+            while True:
+                block = response.read(_BLOCK)
+                if not block:
+                    break
                 file.write(block)
                 digest.update(block)
                 received += len(block)

@@ -9,12 +9,12 @@ import sys
 from typing import Any
 
 _ours: Any = sys.modules["datasets"]
-_found = _ours._Installed
-_found.folder = os.path.dirname(_found.file)  # before `__init__` runs: it imports its modules
-_ours.__path__.append(_found.folder)
+_installed = _ours._Installed
+_installed.folder = os.path.dirname(_installed.file)  # before `__init__` runs: it imports its modules
+_ours.__path__.append(_installed.folder)
 try:
-    importlib.machinery.SourceFileLoader("datasets", _found.file).exec_module(_ours)
+    importlib.machinery.SourceFileLoader("datasets", _installed.file).exec_module(_ours)
 except BaseException:
-    _ours.__path__.remove(_found.folder)
-    _found.folder = ""
+    _ours.__path__.remove(_installed.folder)
+    _installed.folder = ""
     raise

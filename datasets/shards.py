@@ -57,6 +57,7 @@ class TarShards(Dataset):
         self._number()
 
     def _number(self) -> None:
+        """Number the samples, in the process that makes the data set and in those that unpickle it."""
         self._first = np.append(np.flatnonzero(self.index["is_first"]), len(self.index))  # its row
         self._sizes = np.array(self.index["size"])  # arrays of numbers are part of the data's fingerprint
 
@@ -64,12 +65,15 @@ class TarShards(Dataset):
         return len(self._first) - 1
 
     def __getitem__(self, id: int) -> Any:
+        """Return a sample. A worker, or the process of the training, calls it for each sample."""
         id = range(len(self))[id]
         sample: dict[str, Any] = {}
         for place, offset, size, _, _, name in self.index[self._first[id] : self._first[id + 1]].tolist():
             sample["__key__"], kind = tar_files.split_name(os.fsdecode(name))
             sample[kind] = tar_files.read_member(self.paths[place], offset, size)
-        return self.transform(sample) if self.transform else sample
+        if self.transform:
+            return self.transform(sample)
+        return sample
 
 
 class ParquetRows(Dataset):
@@ -93,25 +97,30 @@ class ParquetRows(Dataset):
         self._first = np.append(0, np.cumsum(self.index["size"]))  # rows of the groups
         for path in self.paths if self.columns else []:
             known = _parquet().read_schema(path).names
-            if missing := set(self.columns or ()).difference(known):
+            missing = set(self.columns or ()).difference(known)
+            if missing:
                 raise BadInput(f"{path} has no column {min(missing)}; it has {', '.join(known)}")
 
     def __len__(self) -> int:
         return int(self._first[-1])
 
     def __getitem__(self, id: int) -> Any:
+        """Return a row. A worker, or the process of the training, calls it for each sample."""
         id = range(len(self))[id]
         group = int(np.searchsorted(self._first, id, "right")) - 1
         place, number, *_ = self.index[group].tolist()
         table = _read_group(self.paths[place], number, self.columns)
         row = table.slice(id - int(self._first[group]), 1).to_pylist()[0]
-        return self.transform(row) if self.transform else row
+        if self.transform:
+            return self.transform(row)
+        return row
 
 
 def _open(
     files: str | Iterable[str], scan: Callable[[str], list[tar_files.Row]], cache_dir: str | None
 ) -> tuple[list[str], np.memmap]:
-    """Return (paths, index) of the files."""
+    """Return (paths, index) of the files. The data sets call it when they are made, on every rank: of the
+    processes that share the folder of the index one scans the files."""
     patterns = [files] if isinstance(files, str) else list(files)
     if cache_dir is None and any(map(is_url, patterns)):
         cache_dir = os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
@@ -120,15 +129,19 @@ def _open(
 
 
 def _scan_parquet(path: str) -> list[tar_files.Row]:
-    """Return a Row for each row group: offset: its number, size: its rows. Raises BadInput."""
+    """Return a Row for each row group: offset: its number, size: its rows. load_index() calls it for each
+    file without an index. Raises BadInput."""
     with explained(f"{path} is damaged, cut or not a Parquet file", ValueError):
         meta = _parquet().read_metadata(path)
-    return [(each, meta.row_group(each).num_rows, -1, True, b"") for each in range(meta.num_row_groups)]
+    rows = []
+    for number in range(meta.num_row_groups):
+        rows.append((number, meta.row_group(number).num_rows, -1, True, b""))
+    return rows
 
 
 @functools.lru_cache(_GROUPS)
 def _read_group(path: str, number: int, columns: tuple[str, ...] | None) -> Any:
-    """Return a row group as a table of Arrow. Raises BadInput."""
+    """Return a row group as a table of Arrow. Each process keeps the last ones. Raises BadInput."""
     failure = f"cannot read row group {number} of {path}"
     with explained(failure, ValueError), _parquet().ParquetFile(path) as file:
         return file.read_row_group(number, columns)

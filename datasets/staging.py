@@ -41,9 +41,11 @@ def stage(url: str) -> str:
 
     Returns on every process of the job at the same time, however long one node takes. Raises BadInput on
     every process if one fails. The files' modification times are computed from the objects, so an index of
-    one copy is valid for another.
+    one copy is valid for another. Every rank calls it, through local_folder(); the one with local rank 0
+    downloads for its node.
     """
-    place, trouble = scratch_folder("staged", url), None
+    place = scratch_folder("staged", url)
+    trouble = None  # raised on every process at the next barrier
     folder = os.path.join(place, "data")
     try:
         if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -60,11 +62,17 @@ def stage(url: str) -> str:
 
 
 def _complete(url: str, place: str) -> None:
-    """Make the copy complete, and hold a shared lock on it. Raises BadInput and OSError."""
-    data, lock = os.path.join(place, "data"), os.path.join(place, ".lock")
-    heartbeat, begin = Heartbeat(), None
+    """Make the copy complete, and hold a shared lock on it. Raises BadInput and OSError.
+
+    stage() calls it in one process of a node. The lock is held until this process ends, so no other job
+    changes files that it reads."""
+    data = os.path.join(place, "data")
+    lock = os.path.join(place, ".lock")
+    heartbeat = Heartbeat()
+    begin = None  # of the waiting for another job
 
     def beat(text: str) -> None:
+        """Tell the processes that wait at the barrier, and the log, that the work continues."""
         barrier.beat(f"staging {url}")
         heartbeat.beat(text)
 
@@ -82,6 +90,7 @@ def _complete(url: str, place: str) -> None:
             raise BadInput(f"no objects below {url}")
         check_keys((entry.key for entry in objects), url)
         while True:
+            # the exclusive lock is free only if no other job reads or changes the copy
             with contextlib.suppress(BlockingIOError), locked(lock, wait=False):
                 _update(store, url, data, objects, beat)
             with contextlib.suppress(BlockingIOError), contextlib.ExitStack() as stack:
@@ -100,7 +109,8 @@ def _complete(url: str, place: str) -> None:
 
 
 def _update(store: ObjectStore, url: str, data: str, objects: list[Object], beat: _Beat) -> None:
-    """Make the folder `data` equal to the objects. The exclusive lock is held: no job reads it."""
+    """Make the folder `data` equal to the objects. _complete() calls it with the exclusive lock: no job reads
+    the folder."""
     begin = time.monotonic()
     hidden = os.path.join(os.path.dirname(data), ".data")
     if os.path.isdir(data):
@@ -126,6 +136,7 @@ def _update(store: ObjectStore, url: str, data: str, objects: list[Object], beat
     os.makedirs(hidden, exist_ok=True)  # the loop above deletes it if it is empty
 
     def mark_complete(entry: Object, has_digest: bool) -> None:
+        """Give a complete file the time of its object. Threads of sync.fetch() call it."""
         path = os.path.join(hidden, entry.key)
         time_ns = _time_of(entry)
         os.utime(path, ns=(time_ns, time_ns))
@@ -153,6 +164,7 @@ class _Lines(sync.Progress):
         self._beat = beat
 
     def report(self) -> None:
+        """Send the heartbeat. sync.fetch() calls it while it downloads."""
         rate = self.count / self.seconds / 1e6
         part = f"{self.count / 1e9:.3f} of {self.size / 1e9:.3f} GB"
         self._beat(f"staging {self._url}: {part}, {rate:.1f} MB/s")
@@ -162,7 +174,7 @@ def _compare(data: str, objects: list[Object], beat: _Beat) -> tuple[list[Object
     """Return (objects without a complete file in the folder, paths in it that are not in the store).
 
     A file is complete if it has the size and the time of its object. No request is sent for it, so this
-    thread compares all of them.
+    thread compares all of them. _complete() and _update() call it before the files are read or changed.
     """
     missing = []
     for entry in objects:
@@ -178,6 +190,7 @@ def _compare(data: str, objects: list[Object], beat: _Beat) -> tuple[list[Object
 
 
 def _is_complete(path: str, entry: Object) -> bool:
+    """Return whether a file has the size and the time of its object."""
     try:
         status = os.lstat(path)
     except OSError:

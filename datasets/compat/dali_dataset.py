@@ -33,7 +33,9 @@ from datasets.loaders.image_loader import MEAN, STD
 from datasets.sampling.augment import center_crop, random_resized_crop
 from datasets.stores.files import FileStore
 
-_MEAN, _STD = (tuple(255 * each for each in part) for part in (MEAN, STD))
+# of ImageNet's pixels 0..255
+_MEAN = tuple(255 * mean for mean in MEAN)
+_STD = tuple(255 * deviation for deviation in STD)
 
 
 class Loader:
@@ -46,10 +48,15 @@ class Loader:
     """
 
     def __init__(self, plan: Plan, build: Callable[[Plan], loaders.Loader], kept: bool):
-        self.plan, self._build, self._kept = plan, build, kept
-        self._loader: loaders.Loader | None = None
+        self.plan = plan
+        self._build = build
+        self._kept = kept  # whether the loader stays open after an epoch
+        self._loader: loaders.Loader | None = None  # None until it is needed
         self.receipt = Receipt()
-        self._next, self.epoch, self.step, self.classes = (1, 0), 0, 0, 0
+        self._next = (1, 0)  # epoch and step of the next iteration
+        self.epoch = 0
+        self.step = 0
+        self.classes = 0
 
     def __len__(self) -> int:
         """Return the number of batches of this process in a whole epoch."""
@@ -75,14 +82,17 @@ class Loader:
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         loader = self.prepare()
         loader.plan = self.plan
-        (self.epoch, self.step), self._next = self._next, (self._next[0] + 1, 0)
+        self.epoch, self.step = self._next
+        self._next = (self.epoch + 1, 0)
         if self._kept:
             self.plan.seek((self.epoch - 1) * len(self) + self.step)
         try:
             for batch in loader:
                 self.step += 1
                 images, labels = batch
-                yield images, one_hot(labels, self.classes).float() if self.classes else labels
+                if self.classes:
+                    labels = one_hot(labels, self.classes).float()
+                yield images, labels
         finally:
             if not self._kept:
                 self.close()
@@ -133,7 +143,8 @@ class Dataset:
         seed: int = 0,
         cache_dir: str | None = None,
     ):
-        val_batch_size = batch_size if val_batch_size is None else val_batch_size
+        if val_batch_size is None:
+            val_batch_size = batch_size
         counts = {"batch_size": batch_size, "val_batch_size": val_batch_size, "size": size}
         counts |= {"workers": workers, "world_size": world_size}
         for name, value in counts.items():
@@ -147,32 +158,43 @@ class Dataset:
         self.device = torch.device("cpu")
         if cuda and torch.cuda.is_available():
             self.device = torch.device("cuda", torch.cuda.current_device())
-        named = ("dali" if dali_cpu else "dali-gpu") if use_dali else "pytorch"
+        named = "pytorch"
+        if use_dali:
+            named = "dali" if dali_cpu else "dali-gpu"
         self.backend = backends.resolve(backend or named, self.device)
         if rank is None and world_size > 1 and not ranks.is_initialized():
             raise BadInput(f"world_size {world_size} needs a rank: join the process group, or pass rank=")
-        rank = (ranks.rank() if world_size > 1 else 0) if rank is None else rank
+        if rank is None:
+            rank = ranks.rank() if world_size > 1 else 0
         self._place = {"rank": rank, "world_size": world_size}
-        self._size, self._scale, self._seed = size, (min_crop_size, 1.0), seed
+        self._size = size
+        self._scale = (min_crop_size, 1.0)
+        self._seed = seed
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
         self._train_index = image_folder.load(data_dir, "train", cache)
         self._val_index = image_folder.load(data_dir, "val", cache, classes=self._train_index.classes)
 
-        unit = 1 if all(each < 1 for each in std) else 255
+        unit = 1 if all(deviation < 1 for deviation in std) else 255
         delivery: dict[str, Any] = {
-            "mean": tuple(each / unit for each in mean), "std": tuple(each / unit for each in std),
+            "mean": tuple(value / unit for value in mean),
+            "std": tuple(value / unit for value in std),
             "dtype": torch.float16 if fp16 else None,
-        }  # fmt: skip
+        }
 
-        def built(index: image_index.ImageFolderIndex) -> Callable[[Plan], loaders.Loader]:
+        def make_build(index: image_index.ImageFolderIndex) -> Callable[[Plan], loaders.Loader]:
+            """Return the function that opens the loader of an index, when its first batch is needed."""
             store = FileStore(index)
-            return lambda plan: backends.build(self.backend, store, plan, self.device, workers, **delivery)
 
-        self._train = Loader(self._train_plan(batch_size), built(self._train_index), kept=True)
+            def build(plan: Plan) -> loaders.Loader:
+                return backends.build(self.backend, store, plan, self.device, workers, **delivery)
+
+            return build
+
+        self._train = Loader(self._train_plan(batch_size), make_build(self._train_index), kept=True)
         order = SequentialBatchSampler(len(self._val_index), val_batch_size, **self._place)
         crop = functools.partial(center_crop, share=size / val_size)
         val_plan = Plan(self._val_index, order, crop, size)
-        self._val = Loader(val_plan, built(self._val_index), kept=False)
+        self._val = Loader(val_plan, make_build(self._val_index), kept=False)
 
     def get_train_loader(self) -> Loader:
         return self._train
@@ -210,6 +232,7 @@ class Dataset:
         self._val.close()
 
     def _train_plan(self, batch_size: int) -> Plan:
+        """Return the plan of this process for the training. Raises BadInput."""
         _check_count("batch_size", batch_size)
         together = batch_size * self._place["world_size"]
         order = BatchSampler(len(self._train_index), together, self._seed, **self._place)
@@ -218,5 +241,6 @@ class Dataset:
 
 
 def _check_count(name: str, value: int) -> None:
+    """Raise BadInput if an argument of Dataset is not a positive number."""
     if value < 1:
         raise BadInput(f"{name} {value} is not a number above 0")

@@ -63,20 +63,28 @@ class KSpeedFolder:
         max_bad_images: float = 1.0,
         log: Callable[[str], None] = print,
     ):
-        self.root, self._given = os.path.abspath(root), os.path.join(os.fspath(root), "")
+        self.root = os.path.abspath(root)
+        self._given = os.path.join(os.fspath(root), "")  # how the caller's paths may begin
         if not os.path.isdir(self.root):
             raise BadInput(f"{self.root} does not exist or is not a folder")
-        if split := find_split(self.root, "train") or find_split(self.root, "val"):
-            raise BadInput(f"{self.root} has splits: expected one of them, such as {self.root}/{split}")
-        place = iplist if isinstance(iplist, str) else ",".join(map(str, iplist or ()))
+        inner = find_split(self.root, "train") or find_split(self.root, "val")
+        if inner:
+            raise BadInput(f"{self.root} has splits: expected one of them, such as {self.root}/{inner}")
+        if isinstance(iplist, str):
+            place = iplist
+        else:
+            place = ",".join(map(str, iplist or ()))
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
         stores = _open_stores(place.strip(), user, password, mode, log)
         self._finalizer: Callable | None = weakref.finalize(self, _close, stores, os.getpid())
         # the split's name in its data set, so that the data set's pack is found
         split = "val" if os.path.basename(self.root).lower() in SPLITS["val"] else "train"
-        quiet = lambda text: None  # noqa: E731
+
+        def ignore(text: str) -> None:
+            pass
+
         options: Any = {"val_share": 0, "labelled": False}
-        self.index = image_folder.load(self.root, split, cache, max_bad_images, None, quiet, **options)
+        self.index = image_folder.load(self.root, split, cache, max_bad_images, None, ignore, **options)
         self._store: Store | None = stores.open(self.index)
 
     def getBIN(self, path: str) -> bytes:
@@ -95,10 +103,15 @@ class KSpeedFolder:
         """Return the bytes of several files, requested together. Raises OSError, and BadInput if a file has
         changed since the start."""
         names = [self._absolute(path) for path in paths]
-        ids = {name: id for name in names if (id := self.index.find(name)) is not None}
+        ids: dict[str, int] = {}
+        for name in names:
+            id = self.index.find(name)
+            if id is not None:
+                ids[name] = id
         contents: dict[str, Any] = {}
         if self._store and ids:
             contents = dict(zip(ids, self._store.read(np.array([*ids.values()])), strict=True))
+        # bad images, and other files than images, are not in the index
         return [contents[name] if name in contents else Path(name).read_bytes() for name in names]
 
     def size(self, path: str | None = None) -> int:
@@ -121,6 +134,7 @@ class KSpeedFolder:
         return vars(self) | {"_finalizer": None}
 
     def _absolute(self, path: str) -> str:
+        """Return the absolute path of a file that a caller names. Each method that takes paths calls it."""
         path = os.fspath(path)
         if not os.path.isabs(path):  # the working directory may have changed since the start
             path = os.path.join(self.root, path.removeprefix(self._given))
@@ -161,7 +175,10 @@ class KSpeedImageFolder(ImageFolder):
             sample = self.loader(io.BytesIO(content))
             if self.transform is not None:
                 sample = self.transform(sample)
-            items.append((sample, self.target_transform(target) if self.target_transform else target))
+            if self.target_transform:
+                items.append((sample, self.target_transform(target)))
+            else:
+                items.append((sample, target))
         return items
 
 
@@ -202,16 +219,20 @@ class KSpeedCallable:
             raise BadInput(f"batch_size {batch_size} and num_shards {num_shards} are not both at least 1")
         options["max_bad_images"] = max_bad_images
         self.folder = KSpeedFolder(root, workers, iplist, user, password, **options)
-        self.index, self.batch_size = self.folder.index, batch_size
+        self.index = self.folder.index
+        self.batch_size = batch_size
         together = batch_size * num_shards
         self.sampler = WholeBatchSampler(
             len(self.index), together, seed, rank=shard_id, world_size=num_shards, shuffle=shuffle
         )
         self.full_iters = len(self.index) // together
-        self._step, self._ids = -1, np.zeros(0, np.int64)  # ids of this rank in a step
+        self._step = -1  # of _ids
+        self._ids = np.zeros(0, np.int64)  # ids of this rank in a step
 
     def __call__(self, info: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Return a sample. info: DALI's SampleInfo. Raises StopIteration at the end of the epoch."""
+        """Return a sample. info: DALI's SampleInfo. Raises StopIteration at the end of the epoch.
+
+        DALI calls it for each sample, with parallel=True in its worker processes."""
         if not hasattr(info, "idx_in_batch"):
             raise BadInput("a source of KSpeed needs fn.external_source(..., batch=False)")
         if info.iteration >= self.full_iters:
@@ -220,21 +241,24 @@ class KSpeedCallable:
             raise BadInput(f"the pipeline has another batch_size than {self.batch_size}")
         step = info.epoch_idx * len(self.sampler) + info.iteration
         if step != self._step:  # computed once per batch
-            self._step, self._ids = step, self.sampler.batch(step)
+            self._ids = self.sampler.batch(step)
+            self._step = step
         id = self._ids[info.idx_in_batch]
         content = self.folder.getBIN(self.index.path(id))
-        content = content if self.index.plain[id] else images.normalised(content)
+        if not self.index.plain[id]:
+            content = images.normalised(content)
         return np.frombuffer(content, np.uint8), np.array([self.index.labels[id]], np.int32)
 
 
 def _rgb(file: BinaryIO) -> Image.Image:
+    """Return Pillow's image in RGB: the loader of KSpeedImageFolder without another one."""
     return Image.open(file, formats=images.KINDS).convert("RGB")
 
 
 def _open_stores(
     place: str, user: str | None, password: str | None, mode: str, log: Callable[[str], None]
 ) -> Stores:
-    """Return the stores of encoded samples in a place of KSpeedFolder. Raises BadInput."""
+    """Return the stores of encoded samples in a place of KSpeedFolder, which calls it. Raises BadInput."""
     if not place:
         log("KSpeed without iplist: the files are read, and the system keeps them in free memory")
     if not place or place.startswith("/"):
@@ -256,6 +280,7 @@ def _open_stores(
 
 
 def _close(stores: Stores, pid: int) -> None:
-    """Close the stores, only in the process that opened them."""
+    """Close the stores, only in the process that opened them. It runs when a KSpeedFolder is closed or
+    garbage-collected, and at the exit of a process: a forked worker must not delete the cache."""
     if os.getpid() == pid:
         stores.close()

@@ -24,6 +24,7 @@ def check_classes(
 ) -> None:
     """Raise BadInput if there are fewer than two classes, or if class folders may be splits.
 
+    The look() of folders and of tar files calls it before an image is read: a wrong folder costs no scan.
     paths: of the images, CLASS/... name: of the split, "" if no split was found. splits: as in find_split().
     """
     if len(classes) < 2:
@@ -95,7 +96,7 @@ def number_classes(
     source: for messages.
     listed: the labels are from a list, so they may be numbers: of the train split 0..N-1 or 1..N, each of
         them used; of "val" the numbers of "train", or places in its class folders.
-    Raises BadInput.
+    The look() of folders and of tar files calls it at each start. Raises BadInput.
     """
     used = set(names)
     ordered = tuple(sorted(used) if classes is None else classes)

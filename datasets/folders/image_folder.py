@@ -58,7 +58,8 @@ def load(
     least: samples of a batch. If there are fewer files, none is read.
     splits: "TRAIN,VAL", names of folders, lists or words of tar files; "none": there are no splits.
     labelled: refuse one class alone, images without a class, and classes that may be splits.
-    Raises BadInput if images are missing, if files cannot be read, or if too many images are bad.
+    The first process of a node calls it at each start, while the others wait. Raises BadInput if
+    images are missing, if files cannot be read, or if too many images are bad.
     """
     log = one_line(log)
     files = look(root, split, cache, classes, log, val_share, splits, labelled)
@@ -89,14 +90,20 @@ def look(
 
 def one_line(log: Log) -> Log:
     """Return a `log` for texts with file names, which may contain line breaks and unprintable characters."""
-    return lambda text: log(printable(" ".join(text.split())))
+
+    def log_one_line(text: str) -> None:
+        log(printable(" ".join(text.split())))
+
+    return log_one_line
 
 
 def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
     """Return the index of the listed files without the bad images, from `cache` as in load(). Raises BadInput
-    if files cannot be read or the index cannot be written."""
+    if files cannot be read or the index cannot be written.
+
+    load() and the loaders of pairs call it at each start; it reads images only if they are new or changed."""
     root = listing.root
-    chosen = [str(each) for each in (listing.val_share, listing.splits) if each]
+    chosen = [str(option) for option in (listing.val_share, listing.splits) if option]
     place = os.fsencode("\0".join([root, *chosen]))
     name = f"{listing.split}-{hashlib.blake2b(place, digest_size=6).hexdigest()}"
     folder = own_place(os.path.join(os.path.abspath(cache), name), log)
@@ -105,11 +112,12 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
         with explained(f"cannot write the index of {root} to {cache}"):
             os.makedirs(cache, exist_ok=True)
             with locked(f"{folder}.lock"):
-                index = open_intact(folder, log)
+                index = open_intact(folder, log)  # perhaps another process has made it meanwhile
                 if index is None or not _is_current(index, listing):
                     index = _scan(folder, listing, index, log)
     try:
-        if changes := images.judge(np.asarray(index.traits)):
+        changes = images.judge(np.asarray(index.traits))
+        if changes:
             log(f"{listing.split}: of {len(index)} images {changes}")
     except images.BadImage as error:
         raise BadInput(f"{listing.split} images of {index.base}: {error}") from error
@@ -118,7 +126,9 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
 
 def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
     """Return whether an index has the names and labels of the listed files, and the sizes and times of
-    _COMPARED of them. False if a read has found a file that was rewritten: all are compared then."""
+    _COMPARED of them. False if a read has found a file that was rewritten: all are compared then.
+
+    scan_listing() asks at each start, and again when it holds the lock."""
     if not index.is_complete or os.path.exists(os.path.join(index.folder, CHANGED)):
         return False
     count = len(listing.paths)
@@ -211,7 +221,9 @@ def _state(status: os.stat_result) -> tuple[int, int]:
 
 def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log) -> ImageFolderIndex:
     """Read the files that are not in the old index, and write a new index. Raises BadInput if files cannot be
-    read, after the index was written: the next scan reads only those."""
+    read, after the index was written: the next scan reads only those.
+
+    scan_listing() calls it in the process that holds the lock. It may take hours."""
     count = len(listing.paths)
     paths = listing.paths
     read_columns = ("bytes", "mtimes", "crc32", "widths", "heights", "plain", "traits")  # as of _inspect()
@@ -264,7 +276,8 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
 
 
 def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, log: Log) -> np.ndarray:
-    """Copy the unchanged files' values from the old index. Return the rows of the other files.
+    """Copy the unchanged files' values from the old index. Return the rows of the other files, which _scan()
+    then reads.
 
     columns: of the new index, with the present sizes and times. bad: gets the bad images that are unchanged.
     """

@@ -23,10 +23,17 @@ from datasets.folders.messages import Log, shown
 CHANGED = "changed"  # file in the folder of an index: a read has found a file that was changed
 _FORMAT = 3  # increase it if the columns or the results of images.inspect() change
 COLUMNS = {  # name -> type: a memory-mapped file each, with one row per image
-    "labels": "<i8", "widths": "<i4", "heights": "<i4", "plain": "|b1", "bytes": "<i8", "crc32": "<u4",
+    "labels": "<i8",
+    "widths": "<i4",
+    "heights": "<i4",
+    "plain": "|b1",
+    "bytes": "<i8",
+    "crc32": "<u4",
     "traits": "<u2",
-    "mtimes": "<i8", "offsets": "<i8", "names": "|u1",
-}  # fmt: skip
+    "mtimes": "<i8",
+    "offsets": "<i8",  # in names: of the image's path, and one more for the end
+    "names": "|u1",  # the bytes of all paths
+}
 
 
 class ImageFolderIndex:
@@ -100,16 +107,23 @@ class ImageFolderIndex:
         """Return the id of an image; None if the index does not have it. path: absolute, or below `base`."""
         path = os.path.normpath(os.path.join(self.base, path))
         id = bisect.bisect_left(range(len(self)), path, key=self.path)  # the paths ascend
-        return id if id < len(self) and self.path(id) == path else None
+        if id == len(self) or self.path(id) != path:
+            return None
+        return id
 
     def describe(self) -> str:
-        """Return the number of images, the first classes and the place as text."""
-        ends = [tar_files.split_path(self.path(id)) for id in (0, len(self) - 1)]
-        place = " to ".join(dict.fromkeys(end[0] for end in ends if end)) or self.base
+        """Return the number of images, the first classes and the place as text, for the log of a start."""
+        tars: list[str] = []  # the first and the last one, if the images are in tar files
+        for id in (0, len(self) - 1):
+            member = tar_files.split_path(self.path(id))
+            if member and member[0] not in tars:
+                tars.append(member[0])
+        place = " to ".join(tars) or self.base
         return f"{len(self)} images of {len(self.classes)} classes ({shown(self.classes)}) in {place}"
 
     def report_change(self) -> None:
-        """Make the next start compare all files, if this process may write to the index."""
+        """Make the next start compare all files, if this process may write to the index. FileStore calls it
+        when it reads a file that was changed, in any thread or process."""
         with contextlib.suppress(OSError):
             open(os.path.join(self.folder, CHANGED), "w").close()
 
@@ -120,7 +134,8 @@ class ImageFolderIndex:
 def open_index(folder: str, fingerprint: str | None = None) -> ImageFolderIndex:
     """Return the index in a cache folder without comparing it with the images.
 
-    Raises BadInput, also if it has another fingerprint than the given one.
+    The other processes of a node call it when the first one has indexed the images, and each process that
+    gets an index in a pickle. Raises BadInput, also if it has another fingerprint than the given one.
     """
     failure = f"the index {folder} is damaged or of another version"
     with explained(failure, EOFError, ValueError, KeyError, TypeError, RecursionError):
@@ -130,8 +145,9 @@ def open_index(folder: str, fingerprint: str | None = None) -> ImageFolderIndex:
     return index
 
 
-def open_intact(folder: str, log: Log = lambda line: None) -> ImageFolderIndex | None:
-    """Return the index if it exists, and its columns have its checksums and its fingerprint."""
+def open_intact(folder: str, log: Log | None = None) -> ImageFolderIndex | None:
+    """Return the index if it exists, and its columns have its checksums and its fingerprint; otherwise None.
+    The process that indexes the images calls it at each start. log: gets the reason of a new scan."""
     if not os.path.isdir(folder):
         return None
     try:
@@ -143,7 +159,8 @@ def open_intact(folder: str, log: Log = lambda line: None) -> ImageFolderIndex |
             raise BadInput(f"the index {folder} is damaged: its columns do not have its fingerprint")
         return index
     except (BadInput, ValueError, TypeError, LookupError) as error:
-        log(f"{error}: scanning again")
+        if log:
+            log(f"{error}: scanning again")
         return None
 
 
@@ -158,7 +175,9 @@ def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], *
         "offsets": np.cumsum([0, *map(len, names)]),
         "names": np.frombuffer(b"".join(names), np.uint8),
     }
-    types = COLUMNS | ({"labels": "|b1"} if columns["labels"].ndim == 2 else {})
+    types = dict(COLUMNS)
+    if columns["labels"].ndim == 2:  # several labels for each image
+        types["labels"] = "|b1"
     columns = {name: np.ascontiguousarray(columns[name], dtype) for name, dtype in types.items()}
     meta |= {"format": _FORMAT, "fingerprint": _fingerprint(meta["classes"], columns)}
     meta["checksums"] = {name: zlib.crc32(column.data) for name, column in columns.items()}
@@ -174,27 +193,37 @@ def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], *
 
 
 def _fingerprint(classes: Sequence[str], columns: dict[str, np.ndarray]) -> str:
-    names, starts, ends = columns["names"], columns["offsets"][:-1], columns["offsets"][1:]
+    """Return the fingerprint of the images in an index. It is computed when an index is written, and at each
+    start. Raises ValueError if the columns do not fit together."""
+    names = columns["names"]
+    starts = columns["offsets"][:-1]
+    ends = columns["offsets"][1:]
     if (np.diff(columns["offsets"]) < 0).any() or [*columns["offsets"][[0, -1]]] != [0, len(names)]:
         raise ValueError("its offsets are not those of names")
     digest = hashlib.blake2b(json.dumps([classes, len(ends)]).encode(), digest_size=16)
     # a .JPEG and a .png may be the same data: the names count without their endings, as of splitext()
-    dots, slashes = (np.append(-1, np.flatnonzero(names == ord(mark))) for mark in "./")
-    dot, slash = (places[np.searchsorted(places, ends) - 1] for places in (dots, slashes))  # the last ones
+    dots = np.append(-1, np.flatnonzero(names == ord(".")))
+    slashes = np.append(-1, np.flatnonzero(names == ord("/")))
+    # of each path the last ones
+    dot = dots[np.searchsorted(dots, ends) - 1]
+    slash = slashes[np.searchsorted(slashes, ends) - 1]
     first = np.maximum(slash + 1, starts)
     stems = np.where(dot >= first, dot, ends)
     # a dot begins the name, or follows another one: splitext() decides
-    for row in np.flatnonzero((dot == first) | ((dot > first) & (names[np.maximum(dot, 1) - 1] == ord(".")))):
+    follows_dot = (dot > first) & (names[np.maximum(dot, 1) - 1] == ord("."))
+    for row in np.flatnonzero((dot == first) | follows_dot):
         stems[row] = starts[row] + len(os.path.splitext(names[starts[row] : ends[row]].tobytes())[0])
     lengths = stems - starts
     digest.update(lengths.data)
-    parts = np.stack([lengths, ends - stems], axis=1).ravel()
-    digest.update(names[np.repeat(np.arange(len(parts)) % 2 == 0, parts)].data)
+    parts = np.stack([lengths, ends - stems], axis=1).ravel()  # in turns: bytes of a stem, and of its ending
+    is_stem = np.arange(len(parts)) % 2 == 0
+    digest.update(names[np.repeat(is_stem, parts)].data)
     for name in ("labels", "bytes", "crc32"):
         digest.update(columns[name].data)
     return digest.hexdigest()
 
 
 def _flush(file: IO) -> None:
+    """Write a file to the disk: make_folder_atomic() then gives the folder its name."""
     file.flush()
     os.fsync(file.fileno())

@@ -80,7 +80,7 @@ class Header(NamedTuple):
 
 
 def inspect(content: bytes) -> Header:
-    """Inspect a file. A JPEG or PNG takes microseconds.
+    """Inspect a file. A JPEG or PNG takes microseconds. The scan calls it once for each file, in its threads.
 
     A JPEG that ends in the end marker counts as complete; others are decoded. Raises BadImage if the file is
     empty, truncated, not an image, or larger than MAX_PIXELS.
@@ -88,18 +88,22 @@ def inspect(content: bytes) -> Header:
     kind = _kind(content)
     if kind == "JPEG":
         return _inspect_jpeg(content)
-    return _inspect_png(content) if kind == "PNG" else _inspect_decoded(content, kind)
+    if kind == "PNG":
+        return _inspect_png(content)
+    return _inspect_decoded(content, kind)
 
 
 def check_bytes(size: int) -> None:
-    """Raise BadImage if a file of this many bytes is too large to be read."""
+    """Raise BadImage if a file of this many bytes is too large to be read. The scan asks before it reads."""
     if size > MAX_BYTES:
         raise BadImage(f"has {size} bytes, more than {MAX_BYTES}")
 
 
 def judge(traits: np.ndarray) -> str:
     """Return what decode() changes in the images of a data set, with counts; "" if nothing. traits: of all
-    images. Raises BadImage if it would make most of the images that it changes dark, or of one colour."""
+    images. Raises BadImage if it would make most of the images that it changes dark, or of one colour.
+
+    Each start of a job calls it, after the scan. decode() calls it for an image alone."""
     for flag, name, range in ((DEEP, "more than 8 bits", 65535), (FLOAT, "floats", 255)):
         of_kind = traits[traits & flag > 0]
         if len(of_kind) and (of_kind & DARK > 0).all():
@@ -128,7 +132,8 @@ def decode(content: bytes, plain: bool | None = None, out: np.ndarray | None = N
 
     Grey becomes three equal channels, 16 bits lose the lower 8, alpha is dropped. plain: Header.plain of an
     image whose data set was judged; None: it is judged alone. A plain JPEG is decoded without the GIL, into
-    the beginning of `out` (flat uint8) if that is large enough.
+    the beginning of `out` (flat uint8) if that is large enough. The threads and worker processes that read
+    batches call it for each sample.
     """
     if plain and content.startswith(b"\xff\xd8"):
         try:
@@ -139,20 +144,25 @@ def decode(content: bytes, plain: bool | None = None, out: np.ndarray | None = N
         except Exception:
             pass  # it is too large, or libjpeg warns: Pillow can repair some files, so it decides below
     kind = _kind(content)
-    image, orientation = _load(content, kind)
+    image, orientation = _decode_pixels(content, kind)
     rgb = _rgb(image)
     if plain is None:
         judge(np.array([_traits(image, content, kind)]))
-    return np.array(rgb.transpose(_TURNS[orientation]) if orientation in _TURNS else rgb)
+    if orientation in _TURNS:
+        rgb = rgb.transpose(_TURNS[orientation])
+    return np.array(rgb)
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Return a loaded image as 8-bit RGB, not yet turned. Raises BadImage."""
+    """Return a loaded image as 8-bit RGB, not yet turned. Raises BadImage.
+
+    decode() calls it for the pixels that it returns, and _traits() to see what is lost in them."""
     try:
         if image.mode[0] in "IF":  # integers or floats with more than 8 bits: Pillow would clip at 255
             values = np.asarray(image)
             most = 255 if image.mode == "F" else 65535
-            low, high = values.min(), values.max()
+            low = values.min()
+            high = values.max()
             is_in_range = low >= 0 and high <= most  # False for NaN
             if not is_in_range:
                 raise BadImage(f"has values {low:g}..{high:g}, expected 0..{most}")
@@ -213,8 +223,11 @@ def _bits_per_value(image: Image.Image, content: bytes, kind: str) -> int:
         return content[24]
     if kind == "TIFF":
         return max(getattr(image, "tag_v2", {}).get(258, (8,)))  # BitsPerSample
-    maximum = _MAXIMUM.match(content) if kind == "PPM" else None
-    return int(maximum[1]).bit_length() if maximum else 8
+    if kind == "PPM":
+        maximum = _MAXIMUM.match(content)
+        if maximum:
+            return int(maximum[1]).bit_length()
+    return 8
 
 
 def _dark_and_top(top: int) -> int:
@@ -233,14 +246,17 @@ def _top_of(traits: np.ndarray) -> np.ndarray:
 
 def normalised(content: bytes) -> bytes:
     """Return a plain PNG of the pixels of decode(), for engines whose own decoder returns other pixels.
-    Raises BadImage."""
+    Raises BadImage.
+
+    Store.portable() calls it for each sample that is not plain, in a thread or a worker."""
     buffer = io.BytesIO()
     Image.fromarray(decode(content, plain=False)).save(buffer, "PNG", compress_level=1)
     return buffer.getvalue()
 
 
 def _kind(content: bytes) -> str:
-    """Return the kind of an image from its first bytes. Raises BadImage if the kind is not known."""
+    """Return the kind of an image, a key of _STARTS, from its first bytes. Raises BadImage if the kind is not
+    known. inspect() and decode() call it first: the ending of a name may be wrong."""
     for kind, start in _STARTS.items():
         if re.match(start, content, re.DOTALL):
             return kind
@@ -250,6 +266,8 @@ def _kind(content: bytes) -> str:
 
 
 def _check_size(width: int, height: int) -> None:
+    """Raise BadImage if an image has too many pixels. It is called before memory for them is taken; Pillow
+    checks what it decodes itself."""
     if width * height > MAX_PIXELS:
         raise BadImage(
             f"has {width * height / 1e6:.1f} megapixels ({width}x{height}), more than {MAX_PIXELS / 1e6:.1f}"
@@ -257,12 +275,13 @@ def _check_size(width: int, height: int) -> None:
 
 
 def _inspect_jpeg(content: bytes) -> Header:
+    """Return the Header of a JPEG, if possible without decoding it. inspect() calls it. Raises BadImage."""
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(content)
     except Exception:  # it knows fewer subsamplings than libjpeg
         return _inspect_decoded(content, "JPEG")
     _check_size(width, height)
-    frame, bits, tagged = _walk_jpeg(content)
+    frame, bits, may_be_turned = _walk_jpeg(content)
     if frame not in _JPEG_FRAMES or bits != 8 or space not in _JPEG_COLOURS:
         return _inspect_decoded(content, "JPEG")
     if not content.endswith(b"\xff\xd9"):  # cut, or other bytes follow the end marker
@@ -270,10 +289,16 @@ def _inspect_jpeg(content: bytes) -> Header:
             simplejpeg.decode_jpeg(content)
         except Exception as error:
             raise BadImage(f"is cut or damaged ({_tail(content)}): {_text(error)}") from error
-    orientation = _orientation(_open(content, "JPEG")) if tagged else 1
+    orientation = 1
+    if may_be_turned:
+        orientation = _orientation(_open(content, "JPEG"))
     if orientation >= 5:
         width, height = height, width
-    traits = TURNED * (orientation > 1) | GREY * (space == "Gray")
+    traits = 0
+    if orientation > 1:
+        traits |= TURNED
+    if space == "Gray":
+        traits |= GREY
     return Header(width, height, orientation == 1, traits)
 
 
@@ -281,31 +306,41 @@ def _walk_jpeg(content: bytes) -> tuple[int, int, bool]:
     """Return (start of frame marker, bits per sample, whether a segment may contain an orientation).
 
     The marker is 0 if the segments before the pixels are not valid. Raises BadImage if there are too many:
-    Pillow copies all segments of Exif for each one.
+    Pillow copies all segments of Exif for each one. It is called before Pillow opens a JPEG.
     """
-    position, frame, bits, tagged = 2, 0, 0, False
+    position = 2  # after the start of the file
+    frame = 0
+    bits = 0
+    may_be_turned = False
     for _ in range(_MOST_SEGMENTS):
         if position + 5 >= len(content) or content[position] != 0xFF:
-            return 0, 0, tagged
+            return 0, 0, may_be_turned
         marker = content[position + 1]
         if marker == 0xDA:  # start of scan
-            return frame, bits, tagged
+            return frame, bits, may_be_turned
         if marker == 0xFF:  # a fill byte
             position += 1
             continue
         end = position + 2 + (content[position + 2] << 8 | content[position + 3])
-        if marker == 0xE1:
+        if marker == 0xE1:  # Exif or XMP
             segment = content[position + 4 : end]
-            tagged = tagged or segment.startswith(b"Exif\0\0") or b"tiff:Orientation" in segment
+            if segment.startswith(b"Exif\0\0") or b"tiff:Orientation" in segment:
+                may_be_turned = True
         elif 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            frame, bits = marker, content[position + 4]
+            frame = marker
+            bits = content[position + 4]
         position = end
     raise BadImage(f"has more than {_MOST_SEGMENTS} segments and fill bytes before its pixels")
 
 
 def _inspect_png(content: bytes) -> Header:
-    image, plain, tagged = _open(content, "PNG"), content[24] == 8 and content[25] in (0, 2), False
-    view, position, chunk = memoryview(content), 8, b""
+    """Return the Header of a PNG, if possible without decoding it. inspect() calls it. Raises BadImage."""
+    image = _open(content, "PNG")
+    plain = content[24] == 8 and content[25] in (0, 2)  # bits; colour type: grey or RGB without alpha
+    may_be_turned = False
+    view = memoryview(content)
+    position = 8  # after the signature
+    chunk = b""
     while chunk != b"IEND":
         end = position + 8 + int.from_bytes(content[position : position + 4], "big")
         if end + 4 > len(content):
@@ -314,41 +349,56 @@ def _inspect_png(content: bytes) -> Header:
         # decoders check the same CRC: a file that is accepted here does not fail during training
         if zlib.crc32(view[position + 4 : end]) != int.from_bytes(content[end : end + 4], "big"):
             raise BadImage(f"is damaged ({_tail(content)}): the PNG chunk at byte {position} has a wrong CRC")
-        plain = plain and chunk != b"tRNS"
-        tagged = tagged or chunk == b"eXIf" or content.startswith(_PNG_TAGS, position + 8)
+        if chunk == b"tRNS":  # alpha
+            plain = False
+        if chunk == b"eXIf" or content.startswith(_PNG_TAGS, position + 8):
+            may_be_turned = True
         position = end + 4
-    if tagged or not plain:
+    if may_be_turned or not plain:
         return _inspect_decoded(content, "PNG", plain)
-    return Header(*image.size, plain, GREY * (image.mode == "L"))
+    traits = GREY if image.mode == "L" else 0
+    return Header(*image.size, plain, traits)
 
 
 def _inspect_decoded(content: bytes, kind: str, plain: bool = False) -> Header:
-    """Return the Header of an image that is decoded. plain: whether it is plain if it is upright."""
-    image, orientation = _load(content, kind)
-    width, height = image.size if orientation < 5 else image.size[::-1]
-    traits = TURNED * (orientation > 1) | _traits(image, content, kind)
+    """Return the Header of an image that is decoded. plain: whether it is plain if it is upright.
+
+    The scan decodes the images whose segments it cannot check. Raises BadImage."""
+    image, orientation = _decode_pixels(content, kind)
+    width, height = image.size
+    if orientation >= 5:
+        width, height = height, width
+    traits = _traits(image, content, kind)
+    if orientation > 1:
+        traits |= TURNED
     return Header(width, height, plain and orientation == 1, traits)
 
 
 def _open(content: bytes, kind: str) -> Image.Image:
+    """Return the image of a file, of which Pillow has read only the header. Raises BadImage."""
     if kind == "JPEG":
         _walk_jpeg(content)
     with _reasons(content, kind):
         return Image.open(io.BytesIO(content), formats=[kind])  # checks MAX_PIXELS
 
 
-def _load(content: bytes, kind: str) -> tuple[Image.Image, int]:
-    """Decode all pixels of a file with Pillow. Return the image, not yet turned, and how it must be turned: a
-    key of _TURNS, or 1. Raises BadImage if the file is cut or damaged.
+def _decode_pixels(content: bytes, kind: str) -> tuple[Image.Image, int]:
+    """Decode all pixels of a file with Pillow. Return (image in its own mode and not turned, orientation).
 
-    decode() calls it in the training, and inspect() in the scan for files that are not checked by segments.
-    The orientation is read after the pixels: of a TIFF, Pillow turns the image when it loads it, and then has
-    no orientation; of a PNG, the Exif may follow the pixels.
+    In the training, decode() calls it for each sample that simplejpeg cannot decode, in a thread or a worker.
+    In the scan, _inspect_decoded() calls it.
+
+    kind: of _kind().
+    orientation: how the caller has to turn the image: a key of _TURNS, or 1 if it is upright.
+    Raises BadImage if the file is cut or damaged.
     """
-    image = _open(content, kind)  # reads only the header
+    image = _open(content, kind)
     with _reasons(content, kind):
-        image.load()
-    return image, _orientation(image)
+        image.load()  # _open() has read only the header: a damaged file is noticed here
+    # Read the orientation only now. Pillow turns a TIFF while it loads the pixels, and then has no
+    # orientation. In a PNG, the Exif may follow the pixels.
+    orientation = _orientation(image)
+    return image, orientation
 
 
 @contextlib.contextmanager
@@ -361,18 +411,26 @@ def _reasons(content: bytes, kind: str):
 
 
 def _orientation(image: Image.Image) -> int:
+    """Return the orientation that the Exif of an opened image has: a key of _TURNS, or 1."""
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # the pixels are usable if only the Exif is damaged
         return 1
-    return orientation if orientation in _TURNS else 1
+    if orientation not in _TURNS:
+        return 1
+    return orientation
 
 
 def _tail(content: bytes) -> str:
+    """Return the size of a file for a message, and whether it ends in zeros, as after a copy that was cut."""
     zeros = len(content) - len(content.rstrip(b"\0"))
-    return f"{len(content)} bytes" + (f", the last {zeros} of them zeros" if zeros > 8 else "")
+    text = f"{len(content)} bytes"
+    if zeros > 8:
+        text += f", the last {zeros} of them zeros"
+    return text
 
 
 def _text(error: Exception) -> str:
+    """Return the reason of another library for a message."""
     # Pillow puts the address of its buffer into some messages, and some errors have no text
     return str(error).partition(" <_io")[0] or type(error).__name__

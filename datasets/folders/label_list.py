@@ -40,6 +40,7 @@ def read_list(source: str, log: Log) -> tuple[list[str], list[str]]:
     in it is quoted, except for a path before spaces. Of columns, the path is the one whose values end as
     images do; of more than two, a header names the label. Lines that begin with "# " are comments. Paths are
     below the folder of the list, or absolute; backslashes separate folders if no line has a slash.
+    listing.look() calls it at each start, in the process of a node that indexes the images.
     """
     lines = _read_lines(source)
     separator = _find_separator(lines[-1][1])
@@ -107,9 +108,12 @@ def _find_columns(first: str, last: str, separator: str) -> _Columns | None:
         labels = [column for column in labels if _LABEL.fullmatch(titles[column])]
     if len(paths) != 1 or len(labels) != 1:
         return None
-    has_path_title = bool(_PATH.fullmatch(titles[paths[0]]))
-    has_label_title = bool(_LABEL.fullmatch(titles[labels[0]]))
-    return _Columns(separator, total, paths[0], labels[0], has_path_title + has_label_title)
+    title_count = 0
+    if _PATH.fullmatch(titles[paths[0]]):
+        title_count += 1
+    if _LABEL.fullmatch(titles[labels[0]]):
+        title_count += 1
+    return _Columns(separator, total, paths[0], labels[0], title_count)
 
 
 def _has_header(first: str, columns: _Columns) -> bool:

@@ -44,8 +44,9 @@ class Listing(NamedTuple):
 
     def get_states(self, rows: np.ndarray | None = None) -> np.ndarray:
         """Return int64 [n, 2], the sizes and modification times (ns) of these rows, or of all rows. Raises
-        BadInput if files are missing."""
-        rows = np.arange(len(self.paths)) if rows is None else rows
+        BadInput if files are missing. A start asks, to compare the files with their index."""
+        if rows is None:
+            rows = np.arange(len(self.paths))
         if self.states is not None:
             return self.states[rows]
         return stat_files(self.base, [self.paths[row] for row in rows.tolist()])
@@ -61,7 +62,9 @@ def look(
     labelled: bool = True,
 ) -> Listing:
     """Return the Listing of a split without reading an image. Arguments: those of image_folder.load().
-    Raises BadInput."""
+    Raises BadInput.
+
+    image_folder.look() calls it at each start, in the process of a node that indexes the images."""
     root = os.path.abspath(files.local_folder(root))
     name = find_split(root, split, splits, log)
     if not name:

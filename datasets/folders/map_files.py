@@ -27,7 +27,8 @@ def map_files(task: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Itera
     This thread does the tasks until one takes more than twice its CPU time and has waited for a disk or a
     network (not for a busy processor: _count_waits()). _THREADS threads do the next ones then, in turns that
     become longer. For files in the page cache they would take five times as long, because they wait for
-    Python's lock at each call.
+    Python's lock at each call. The scans of images and tar files, and stat_files(), call it in the process of
+    a node that indexes the data.
     """
     remaining = iter(tasks)
     turn = _TURN
@@ -54,10 +55,13 @@ def _count_waits() -> int:
 
 
 def stat_files(base: str, paths: list[str]) -> np.ndarray:
-    """Return int64 [n, 2], the sizes and mtimes (ns) of files. Raises BadInput if some are missing."""
+    """Return int64 [n, 2], the sizes and mtimes (ns) of files. Raises BadInput if some are missing.
+
+    Listing.get_states() calls it at each start, to compare the files with their index."""
     prefix = os.path.join(base, "")
 
     def stat_part(first: int) -> np.ndarray:
+        """Return the sizes and times of a part of the files, perhaps in a thread."""
         part = paths[first : first + FILES_PER_TASK]
         return np.array([_size_and_mtime(prefix + path) for path in part], np.int64)
 

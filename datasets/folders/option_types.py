@@ -9,7 +9,8 @@ from datasets.folders.splits import NO_SPLITS
 def fraction(text: str) -> float:
     """Parse an argument: "0.1%" and "0.001" are 0.001. Raises ArgumentTypeError outside 0..1."""
     try:
-        value = decimal.Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        whole = 100 if text.endswith("%") else 1
+        value = decimal.Decimal(text.removesuffix("%")) / whole
         if 0 <= value <= 1:
             return float(value)
     except ArithmeticError:
@@ -19,7 +20,8 @@ def fraction(text: str) -> float:
 
 def val_share(text: str) -> float:
     """Parse an argument: "10%" and "0.1" are 0.1. Raises ArgumentTypeError unless 0 < value < 1."""
-    if 0 < (value := fraction(text)) < 1:
+    value = fraction(text)
+    if 0 < value < 1:
         return value
     raise argparse.ArgumentTypeError(f"{text!r} is not a share like 10% or 0.1, above 0 and below 1")
 

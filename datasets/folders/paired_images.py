@@ -36,11 +36,20 @@ class PairIndex:
     """
 
     def __init__(self, index: ImageFolderIndex, rows: int = 0):
-        self.rows, self.stored = rows, index
-        self.labels, self.bytes, self.plain, self.path = index.labels, index.bytes, index.plain, index.path
-        self.crc32, self.mtimes, self.report_change = index.crc32, index.mtimes, index.report_change
-        self.source, self.fingerprint = index.source, index.fingerprint
-        self.widths, self.heights = index.widths.astype(np.int64), index.heights.astype(np.int64)
+        self.rows = rows  # of a resized image, or 0
+        self.stored = index
+        # what stores need of an index
+        self.labels = index.labels
+        self.bytes = index.bytes
+        self.crc32 = index.crc32
+        self.mtimes = index.mtimes
+        self.plain = index.plain
+        self.path = index.path
+        self.report_change = index.report_change
+        self.source = index.source
+        self.fingerprint = index.fingerprint
+        self.widths = index.widths.astype(np.int64)
+        self.heights = index.heights.astype(np.int64)
         if rows:
             self.widths = np.maximum(np.rint(self.widths * rows / self.heights).astype(np.int64), 1)
             self.heights = np.full_like(self.widths, rows)
@@ -51,7 +60,9 @@ class PairIndex:
     def shape(self, id: int) -> str:
         """Return the size of an image as text."""
         stored = f"{self.stored.widths[id]}x{self.stored.heights[id]} pixels"
-        return f"{self.widths[id]}x{self.heights[id]} pixels, resized from {stored}" if self.rows else stored
+        if not self.rows:
+            return stored
+        return f"{self.widths[id]}x{self.heights[id]} pixels, resized from {stored}"
 
 
 def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> PairIndex:
@@ -62,8 +73,9 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
     cache: folder of the index.
     rows: height to which the images are resized (0: they keep their size).
     log: called with one line of text.
-    Raises BadInput if a folder is missing or empty, or if a file is damaged or cannot be read. It is also
-    raised if an image has no partner, or if the images of a pair differ in size.
+    node_index.load_pairs() calls it in the first process of a node. Raises BadInput if a folder is
+    missing or empty, or if a file is damaged or cannot be read. It is also raised if an image has no partner,
+    or if the images of a pair differ in size.
     """
     log = one_line(log)
     listing = _look(os.path.abspath(files.local_folder(root)), split, log)
@@ -74,10 +86,10 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
         raise BadInput(f"{count} images of {listing.base} are bad: {reasons}")
     stored = PairIndex(index)
     shapes = np.stack([stored.widths, stored.heights]).reshape(2, 2, -1)  # [width or height, side, pair]
-    different = [
-        " and ".join(f"{listing.paths[id]} ({stored.shape(id)})" for id in (pair, pair + len(stored)))
-        for pair in np.flatnonzero((shapes[:, 0] != shapes[:, 1]).any(axis=0)).tolist()
-    ]
+    different = []
+    for pair in np.flatnonzero((shapes[:, 0] != shapes[:, 1]).any(axis=0)).tolist():
+        ids = (pair, pair + len(stored))  # the blurry image and the sharp one
+        different.append(" and ".join(f"{listing.paths[id]} ({stored.shape(id)})" for id in ids))
     if different:
         count = f"{len(different)} of {len(stored)}"
         raise BadInput(f"{count} pairs of {listing.base} differ in size: {shown(different)}")
@@ -85,10 +97,12 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
 
 
 def _look(root: str, split: str, log: Log) -> Listing:
-    """Return the matched images of both sides: all blurry images, then the sharp ones in the same order."""
+    """Return the matched images of both sides: all blurry images, then the sharp ones in the same order.
+    load() calls it at each start; no image is read. Raises BadInput."""
     base = os.path.join(root, split)
-    if not os.path.isdir(base):
-        base = os.path.join(root, find_split(root, "train" if split == "train" else "val", log=log) or split)
+    if not os.path.isdir(base):  # the folder of the split may have another name
+        key = "train" if split == "train" else "val"
+        base = os.path.join(root, find_split(root, key, log=log) or split)
     if not os.path.isdir(base):
         raise BadInput(f"{root} has no folder {split}/")
     expected = " or ".join(" and ".join(f"{side}/" for side in sides) for sides in SIDES)
@@ -96,24 +110,28 @@ def _look(root: str, split: str, log: Log) -> Listing:
     if tuple(here) not in SIDES:
         sides = " and ".join(f"{side}/" for side in here) or "none of these folders"
         raise BadInput(f"{base} has {sides}: expected {expected}")
-    blurry, sharp = (_by_name(base, side, log) for side in here)
-    alone = [
-        f"{paths[name]} has no {partner}/{name}.*"
-        for paths, others, partner in ((blurry, sharp, here[1]), (sharp, blurry, here[0]))
-        for name in sorted(paths.keys() - others.keys())
-    ]
+    blurry = _by_name(base, here[0], log)
+    sharp = _by_name(base, here[1], log)
+    alone = []
+    for name in sorted(blurry.keys() - sharp.keys()):
+        alone.append(f"{blurry[name]} has no {here[1]}/{name}.*")
+    for name in sorted(sharp.keys() - blurry.keys()):
+        alone.append(f"{sharp[name]} has no {here[0]}/{name}.*")
     if alone:
         count = f"{len(alone)} of {len(blurry) + len(sharp)}"
         raise BadInput(f"{count} images of {base} have no partner: {shown(alone)}")
     names = sorted(blurry)
-    paths = [side[name] for side in (blurry, sharp) for name in names]
+    paths = [blurry[name] for name in names]
+    paths += [sharp[name] for name in names]
     labels = np.arange(2).repeat(len(names))
     return Listing(root, f"pairs-{split}", base, tuple(here), paths, labels)
 
 
 def _by_name(base: str, side: str, log: Log) -> dict[str, str]:
-    """Return path below the side without its ending -> path below the base."""
-    folder, by_name = os.path.join(base, side), {}
+    """Return path below the side without its ending -> path below the base, of one side of the pairs. Raises
+    BadInput."""
+    folder = os.path.join(base, side)
+    by_name: dict[str, str] = {}
     paths, others, _ = walk(folder)
     if not paths:
         raise BadInput(f"{folder} holds no image ({' '.join(images.EXTENSIONS)})")
@@ -140,5 +158,6 @@ def plan(index: PairIndex, sampler: Any, size: int, augment: bool = False) -> Pl
     if small:
         which = shown([f"{index.path(id)} has {index.shape(id)}" for id in small])
         raise BadInput(f"{len(small)} of {len(index.labels)} images are smaller than --crop {size}: {which}")
-    window = functools.partial(square_crop if augment else center_square, side=size)
+    crop = square_crop if augment else center_square
+    window = functools.partial(crop, side=size)
     return Plan(index, sampler, window, size, views=2)

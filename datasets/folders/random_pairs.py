@@ -20,6 +20,7 @@ def make(folder: str) -> str:
 
 
 def _write(folder: str) -> None:
+    """Write the pairs of both splits. random_folder.make() calls it in the process that holds the lock."""
     for split, count in _PAIRS.items():
         for number in range(len(_FOLDERS) * count):
             draw = np.random.default_rng([number, split == "test"])
@@ -35,9 +36,11 @@ def _write(folder: str) -> None:
 
 
 def _shapes(draw: np.random.Generator, width: int, height: int) -> np.ndarray:
+    """Return an image of discs, uint8 [height, width, 3]."""
     image = np.full((height, width, 3), draw.integers(0, 256, 3), np.uint8)
     for _ in range(12):
         center = int(draw.integers(width)), int(draw.integers(height))
-        colour, radius = draw.integers(0, 256, 3).tolist(), int(draw.integers(10, 60))
+        colour = draw.integers(0, 256, 3).tolist()
+        radius = int(draw.integers(10, 60))
         cv2.circle(image, center, radius, colour, -1, cv2.LINE_AA)
     return image

@@ -19,11 +19,11 @@ SPLITS = {  # the names that Hugging Face's imagefolder takes, as splits; the fi
 NO_SPLITS = "none"  # --splits: every folder is a class, whatever its name is
 
 
-def find_split(root: str, split: str, splits: str | None = None, log: Log = lambda line: None) -> str:
+def find_split(root: str, split: str, splits: str | None = None, log: Log | None = None) -> str:
     """Return the name of a split's folder, or of its list without .txt; "" if the root folder has none.
 
     splits: the names of both, as --splits gives them. log: gets one line for "val" if other folders are left
-    out. Raises BadInput.
+    out. The process of a node that indexes the images calls it at each start. Raises BadInput.
     """
     folders: set[str] = set()
     lists: set[str] = set()
@@ -46,7 +46,7 @@ def find_split(root: str, split: str, splits: str | None = None, log: Log = lamb
         raise BadInput(f"--splits {splits}: {root} has no folder {name} and no list {name}.txt")
     used = {name.partition("/")[0] for name in chosen.values()}
     unused = sorted(name for name in folders - used if not is_hidden(name))
-    if split == "val" and unused and used <= folders:
+    if log and split == "val" and unused and used <= folders:
         log(f"{root}: val is {chosen[split]}; not used: {', '.join(unused)}")
     return chosen[split]
 
@@ -100,7 +100,8 @@ def divide(root: str, split: str, paths: list[str], labels: np.ndarray, share: f
     The hash is that of the path without its ending. So an image is in the same split on every machine, also
     after other images are added or removed. Two exceptions: a class keeps at least one image for training,
     the one with the highest hash. At least one image is for validation: the one with the lowest hash, of the
-    classes with several images. Raises BadInput if "val" is empty.
+    classes with several images. Each start computes it again; nothing is stored. Raises BadInput if "val" is
+    empty.
     """
     hashes = _hash_paths(paths)
     is_val = hashes < np.uint64(int(share * 2**64))
@@ -128,7 +129,9 @@ def divide(root: str, split: str, paths: list[str], labels: np.ndarray, share: f
             f"{root} has {len(paths)} images, one in each class: none remains for validation. "
             "Add val/ next to train/, or more images"
         )
-    return np.flatnonzero(is_val if split == "val" else ~is_val)
+    if split == "val":
+        return np.flatnonzero(is_val)
+    return np.flatnonzero(~is_val)
 
 
 def _hash_paths(paths: list[str]) -> np.ndarray:

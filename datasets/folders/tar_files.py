@@ -12,6 +12,7 @@ import re
 import tarfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,13 +38,16 @@ def find(patterns: str | Iterable[str]) -> list[str]:
     """Return the absolute paths of the files, sorted.
 
     patterns: with *, ?, [a-z] or {000..127}. Below a URL, all objects of the part before these are staged.
-    Raises BadInput if a pattern matches no file.
+    look() calls it in the process of a node that indexes the images. Raises BadInput if a pattern matches no
+    file.
     """
     paths: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         fixed, wild = split_pattern(pattern)
-        folder, names = files.local_folder(fixed), [wild]
-        if span := re.search(r"\{(\d+)\.\.(\d+)\}", wild):
+        folder = files.local_folder(fixed)
+        names = [wild]
+        span = re.search(r"\{(\d+)\.\.(\d+)\}", wild)
+        if span:
             numbers = range(int(span[1]), int(span[2]) + 1)
             names = [wild.replace(span[0], str(number).zfill(len(span[1]))) for number in numbers]
             if not names:
@@ -60,9 +64,14 @@ def find(patterns: str | Iterable[str]) -> list[str]:
 
 def is_folder(path: str) -> bool:
     """Return whether a folder holds tar files and no folders: a platform passes a folder, not a pattern."""
+    has_tar = False
     with os.scandir(path) as entries:
-        kinds = {"folder" if each.is_dir() else os.path.splitext(each.name)[1] for each in entries}
-    return ".tar" in kinds and "folder" not in kinds
+        for entry in entries:
+            if entry.is_dir():
+                return False
+            if os.path.splitext(entry.name)[1] == ".tar":
+                has_tar = True
+    return has_tar
 
 
 def split_pattern(pattern: str) -> tuple[str, str]:
@@ -85,15 +94,16 @@ def load_index(
     except OSError as error:
         raise BadInput(f"cannot read {error.filename}: {error.strerror}") from error
     digest = hashlib.blake2b(repr((_FORMAT, states)).encode(), digest_size=8).hexdigest()
-    folder, parts = cache or os.path.dirname(paths[0]), []
+    folder = cache or os.path.dirname(paths[0])
     owners = [] if cache else [os.stat(paths[0]).st_uid]  # who could change the files, too
     place = own_place(os.path.join(folder, f".files-{digest}.npy"), log, *owners)
     try:
         os.makedirs(folder, exist_ok=True)
         with locked(f"{place}.lock"), progress(len(paths), "indexing", unit="file") as bar:
-            # one that is cut is made again
+            # another process may have made it; one that is cut is made again
             with contextlib.suppress(FileNotFoundError, ValueError, EOFError):
                 return np.load(place, mmap_mode="r")
+            parts = []
             for number, rows in enumerate(map_files(scan, paths)):
                 longest = max((len(name) for *_, name in rows), default=0) or 1
                 parts.append(np.array([(number, *row) for row in rows], [*_FIELDS, ("name", f"S{longest}")]))
@@ -112,26 +122,38 @@ def scan_tar(path: str) -> list[Row]:
     offset, size: bytes, of its content. label: the number in a .cls; -1 if it has none, and for other files;
     -2 if its sample began earlier in the tar, before other samples. is_first: whether it begins a sample: its
     name up to the first dot differs from that of the file before.
+
+    load_index() calls it for each tar without an index, perhaps in threads.
     """
     rows: list[Row] = []
-    sample, position, samples, names = None, 0, set[str](), set[str]()
+    sample: str | None = None  # of the last file
+    position = 0  # of the header of the last file, for messages
+    samples: set[str] = set()
+    names: set[str] = set()
     try:
         with open(path, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            while member := tar.next():
+            while True:
+                member = tar.next()
+                if member is None:
+                    break
                 tar.members.clear()  # type: ignore[attr-defined]  # they would stay in memory
-                position, name, before = member.offset, os.path.normpath(member.name), sample
+                position = member.offset
+                name = os.path.normpath(member.name)
+                before = sample
                 if member.issparse() or member.islnk() or member.issym():
                     raise ValueError(f"{name} is sparse or a link: expected a whole file")
                 if not member.isreg() or any(map(is_hidden, re.findall("[^/]*[^/.][^/]*", name))):
                     continue
                 if name in names:
                     raise ValueError(f"{name} is there twice")
-                sample, label = split_name(name)[0], -1
+                sample, _ = split_name(name)
+                label = -1
                 if sample != before and sample in samples:
                     label = _TORN
                 elif name.lower().endswith(".cls"):
                     text = read_member(path, member.offset_data, member.size).strip()
-                    label = int(text) if re.fullmatch(rb"\d{1,18}", text) else -1
+                    if re.fullmatch(rb"\d{1,18}", text):
+                        label = int(text)
                 samples.add(sample)
                 names.add(name)
                 rows.append((member.offset_data, member.size, label, sample != before, os.fsencode(name)))
@@ -146,14 +168,16 @@ def scan_tar(path: str) -> list[Row]:
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """Return (sample, kind) of a file: ("a/1", "seg.png") of a/1.seg.png."""
+    """Return (sample, kind) of a file in a tar: ("a/1", "seg.png") of a/1.seg.png."""
     folder, base = os.path.split(name)
     stem, _, kind = base.partition(".")
     return os.path.join(folder, stem), kind
 
 
 def read_member(path: str, offset: int, size: int) -> bytes:
-    """Return `size` bytes of a file from `offset`. Raises OSError, and BadInput if it has fewer."""
+    """Return `size` bytes of a file from `offset`. Raises OSError, and BadInput if it has fewer.
+
+    FileStore calls it for each sample, in a thread or a worker; nothing stays open between samples."""
     # Python's open() and read() take nearly twice the CPU time for a small file
     file = os.open(path, os.O_RDONLY)
     try:
@@ -168,16 +192,20 @@ def read_member(path: str, offset: int, size: int) -> bytes:
 def read_descriptor(file: int, offset: int, size: int) -> bytes:
     """Return up to `size` bytes of an open file from `offset`. Raises OSError."""
     content = b""
-    # a network file system may return less at a time
-    while len(content) < size and (more := os.pread(file, size - len(content), offset + len(content))):
+    while len(content) < size:  # a network file system may return less at a time
+        more = os.pread(file, size - len(content), offset + len(content))
+        if not more:  # the end of the file
+            break
         content += more
     return content
 
 
 def split_path(path: str) -> tuple[str, int] | None:
-    """Return (tar, offset) of the path of an image in a tar file; None for another path."""
+    """Return (tar, offset) of the path of an image in a tar file; None for another path. FileStore calls it
+    for each sample."""
     for match in re.finditer(r"\.tar(?=/(\d{12})/)", path):
-        if not os.path.isdir(tar := path[: match.end()]):  # a folder may have such a name
+        tar = path[: match.end()]
+        if not os.path.isdir(tar):  # a folder may have such a name
             return tar, int(match[1])
     return None
 
@@ -197,76 +225,152 @@ def look(
     image, if its name begins with it, as in train/cat/1.jpg. If none has, the names of the images decide, by
     val_share. If there are .cls files, the class of an image is the number in that of its sample; otherwise
     it is the first folder of its name, without the split. Raises BadInput.
+
+    image_folder.look() calls it, in the process of a node that indexes the images. Each tar is read at the
+    first start only.
     """
     paths = find(pattern)
     base = os.path.commonpath([*map(os.path.dirname, paths)])
-    kinds = _find_splits(pattern, [path.removeprefix(base) for path in paths], splits, has_word)
-    if are_named := any(kinds.values()):
-        if unused := [path for path, kind in kinds.items() if not kind]:
-            log(f"{pattern}: ignored {shown(unused)}")
-        paths = [path for path in paths if kinds[path.removeprefix(base)] == split]
-    if not paths:
-        words = " or ".join(split_names(splits)[split])
-        raise BadInput(f"{pattern}: no file has {words} in its name, but others have the name of a split: "
-                       "--splits TRAIN,VAL names the words")  # fmt: skip
+    paths, are_named = _select_tars(pattern, paths, base, split, splits, log)
     index = load_index(paths, scan_tar, cache, log)
     rows = [(*row, os.fsdecode(raw).lstrip("/")) for *row, raw in index.tolist()]
     has_cls = any(name.lower().endswith(".cls") for *_, name in rows)
+    numbers: dict[int, str] = {}
     if has_cls:
         check_samples(paths, index)
-    numbers = _read_labels(paths, rows) if has_cls else {}
-    found: list[tuple] = []  # path, name, label in a .cls or "", size, time
-    times, left = [os.stat(path).st_mtime_ns for path in paths], Counter[str]()
+        numbers = _read_labels(paths, rows)
+    members, ignored = _list_members(paths, base, rows, numbers, has_cls)
+    # a second way to find the split: the names of the images
+    folders = {_split_folder(member) for member in members}
+    kinds = _find_splits(pattern, folders, splits, is_word)
+    if any(kinds.values()):
+        are_named = True
+        members = _select_members(members, kinds, split, ignored)
+    if splits not in (None, NO_SPLITS) and not are_named:
+        raise BadInput(f"--splits {splits}: {pattern} has no file and no folder of these names")
+    others = count_endings(ignored)
+    if others:
+        log(f"{pattern}: ignored {others}")
+    if not members:
+        raise BadInput(f"{pattern} holds no image ({' '.join(images.EXTENSIONS)}) of the split {split}")
+    members.sort()
+    names = [member.name for member in members]
+    texts = [member.number or member.name.partition("/")[0] for member in members]
+    ordered, labels = number_classes(texts, classes, pattern, has_cls)
+    if classes is None:
+        name_of_split = split if are_named or has_cls else ""
+        check_classes(ordered, pattern, names, name_of_split, splits, log)
+    kept = np.arange(len(members))
+    if are_named:
+        val_share = 0.0
+    if val_share:  # last way: the hashes of the names
+        kept = divide(pattern, split, names, labels, val_share, log)
+    states = np.array([(member.size, member.mtime) for member in members])[kept]
+    kept_paths = [members[place].path for place in kept]
+    root = os.path.abspath(pattern)
+    return Listing(root, split, base, ordered, kept_paths, labels[kept], val_share, splits, states)
+
+
+def _select_tars(
+    pattern: str, paths: list[str], base: str, split: str, splits: str | None, log: Log
+) -> tuple[list[str], bool]:
+    """Return (tar files of a split, True) by their names below `base`; or (all, False) if none has the name
+    of a split. Raises BadInput if only the other split has files."""
+    kinds = _find_splits(pattern, [path.removeprefix(base) for path in paths], splits, has_word)
+    if not any(kinds.values()):
+        return paths, False
+    unused = [path for path, kind in kinds.items() if not kind]
+    if unused:
+        log(f"{pattern}: ignored {shown(unused)}")
+    paths = [path for path in paths if kinds[path.removeprefix(base)] == split]
+    if not paths:
+        words = " or ".join(split_names(splits)[split])
+        raise BadInput(
+            f"{pattern}: no file has {words} in its name, but others have the name of a split: "
+            "--splits TRAIN,VAL names the words"
+        )
+    return paths, True
+
+
+class _Member(NamedTuple):
+    """An image in a tar file. They are sorted by path, so the order of the fields counts."""
+
+    path: str  # below the folder of the tar files, see split_path()
+    name: str  # in the tar file, and without the folder of its split
+    number: str  # in the .cls of its sample, or ""
+    size: int  # bytes
+    mtime: int  # of the tar file, nanoseconds
+
+
+def _list_members(
+    paths: list[str], base: str, rows: list[tuple], numbers: dict[int, str], has_cls: bool
+) -> tuple[list[_Member], Counter[str]]:
+    """Return (the images in tar files, ending of an ignored file -> count). numbers: of _read_labels().
+    Raises BadInput if an image has no class."""
+    members: list[_Member] = []
+    ignored = Counter[str]()
+    times = [os.stat(path).st_mtime_ns for path in paths]
     for place, (file, offset, size, _, _, name) in enumerate(rows):
         number = numbers.get(place, "")
         if not is_image(name) or (has_cls and not number):
-            left[ending(name)] += not name.lower().endswith(".cls")
+            if not name.lower().endswith(".cls"):
+                ignored[ending(name)] += 1
             continue
         if ".." in name.split("/") or not (number or "/" in name):
             raise BadInput(f"{paths[file]}: {name}: expected CLASS/NAME without .., or NAME with a NAME.cls")
         path = f"{os.path.relpath(paths[file], base)}/{offset:012}/{name}"
-        found.append((path, name, number, size, times[file]))
-    of = lambda name, number: name.partition("/")[0] * (name.count("/") > (not number))  # noqa: E731
-    kinds = _find_splits(pattern, {of(*row[1:3]) for row in found}, splits, is_word)
-    if any(kinds.values()):
-        are_named, left["images of no split"] = True, sum(not kinds[of(*row[1:3])] for row in found)
-        found = [(path, name.partition("/")[2], *rest) for path, name, *rest in found
-                 if kinds[of(name, rest[0])] == split]  # fmt: skip
-    if splits not in (None, NO_SPLITS) and not are_named:
-        raise BadInput(f"--splits {splits}: {pattern} has no file and no folder of these names")
-    val_share = 0.0 if are_named else val_share
-    if others := count_endings(left):
-        log(f"{pattern}: ignored {others}")
-    if not found:
-        raise BadInput(f"{pattern} holds no image ({' '.join(images.EXTENSIONS)}) of the split {split}")
-    names, members, numbered, sizes, mtimes = map(list, zip(*sorted(found), strict=True))
-    texts = [text or member.partition("/")[0] for text, member in zip(numbered, members, strict=True)]
-    ordered, labels = number_classes(texts, classes, pattern, has_cls)
-    if classes is None:
-        check_classes(ordered, pattern, members, split * (are_named or has_cls), splits, log)
-    kept = np.arange(len(names))
-    if val_share:
-        kept = divide(pattern, split, members, labels, val_share, log)
-    states = np.stack([sizes, mtimes], axis=1)[kept]
-    names, root = [names[place] for place in kept], os.path.abspath(pattern)
-    return Listing(root, split, base, ordered, names, labels[kept], val_share, splits, states)
+        members.append(_Member(path, name, number, size, times[file]))
+    return members, ignored
+
+
+def _select_members(
+    members: list[_Member], kinds: dict[str, str], split: str, ignored: Counter[str]
+) -> list[_Member]:
+    """Return the images of a split with their names below its folder, and count those of no split in
+    `ignored`. kinds: _split_folder() of an image -> its split, or ""."""
+    of_split = []
+    for member in members:
+        kind = kinds[_split_folder(member)]
+        if not kind:
+            ignored["images of no split"] += 1
+        if kind == split:
+            _, _, name = member.name.partition("/")
+            of_split.append(member._replace(name=name))
+    return of_split
+
+
+def _split_folder(member: _Member) -> str:
+    """Return the first folder of an image's name, which may be a split; "" if that folder is its class."""
+    needed = 1 if member.number else 2  # train/1.jpg with a number, train/cat/1.jpg without
+    if member.name.count("/") < needed:
+        return ""
+    return member.name.partition("/")[0]
 
 
 def _find_splits(source: str, texts: Iterable[str], splits: str | None, matches: Callable) -> dict[str, str]:
     """Return text -> its split, or "". matches(text, name of a split): of the names of a split, the first
-    that is found counts. Raises BadInput if a text has both splits."""
+    that is found counts. Raises BadInput if a text has both splits.
+
+    look() calls it with the names of the tar files, and again with the folders in them."""
     kinds = dict.fromkeys(sorted(texts), "")
     for split, names in split_names(splits).items():
-        here = next(filter(None, ([each for each in kinds if matches(each, name)] for name in names)), [])
-        if both := [each for each in here if kinds[each]]:
-            raise BadInput(f"{source}: {both[0]} has the names of both splits: --splits TRAIN,VAL")
-        kinds |= dict.fromkeys(here, split)
+        with_name: list[str] = []
+        for name in names:
+            with_name = [text for text in kinds if matches(text, name)]
+            if with_name:
+                break
+        for text in with_name:
+            if kinds[text]:
+                raise BadInput(f"{source}: {text} has the names of both splits: --splits TRAIN,VAL")
+            kinds[text] = split
     return kinds
 
 
 def check_samples(paths: list[str], index: np.ndarray) -> None:
-    """Raise BadInput if the files of a sample are not next to each other in their tar."""
-    if len(torn := index[index["label"] == _TORN]):
+    """Raise BadInput if the files of a sample are not next to each other in their tar. Those who read samples
+    of several files call it when they open the index."""
+    torn = index[index["label"] == _TORN]
+    if len(torn):
         sample, field = split_name(os.fsdecode(torn["name"][0]))
         path = paths[torn["file"][0]]
         raise BadInput(f"{path}: sample {sample}: its {field} is not next to its other files")
@@ -274,7 +378,9 @@ def check_samples(paths: list[str], index: np.ndarray) -> None:
 
 def _read_labels(paths: list[str], rows: list[tuple]) -> dict[int, str]:
     """Return the place of each image in the rows -> the number in the .cls of its sample. A sample without an
-    image and without a .cls has none. Raises BadInput with the sample of a fault."""
+    image and without a .cls has none. Raises BadInput with the sample of a fault.
+
+    look() calls it at each start, with the rows of all tar files of the split."""
     numbers = {}
     firsts = [place for place, row in enumerate(rows) if row[4]]
     for first, end in itertools.pairwise([*firsts, len(rows)]):

@@ -12,7 +12,8 @@ _SYSTEM = {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "lost+found"}  # fo
 
 def walk(base: str) -> tuple[list[str], str, set[str]]:
     """Return (relative paths of the images in a tree, count_endings() of its other files, the folders in it).
-    Links are followed. Raises BadInput if a folder cannot be listed."""
+    Links are followed. Each start calls it, in the process of a node that indexes the images. Raises BadInput
+    if a folder cannot be listed."""
 
     def fail(error: OSError) -> None:
         raise BadInput(f"cannot list {error.filename}: {error.strerror}") from error

@@ -60,14 +60,15 @@ _NVIDIA_WAYS = {  # option of NVIDIA's main.py or launch.py -> what to use here
 
 
 def add_arguments(parser: Parser) -> None:
+    """Add the options that merge() reads, and the hints for those that have another way here. A job calls it
+    when it makes its parser."""
     parser.other_names = {**_TIMM, **_NVIDIA}
     parser.hints = {**_WAYS, **_NVIDIA_WAYS, **parser.hints}
     add = parser.add_argument_group("other spellings").add_argument
     flag: dict[str, Any] = FLAG | {"default": None}
     add("data", role=OPERATION, nargs="?", metavar="DIR", help="the same as --data_url DIR")
-    timm: Any = lambda name: arch(f"{TIMM}{name}")  # noqa: E731
     help = "the same as --arch timm:NAME"
-    add("--model", dest="arch", type=timm, default=argparse.SUPPRESS, metavar="NAME", help=help)
+    add("--model", dest="arch", type=_timm_arch, default=argparse.SUPPRESS, metavar="NAME", help=help)
     published: dict[str, Any] = {"dest": "weights", "action": "store_const", "const": pretrained.DEFAULT}
     help = "the same as --weights DEFAULT"
     add("--pretrained", **published, default=argparse.SUPPRESS, help=help)
@@ -78,10 +79,20 @@ def add_arguments(parser: Parser) -> None:
     add("--gather_checkpoints", role=OPERATION, type=int, nargs="?", const=-1, metavar="N", help=help)
 
 
+def _timm_arch(name: str) -> Any:
+    """Return the value of --arch for a name of timm; argparse calls it for --model."""
+    return arch(f"{TIMM}{name}")
+
+
 def merge(args: argparse.Namespace) -> dict[str, Any]:
-    """Return data_url, amp, data_backend and keep as the options of add_arguments() define them. args: also
-    enable_gpu. Raises BadInput if two options contradict each other."""
-    data, fp16, use_dali, dali_cpu = args.data, args.fp16, args.use_dali, args.dali_cpu
+    """Return data_url, amp, data_backend and keep as the options of add_arguments() define them.
+
+    The parser calls it on every rank when all options are known. args: also enable_gpu. Raises BadInput if
+    two options contradict each other."""
+    data = args.data
+    fp16 = args.fp16
+    use_dali = args.use_dali
+    dali_cpu = args.dali_cpu
     merged: dict[str, Any] = {"data_url": args.data_url or data}
     merged["amp"] = fp16 if args.amp is None else args.amp
     if data and args.data_url and os.path.abspath(data) != os.path.abspath(args.data_url):
@@ -94,10 +105,16 @@ def merge(args: argparse.Namespace) -> dict[str, Any]:
         has_nvidia = accelerator.of("cuda").device_count() > 0
         on_gpu = not dali_cpu and args.enable_gpu is not False and has_nvidia
         backend = SPELLINGS.get(args.data_backend, args.data_backend)
-        if backend not in (("auto", "dali") if dali_cpu else ("auto", "dali", "dali-gpu", "dali-kspeed")):
-            option = "--dali_cpu" if dali_cpu else "--use_dali"
+        option = "--use_dali"
+        allowed = ["auto", "dali", "dali-gpu", "dali-kspeed"]
+        if dali_cpu:
+            option = "--dali_cpu"
+            allowed = ["auto", "dali"]
+        if backend not in allowed:
             raise BadInput(f"{option} contradicts --data_backend {args.data_backend}")
-        merged["data_backend"] = backend if backend != "auto" else "dali-gpu" if on_gpu else "dali"
+        if backend == "auto":
+            backend = "dali-gpu" if on_gpu else "dali"
+        merged["data_backend"] = backend
     if args.gather_checkpoints:
         merged["keep"] = args.gather_checkpoints if args.gather_checkpoints > 0 else sys.maxsize
     return merged

@@ -29,23 +29,28 @@ BACKENDS = ("pytorch", "threads", "dali", "dali-gpu", "synthetic", *CACHED, "ray
 SPELLINGS = {"syntetic": "synthetic", "torchvision": "pytorch", "dali-cpu": "dali"}
 # Threads of dali-gpu, each with buffers of 350 MB. nvJPEG decodes the Huffman code of images of less than a
 # million pixels on the host, so a GPU with much memory (bytes) gets more threads.
-_MIXED_THREADS, _MORE_THREADS, _MUCH_MEMORY = 4, 12, 40e9
+_MIXED_THREADS = 4
+_MORE_THREADS = 12
+_MUCH_MEMORY = 40e9
 
 
 def reasons(device: torch.device) -> dict[str, str | None]:
     """Return engine -> the reason why it is not available with this device; None if it is available."""
     dali = missing()
+    needs_gpu = None if device.type == "cuda" else "it needs a GPU"
     return {
         "pytorch": None,
         "threads": None,
         "dali": dali,
-        "dali-gpu": dali or (None if device.type == "cuda" else "it needs a GPU"),
+        "dali-gpu": dali or needs_gpu,
         "synthetic": None,
     }
 
 
 def resolve(backend: str, device: torch.device) -> str:
-    """Return the backend's own name. Raises BadInput if it is unknown or not available."""
+    """Return the backend's own name. Raises BadInput if it is unknown or not available.
+
+    Jobs call it before they index the data, and engine() calls it again."""
     backend = SPELLINGS.get(backend, backend)
     known = reasons(device)
     known |= {name: known[engine] for name, engine in CACHED.items()}
@@ -68,7 +73,7 @@ def build(
 ) -> ImageLoader:
     """Return a Loader of the plan's batches on `device`.
 
-    delivery: mean, std and dtype of Loader. The others: see engine().
+    delivery: mean, std and dtype of Loader. The others: see engine(). Every rank calls it, once a loader.
     """
     loader = ImageLoader(engine(backend, store, device, workers, interpolation), plan, device, **delivery)
     loader.backend = backend
@@ -82,15 +87,18 @@ def engine(
     workers: int | None = None,
     interpolation: str = BILINEAR,
 ) -> Engine:
-    """Return an engine. Raises BadInput as resolve() does.
+    """Return an engine. Raises BadInput as resolve() does. Every rank calls it; "threads" and "dali" start
+    their threads here, and "pytorch" its processes with the first batch.
 
     backend: one of BACKENDS or SPELLINGS.
     store: of datasets/stores. The caller closes it.
     workers: threads or processes (default: cores()).
     interpolation: BILINEAR or BICUBIC of datasets/folders/resize.py.
     """
-    backend, workers = resolve(backend, device), workers or cores()
-    backend, pinned = CACHED.get(backend, backend), accelerator.has_streams(device)
+    backend = resolve(backend, device)
+    backend = CACHED.get(backend, backend)
+    workers = workers or cores()
+    pinned = accelerator.has_streams(device)
     if backend == "synthetic":
         return Synthetic(device)
     if backend == "dali-gpu":

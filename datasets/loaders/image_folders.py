@@ -127,18 +127,23 @@ def add_arguments(parser: JobParser) -> None:
 
 def complete(args: argparse.Namespace) -> dict[str, Any]:
     """Return mean, std, crop share and interpolation of the model. Call it on every rank. Raises BadInput."""
-    return ranks.call_on_first(lambda: preprocessing.complete(args))
+
+    def complete_here() -> dict[str, Any]:
+        return preprocessing.complete(args)
+
+    return ranks.call_on_first(complete_here)  # the other ranks get its result
 
 
 def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tiers.Stores:
     """Return the stores of --pack and --cache. They are closed when the job ends.
 
-    Call it before open_indexes(): it checks all options of add_arguments(), and the scan may take hours.
-    Raises BadInput.
+    Call it on every rank, before open_indexes(): it checks all options of add_arguments(), and the scan may
+    take hours. Raises BadInput.
     """
     backend = _backend(args, device)
     for name in ("pack", "cache_dir"):
-        if folder := getattr(args, name):
+        folder = getattr(args, name)
+        if folder:
             check_writable(f"--{name}", folder)
     if backend in backends.CACHED and not (args.pack or args.cache):
         raise BadInput(
@@ -153,7 +158,11 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
     if backend == "ray":
         pool = ray_pool.connect(args.ray_address, args.workers or backends.cores())
         endings.at_success("loaders", pool.shutdown)
-    pack, cache = (None, None) if backend == "synthetic" else (args.pack, args.cache)
+    pack = args.pack
+    cache = args.cache
+    if backend == "synthetic":  # it reads no images
+        pack = None
+        cache = None
     stores = tiers.Stores(pack, cache, args.cache_mode, log.info, args.pack_form)
     endings.at_success("loaders", stores.close)
     return stores
@@ -190,6 +199,7 @@ def _scan_splits(
     it, and the others wait: it reads each image whose index is not in `cache`. Raises BadInput."""
 
     def load(split: str, **options: Any) -> image_index.ImageFolderIndex:
+        """Return the index of a split, and log what it holds."""
         index = image_folder.load(
             folder,
             split,
@@ -233,8 +243,10 @@ def open_loaders(
     eval_batch: images of an evaluation batch of one rank. Raises BadInput.
     """
     train_index, val_index = indexes
-    train_store, val_store = stores.open(train_index), stores.open(val_index)
-    side, most = max(args.image_size, args.val_image_size or 0), forms.SHORT_SIDE
+    train_store = stores.open(train_index)
+    val_store = stores.open(val_index)
+    side = max(args.image_size, args.val_image_size or 0)
+    most = forms.SHORT_SIDE
     is_small = (args.pack or args.cache) and train_store.form != "encoded" and side > most
     if is_small and (np.minimum(train_index.widths, train_index.heights) > most).any():
         raise BadInput(
@@ -245,14 +257,18 @@ def open_loaders(
     fingerprints = {index.split: index.fingerprint for index in indexes}
     ranks.assert_equal_across_ranks("data set (fingerprints)", fingerprints)
     shard = {"rank": ranks.rank(), "world_size": ranks.world_size()}
-    size, batch = len(train_index), args.batch_size
-    if args.evaluate:  # no training batch is made
-        size, batch = max(size, ranks.world_size()), ranks.world_size()
+    size = len(train_index)
+    batch = args.batch_size
+    if args.evaluate:  # no training batch is made, but the sampler needs one sample for each rank
+        size = max(size, ranks.world_size())
+        batch = ranks.world_size()
     drawn = None
     if args.class_weights and not args.evaluate:
-        drawn = ranks.call_on_first(
-            lambda: torch.from_numpy(sample_weights.read(args.class_weights, train_index))
-        )
+
+        def read_weights() -> torch.Tensor:
+            return torch.from_numpy(sample_weights.read(args.class_weights, train_index))
+
+        drawn = ranks.call_on_first(read_weights)  # only rank 0 needs the file
     steps = {"max_steps": args.max_steps, "epoch_steps": args.epoch_steps}
     sampler = BatchSampler(size, batch, args.seed, args.epochs, **steps, weights=drawn).for_rank(**shard)
     if args.exact_shards and not args.evaluate:
@@ -265,12 +281,15 @@ def open_loaders(
     val_plan = Plan(val_index, val_sampler, crop, args.val_image_size or args.image_size)
     backend = _backend(args, device)
     if backend == "auto":
-        backend = ranks.broadcast_object(_last_backend(args, device, log.output) if ranks.is_first() else "")
+        last = ""
+        if ranks.is_first():  # it has the records of the run
+            last = _last_backend(args, device, log.output)
+        backend = ranks.broadcast_object(last)
         if backend:
             log.info(f"data_backend auto: {backend}, as in the last start of this run: equal pixels")
         else:
             rates: dict[str, float] = {}
-            if ranks.is_first():
+            if ranks.is_first():  # the other ranks wait for its choice
                 rates = measure.rates(
                     train_store, train_plan, device, args.workers, interpolation=interpolation
                 )
@@ -289,12 +308,17 @@ def open_loaders(
 
 
 def _backend(args: argparse.Namespace, device: torch.device) -> str:
-    """Return the name of --data_backend in BACKENDS, or "auto". Raises BadInput if it cannot run here."""
-    return args.data_backend if args.data_backend == "auto" else backends.resolve(args.data_backend, device)
+    """Return the name of --data_backend in BACKENDS, or "auto". Raises BadInput if it cannot run here. Each
+    open_...() calls it on every rank."""
+    if args.data_backend == "auto":
+        return "auto"
+    return backends.resolve(args.data_backend, device)
 
 
 def _last_backend(args: argparse.Namespace, device: torch.device, output: Output) -> str:
-    """Return the backend of the run's last start, or "" without one: backends round pixels differently."""
+    """Return the backend of the run's last start, or "" without one: backends round pixels differently.
+
+    open_loaders() calls it on rank 0 if the backend is "auto"."""
     if args.resume != "auto" or args.evaluate:
         return ""
     name = next((start.get("data backend") for start in reversed(starts.read_output(output))), "")
@@ -311,24 +335,33 @@ def progressive_size(epochs: int, first: int | None, last: int, epoch: int) -> i
 
     It is `first` in the first 70 % of the epochs, and `last` in the last 15 %. Between them it rises
     linearly, in multiples of 32. None: always `last`. Source: G. Leclerc et al., "FFCV: Accelerating Training
-    by Removing Data Bottlenecks", CVPR 2023, whose ResNet-50 rises from 160 to 192 pixels.
+    by Removing Data Bottlenecks", CVPR 2023, whose ResNet-50 rises from 160 to 192 pixels. The plan
+    calls it with the number of the epoch.
     """
     first = first or last
     share = min(max((epoch - 0.7 * epochs) / (0.15 * epochs), 0), 1)
-    if share in (0, 1):
-        return last if share else first
+    if share == 0:
+        return first
+    if share == 1:
+        return last
     return min(max(round((first + (last - first) * share) / 32) * 32, first), last)
 
 
 def _class_names(args: argparse.Namespace, folder: str, output: Output) -> tuple[str, ...] | None:
     """Return the names of the classes to evaluate: those of the training set, or if there is none, those of
-    the run of the weights; None if they are not known."""
-    with contextlib.suppress(BadInput):
-        quiet = lambda line: None  # noqa: E731
+    the run of the weights; None if they are not known. The process of a node that indexes the images calls
+    it, if the job only evaluates."""
+
+    def ignore(line: str) -> None:
+        pass
+
+    with contextlib.suppress(BadInput):  # there is no training set
         cache = args.cache_dir or output.index_folder
-        return image_folder.look(folder, "train", cache, None, quiet, args.val_share, args.splits).classes
+        return image_folder.look(folder, "train", cache, None, ignore, args.val_share, args.splits).classes
     path = args.weights or args.resume
-    return tuple(weights.read_class_names(path)) or None if os.path.exists(path) else None
+    if not os.path.exists(path):
+        return None
+    return tuple(weights.read_class_names(path)) or None
 
 
 def check_paths(**paths: str | None) -> None:

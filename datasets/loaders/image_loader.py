@@ -19,10 +19,14 @@ from bootfile.sampling.plan import Batch, Plan
 Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 _KEPT = 4  # batches whose memory is reused
 _BLOCK = 2**19  # numbers that are normalised together: 2 MB of float32
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels / 255
+# of ImageNet's pixels / 255
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
 
 
 def _references(arrays: list[np.ndarray]) -> list[int]:
+    """Return how many references each array has. ToDevice asks for each batch: an array that only its list
+    refers to is free for the next batch."""
     return [sys.getrefcount(array) for array in arrays]
 
 
@@ -46,18 +50,23 @@ class ToDevice(Stage):
     ):
         super().__init__(device)
         self.dtype = dtype or torch.get_default_dtype()
+        shift = 255 * torch.tensor(mean)
+        scale = 1 / (255 * torch.tensor(std))
         # these copies block the host, because another stream reads them: that of the batches
-        shift, scale = 255 * torch.tensor(mean), 1 / (255 * torch.tensor(std))
-        self._shift, self._scale = (each.to(device, self.dtype).view(1, -1, 1, 1) for each in (shift, scale))
-        self._copied: Any = None  # an event
-        self._results: list[np.ndarray] = []
+        self._shift = shift.to(device, self.dtype).view(1, -1, 1, 1)
+        self._scale = scale.to(device, self.dtype).view(1, -1, 1, 1)
+        self._copied: Any = None  # an event: the host's images of the last batch are copied
+        self._results: list[np.ndarray] = []  # on the CPU: memory of the last batches, see _memory()
         self._numpy = torch.empty(0, dtype=self.dtype).numpy().dtype
 
     def __call__(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a batch on the device at once, for callers that have no loader."""
         return self.end(self.move(images, labels))
 
     def begin(self, batch: Batch, images: torch.Tensor, change: Change | None = None) -> Copy:
-        """Start moving a batch with its images [n, H, W, C] to the device, as move() does."""
+        """Start moving a batch with its images [n, H, W, C] to the device, as move() does.
+
+        The loader calls it in the process of the training; on a GPU, one batch before the batch is used."""
         labels = torch.tensor(batch.labels)  # a copy: the caller may change it
         return self.move(images.permute(0, 3, 1, 2), labels, change)
 
@@ -67,18 +76,24 @@ class ToDevice(Stage):
         change: applied on the device before the images are normalised.
         """
         if self.stream is None:
-            images, labels = self._move(images), self._move(labels)
+            images = self._move(images)
+            labels = self._move(labels)
             if change:
                 images, labels = change(images, labels)
-            is_host = self.device.type == "cpu"
-            return Copy(self._on_host(images) if is_host else self._normalised(images), labels)
+            if self.device.type == "cpu":
+                images = self._on_host(images)
+            else:
+                images = self._normalised(images)
+            return Copy(images, labels)
         device = accelerator.of(self.device)
         if images.device.type != "cpu":  # from an engine on the GPU
             self.stream.wait_stream(device.current_stream(self.device))
             images.record_stream(self.stream)  # torch does not reuse its memory while the stream reads it
         with device.stream(self.stream):
-            on_host, self._copied = images.device.type == "cpu", accelerator.new_event(self.device)
-            images, labels = self._move(images), self._move(labels)
+            on_host = images.device.type == "cpu"
+            self._copied = accelerator.new_event(self.device)
+            images = self._move(images)
+            labels = self._move(labels)
             if on_host:
                 self._copied.record()
             if change:
@@ -91,34 +106,44 @@ class ToDevice(Stage):
         return Copy(images, labels, ready)
 
     def wait(self) -> None:
+        """Block the host until the images of the last move() may change. The loader calls it before it asks
+        an engine that reuses its memory for the next batch."""
         if self._copied:
             self._copied.synchronize()
             self._copied = None
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Start the copy of a tensor to the device. The host does not wait for copies from pinned memory."""
         if self.stream and tensor.device.type == "cpu" and not tensor.is_pinned():
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=bool(self.stream))
 
     def _normalised(self, images: torch.Tensor) -> torch.Tensor:
+        """Return the images as the model gets them. move() calls it for each batch, on the device."""
         images = torch.sub(images, self._shift).mul_(self._scale)  # reads uint8: two kernels
         return images.contiguous(memory_format=torch.channels_last)
 
     def _on_host(self, images: torch.Tensor) -> torch.Tensor:
         """Return what _normalised() returns, in reused memory. It computes whole rows of pixels, because
-        three channels are too few for the processor's vectors, and blocks that fit into its cache."""
+        three channels are too few for the processor's vectors, and blocks that fit into its cache. move()
+        calls it for each batch if the job has no GPU."""
         rows = images.permute(0, 2, 3, 1)
         if not rows.is_contiguous() or not len(rows):
             return self._normalised(images)
         *_, width, channels = rows.shape
-        shift, scale = self._shift.flatten().repeat(width), self._scale.flatten().repeat(width)
-        memory, pixels = self._memory(rows.shape), rows.view(-1, width * channels)
-        numbers, block = memory.reshape(pixels.shape), max(1, _BLOCK // (width * channels))
+        shift = self._shift.flatten().repeat(width)  # of a row of pixels
+        scale = self._scale.flatten().repeat(width)
+        memory = self._memory(rows.shape)
+        pixels = rows.view(-1, width * channels)
+        numbers = memory.reshape(pixels.shape)
+        block = max(1, _BLOCK // (width * channels))  # rows
 
         def normalise(first: int, step: int) -> None:
+            """Write the blocks that begin at row `first` and `step` rows apart: those of one thread."""
             for place in range(first, len(pixels), step):
-                own = torch.from_numpy(numbers[place : place + block])  # writable without inference_mode()
-                own.copy_(pixels[place : place + block]).sub_(shift).mul_(scale)
+                # a tensor made here is writable without inference_mode()
+                part = torch.from_numpy(numbers[place : place + block])
+                part.copy_(pixels[place : place + block]).sub_(shift).mul_(scale)
 
         threads = min(torch.get_num_threads(), -(-len(pixels) // block))
         if threads == 1:
@@ -130,11 +155,12 @@ class ToDevice(Stage):
 
     @functools.cached_property
     def _pool(self) -> ThreadPoolExecutor:
+        """The threads of _on_host(), started at its first large batch."""
         return start_pool(torch.get_num_threads(), "normalise")
 
     def _memory(self, shape: tuple[int, ...]) -> np.ndarray:
         """Return memory for a batch: that of an earlier batch if it is free. The page faults of new memory
-        would cost more than writing the batch.
+        would cost more than writing the batch. _on_host() calls it for each batch.
 
         A tensor on the array and all its views hold a reference to the array. Torch's own memory is not used:
         glibc before 2.38 cannot put an aligned block into the space of a freed one.
@@ -148,14 +174,18 @@ class ToDevice(Stage):
 
 
 def start_pool(workers: int, name: str) -> ThreadPoolExecutor:
-    """Return a pool in whose threads torch starts none of its own: for few images they do not pay."""
+    """Return a pool in whose threads torch starts none of its own: for few images they do not pay.
+
+    It returns when all threads have started. Otherwise begin() would change the number of torch's threads
+    in the midst of the training, when a task needs one more thread."""
     threads = torch.get_num_threads()
     begun = threading.Barrier(workers)
 
     def begin() -> None:
+        # runs first in each thread of the pool
         torch.set_num_threads(1)
         torch.get_num_threads()  # a thread takes torch's common number at its first look: now it is 1
-        begun.wait(60)
+        begun.wait(60)  # so that no thread does the first task of another, which then would not start
 
     pool = ThreadPoolExecutor(workers, name, initializer=begin)
     wait([pool.submit(int) for _ in range(workers)])
@@ -191,6 +221,8 @@ class ImageLoader(Loader):
         self.transform: Change | None = None
 
     def begin(self, batch: Batch, data: Any) -> tuple[Batch, Copy]:
+        """Start moving a batch of the engine to the device, and add the parameters of the effects to it. On a
+        GPU, the loader calls it one batch before the batch is used."""
         if not self.effects and not self.transform:
             return super().begin(batch, data)
         from datasets.loaders import pixels  # most jobs do not need it

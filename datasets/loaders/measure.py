@@ -37,9 +37,11 @@ def rates(
     """Return backend -> images/s of this process, for every available backend that reads data.
 
     The backends load the same batches one after the other, repeatedly for `seconds` each. The files are read
-    once before, so they are in the page cache if they fit: this compares engines, not disks.
+    once before, so they are in the page cache if they fit: this compares engines, not disks. open_loaders()
+    calls it on rank 0 of a new run while the other ranks wait for the choice.
     """
-    head, measured = Head(plan), dict[str, float]()
+    head = Head(plan)
+    measured: dict[str, float] = {}
     for backend, reason in backends.reasons(device).items():
         if reason is None and backend != "synthetic":
             try:
@@ -65,7 +67,8 @@ def choose(rates: dict[str, float]) -> str:
 
 def rate(loader: Iterable[tuple[torch.Tensor, torch.Tensor]], seconds: float) -> float:
     """Return the images/s of a loader alone, measured for `seconds` or the whole epoch."""
-    count, begin = 0, time.perf_counter()
+    count = 0
+    begin = time.perf_counter()
     for step, (images, _) in enumerate(loader):
         accelerator.of(images.device).synchronize()
         if step < _WARM_UP:
@@ -93,14 +96,16 @@ def log_waiting(loader: Loader, log: Log) -> None:
     every rank at the end."""
     share = ranks.maximum(loader.waited, loader.to_device.device) / log.training_seconds
     if ranks.is_first():
-        hint = "; `python -m launch bench loaders` compares the backends" * (share >= _ENOUGH)
+        hint = ""
+        if share >= _ENOUGH:
+            hint = "; `python -m launch bench loaders` compares the backends"
         log.info(
             f"the device waited for data for {share:.1%} of the training time with {loader.backend}{hint}"
         )
 
 
 class Head(Plan):
-    """A plan that repeats the first batches of another plan."""
+    """A plan that repeats the first batches of another plan, without an end. rates() makes it."""
 
     def __init__(self, plan: Plan):
         super().__init__(plan.index, plan.sampler, plan.augment, plan.size, plan.views)

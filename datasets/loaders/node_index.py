@@ -13,7 +13,8 @@ from datasets import files
 from datasets.folders import image_folder, image_index, paired_images, tar_files
 from datasets.folders.image_index import ImageFolderIndex
 
-_NAME, _BEAT = "indexed", 2.0  # name of the barrier; seconds between heartbeats
+_NAME = "indexed"  # of the barrier
+_BEAT = 2.0  # seconds between heartbeats
 
 
 def load(root: str, function: Callable[[], list[ImageFolderIndex]]) -> list[ImageFolderIndex]:
@@ -25,18 +26,22 @@ def load(root: str, function: Callable[[], list[ImageFolderIndex]]) -> list[Imag
     """
     if is_url(root):
         files.local_folder(tar_files.split_pattern(root)[0] if root.endswith(".tar") else root)
-    host, indexes, error = socket.gethostname(), [], None
-    first = ranks.gather_objects(host).index(host)
+    host = socket.gethostname()
+    indexes: list[ImageFolderIndex] = []
+    error = None
+    first = ranks.gather_objects(host).index(host)  # rank of the node's first process
     if first == ranks.rank():
         try:
             with _beating():
                 indexes = function()
-        except BadInput as refusal:
+        except BadInput as refusal:  # raised on every rank by wait_for_all()
             error = refusal
     barrier.wait_for_all(_NAME, "to index the images", error)
     places = ranks.gather_objects([(index.folder, index.fingerprint) for index in indexes])[first]
+    if indexes:
+        return indexes
     try:
-        return indexes or [image_index.open_index(*place) for place in places]
+        return [image_index.open_index(*place) for place in places]
     except BadInput:  # containers of one node have one host name, but perhaps different disks
         return function()
 
@@ -45,16 +50,23 @@ def load_pairs(
     root: str, split: str, cache: str, rows: int, log: image_folder.Log
 ) -> paired_images.PairIndex:
     """Return the pairs of a split on every rank, as load() does. Arguments: those of paired_images.load()."""
-    [index] = load(root, lambda: [paired_images.load(root, split, cache, rows, log).stored])
+
+    def load_stored() -> list[ImageFolderIndex]:
+        return [paired_images.load(root, split, cache, rows, log).stored]
+
+    [index] = load(root, load_stored)
     return paired_images.PairIndex(index, rows)
 
 
 @contextlib.contextmanager
 def _beating() -> Iterator[None]:
-    """Send heartbeats to the ranks that wait at the barrier during the block, which may take hours."""
+    """Send heartbeats to the ranks that wait at the barrier during the block, which may take hours.
+
+    Only the process that indexes enters it; a thread sends them. Without them the others would give up."""
     ended = threading.Event()
 
     def send() -> None:
+        """Send heartbeats until the block ends; in the thread."""
         with contextlib.suppress(BadInput):  # wait_for_all() raises the error of the other process, too
             while not ended.wait(_BEAT):
                 barrier.beat(_NAME)

@@ -38,7 +38,8 @@ WIDE = Space(0.99, 0.99, 32, 135, 6)  # TrivialAugment's
 
 
 def narrow(size: int) -> Space:
-    """Return RandAugment's space for images of this side, pixels, as in torchvision."""
+    """Return RandAugment's space for images of this side, pixels, as in torchvision. apply() calls it for
+    each batch, because the side may change from epoch to epoch."""
     return Space(0.9, 0.3, 150 / 331 * size, 30, 4)
 
 
@@ -46,12 +47,20 @@ def plan_change(
     plan: Plan, batch: Batch, effects: Effects | None, transform: Change | None, mean: tuple[float, ...]
 ) -> tuple[Batch, Change]:
     """Return the batch, with the parameters of its effects in `crops`, and the function that changes its
-    images and labels: `transform`, then the effects."""
-    seed, epoch, ids = plan.sampler.seed, batch.epoch, batch.ids
-    drawn = draw_effects(effects, ids, seed, epoch, plan.size) if effects else None
+    images and labels: `transform`, then the effects.
+
+    ImageLoader.begin() calls it for each batch, on the host. ToDevice.move() calls the function right after
+    it has started the copy."""
+    seed = plan.sampler.seed
+    epoch = batch.epoch
+    ids = batch.ids
+    drawn = None
+    if effects:
+        drawn = draw_effects(effects, ids, seed, epoch, plan.size)
 
     def change(images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        if transform:
+        """Return the changed images and labels of this batch, on their device."""
+        if transform:  # it gets random numbers of its own, whatever drew before
             words = draw(seed, epoch, ids[:1], Operation.TRANSFORM)
             seed_all(int(words[0, 0]), images.device)
             images, labels = transform(images, labels)
@@ -74,14 +83,14 @@ def apply(
 
     images: uint8 [n, C, H, W]; those of a pair, 2k and 2k + 1, are mixed with each other. labels: int64 [n],
     or bool [n, classes]; float [n, classes] if images are mixed. mean: of pixels / 255, the colour of erased
-    boxes.
+    boxes. It is called for each batch: on the device, and on the CPU for a few images at a time.
     """
     if images.device.type == "cpu" and len(images) > _IMAGES_PER_CHUNK:  # few images fit into the CPU's cache
         parts = []
         for first in range(0, len(images), _IMAGES_PER_CHUNK):
             last = first + _IMAGES_PER_CHUNK
-            own = Drawn(*rows(drawn, first, last))
-            parts.append(apply(effects, own, images[first:last], labels[first:last], classes, mean))
+            chunk = Drawn(*rows(drawn, first, last))
+            parts.append(apply(effects, chunk, images[first:last], labels[first:last], classes, mean))
         changed, targets = map(torch.cat, zip(*parts, strict=True))
         return changed, targets
     if effects.trivial_augment:
@@ -105,22 +114,25 @@ def apply(
 
 def _send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copy a tensor from the host to the device. The host does not wait for a GPU."""
-    pins = accelerator.has_streams(device)
-    return tensor.pin_memory().to(device, non_blocking=True) if pins else tensor.to(device)
+    if accelerator.has_streams(device):
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _mix(
     effects: Effects, drawn: dict[str, torch.Tensor], images: torch.Tensor, labels: torch.Tensor, classes: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images and labels mixed with those of the other image of their pair. apply() calls it last, so
+    the other image has its effects."""
     other = torch.arange(len(images), device=images.device) ^ 1
     others = images[other]
     cut = _inside(images, drawn["mix_top"], drawn["mix_left"], drawn["mix_height"], drawn["mix_width"])
     if effects.mixup:
         images = _blend(images, others, torch.where(drawn["mix"] == MIXUP, drawn["share"], ONE))
     images = torch.where(cut, others, images)  # for mixup the boxes are empty
-    own = multi_hot(labels, classes).to(torch.get_default_dtype())
-    share = (drawn["share"] / ONE).to(own.dtype).view(-1, 1)
-    return images, own * share + own[other] * (1 - share)
+    targets = multi_hot(labels, classes).to(torch.get_default_dtype())
+    share = (drawn["share"] / ONE).to(targets.dtype).view(-1, 1)
+    return images, targets * share + targets[other] * (1 - share)
 
 
 def _inside(
@@ -129,20 +141,22 @@ def _inside(
     """Return which pixels are in the box of each image: bool [n, 1, H, W]."""
     rows = torch.arange(images.shape[2], device=images.device).view(1, 1, -1, 1)
     columns = torch.arange(images.shape[3], device=images.device).view(1, 1, 1, -1)
-    below, right = rows - _column(top), columns - _column(left)
+    below = rows - _column(top)  # pixels below the upper edge of the box
+    right = columns - _column(left)
     return (below >= 0) & (below < _column(height)) & (right >= 0) & (right < _column(width))
 
 
 def _column(values: torch.Tensor) -> torch.Tensor:
+    """Return a number for each image, [n], in the shape that goes with images: [n, 1, 1, 1]."""
     return values.view(-1, 1, 1, 1)
 
 
 def _blend(images: torch.Tensor, other: torch.Tensor | None, factor: torch.Tensor) -> torch.Tensor:
     """Return images * factor + other * (1 - factor), uint8. other: None: 0. factor: int64 [n], in 1 / ONE."""
-    own = _column(factor.to(torch.int32))
-    mixed = images * own  # int32
+    share = _column(factor.to(torch.int32))
+    mixed = images * share  # int32
     if other is not None:
-        mixed += other * (ONE - own)
+        mixed += other * (ONE - share)
     mixed += ONE // 2
     mixed >>= _BITS
     return mixed.clamp_(0, 255).to(torch.uint8)
@@ -161,16 +175,19 @@ def _grey(images: torch.Tensor) -> torch.Tensor:
 
 
 def _brightness(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Blend images with black."""
     return _blend(images, None, factor)
 
 
 def _contrast(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Blend images with their mean grey."""
     grey = _grey(images).flatten(1)
     middle = (grey.sum(1) + grey.shape[1] // 2) // grey.shape[1]
     return _blend(images, _column(middle).int(), factor)
 
 
 def _saturation(images: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Blend images with themselves in grey."""
     return _blend(images, _grey(images), factor)
 
 
@@ -196,13 +213,15 @@ _ENHANCE = {
 
 
 def _augment(drawn: Drawn, images: torch.Tensor, count: int, space: Space) -> torch.Tensor:
+    """Apply `count` operations to each image, one after the other. apply() calls it for a batch; the images
+    with the same operation are changed together."""
     for place in range(count):
         operations, strengths = drawing.operation_at(drawn.operation, drawn.strength, place)
         result = images.clone()
         for number in np.unique(operations).tolist():
-            own = np.flatnonzero(operations == number)
-            rows = _send(torch.from_numpy(own), images.device)
-            result[rows] = _operate(OPERATIONS[number], images[rows], strengths[own], space)
+            members = np.flatnonzero(operations == number)
+            rows = _send(torch.from_numpy(members), images.device)
+            result[rows] = _operate(OPERATIONS[number], images[rows], strengths[members], space)
         images = result
     return images
 
@@ -223,7 +242,8 @@ def _operate(name: str, images: torch.Tensor, strength: np.ndarray, space: Space
         threshold = _column(tensor(np.rint(255 * (1 - np.abs(share)))))
         return torch.where(images >= threshold, 255 - images, images)
     if name == "autocontrast":
-        low, high = images.int().amin((2, 3), keepdim=True), images.int().amax((2, 3), keepdim=True)
+        low = images.int().amin((2, 3), keepdim=True)
+        high = images.int().amax((2, 3), keepdim=True)
         span = high - low
         scaled = ((images.int() - low) * 255 + span // 2) // span.clamp(min=1)
         return torch.where(span > 0, scaled, images.int()).to(torch.uint8)
@@ -239,10 +259,15 @@ def _operate(name: str, images: torch.Tensor, strength: np.ndarray, space: Space
 def _matrix(name: str, share: np.ndarray, space: Space, height: int, width: int) -> np.ndarray:
     """Return int64 [6, n]: the source of the pixel (x, y) of the result is (a x + b y + c, d x + e y + f), in
     1 / ONE. Shears do not move the upper or left edge, rotations do not move the centre."""
-    zero, one, shear = np.zeros_like(share), np.ones_like(share), space.shear * share
+    zero = np.zeros_like(share)
+    one = np.ones_like(share)
+    shear = space.shear * share
     if name == "rotate":
-        angle, x, y = np.radians(space.degrees * share), (width - 1) / 2, (height - 1) / 2
-        cos, sin = np.cos(angle), np.sin(angle)
+        angle = np.radians(space.degrees * share)
+        x = (width - 1) / 2  # of the centre
+        y = (height - 1) / 2
+        cos = np.cos(angle)
+        sin = np.sin(angle)
         rows = [cos, -sin, x - cos * x + sin * y, sin, cos, y - sin * x - cos * y]
     else:
         rows = {
@@ -257,10 +282,11 @@ def _matrix(name: str, share: np.ndarray, space: Space, height: int, width: int)
 def _move(images: torch.Tensor, *matrix: torch.Tensor) -> torch.Tensor:
     """Return images of the nearest source pixels, black outside of the image."""
     height, width = images.shape[2:]
-    a, b, c, d, e, f = (each.view(-1, 1, 1) for each in matrix)
+    a, b, c, d, e, f = (number.view(-1, 1, 1) for number in matrix)
     y = torch.arange(height, device=images.device).view(1, -1, 1)
     x = torch.arange(width, device=images.device).view(1, 1, -1)
-    source_x, source_y = (a * x + b * y + c + ONE // 2) >> _BITS, (d * x + e * y + f + ONE // 2) >> _BITS
+    source_x = (a * x + b * y + c + ONE // 2) >> _BITS
+    source_y = (d * x + e * y + f + ONE // 2) >> _BITS
     is_inside = (source_x >= 0) & (source_x < width) & (source_y >= 0) & (source_y < height)
     places = source_y.clamp(0, height - 1) * width + source_x.clamp(0, width - 1)
     flat = images.reshape(*images.shape[:2], -1)

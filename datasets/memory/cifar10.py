@@ -25,7 +25,10 @@ from bootfile.ground.files import explained
 from datasets.files import download, local_folder, read_checked
 from datasets.memory.image_set import ImageSet, generate_sets
 
-SIDE, MEAN, STD = 32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)  # pixels; of pixels / 255
+SIDE = 32  # pixels
+# of pixels / 255
+MEAN = (0.4914, 0.4822, 0.4465)
+STD = (0.2470, 0.2435, 0.2616)
 TRAIN_FILES = [f"data_batch_{number}" for number in range(1, 6)]
 TEST_FILES = ["test_batch"]
 MD5 = {  # https://www.cs.toronto.edu/~kriz/cifar.html and torchvision's table of the same files
@@ -37,7 +40,8 @@ MD5 = {  # https://www.cs.toronto.edu/~kriz/cifar.html and torchvision's table o
     "test_batch": "40351d587109b95175f43aff81a1287e",
     "cifar-10-python.tar.gz": "c58f30108f718f92721af3b95e74349a",
 }
-ARCHIVE, FOLDER = "cifar-10-python.tar.gz", "cifar-10-batches-py"
+ARCHIVE = "cifar-10-python.tar.gz"
+FOLDER = "cifar-10-batches-py"
 URL = f"https://www.cs.toronto.edu/~kriz/{ARCHIVE}"
 CLASSES = (
     "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
@@ -52,13 +56,17 @@ _image_set = functools.partial(
 def load(data_url: str | None, custom_data: bool) -> _Sets:
     """Return (training set, test set), uint8 [N, 3, 32, 32]. custom_data: generated images of that form.
 
-    Raises BadInput if nothing usable is found and nothing can be downloaded.
+    Every rank calls it at the start of a job; of the processes of a node one downloads. Raises BadInput if
+    nothing usable is found and nothing can be downloaded.
     """
     if custom_data:
         return generate_sets(_image_set, channels=3, side=32)
     folder = local_folder(data_url)
     names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-    if data := names and (_load_python(folder) or _load_class_folders(folder)):
+    data: _Sets | None = None
+    if names:
+        data = _load_python(folder) or _load_class_folders(folder)
+    if data:
         return data
     # another form, which a download must not replace; the others are what an earlier download has left
     others = [name for name in names if "cifar" in name.lower() and not name.startswith((".", ARCHIVE))]
@@ -91,6 +99,7 @@ class _ArraysOnly(pickle.Unpickler):
     """An unpickler that loads only containers, bytes and NumPy arrays, as in the official files."""
 
     def find_class(self, module: str, name: str) -> Any:
+        """Return a class or a function that the pickle asks for. Unpickler calls it."""
         if (module, name) in {("numpy", "ndarray"), ("numpy", "dtype")}:
             return getattr(np, name)
         if module in {"numpy.core.multiarray", "numpy._core.multiarray"} and name == "_reconstruct":
@@ -100,13 +109,15 @@ class _ArraysOnly(pickle.Unpickler):
 
 def _load_python(folder: str) -> _Sets | None:
     """Load the official batches from the folder, its subfolder or its archive; None if it has none."""
-    place, archive = os.path.join(folder, FOLDER), os.path.join(folder, ARCHIVE)
+    place = os.path.join(folder, FOLDER)
+    archive = os.path.join(folder, ARCHIVE)
     if os.path.isfile(os.path.join(folder, TRAIN_FILES[0])):
         place = folder
     names = TRAIN_FILES + TEST_FILES
     if os.path.isdir(place):
         contents = {name: read_checked(os.path.join(place, name), MD5[name]) for name in names}
-    elif os.path.isfile(place := archive):
+    elif os.path.isfile(archive):
+        place = archive
         with tarfile.open(fileobj=io.BytesIO(read_checked(archive, MD5[ARCHIVE]))) as tar:
             files = {name: tar.extractfile(f"{FOLDER}/{name}") for name in names}
             contents = {name: file.read() for name, file in files.items() if file}
@@ -114,37 +125,46 @@ def _load_python(folder: str) -> _Sets | None:
         return None
 
     def gather(names: list[str]) -> ImageSet:
+        """Return the set of some batches."""
         parts = [_parse(os.path.join(place, name), contents[name]) for name in names]
-        images, labels = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
-        return _image_set(images, labels, source=f"official files, checked: {place}")
+        images = np.concatenate([images for images, _ in parts])
+        labels = np.concatenate([labels for _, labels in parts])
+        source = f"official files, checked: {place}"
+        return _image_set(torch.from_numpy(images), torch.from_numpy(labels), source=source)
 
     return gather(TRAIN_FILES), gather(TEST_FILES)
 
 
 def _load_class_folders(folder: str) -> _Sets | None:
+    """Load images from folders of splits; None if there are none. load() calls it if the official files are
+    missing. Raises BadInput."""
     from datasets.folders import listing, splits  # import simplejpeg, which the official files do not need
 
-    names = filter(None, (splits.find_split(folder, split) for split in splits.SPLITS))
-    if not any(os.path.isdir(os.path.join(folder, name)) for name in names):
+    def ignore(line: str) -> None:
+        pass
+
+    def make(part: listing.Listing) -> ImageSet:
+        labels = torch.from_numpy(part.labels)
+        return _image_set(_decode(part), labels, source=source, class_names=train.classes)
+
+    names = [splits.find_split(folder, split) for split in splits.SPLITS]
+    if not any(name and os.path.isdir(os.path.join(folder, name)) for name in names):
         return None
-    train = listing.look(folder, "train", None, lambda line: None)
+    train = listing.look(folder, "train", None, ignore)
     if len(train.classes) != 10:
         raise BadInput(f"{train.base} has {len(train.classes)} class folders, CIFAR-10 has 10")
-    test = listing.look(folder, "val", train.classes, lambda line: None)
+    test = listing.look(folder, "val", train.classes, ignore)
     source = f"class folders, a copy without published checksums: {train.base} and {test.base}"
-    train_set, test_set = (
-        _image_set(_decode(part), torch.from_numpy(part.labels), source=source, class_names=train.classes)
-        for part in (train, test)
-    )
-    return train_set, test_set
+    return make(train), make(test)
 
 
 def _decode(part: Any) -> torch.Tensor:
-    """Return the images of a listing.Listing."""
+    """Return the images of a listing.Listing, uint8 [N, 3, 32, 32]. Raises BadInput."""
     from datasets.folders import images
 
     pixels = torch.empty(len(part.paths), 32, 32, 3, dtype=torch.uint8)
-    for row, path in enumerate(os.path.join(part.base, name) for name in part.paths):
+    for row, name in enumerate(part.paths):
+        path = os.path.join(part.base, name)
         try:
             with open(path, "rb") as file:
                 image = images.decode(file.read())

@@ -16,7 +16,10 @@ from bootfile.ground.files import explained
 from datasets.files import local_folder
 from datasets.memory.image_set import ImageSet, generate_sets
 
-SIDE, MEAN, STD = 8, (0.3047,), (0.3756,)  # pixels; of pixels / 255
+SIDE = 8  # pixels
+# of pixels / 255
+MEAN = (0.3047,)
+STD = (0.3756,)
 
 # no flips: a mirrored digit is another digit or not a digit
 _image_set = functools.partial(
@@ -39,7 +42,8 @@ def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
     in_test = torch.zeros(len(images), dtype=torch.bool)
     in_test[labels.argsort(stable=True)[4::5]] = True
     source = "scikit-learn (1,797 real digits)"
-    train, test = (_image_set(images[rows], labels[rows], source=source) for rows in (~in_test, in_test))
+    train = _image_set(images[~in_test], labels[~in_test], source=source)
+    test = _image_set(images[in_test], labels[in_test], source=source)
     return train, test
 
 

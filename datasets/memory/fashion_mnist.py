@@ -15,7 +15,10 @@ from bootfile.ground.errors import BadInput
 from datasets.files import local_folder, read_checked
 from datasets.memory.image_set import ImageSet, generate_sets
 
-SIDE, MEAN, STD = 28, (0.2860,), (0.3530,)  # pixels; of pixels / 255
+SIDE = 28  # pixels
+# of pixels / 255
+MEAN = (0.2860,)
+STD = (0.3530,)
 
 MD5 = {
     "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
@@ -52,13 +55,17 @@ def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
 
 
 def _load_part(folder: str, part: str) -> ImageSet:
-    files = {f"{part}-images-idx3-ubyte.gz": 16, f"{part}-labels-idx1-ubyte.gz": 8}  # name -> bytes of header
-    images, labels = (
-        np.frombuffer(bytearray(read_checked(os.path.join(folder, name), MD5[name])), np.uint8, offset=header)
-        for name, header in files.items()
-    )
+    """Return the training set ("train") or the test set ("t10k"). Raises BadInput."""
+    images = _read_numbers(folder, f"{part}-images-idx3-ubyte.gz", header=16)
+    labels = _read_numbers(folder, f"{part}-labels-idx1-ubyte.gz", header=8)
     return _image_set(
         torch.from_numpy(images.reshape(-1, 1, 28, 28)),
         torch.from_numpy(labels.astype(np.int64)),
         source=f"official files, md5 checked: {folder}",
     )
+
+
+def _read_numbers(folder: str, name: str, header: int) -> np.ndarray:
+    """Return the numbers of an official file, uint8 [n]. header: bytes before them. Raises BadInput."""
+    content = read_checked(os.path.join(folder, name), MD5[name])
+    return np.frombuffer(bytearray(content), np.uint8, offset=header)  # not read-only, as torch wants it

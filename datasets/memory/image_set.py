@@ -13,7 +13,10 @@ from bootfile.ground.errors import BadInput
 from common.platform.platforms import MEMBER
 
 NAMES = ("cifar10", "digits", "fashion_mnist")  # modules of this folder, each with a function load()
-GENERATED_CLASSES, GENERATED_TRAIN, GENERATED_TEST = 10, 5000, 100  # a smoke test evaluates all
+# of generated sets
+GENERATED_CLASSES = 10
+GENERATED_TRAIN = 5000  # images
+GENERATED_TEST = 100  # a smoke test evaluates all
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,12 @@ class ImageSet:
     unit = "images", 1  # what a log counts per second, and how many an item has
 
     def __post_init__(self) -> None:
-        mean, std = self.mean, self.std
-        is_scaled = all(0 <= each <= 1 for each in mean) and all(0 < each <= 1 for each in std)
-        if len(mean) != len(std) or not is_scaled:
+        has_means = all(0 <= mean <= 1 for mean in self.mean)
+        has_deviations = all(0 < deviation <= 1 for deviation in self.std)
+        if len(self.mean) != len(self.std) or not has_means or not has_deviations:
             raise BadInput(
-                f"mean {[*mean]}, std {[*std]}: expected those of pixels / 255, for each channel: a mean in "
-                "0..1 and a standard deviation above 0 and at most 1"
+                f"mean {[*self.mean]}, std {[*self.std]}: expected those of pixels / 255, for each channel: "
+                "a mean in 0..1 and a standard deviation above 0 and at most 1"
             )
         if len(self.mean) != self.channels:
             raise BadInput(f"{self.source}: {len(self.mean)} means for images of {self.channels} channels")
@@ -68,12 +71,17 @@ class ImageSet:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A digest of the images, the labels and how they are normalised and augmented, 32 hex digits."""
-        images, labels = (each.contiguous().numpy() for each in (self.images, self.labels))
+        """A digest of the images, the labels and how they are normalised and augmented, 32 hex digits.
+
+        Each rank computes it once, at the start of a job: the receipt and the checkpoints have it."""
+        images = self.images.contiguous().numpy()
+        labels = self.labels.contiguous().numpy()
         digest = hashlib.sha256(images.data)
         digest.update(labels.data)
         facts = (images.shape, self.classes, self.mean, self.std, self.padding, self.flip)
-        digest.update(repr(facts).encode() + b"reflect" * self.reflect)
+        digest.update(repr(facts).encode())
+        if self.reflect:
+            digest.update(b"reflect")
         return digest.hexdigest()[:32]
 
 
@@ -82,12 +90,15 @@ def load(name: str, data_url: str | None, custom_data: bool) -> tuple[ImageSet, 
 
     data_url: the folder or URL with its files; None: input_dir/, where CIFAR-10 is downloaded if it is
     missing. custom_data: generated images of the same form instead. A process that runs main() again, because
-    others died, keeps the sets. Raises BadInput.
+    others died, keeps the sets. Every rank calls it at the start of a job. Raises BadInput.
     """
-    return (_load_once if MEMBER in os.environ else _load)(name, data_url, custom_data)
+    if MEMBER in os.environ:  # the launcher may run main() again in this process
+        return _load_once(name, data_url, custom_data)
+    return _load(name, data_url, custom_data)
 
 
 def _load(name: str, data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
+    """Import the module of this name, and load its sets."""
     return importlib.import_module(f"datasets.memory.{name}").load(data_url, custom_data)
 
 
@@ -105,6 +116,7 @@ def generate_sets(make: Callable[..., ImageSet], channels: int, side: int) -> tu
     patterns = torch.nn.functional.interpolate(coarse, size=(side, side), mode="bilinear")
 
     def draw(count: int) -> ImageSet:
+        """Return the next `count` images and their labels."""
         labels = torch.randperm(count, generator=generator) % GENERATED_CLASSES
         images = torch.randn(count, channels, side, side, generator=generator).mul_(40)
         images.add_((128 + 40 * patterns)[labels])

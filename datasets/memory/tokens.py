@@ -23,7 +23,8 @@ _LLMC = {20240520: "<u2", 20240801: "<u4"}  # first number of a header of 1024 b
 # begins of .npy, zip and torch.save, pickle, Arrow and Parquet, whose numbers may follow as they are
 _OTHERS = b"\x93NUMPY", b"PK\3\4", b"\x80\4\x95", b"\x80\5\x95", b"ARROW1", b"PAR1"
 _TYPES = "<f8", "<f4", "<f2", ">i8", ">i4", "<i8", "<i4"  # the last two are read; else it is uint16
-_SAMPLE, _MOST_TOKENS = 2**20, 2**20  # numbers that show the type; largest vocabulary
+_SAMPLE = 2**20  # numbers that show the type
+_MOST_TOKENS = 2**20  # largest vocabulary
 _VALIDATED = 0.1  # share of the tokens, at the end
 
 
@@ -36,15 +37,25 @@ class TokenWindows(torch.utils.data.Dataset):
     """
 
     def __init__(self, tokens: np.ndarray, context: int, vocabulary: int, source: str, shift: bool):
-        self.tokens, self.context, self.vocabulary = tokens, context, vocabulary
-        self.source, self.shift = source, shift
+        self.tokens = tokens
+        self.context = context
+        self.vocabulary = vocabulary
+        self.source = source
+        self.shift = shift
         self.unit = "tokens", context  # a log counts them
 
     def __len__(self) -> int:
-        return (len(self.tokens) - 1) // self.context - self.shift
+        parts = (len(self.tokens) - 1) // self.context
+        if self.shift:  # a window of the last part would end behind the tokens
+            return parts - 1
+        return parts
 
     def __getitem__(self, id: int) -> tuple[torch.Tensor, torch.Tensor]:
-        start = id * self.context + (int(torch.randint(self.context, ())) if self.shift else 0)
+        """Return a window. A worker, or the process of the training, calls it for each sample, after it has
+        seeded torch for the step."""
+        start = id * self.context
+        if self.shift:
+            start += int(torch.randint(self.context, ()))
         window = torch.from_numpy(self.tokens[start : start + self.context + 1].astype(np.int64))
         return window[:-1], window[1:]
 
@@ -60,7 +71,7 @@ def load(data_url: str | None, context: int) -> tuple[TokenWindows, TokenWindows
 
     data_url: a text, a folder of texts, a folder with nanoGPT's train.bin and val.bin, or a folder's URL.
     None: modules of Python's standard library on this machine (4.7 MB). Of texts, the last tenth is the test
-    set. Raises BadInput.
+    set. Every rank calls it at the start of a job. Raises BadInput.
     """
     path = _LIBRARY if data_url is None else data_url
     is_file = os.path.isfile(path)
@@ -68,7 +79,7 @@ def load(data_url: str | None, context: int) -> tuple[TokenWindows, TokenWindows
         raise BadInput(f"{path}: expected its folder, with {' and '.join(_BINS)}")
     folder = path if is_file else local_folder(path)
     if not is_file and any(os.path.exists(os.path.join(folder, name)) for name in _BINS):
-        train, test = (_map(os.path.join(folder, name)) for name in _BINS)
+        train, test = [_map(os.path.join(folder, name)) for name in _BINS]
         largest = max(int(train.max()), int(test.max()))
         if largest >= _MOST_TOKENS:
             raise BadInput(
@@ -80,7 +91,9 @@ def load(data_url: str | None, context: int) -> tuple[TokenWindows, TokenWindows
         paths = [folder] if is_file else _find_texts(folder)
         tokens = np.frombuffer(b"\n".join(map(_read, paths)), np.uint8)
         split = round(len(tokens) * (1 - _VALIDATED))
-        train, test, vocabulary = tokens[:split], tokens[split:], 256
+        train = tokens[:split]
+        test = tokens[split:]
+        vocabulary = 256
         source = "modules of Python's standard library" if data_url is None else folder
     for part, name in ((train, "training"), (test, "test")):
         if len(part) <= 2 * context:
@@ -96,7 +109,10 @@ def _find_texts(folder: str) -> list[str]:
     library these are the modules at the top: the folders also hold what was installed later."""
     paths = []
     for parent, folders, names in os.walk(folder):
-        folders[:] = [] if folder == _LIBRARY else sorted(folders)
+        if folder == _LIBRARY:
+            folders.clear()  # os.walk() enters what remains
+        else:
+            folders.sort()
         paths += [os.path.join(parent, name) for name in sorted(names) if name.endswith(_TEXTS)]
     if not paths:
         raise BadInput(f"{folder}: expected texts ({', '.join(_TEXTS)}) or {' and '.join(_BINS)}")
@@ -147,15 +163,21 @@ def _find_type(sample: np.ndarray) -> str:
     """
     if not sample.any():
         return "<u2"
+    has_small_pairs = sample[1::2].any() and sample.max() < 16  # as "<i4" each number is two tokens below 16
     for kind in _TYPES:
         values = sample.view(kind)
         with np.errstate(invalid="ignore", over="ignore"):
             is_small = (values > -_MOST_TOKENS) & (values < _MOST_TOKENS)
             if (is_small & (values == np.rint(values))).all():
-                # else each is two tokens below 16
-                return "<u2" if kind == "<i4" and sample[1::2].any() and sample.max() < 16 else kind
-    each = sample[sample > 0]  # zeros may fill lines
-    lower, upper = (np.bincount(part, minlength=256) / len(each) for part in (each & 255, each >> 8))
+                if kind == "<i4" and has_small_pairs:
+                    return "<u2"
+                return kind
+    numbers = sample[sample > 0]  # zeros may fill lines
+    # shares of the values of the two bytes
+    lower = np.bincount(numbers & 255, minlength=256) / len(numbers)
+    upper = np.bincount(numbers >> 8, minlength=256) / len(numbers)
     if lower.max() > 3 * upper.max():
         return ">u2"
-    return "u1" if np.abs(lower - upper).sum() / 2 < 0.15 else "<u2"
+    if np.abs(lower - upper).sum() / 2 < 0.15:
+        return "u1"
+    return "<u2"

@@ -32,7 +32,9 @@ def crop_flip(index: Any, ids: np.ndarray, seed: int, epoch: int) -> CropFlip:
     and flips that are usual for CIFAR (He et al. 2015, section 4.2).
     """
     words = draw(seed, epoch, ids, Operation.CROP_FLIP)
-    mirrored = words[2] >= 2**31 if index.flip else np.zeros(len(words[2]), dtype=bool)
+    mirrored = np.zeros(len(words[2]), dtype=bool)
+    if index.flip:
+        mirrored = words[2] >= 2**31
     places = 2 * index.padding + 1
     return CropFlip(below(words[0], places), below(words[1], places), mirrored)
 
@@ -75,12 +77,13 @@ def random_resized_crop(
     index: has `widths` and `heights` (pixels, by id). scale: share of the area, uniform. Width / height
     is in _RATIO, uniform in its logarithm. The distribution is that of torchvision's RandomResizedCrop: ten
     attempts, then the largest centred box whose ratio is allowed. Source: C. Szegedy et al., "Going
-    Deeper with Convolutions", CVPR 2015, section 6.
+    Deeper with Convolutions", CVPR 2015, section 6. Plan calls it for each batch, some batches before the
+    batch is used.
     """
     widths, heights = _sizes(index, ids)
     width, height = _fallback(widths, heights)
     epoch = np.broadcast_to(epoch, len(ids))
-    first = draw(seed, epoch, ids, Operation.RESIZED_CROP)
+    first = draw(seed, epoch, ids, Operation.RESIZED_CROP)  # words of the place and the mirroring
     left = np.where(width < widths, (widths - width) // 2, 0)
     top = np.where(height < heights, (heights - height) // 2, 0)
     open_ = np.arange(len(ids))  # rows without a box so far
@@ -95,16 +98,20 @@ def random_resized_crop(
         high = np.rint(np.sqrt(area / aspect)).astype(np.int64)
         fits = (wide > 0) & (high > 0) & (wide <= widths[open_]) & (high <= heights[open_])
         done = open_[fits]
-        width[done], height[done] = wide[fits], high[fits]
+        width[done] = wide[fits]
+        height[done] = high[fits]
         left[done] = below(first[0][done], widths[done] - wide[fits] + 1)
         top[done] = below(first[1][done], heights[done] - high[fits] + 1)
-        open_, words = open_[~fits], words[2:, ~fits]
+        open_ = open_[~fits]
+        words = words[2:, ~fits]
     return Crop(top, left, height, width, first[2] >= 2**31)
 
 
 def _fallback(widths: np.ndarray, heights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (widths, heights) of the largest boxes whose ratio is allowed."""
-    narrow, wide = widths < heights * _RATIO[0], widths > heights * _RATIO[1]
+    """Return (widths, heights) of the largest boxes whose ratio is allowed. random_resized_crop() begins with
+    them, and replaces those of images for which an attempt fits."""
+    narrow = widths < heights * _RATIO[0]
+    wide = widths > heights * _RATIO[1]
     height = np.where(narrow, np.rint(widths / _RATIO[0]).astype(np.int64), heights)
     width = np.where(wide, np.rint(heights * _RATIO[1]).astype(np.int64), widths)
     return np.maximum(width, 1), np.maximum(height, 1)
@@ -118,7 +125,8 @@ def center_crop(index: Any, ids: np.ndarray, seed: int, epoch: int, share: float
     """
     widths, heights = _sizes(index, ids)
     side = np.maximum(np.rint(np.minimum(widths, heights) * share).astype(np.int64), 1)
-    left, top = (widths - side) // 2, (heights - side) // 2
+    left = (widths - side) // 2
+    top = (heights - side) // 2
     return Crop(top, left, side, side, np.zeros(len(side), dtype=bool))
 
 
@@ -131,7 +139,8 @@ def square_crop(index: Any, ids: np.ndarray, seed: int, epoch: int, side: int) -
     widths, heights = _sizes(index, ids)
     words = draw(seed, epoch, ids % len(index), Operation.SQUARE_CROP)
     size = np.full(len(words[0]), side, dtype=np.int64)
-    top, left = below(words[0], heights - side + 1), below(words[1], widths - side + 1)
+    top = below(words[0], heights - side + 1)
+    left = below(words[1], widths - side + 1)
     flip = (words[2] >= 2**31).astype(np.uint8) + 2 * (words[3] >= 2**31).astype(np.uint8)
     return Crop(top, left, size, size, flip)
 

@@ -25,7 +25,9 @@ OPERATIONS = (
     "contrast", "sharpness", "posterize", "solarize", "autocontrast", "equalize",
 )  # fmt: skip
 NOTHING, MIXUP, CUTMIX = range(3)
-_ERASED, _RATIO = (0.02, 0.33), (0.3, 3.3)  # share of the area; height / width
+# of an erased box
+_ERASED = (0.02, 0.33)  # share of the area
+_RATIO = (0.3, 3.3)  # height / width
 
 
 class Effects(NamedTuple):
@@ -106,7 +108,7 @@ def add_arguments(add: Callable[..., Any]) -> None:
 
 def from_args(args: argparse.Namespace, local_batch: int) -> Effects | None:
     """Return the effects of a training, None if it has none. local_batch: samples per step of one process.
-    Raises BadInput."""
+    Raises BadInput. Every rank calls it at the start of a training."""
     effects = Effects(*(getattr(args, name) for name in Effects._fields))
     for name in ("color_jitter", "random_erasing"):
         if getattr(effects, name) > 1:
@@ -118,12 +120,14 @@ def from_args(args: argparse.Namespace, local_batch: int) -> Effects | None:
             "--mixup and --cutmix mix pairs of images: expected an even number of samples of a step for each "
             f"process, got {local_batch}"
         )
-    return effects if any(effects) else None
+    if not any(effects):
+        return None
+    return effects
 
 
 def draw_effects(effects: Effects, ids: np.ndarray, seed: int, epoch: int | np.ndarray, size: int) -> Drawn:
     """Return the parameters of samples. ids: int64 [n]. epoch: a number, or one for each id. size: side of
-    the images, pixels."""
+    the images, pixels. pixels.plan_change() calls it for each batch, on the host."""
     nothing = np.zeros(len(ids), np.int64)
     values = dict.fromkeys(Drawn._fields, nothing)
     values |= dict.fromkeys(("brightness", "contrast", "saturation", "share"), nothing + ONE)
@@ -136,11 +140,12 @@ def draw_effects(effects: Effects, ids: np.ndarray, seed: int, epoch: int | np.n
         values["strength"] = nothing + strength
         for place in range(count):
             words = draw(seed, epoch, ids, Operation.RAND_AUGMENT, block=place)
-            digit = below(words[0], len(OPERATIONS)) + 16 * (words[1] >= 2**31)
+            digit = below(words[0], len(OPERATIONS)) + np.where(words[1] >= 2**31, 16, 0)
             values["operation"] = values["operation"] + (digit << 5 * place)
     if effects.color_jitter:
         words = draw(seed, epoch, ids, Operation.COLOR_JITTER)
-        low, high = 1 - effects.color_jitter, 1 + effects.color_jitter
+        low = 1 - effects.color_jitter
+        high = 1 + effects.color_jitter
         for word, name in zip(words[:3], ("brightness", "contrast", "saturation"), strict=True):
             values[name] = _parts(uniform(word, low, high))
     if effects.random_erasing:
@@ -153,7 +158,8 @@ def draw_effects(effects: Effects, ids: np.ndarray, seed: int, epoch: int | np.n
         is_erased = uniform(words[0], 0, 1) < effects.random_erasing
         values["erase_top"] = below(more[0], size - height + 1)
         values["erase_left"] = below(more[1], size - width + 1)
-        values["erase_height"], values["erase_width"] = np.where(is_erased, height, 0), width
+        values["erase_height"] = np.where(is_erased, height, 0)
+        values["erase_width"] = width
     if effects.mixup or effects.cutmix:
         values |= _draw_mix(effects, ids, seed, epoch, size)
     return Drawn(**values)
@@ -162,17 +168,22 @@ def draw_effects(effects: Effects, ids: np.ndarray, seed: int, epoch: int | np.n
 def _draw_mix(
     effects: Effects, ids: np.ndarray, seed: int, epoch: int | np.ndarray, size: int
 ) -> dict[str, np.ndarray]:
+    """Return the values of Drawn for mixup and CutMix. draw_effects() calls it for each batch."""
     from scipy.special import betaincinv  # only these effects need it
 
     words = draw(seed, epoch, ids, Operation.MIX)
-    is_cut = (
-        words[3] >= 2**31 if effects.mixup and effects.cutmix else np.full(len(ids), bool(effects.cutmix))
-    )
+    if effects.mixup and effects.cutmix:
+        is_cut = words[3] >= 2**31
+    else:
+        is_cut = np.full(len(ids), bool(effects.cutmix))
     alpha = np.where(is_cut, effects.cutmix, effects.mixup)
     share = betaincinv(alpha, alpha, (words[0] + 0.5) / 2**32)
     side = np.rint(size * np.sqrt(1 - share)).astype(np.int64)
-    middle, centre = below(words[1], size), below(words[2], size)
-    top, left = np.maximum(middle - side // 2, 0), np.maximum(centre - side // 2, 0)
+    # the middle of a box: its row and its column
+    middle = below(words[1], size)
+    centre = below(words[2], size)
+    top = np.maximum(middle - side // 2, 0)
+    left = np.maximum(centre - side // 2, 0)
     height = np.minimum(middle - side // 2 + side, size) - top
     width = np.minimum(centre - side // 2 + side, size) - left
     share = np.where(is_cut, 1 - height * width / size**2, share)
@@ -182,4 +193,5 @@ def _draw_mix(
 
 
 def _parts(values: np.ndarray) -> np.ndarray:
+    """Return factors or shares in 1 / ONE."""
     return np.rint(values * ONE).astype(np.int64)

@@ -18,7 +18,9 @@ _MOST = 2**30  # bytes of a file
 
 def read(text: str, index: Any) -> np.ndarray:
     """Return the weight of each image, float64 [n]. text: balanced, or the path of a file. index: an
-    ImageFolderIndex. Raises BadInput."""
+    ImageFolderIndex. Raises BadInput.
+
+    open_loaders() calls it on rank 0 at the start of a training; the others get its result."""
     labels = np.asarray(index.labels)
     if labels.ndim == 2:
         raise BadInput(f"--class_weights {text} needs one label for each image, and the list has several")
@@ -26,26 +28,36 @@ def read(text: str, index: Any) -> np.ndarray:
         return 1 / np.bincount(labels)[labels]
     weights = _read_file(text)
     is_of_classes = not weights.keys().isdisjoint(index.classes)
-    names = index.classes if is_of_classes else [index.name(id) for id in range(len(index))]
-    known = {*names, *([] if is_of_classes else (path for path, *_ in index.bad))}
+    if is_of_classes:
+        kind = "class"
+        names = list(index.classes)
+        known = set(names)
+    else:
+        kind = "image"
+        names = [index.name(id) for id in range(len(index))]
+        known = {*names, *(path for path, *_ in index.bad)}  # bad images are skipped, and may have a weight
     missing = [name for name in names if name not in weights]
     unknown = [name for name in weights if name not in known]
     if missing or unknown:
-        kind = "class" if is_of_classes else "image"
         raise BadInput(
             f"--class_weights {text}: {len(missing)} of {len(names)} {kind} names are missing, "
             f"{len(unknown)} are unknown: {[*missing, *unknown][0]}"
         )
     values = np.array([weights[name] for name in names])
-    return values[labels] if is_of_classes else values
+    if is_of_classes:
+        return values[labels]
+    return values
 
 
 def _read_file(path: str) -> dict[str, float]:
-    weights, line = {}, ""
+    """Return name -> weight of the lines of a file. Raises BadInput with the line."""
+    weights: dict[str, float] = {}
+    line = ""
     try:
         for line in filter(str.strip, read_file(path, _MOST).decode().splitlines()):
-            name, value = line.rsplit(maxsplit=1)
-            if (name := name.strip()) in weights:
+            first, value = line.rsplit(maxsplit=1)
+            name = first.strip()
+            if name in weights:
                 raise ValueError("this name has a weight already")
             weights[name] = parse_number(value, float)
     except (OSError, ValueError) as error:

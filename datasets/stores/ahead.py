@@ -17,6 +17,7 @@ def work_ahead(
     """Yield (item, results of its tasks) in order. The next `count` items have begun before one is yielded.
 
     begin: called with an item in this thread; returns its tasks. No task runs after the generator is closed.
+    The engines use it for the batches of an epoch, and packs for the samples that they write.
     """
     remaining = iter(items)
     begun: collections.deque[tuple[_Item, list[concurrent.futures.Future]]] = collections.deque()
@@ -30,7 +31,7 @@ def work_ahead(
             results = [task.result() for task in tasks]
             begun.popleft()
             yield item, results
-    finally:
+    finally:  # the caller has left, or a task has failed: its memory and files are free only without tasks
         tasks = [task for _, tasks in begun for task in tasks]
         for task in tasks:
             task.cancel()

@@ -19,27 +19,32 @@ class FileStore(Store):
     the CRC-32 in any case. This is needed for copies that are stored under the index's fingerprint."""
 
     def __init__(self, index: Any, verified: bool = False):
-        self.index, self.verified = index, verified
+        self.index = index
+        self.verified = verified
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
+        """Return the bytes of files, one after the other: engines call it in several threads or processes."""
         return [self.content(id) for id in np.asarray(ids).tolist()]
 
     def content(self, id: int) -> bytes:
         """Return the bytes of a file. Raises BadInput, also if the file was changed since it was scanned."""
         path = self.index.path(id)
         with reading(path), explained(f"cannot read {path}"):
-            if member := tar_files.split_path(path):
-                content, is_same = tar_files.read_member(*member, int(self.index.bytes[id])), True
+            member = tar_files.split_path(path)
+            if member:  # its time is that of the whole tar file
+                content = tar_files.read_member(*member, int(self.index.bytes[id]))
+                is_same = True
             else:
                 with open(path, "rb", buffering=0) as file:
                     content = file.read()
                     is_same = os.fstat(file.fileno()).st_mtime_ns == self.index.mtimes[id]
         reason = ""
-        if len(content) != (size := self.index.bytes[id]):
+        size = self.index.bytes[id]
+        if len(content) != size:
             reason = f"has {len(content)} bytes, but had {size} when it was scanned"
-        elif not (is_same and not self.verified) and not is_scanned(self.index, id, content):
+        elif (self.verified or not is_same) and not is_scanned(self.index, id, content):
             reason = "was changed since it was scanned"
-        if reason:
+        if reason:  # the next start scans again
             self.index.report_change()
             raise BadInput(f"{path} {reason}")
         return content
@@ -49,8 +54,10 @@ class PairFiles(FileStore):
     """The files of a paired_images.PairIndex, decoded to the number of rows that the index asks for."""
 
     def decode(self, id: int, content: bytes | np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
+        """Return the pixels of a sample. An engine calls it for each sample, in a thread or a worker."""
         image = super().decode(id, content, scratch)
-        height, width = int(self.index.heights[id]), int(self.index.widths[id])
+        height = int(self.index.heights[id])
+        width = int(self.index.widths[id])
         if image.shape[:2] == (height, width):
             return image
         from datasets.folders.resize import resized  # imports torch, which takes a second
@@ -59,5 +66,6 @@ class PairFiles(FileStore):
 
 
 def is_scanned(index: Any, id: int, content: bytes) -> bool:
-    """Return whether the content is the one that was scanned for the index."""
+    """Return whether the content is the one that was scanned for the index. Readers call it for each sample
+    that is copied, or whose file has another time."""
     return zlib.crc32(content) == index.crc32[id]

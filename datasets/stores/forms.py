@@ -35,14 +35,17 @@ class Sample(NamedTuple):
 
 
 def make(files: Any, id: int, form: str) -> Sample:
-    """Return the sample made from its file. files: a FileStore. Raises BadInput as files.content() does."""
+    """Return the sample made from its file. files: a FileStore. Raises BadInput as files.content() does.
+
+    The threads that build a pack or fill a cache call it for each sample."""
     return convert(files.index, id, files.content(id), form)
 
 
 def convert(index: Any, id: int, content: bytes, form: str, scratch: np.ndarray | None = None) -> Sample:
     """Return the sample made from the bytes of its file.
 
-    scratch: uint8 memory for the decoded image. Raises BadInput if it cannot be decoded.
+    scratch: uint8 memory for the decoded image. make() calls it, and Tiers for a sample missing in the
+    cache. Raises BadInput if it cannot be decoded.
     """
     height, width, _ = map(int, sizes(index, id, form))
     if form == "encoded":
@@ -72,15 +75,21 @@ def cannot_decode(index: Any, id: int, error: Exception) -> BadInput:
 
 def label(form: str) -> str:
     """Return the name of a form with its short side, for example "decoded256"."""
-    return form if form == "encoded" else f"{form}{SHORT_SIDE}"
+    if form == "encoded":
+        return form
+    return f"{form}{SHORT_SIDE}"
 
 
 def sizes(index: Any, ids: np.ndarray | slice | int, form: str) -> tuple[np.ndarray, ...]:
     """Return the (heights, widths, bytes) of samples, int64 [n] each, or [] of one sample. The bytes of a
-    JPEG are 0: unknown."""
-    heights, widths = (np.asarray(column[ids], dtype=np.int64) for column in (index.heights, index.widths))
+    JPEG are 0: unknown. They follow from the index: stores compare them with what they have read."""
+    heights = np.asarray(index.heights[ids], dtype=np.int64)
+    widths = np.asarray(index.widths[ids], dtype=np.int64)
     if form == "encoded":
         return heights, widths, np.asarray(index.bytes[ids], dtype=np.int64)
     scale = np.minimum(1.0, SHORT_SIDE / np.minimum(heights, widths))
-    heights, widths = (np.rint(side * scale).astype(np.int64) for side in (heights, widths))
-    return heights, widths, 3 * heights * widths * (form in SIZED)
+    heights = np.rint(heights * scale).astype(np.int64)
+    widths = np.rint(widths * scale).astype(np.int64)
+    if form in SIZED:
+        return heights, widths, 3 * heights * widths
+    return heights, widths, np.zeros_like(heights)

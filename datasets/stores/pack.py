@@ -47,11 +47,15 @@ class PackStore(Store):
     """
 
     def __init__(self, path: str, index: Any, form: str):
-        self.path, self.index, self.form, self._parts = path, index, form, {}
-        self._checked, self._said = bytearray(len(index)), False
+        self.path = path
+        self.index = index
+        self.form = form
+        self._parts: dict[int, list[tuple[np.ndarray, ...]]] = {}  # number of a file -> _mapped()
+        self._checked = bytearray(len(index))  # 1: this process has verified the sample
+        self._has_warned = False
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
-        """Return the samples; pixels without a copy."""
+        """Return the samples; pixels without a copy. The threads or worker processes of an engine call it."""
         return [self._intact(id).value(self.form) for id in np.asarray(ids).tolist()]
 
     def close(self) -> None:
@@ -61,7 +65,9 @@ class PackStore(Store):
         return self.__dict__ | {"_parts": {}}
 
     def _intact(self, id: int) -> Sample:
-        """Return the sample, from its file if it is damaged. Raises BadInput if the file is also bad."""
+        """Return the sample, from its file if it is damaged. Raises BadInput if the file is also bad.
+
+        read() calls it for each sample."""
         try:
             sample, checksum = self.stored(id)
             if self._checked[id]:
@@ -74,8 +80,8 @@ class PackStore(Store):
                 return sample
         except (BadInput, LookupError, ValueError):
             pass
-        if not self._said:
-            self._said = True
+        if not self._has_warned:
+            self._has_warned = True
             print(
                 f"warning: the pack {self.path} is damaged: {self.index.path(id)} is read from its file "
                 "(`python -m launch cache check` names all damaged samples)",
@@ -86,10 +92,12 @@ class PackStore(Store):
 
     def stored(self, id: int) -> tuple[Sample, int]:
         """Return (the stored sample without a copy or a check, its crc32). Raises BadInput, LookupError and
-        ValueError if the pack is damaged."""
-        part = self._parts.get(id // SAMPLES_PER_FILE)
+        ValueError if the pack is damaged. Each process maps a file when it first needs one of its samples."""
+        number = id // SAMPLES_PER_FILE
+        part = self._parts.get(number)
         if part is None:  # two threads may do this, with the same result
-            part = self._parts[id // SAMPLES_PER_FILE] = _mapped(_part(self.path, id // SAMPLES_PER_FILE))
+            part = _mapped(_part(self.path, number))
+            self._parts[number] = part
         batch, row = divmod(id % SAMPLES_PER_FILE, len(part[0][0]))
         heights, widths, checksums, offsets, contents = part[batch]
         return Sample(heights[row], widths[row], contents[offsets[row] : offsets[row + 1]]), checksums[row]
@@ -101,20 +109,22 @@ def build(index: Any, path: str, form: str = "decoded", threads: int | None = No
     form: of datasets/stores/forms.py.
     threads: that read and decode (default: 2 per core).
 
-    An interrupted build is continued, and damaged parts are built again. Of several processes one builds and
-    the others wait. Raises BadInput with the sizes if there is not enough room.
+    An interrupted build is continued, and damaged parts are built again. Every rank calls it when it opens
+    its stores: of the processes of a node one builds, and the others wait for the lock. Raises BadInput with
+    the sizes if there is not enough room.
     """
     with explained(f"cannot write the pack {path}"):
         if not is_whole(index, path, form):
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
             with locked(f"{path}.lock"):
-                if not is_whole(index, path, form):
+                if not is_whole(index, path, form):  # no other process has built it meanwhile
                     _fill(index, path, form, threads or _THREADS_PER_CORE * available_cores())
     return PackStore(path, index, form)
 
 
 def is_whole(index: Any, path: str, form: str) -> bool:
-    """Return whether the pack exists and all its parts have their sizes."""
+    """Return whether the pack exists and all its parts have their sizes. build() and tools ask; the contents
+    are not read."""
     meta = described(path)
     try:
         sizes = _sizes(path, len(index))
@@ -125,9 +135,16 @@ def is_whole(index: Any, path: str, form: str) -> bool:
 
 def _description(index: Any, form: str) -> dict[str, Any]:
     """Return what the meta.json of a pack has from its first part on."""
-    short_side = 0 if form == "encoded" else forms.SHORT_SIDE
-    known = {"version": _VERSION, "fingerprint": index.fingerprint, "form": form, "count": len(index)}
-    return known | {"short_side": short_side} | ({"quality": QUALITY} if form == "jpeg" else {})
+    description = {
+        "version": _VERSION,
+        "fingerprint": index.fingerprint,
+        "form": form,
+        "count": len(index),
+        "short_side": 0 if form == "encoded" else forms.SHORT_SIDE,
+    }
+    if form == "jpeg":
+        description["quality"] = QUALITY
+    return description
 
 
 def _sizes(path: str, count: int) -> list[int]:
@@ -144,16 +161,24 @@ def place(folder: str, index: Any, form: str = "decoded") -> str:
 def size_of(index: Any, form: str) -> int:
     """Return the approximate size of a pack in bytes. JPEGs are taken to have 3 bits per pixel."""
     heights, widths, lengths = forms.sizes(index, slice(None), form)
-    return int(lengths.sum() if form in forms.SIZED else (heights * widths * 3 // 8).sum())
+    if form in forms.SIZED:
+        return int(lengths.sum())
+    return int((heights * widths * 3 // 8).sum())
 
 
 def _fill(index: Any, path: str, form: str, threads: int) -> None:
-    count, meta, wanted = -(-len(index) // SAMPLES_PER_FILE), described(path), _description(index, form)
+    """Build the parts of a pack that are missing or damaged, and all if it is of another data set or form.
+
+    build() calls it in one process of a node, which holds the lock."""
+    count = -(-len(index) // SAMPLES_PER_FILE)
+    meta = described(path)
+    wanted = _description(index, form)
     same = meta == meta | wanted
     missing = [part for part in range(count) if not same or not _is_part(path, part, len(index))]
-    size = size_of(index, form) / max(1, count)
+    size = size_of(index, form) / max(1, count)  # bytes of a part
 
     def check_room(parts: int) -> None:
+        """Raise BadInput unless the disk has room for so many parts."""
         free = shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
         if size * parts > free:
             raise BadInput(
@@ -172,10 +197,12 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
     files = FileStore(index, verified=True)
 
     def make(id: int) -> tuple[Sample, int]:
+        """Read a sample and return it with its CRC-32; in a thread of the pool."""
         sample = forms.make(files, id, form)
         return sample, zlib.crc32(sample.content)
 
     def begin(ids: range) -> list[concurrent.futures.Future]:
+        """Start the tasks of a record batch, while earlier ones are written."""
         return [pool.submit(make, id) for id in ids]
 
     with concurrent.futures.ThreadPoolExecutor(threads, "pack") as pool, bar:
@@ -183,8 +210,9 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
         with contextlib.closing(work_ahead(batches, begin, _AHEAD)) as made:
             for done, part in enumerate(missing):
                 check_room(len(missing) - done)  # other processes may fill the disk or memory
-                own = itertools.islice(made, len(_batches(part, len(index))))
-                _write(_part(path, part), (samples for _, samples in own), bar.update)
+                of_part = itertools.islice(made, len(_batches(part, len(index))))
+                batches_of_part = (samples for _, samples in of_part)
+                _write_part(_part(path, part), batches_of_part, bar.update)
     meta = wanted | {"whole": True, "sizes": _sizes(path, len(index))}
     write_atomic(os.path.join(path, META), json.dumps(meta))
 
@@ -196,52 +224,66 @@ def _batches(part: int, count: int) -> list[range]:
 
 
 def _is_part(path: str, number: int, count: int) -> bool:
-    """Return whether a part can be read and has all its samples. count: samples of the pack."""
+    """Return whether a part can be read and has all its samples. count: samples of the pack.
+
+    _fill() asks for each part, so that a build that was interrupted continues."""
     try:
         batches = _mapped(_part(path, number))
     except BadInput:
         return False
-    return sum(len(heights) for heights, *_ in batches) == min(
-        SAMPLES_PER_FILE, count - number * SAMPLES_PER_FILE
-    )
+    expected = min(SAMPLES_PER_FILE, count - number * SAMPLES_PER_FILE)
+    return sum(len(heights) for heights, *_ in batches) == expected
 
 
 def _part(path: str, number: int) -> str:
+    """Return the path of a file of a pack."""
     return os.path.join(path, f"{number:06}.arrow")
 
 
-def _write(path: str, batches: Iterable[list[tuple[Sample, int]]], written: Callable[[int], object]) -> None:
-    """Write one file of a pack. written: called with the number of samples after each batch."""
+def _write_part(path: str, batches: Iterable[list[tuple[Sample, int]]], log: Callable[[int], object]) -> None:
+    """Write one file of a pack, an Arrow IPC file with a record batch for each of the batches.
+
+    _fill() calls it for one file after the other, in the process that builds the pack. The iteration over the
+    batches waits until threads have made their samples. The file gets its name when it is complete.
+
+    batches: the samples of a record batch, each with its CRC-32.
+    log: called with the number of samples after each batch.
+    """
     arrow = _arrow()
     numbers = {name: arrow.uint32() for name in ("height", "width", "crc32")}
     schema = arrow.schema(numbers | {"content": arrow.large_binary()})
     with open_atomic(path) as file, arrow.ipc.new_file(file, schema) as writer:
         for batch in batches:
-            samples, checksums = zip(*batch, strict=True)
-            heights, widths, contents = zip(*samples, strict=True)
-            columns = [np.array(column, np.uint32) for column in (heights, widths, checksums)]
+            heights = np.array([sample.height for sample, _ in batch], np.uint32)
+            widths = np.array([sample.width for sample, _ in batch], np.uint32)
+            checksums = np.array([checksum for _, checksum in batch], np.uint32)
+            contents = [sample.content for sample, _ in batch]
+            # Arrow's form of the contents: where each begins and the last ends, and all of them in one buffer
             offsets = np.cumsum([0, *map(len, contents)])
-            buffers = [None, arrow.py_buffer(offsets), arrow.py_buffer(b"".join(contents))]
+            no_nulls = None
+            buffers = [no_nulls, arrow.py_buffer(offsets), arrow.py_buffer(b"".join(contents))]
             content = arrow.LargeBinaryArray.from_buffers(schema.field("content").type, len(batch), buffers)
-            writer.write_batch(arrow.record_batch([*map(arrow.array, columns), content], schema=schema))
-            written(len(batch))
+            columns = [arrow.array(heights), arrow.array(widths), arrow.array(checksums), content]
+            writer.write_batch(arrow.record_batch(columns, schema=schema))
+            log(len(batch))
 
 
 def _mapped(path: str) -> list[tuple[np.ndarray, ...]]:
     """Return (heights, widths, checksums, offsets, contents) of each batch of a file, without a copy of the
-    contents. All batches but the last have the same length."""
+    contents. All batches but the last have the same length. Raises BadInput."""
     arrow = _arrow()
     failure = f"{path} is not a part of a pack"
     with explained(failure, ValueError, LookupError, TypeError, arrow.ArrowException):
         with arrow.ipc.open_file(arrow.memory_map(path)) as file:
-            found = [_columns(file.get_batch(number)) for number in range(file.num_record_batches)]
-        lengths = [len(heights) for heights, *_ in found]
+            batches = [_columns(file.get_batch(number)) for number in range(file.num_record_batches)]
+        lengths = [len(heights) for heights, *_ in batches]
         if not any(lengths) or set(lengths[:-1]) - {lengths[0]}:
             raise ValueError(f"its record batches have {lengths} samples")
-        return found
+        return batches
 
 
 def _columns(batch: Any) -> tuple[np.ndarray, ...]:
+    """Return the columns of a record batch as _mapped() does."""
     _, offsets, contents = batch.column("content").buffers()
     columns = [batch.column(name).to_numpy() for name in ("height", "width", "crc32")]
     return *columns, np.frombuffer(offsets, np.int64), np.frombuffer(contents, np.uint8)
@@ -254,9 +296,12 @@ def described(path: str) -> dict:
         meta = json.loads(read_file(os.path.join(path, META), 2**26))
     except (OSError, ValueError, RecursionError):
         return {}
-    return meta if isinstance(meta, dict) else {}
+    if not isinstance(meta, dict):
+        return {}
+    return meta
 
 
 def _arrow():
+    """Return pyarrow. Raises BadInput, at the first use: jobs without packs do not need it."""
     import_optional("pyarrow.ipc", "packs need Arrow", "pyarrow")
     return import_optional("pyarrow", "packs need Arrow")

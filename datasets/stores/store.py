@@ -31,7 +31,8 @@ class Store:
     def decode(self, id: int, content: bytes | np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
         """Return the pixels of a sample, uint8 [height, width, 3]. content: as returned by read().
 
-        scratch: uint8 memory, which the result may use. Raises BadInput if the content cannot be decoded.
+        scratch: uint8 memory, which the result may use. An engine calls it for each sample, in a thread or a
+        worker process. Raises BadInput if the content cannot be decoded.
         """
         if isinstance(content, np.ndarray):
             return content
@@ -41,8 +42,8 @@ class Store:
             raise cannot_decode(self.index, id, error) from error
 
     def portable(self, id: int, content: bytes) -> bytes:
-        """Return encoded bytes for another decoder, as a plain PNG if the image is not plain. Raises BadInput
-        if it cannot be decoded."""
+        """Return encoded bytes for another decoder (Pillow, DALI), as a plain PNG if the image is not plain.
+        Raises BadInput if it cannot be decoded."""
         if self._is_plain(id):
             return content
         try:
@@ -51,18 +52,23 @@ class Store:
             raise cannot_decode(self.index, id, error) from error
 
     def image(self, id: int) -> np.ndarray:
-        """Read and decode one sample."""
+        """Read and decode one sample. Tools and explanations of errors call it, engines do not."""
         return self.decode(id, self.read(np.array([id]))[0])
 
     def close(self) -> None:
         """Release the resources of the store."""
 
     def _is_plain(self, id: int) -> bool:
+        """Return whether each decoder makes the same pixels of the stored bytes."""
         return self.form == "jpeg" or bool(self.index.plain[id])
 
 
 def scaled(top: int, left: int, height: int, width: int, scale: float, rows: int, columns: int) -> Box:
-    """Return the box in the scaled image, which has `rows` rows and `columns` columns."""
-    top, left = min(round(top * scale), rows - 1), min(round(left * scale), columns - 1)
-    height, width = max(round(height * scale), 1), max(round(width * scale), 1)
+    """Return the box in the scaled image, which has `rows` rows and `columns` columns.
+
+    Engines call it for a sample that is stored smaller than planned."""
+    top = min(round(top * scale), rows - 1)
+    left = min(round(left * scale), columns - 1)
+    height = max(round(height * scale), 1)
+    width = max(round(width * scale), 1)
     return top, left, min(height, rows - top), min(width, columns - left)

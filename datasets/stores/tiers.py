@@ -31,25 +31,31 @@ class Tiers(Store):
     is_remote = True
 
     def __init__(self, cache: "RedisStore", files: FileStore):
-        self.cache, self.files, self.index, self.form = cache, files, files.index, cache.form
+        self.cache = cache
+        self.files = files
+        self.index = files.index
+        self.form = cache.form
         self._is_slow = False  # whether the last files took long
 
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
         """Return the samples of a batch. A fault of the cache is a miss.
 
-        For a miss it returns the bytes of the file, which decode() converts to the form of the cache.
+        For a miss it returns the bytes of the file, which decode() converts to the form of the cache. Two
+        threads of an engine's Reader, or worker processes, call it for whole batches.
         """
         ids = np.asarray(ids, dtype=np.int64)
-        found: list = self.cache.read(ids)
-        missing = [place for place, content in enumerate(found) if content is None]
+        samples: list = self.cache.read(ids)
+        missing = [place for place, content in enumerate(samples) if content is None]
         if missing:
             for place, content in zip(missing, self._read_files(ids[missing].tolist()), strict=True):
-                found[place] = content
+                samples[place] = content
                 if self.form == "encoded":
                     self._put(ids[place], content, forms.convert(self.index, ids[place], content, self.form))
-        return found
+        return samples
 
     def decode(self, id: int, content: bytes | np.ndarray, scratch: np.ndarray | None = None) -> np.ndarray:
+        """Return the pixels of a sample, as Store.decode() does. A thread or a worker of an engine decodes a
+        miss here, and then puts it into the cache."""
         if self.form == "encoded" or isinstance(content, np.ndarray):
             return super().decode(id, content, scratch)
         sample = forms.convert(self.index, id, content, self.form, scratch=scratch)
@@ -57,12 +63,14 @@ class Tiers(Store):
         return np.frombuffer(sample.content, np.uint8).reshape(sample.height, sample.width, 3)
 
     def close(self) -> None:
+        """Release the cache, at the end of a job."""
         self.cache.close()
 
     def _read_files(self, ids: list[int]) -> list[bytes]:
         """Return the contents of files. Threads read them as long as a batch takes more than _PATIENCE: for
-        files in the page cache they cost a sixth of an epoch."""
-        contents, begin = [], time.monotonic()
+        files in the page cache they cost a sixth of an epoch. read() calls it for the misses of a batch."""
+        contents: list[bytes] = []
+        begin = time.monotonic()
         while not self._is_slow and len(contents) < len(ids):
             contents.append(self.files.content(ids[len(contents)]))
             self._is_slow = time.monotonic() - begin > _PATIENCE
@@ -73,7 +81,7 @@ class Tiers(Store):
         return contents
 
     def _put(self, id: int, content: bytes, sample: forms.Sample) -> None:
-        """Put a sample into the cache, unless its file was changed since the scan."""
+        """Put a sample into the cache, unless its file was changed since the scan. It does not wait."""
         if self.cache.wants_samples() and is_scanned(self.index, id, content):
             self.cache.put_later(int(id), sample)
 
@@ -97,21 +105,31 @@ class Stores:
         log: Callable[[str], None] = print,
         form: str = "decoded",
     ):
-        self.folder, self.mode, self._log, self.form = folder, mode, log, form
-        self._server, self._opened, self._known = None, contextlib.ExitStack(), {}
+        self.folder = folder
+        self.mode = mode
+        self._log = log
+        self.form = form
+        self._server: Any = None
+        self._opened = contextlib.ExitStack()  # what close() closes, the server last
+        self._known: dict[str, Store] = {}  # fingerprint of an index -> its store
         if cache:
             from datasets.stores.shared import address
             from datasets.stores.shared.connection import Server
 
-            self._server = self._kept(Server(address.parse(cache) if isinstance(cache, str) else cache, log))
+            if isinstance(cache, str):
+                cache = address.parse(cache)
+            self._server = self._kept(Server(cache, log))
 
     def open(self, index: Any) -> Store:
-        """Return the store of an ImageFolderIndex, the same for the same index. close() closes it."""
+        """Return the store of an ImageFolderIndex, the same for the same index. close() closes it.
+
+        Every rank calls it at the start of a job. With a folder it may build the pack, for hours."""
         if index.fingerprint not in self._known:
             self._known[index.fingerprint] = self._open(index)
         return self._known[index.fingerprint]
 
     def _open(self, index: Any) -> Store:
+        """Return a new store. open() calls it once for each index."""
         if self.folder:
             return self._kept(pack.build(index, pack.place(self.folder, index, self.form), self.form))
         if not self._server:
@@ -124,8 +142,11 @@ class Stores:
         return self._kept(Tiers(cached, FileStore(index)))
 
     def close(self) -> None:
-        """Close the stores. The last process that closes an active cache deletes it."""
+        """Close the stores. The last process that closes an active cache deletes it.
+
+        Every rank of a job calls it at a good end; the references of a killed job expire."""
         self._opened.close()
 
     def _kept(self, opened: Any) -> Any:
+        """Return an object that close() will close."""
         return self._opened.enter_context(contextlib.closing(opened))

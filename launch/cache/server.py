@@ -94,7 +94,7 @@ class Shared:
         for each in references.list_sets(self.server):
             with progress(each.samples, f"counting {each.name}") as bar:
                 ids = np.arange(each.samples)
-                lengths = references.ask(self.server, each.name, "STRLEN", ids, bar.update)
+                lengths = references.send_redis_command(self.server, each.name, "STRLEN", ids, bar.update)
             there, size = f"{(lengths > 0).sum()}/{each.samples}", f"{lengths.clip(0).sum() / 1e9:.3f}"
             form, count = each.name.partition(":")[2], str(len(each.references))
             rows.append((each.name, each.title, form, there, size, each.mode, count))
@@ -121,7 +121,7 @@ class Shared:
         if not self.server.full_until:  # a full server refuses it
             store.reference.register(offline=True)
         # samples that an active job has put would expire
-        references.ask(self.server, store.name, "PERSIST", ids)
+        references.send_redis_command(self.server, store.name, "PERSIST", ids)
         with progress(len(ids), "counting stored samples") as bar:
             return ids[store.lengths(ids, bar.update) != store.whole_lengths(ids)]
 

@@ -17,15 +17,31 @@ from datasets.stores.files import FileStore
 
 
 class HybridTrainPipe:
-    """The random crops of the images in the class folders of data_dir, decoded by DALI."""
+    """The random crops of the images in the class folders of data_dir, decoded by DALI.
 
-    split, shuffle = "train", True
+    split: whose images. shuffle: whether they get a random order, if the caller does not say it.
+    """
+
+    split = "train"
+    shuffle = True
 
     def __init__(
-        self, batch_size: int, num_threads: int, device_id: int, data_dir: str, crop: int, mean: Any = None,
-        std: Any = None, local_rank: int = 0, world_size: int = 1, dali_cpu: bool = False,
-        shuffle: bool | None = None, fp16: bool = False, min_crop_size: float = 0.08, size: int = 0,
-    ):  # fmt: skip
+        self,
+        batch_size: int,
+        num_threads: int,
+        device_id: int,
+        data_dir: str,
+        crop: int,
+        mean: Any = None,
+        std: Any = None,
+        local_rank: int = 0,
+        world_size: int = 1,
+        dali_cpu: bool = False,
+        shuffle: bool | None = None,
+        fp16: bool = False,
+        min_crop_size: float = 0.08,
+        size: int = 0,
+    ):
         cache = os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
         index = image_folder.load(data_dir, self.split, cache, val_share=0)
         box: Any = functools.partial(random_resized_crop, scale=(min_crop_size, 1.0))
@@ -33,14 +49,24 @@ class HybridTrainPipe:
             if size < crop:
                 raise BadInput(f"size {size}: expected the pixels of the short side, at least crop {crop}")
             box = functools.partial(center_crop, share=crop / size)
+        if shuffle is None:
+            shuffle = self.shuffle
         sampler = WholeBatchSampler(
-            len(index), batch_size * world_size, 0, rank=local_rank, world_size=world_size,
-            shuffle=self.shuffle if shuffle is None else shuffle,
-        )  # fmt: skip
-        self.plan, self.store, self.threads = Plan(index, sampler, box, crop), FileStore(index), num_threads
+            len(index),
+            batch_size * world_size,
+            0,
+            rank=local_rank,
+            world_size=world_size,
+            shuffle=shuffle,
+        )
+        self.plan = Plan(index, sampler, box, crop)
+        self.store = FileStore(index)
+        self.threads = num_threads
         self.device = torch.device("cuda", device_id) if torch.cuda.is_available() else torch.device("cpu")
         self.backend = "dali" if dali_cpu else "dali-gpu"
-        self.normalisation = None if dali_cpu or mean is None else (mean, std)  # that of the iterator if None
+        self.normalisation: Any = None  # that of the iterator
+        if not dali_cpu and mean is not None:
+            self.normalisation = (mean, std)
 
     def build(self) -> None:
         """Do nothing: the first batch builds the pipeline."""
@@ -49,7 +75,8 @@ class HybridTrainPipe:
 class HybridValPipe(HybridTrainPipe):
     """The centres of the images, whose short side is scaled to `size` pixels."""
 
-    split, shuffle = "val", False
+    split = "val"
+    shuffle = False
 
 
 class DaliIteratorGPU(Loader):
@@ -57,15 +84,28 @@ class DaliIteratorGPU(Loader):
     dali_cpu; others normalise by their own."""
 
     def __init__(
-        self, pipelines: HybridTrainPipe, size: int = 0, fp16: bool = False, mean: Any = (0.0, 0.0, 0.0),
-        std: Any = (1.0, 1.0, 1.0), pin_memory: bool = True, **unused: Any,
-    ):  # fmt: skip
-        pipe, normalisation = pipelines, pipelines.normalisation or (mean, std)
-        mean, std = ([each / 255 for each in values] for values in normalisation)
+        self,
+        pipelines: HybridTrainPipe,
+        size: int = 0,
+        fp16: bool = False,
+        mean: Any = (0.0, 0.0, 0.0),
+        std: Any = (1.0, 1.0, 1.0),
+        pin_memory: bool = True,
+        **unused: Any,
+    ):
+        pipe = pipelines  # there is one
+        if pipe.normalisation:
+            mean, std = pipe.normalisation
         build: Any = functools.partial(
-            backends.build, pipe.backend, pipe.store, device=pipe.device, workers=pipe.threads,
-            mean=mean, std=std, dtype=torch.float16 if fp16 else None,
-        )  # fmt: skip
+            backends.build,
+            pipe.backend,
+            pipe.store,
+            device=pipe.device,
+            workers=pipe.threads,
+            mean=[value / 255 for value in mean],
+            std=[value / 255 for value in std],
+            dtype=torch.float16 if fp16 else None,
+        )
         super().__init__(pipe.plan, build, kept=True)
 
     def reset(self) -> None:

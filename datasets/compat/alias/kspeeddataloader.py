@@ -31,17 +31,30 @@ def _open(
             "--interpolation bicubic and --rand_augment"
         )
     dataset = Dataset(
-        data_path, batch_size, workers=workers, size=image_size, val_size=image_size + crop_padding,
-        backend=backend, rank=ranks.rank(), world_size=ranks.world_size(),
-    )  # fmt: skip
+        data_path,
+        batch_size,
+        workers=workers,
+        size=image_size,
+        val_size=image_size + crop_padding,
+        backend=backend,
+        rank=ranks.rank(),
+        world_size=ranks.world_size(),
+    )
     loader = dataset.get_train_loader() if split == "train" else dataset.get_val_loader()
-    loader.set_epoch(start_epoch + 1)
+    loader.set_epoch(start_epoch + 1)  # ConvNets counts epochs from 0
     loader.classes = num_classes if one_hot else 0
     return loader, len(loader)
 
 
 def _open_dali(split: str, dali_cpu: bool = False, kspeed: bool = True) -> Any:
-    backend = "dali-kspeed" if kspeed else "dali" if dali_cpu else "dali-gpu"
+    """Return the function that opens the loader of a split with DALI. A script of ConvNets calls both.
+    dali_cpu has an effect only without kspeed."""
+    if kspeed:
+        backend = "dali-kspeed"
+    elif dali_cpu:
+        backend = "dali"
+    else:
+        backend = "dali-gpu"
     return functools.partial(_open, split, backend)
 
 

@@ -25,13 +25,18 @@ class Crops:
     """
 
     def __init__(self, store: Store, interpolation: str = BILINEAR):
-        self.store, self.interpolation = store, interpolation
+        self.store = store
+        self.interpolation = interpolation
 
     def batch_bytes(self, plan: Plan) -> int:
-        """Return the bytes of the largest batch of a plan, at the image size of this epoch."""
+        """Return the bytes of the largest batch of a plan, at the image size of this epoch.
+
+        Workers calls it in the training process before it starts its workers, to check the room in /dev/shm.
+        """
         return plan.largest * plan.size**2 * 3
 
     def __call__(self, batch: Batch) -> torch.Tensor:
+        """Return the images of a batch. A worker process calls it for each of its batches."""
         images = torch.empty((len(batch.ids), batch.size, batch.size, 3), dtype=torch.uint8)
         contents = self.store.read(batch.ids)
         for row, content, image in zip(self.rows(batch), contents, images.numpy(), strict=True):
@@ -39,13 +44,15 @@ class Crops:
         return images
 
     def rows(self, batch: Batch) -> list[Row]:
-        """Return a row for each image of a batch."""
+        """Return a row for each image of a batch. It is called once a batch, before its images are cut."""
         heights = self.store.index.heights[batch.ids]
         # Python's integers: each access to an array would cost a part of a microsecond with the lock
         return np.stack([batch.ids, heights, *batch.crops], axis=1, dtype=np.int64, casting="unsafe").tolist()
 
     def crop(self, row: Row, content: Any, image: np.ndarray) -> None:
-        """Write the crop of a sample into `image`, uint8 [size, size, 3]. content: as for Store.decode()."""
+        """Write the crop of a sample into `image`, uint8 [size, size, 3]. content: as for Store.decode().
+
+        A worker process calls it for each sample; threads call cut() and fit() for several samples."""
         self.fit([(self.cut(row, content), row[-1], image)])
 
     def cut(self, row: Row, content: Any, scratch: np.ndarray | None = None) -> np.ndarray:
@@ -54,7 +61,8 @@ class Crops:
         box was planned, so is the box. Raises BadInput."""
         id, planned, top, left, height, width, _ = row
         image = self.store.decode(id, content, scratch)
-        if (rows := image.shape[0]) != planned:
+        rows = image.shape[0]
+        if rows != planned:  # packs and caches keep smaller images
             box = scaled(top, left, height, width, rows / planned, rows, image.shape[1])
             top, left, height, width = box
         return image[top : top + height, left : left + width]
@@ -75,6 +83,7 @@ class TorchvisionCrops(Crops):
         super().__init__(store, interpolation)
 
     def crop(self, row: Row, content: Any, image: np.ndarray) -> None:
+        """Write the crop of a sample into `image`, as the class above does. A worker process calls it."""
         from torchvision.transforms.v2 import InterpolationMode, functional
 
         id, planned, top, left, height, width, flip = row
@@ -83,9 +92,12 @@ class TorchvisionCrops(Crops):
         mode = InterpolationMode(BICUBIC if self.interpolation == BICUBIC else BILINEAR)
         size = list(image.shape[:2])
         result = functional.resized_crop(whole, *box, size, mode, antialias=True)
-        image[:] = np.asarray(functional.horizontal_flip(result) if flip else result)
+        if flip:
+            result = functional.horizontal_flip(result)
+        image[:] = np.asarray(result)
 
     def _open(self, id: int, content: Any) -> Image.Image:
+        """Return the whole image of a sample, RGB. crop() calls it, in a worker. Raises BadInput."""
         if self.store.form == "decoded":
             return Image.fromarray(self.store.decode(id, content))
         try:

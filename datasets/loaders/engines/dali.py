@@ -29,13 +29,15 @@ DALI = "nvidia-dali-cuda120"  # the package's name for pip
 _AHEAD = 3  # batches that are prepared while one is used
 _IMAGES_PER_TASK = 8  # images that a thread reads in one task
 # bytes for the largest image of ImageNet: without this padding nvJPEG reallocates buffers while training
-_DEVICE_PADDING, _HOST_PADDING = 211025920, 140544512
+_DEVICE_PADDING = 211025920
+_HOST_PADDING = 140544512
 # Interpolate chroma, as all other decoders here do. nvJPEG repeats it by default (option from CUDA 12.1 on).
 NVJPEG = {"device": "mixed", "jpeg_fancy_upsampling": True}
 
 
 def missing() -> str | None:
-    """Return why DALI is not available; None if it is installed."""
+    """Return why DALI is not available; None if it is installed. It does not import DALI, which takes
+    seconds: backends.reasons() calls it on every rank, whatever the backend of the job."""
     if importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali"):
         return None
     return f"DALI is not installed: pip install {DALI} (Linux on x86-64)"
@@ -61,15 +63,25 @@ class Dali(Engine):
         self, store: Store, workers: int, device: torch.device | None = None, interpolation: str = BILINEAR
     ):
         import_optional("nvidia.dali", "DALI cannot be imported", DALI)
-        self.store, self.workers, self.device, self.interpolation = store, workers, device, interpolation
+        self.store = store
+        self.workers = workers
+        self.device = device
+        self.interpolation = interpolation
         threads = concurrent.futures.ThreadPoolExecutor(workers, "reader")
         self._reader = Reader(store, threads, _IMAGES_PER_TASK)
-        self._pipeline: Any = None
+        self._pipeline: Any = None  # DALI's, kept from epoch to epoch
         self._built_for = (0, 0)  # size, largest batch
+        # of the epoch that runs: (batch, lists of its images) to come, and (batch, inputs) that DALI has
+        self._inputs: Any = None
+        self._in_flight = collections.deque[tuple[Batch, tuple]]()
 
     def run(self, plan: Plan) -> Data:
-        self._inputs, self._in_flight = self._read_ahead(plan), collections.deque()
-        pipeline, ended = self._built(plan), False
+        """Yield the batches of an epoch with their images. A training loop asks for the next one when it has
+        used the last, whose memory DALI then fills again."""
+        self._inputs = self._read_ahead(plan)
+        self._in_flight = collections.deque()
+        pipeline = self._built(plan)
+        ended = False  # stays False if the caller leaves the epoch or a batch fails
         try:
             while True:
                 try:
@@ -93,6 +105,7 @@ class Dali(Engine):
                 self._pipeline = None
 
     def close(self) -> None:
+        """Release the pipeline, DALI's memory of the GPU, and the threads. The loader calls it at the end."""
         self._pipeline = None
         if self.device is not None:
             backend = importlib.import_module("nvidia.dali.backend")  # not in DALI's stubs
@@ -104,10 +117,13 @@ class Dali(Engine):
         return work_ahead(plan, self._reading, _AHEAD - 1)
 
     def _reading(self, batch: Batch) -> list[concurrent.futures.Future]:
-        """Return tasks that read the batch's images in order, each of them several images."""
+        """Return tasks that read the batch's images in order, each of them several images.
+
+        work_ahead() calls it while DALI decodes earlier batches; the tasks run in the reader's threads."""
         ids = batch.ids.tolist()
 
         def prepare(places: range, contents: list) -> list[np.ndarray]:
+            """Return what DALI gets of the samples of one task, in a thread of the reader."""
             return [
                 self._prepared(ids[place], content) for place, content in zip(places, contents, strict=True)
             ]
@@ -115,6 +131,8 @@ class Dali(Engine):
         return self._reader.start(batch.ids, prepare)
 
     def _prepared(self, id: int, content: bytes | np.ndarray) -> np.ndarray:
+        """Return what DALI gets of a sample: its pixels, or the bytes of a JPEG or a PNG that it can decode,
+        uint8 [bytes]. A thread of the reader calls it for each sample."""
         if self.store.form == "decoded":
             return self.store.decode(id, content)
         assert not isinstance(content, np.ndarray)  # the store's form is "encoded" or "jpeg"
@@ -122,9 +140,12 @@ class Dali(Engine):
 
     def _source(self) -> tuple:
         """Return DALI's inputs for a batch: images, corners and sizes of the boxes, _arguments(), and ids.
-        Raises StopIteration at the end of the epoch."""
+
+        DALI calls it in run(), up to _AHEAD batches before their output. Raises StopIteration at the end of
+        the epoch."""
         batch, parts = next(self._inputs)
-        contents, crops = [content for part in parts for content in part], batch.crops
+        contents = [content for part in parts for content in part]
+        crops = batch.crops
         anchors = np.stack([crops.top, crops.left], axis=1)
         shapes = np.stack([crops.height, crops.width], axis=1)
         if self.store.form != "encoded":
@@ -139,13 +160,15 @@ class Dali(Engine):
         return inputs
 
     def _arguments(self, ids: np.ndarray, crops: Crop) -> tuple[np.ndarray, ...]:
-        """Return the output sizes of a batch, float32 [n, 2]."""
+        """Return the output sizes of a batch, float32 [n, 2]. _source() calls it for each batch."""
         sizes = np.full((len(ids), 2), self._built_for[0], np.float32)
         sizes[crops.flip, 1] *= -1  # a negative width mirrors
         return (sizes,)
 
     def _culprit(self, error: RuntimeError) -> Exception:
-        """Return the error with the name of the bad file, which DALI does not know."""
+        """Return the error with the name of the bad file, which DALI does not know.
+
+        run() calls it when DALI fails, and decodes the batches in flight again to find the file."""
         for batch, _ in self._in_flight:
             for id in batch.ids:
                 try:
@@ -155,7 +178,8 @@ class Dali(Engine):
         return error
 
     def _built(self, plan: Plan):
-        """Return the pipeline, which is kept from epoch to epoch."""
+        """Return the pipeline, which is kept from epoch to epoch: building it takes seconds. run() calls it
+        at the start of each epoch; it is built again if the image size or the batch size has changed."""
         built_for = plan.size, plan.largest
         if self._pipeline is None or self._built_for != built_for:
             from nvidia.dali import Pipeline
@@ -163,14 +187,17 @@ class Dali(Engine):
             device_id = None if self.device is None else self.device.index or 0
             options = {"device_id": device_id, "prefetch_queue_depth": _AHEAD}
             options |= {"exec_async": True, "exec_pipelined": True}
-            self._pipeline, self._built_for = Pipeline(plan.largest, self.workers, **options), built_for
+            self._pipeline = Pipeline(plan.largest, self.workers, **options)
+            self._built_for = built_for
             with self._pipeline:
                 self._pipeline.set_outputs(*self._graph(plan.size))
             self._pipeline.build()
         return self._pipeline
 
     def _graph(self, size: int) -> tuple:
-        """Return the outputs (images uint8 [size, size, 3], ids) for the inputs from _source()."""
+        """Return the outputs (images uint8 [size, size, 3], ids) for the inputs from _source().
+
+        _built() calls it once for a pipeline, to describe it: no image is read here."""
         fn, types = load_dali()
         gpu = self.device is not None
         contents, anchors, shapes, sizes, ids = fn.external_source(self._source, num_outputs=5, no_copy=True)
@@ -178,10 +205,9 @@ class Dali(Engine):
         if self.store.form == "decoded":
             cut = fn.slice(contents.gpu() if gpu else contents, anchors, shapes, **box)
         elif gpu:
-            cut = fn.decoders.image_slice(
-                contents, anchors, shapes, **NVJPEG, output_type=types.RGB,
-                device_memory_padding=_DEVICE_PADDING, host_memory_padding=_HOST_PADDING, **box,
-            )  # fmt: skip
+            padding = {"device_memory_padding": _DEVICE_PADDING, "host_memory_padding": _HOST_PADDING}
+            options = {**NVJPEG, **padding, **box}
+            cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **options)
         else:
             cut = fn.decoders.image_slice(contents, anchors, shapes, output_type=types.RGB, **box)
         kind = types.INTERP_CUBIC if self.interpolation == BICUBIC else types.INTERP_LINEAR

@@ -42,12 +42,13 @@ def make_loader(
 
 
 def plan_of(data: ImageSet, sampler: Any, augment: bool) -> Plan:
-    """Return the plan of an ImageSet, with or without random crops and flips."""
+    """Return the plan of an ImageSet, with or without random crops and flips. The loaders call it once."""
     return Plan(data, sampler, crop_flip if augment else None)
 
 
 def corners(batch: Batch) -> CropFlip:
-    """Return the windows of a batch; without augmentation they show the whole images."""
+    """Return the windows of a batch; without augmentation they show the whole images. Engines call it for
+    each batch."""
     if batch.crops:
         return CropFlip(*batch.crops)
     corner = np.zeros(len(batch.ids), np.int64)
@@ -59,7 +60,8 @@ class Memory(Engine):
     plan's crops need the padding of the data set."""
 
     def __init__(self, data: ImageSet, augment: bool):
-        self._images, self._padding = data.images, data.padding if augment else 0
+        self._images = data.images
+        self._padding = data.padding if augment else 0
         self._reflect = data.reflect
 
     @functools.cached_property
@@ -72,6 +74,7 @@ class Memory(Engine):
         return self._windows(batch.ids, corners(batch))
 
     def run(self, plan: Plan) -> Data:
+        """Yield the batches of an epoch with their images, made in this process."""
         for batch in plan:
             yield batch, torch.from_numpy(self(batch))
 
@@ -80,18 +83,21 @@ def pad(images: torch.Tensor, padding: int, reflect: bool, device: torch.device)
     """Return the images with `padding` pixels around them, uint8 [N, H + 2 padding, W + 2 padding, C].
 
     images: uint8 [N, C, H, W]. reflect: the padding mirrors the image without repeating its border; false:
-    it is black.
+    it is black. The engines call it once in a job, for the whole data set.
     """
     count, channels, height, width = images.shape
     shape = (count, height + 2 * padding, width + 2 * padding, channels)
     # filled on the device, so the host needs no memory for the padded images
     padded = torch.zeros(shape, dtype=torch.uint8, device=device)
-    bottom, right = padding + height - 1, padding + width - 1
+    bottom = padding + height - 1  # the image's last row
+    right = padding + width - 1
     padded[:, padding : bottom + 1, padding : right + 1] = images.to(device).permute(0, 2, 3, 1)
-    for distance in range(1, padding + 1) if reflect else ():
+    if not reflect:
+        return padded
+    for distance in range(1, padding + 1):
         padded[:, padding - distance] = padded[:, padding + distance]
         padded[:, bottom + distance] = padded[:, bottom - distance]
-    for distance in range(1, padding + 1) if reflect else ():  # columns after rows: the corners too
+    for distance in range(1, padding + 1):  # columns after rows: the corners too
         padded[:, :, padding - distance] = padded[:, :, padding + distance]
         padded[:, :, right + distance] = padded[:, :, right - distance]
     return padded

@@ -28,14 +28,17 @@ class PairedDali(Dali):
         if where == "gpu" and device.type != "cuda":
             raise BadInput("--dali_device gpu: it needs a GPU")
         super().__init__(store, workers, device if where == "gpu" else None)
+        self._empty: list[Batch] = []  # the batches of the epoch without a sample of this rank
 
     def run(self, plan: Plan) -> Data:
-        self._empty: list[Batch] = []
+        """Yield the batches of an epoch, as Dali does, and last those without a sample of this rank."""
+        self._empty = []
         yield from super().run(plan)
         for batch in self._empty:
             yield batch, torch.empty((0, plan.size, plan.size, 3), dtype=torch.uint8)
 
     def _read_ahead(self, plan: Iterable[Batch]):
+        """Yield (batch, lists of its encoded images) as Dali does, without empty batches."""
         return super()._read_ahead(self._not_empty(plan))
 
     def _not_empty(self, plan: Iterable[Batch]):
@@ -48,17 +51,19 @@ class PairedDali(Dali):
 
     def _arguments(self, ids: np.ndarray, crops: Crop) -> tuple[np.ndarray, ...]:
         """Return the flips, int32 [n] each, and if images are resized, their sizes, float32 [n, 2]."""
-        index, flips = self.store.index, crops.flip.astype(np.int32)
+        index = self.store.index
+        flips = crops.flip.astype(np.int32)  # bit 0: horizontal, bit 1: vertical
         if not index.rows:
             return flips & 1, flips >> 1
         sizes = np.stack([index.heights[ids], index.widths[ids]], axis=1)
         return flips & 1, flips >> 1, sizes.astype(np.float32)
 
     def _graph(self, size: int) -> tuple:
+        """Return the outputs (images, ids) for the inputs from _source(). It is called once a pipeline."""
         fn, types = load_dali()
         resizes = self.store.index.rows > 0
         contents, anchors, shapes, horizontal, vertical, *sizes, ids = fn.external_source(
-            self._source, num_outputs=6 + resizes, no_copy=True
+            self._source, num_outputs=7 if resizes else 6, no_copy=True
         )
         decoder = (NVJPEG if self.device else {"device": "cpu"}) | {"output_type": types.RGB}
         box = {"axes": (0, 1), "normalized_anchor": False, "normalized_shape": False}

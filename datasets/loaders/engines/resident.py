@@ -29,7 +29,11 @@ def resident_loader(data: ImageSet, sampler: Any, device: torch.device, augment:
 
 class Resident(Engine):
     """An engine that gathers batches from images on `device`, padded by memory.pad() if the plan has crops
-    (augment)."""
+    (augment).
+
+    height, width: of a window. stride, image: pixels of a row and of an image of the padded data set.
+    pixels: all of them, uint8 [N * image, C]. rows, columns: the positions in a window.
+    """
 
     def __init__(self, data: ImageSet, augment: bool, device: torch.device):
         padding = data.padding if augment else 0
@@ -42,14 +46,20 @@ class Resident(Engine):
         self.columns = torch.arange(self.width, device=device).view(1, 1, -1)
 
     def run(self, plan: Plan) -> Data:
+        """Yield the batches of an epoch with their images. Several batches are gathered at once."""
         batches = iter(plan)
-        while several := list(itertools.islice(batches, max(1, _CHUNK // plan.largest))):
+        while True:
+            several = list(itertools.islice(batches, max(1, _CHUNK // plan.largest)))
+            if not several:
+                return
             columns = [np.stack([batch.ids, *corners(batch)]) for batch in several]
             images = self.gather(np.concatenate(columns, axis=1))
             yield from zip(several, images.split([len(batch.ids) for batch in several]), strict=True)
 
     def gather(self, windows: np.ndarray) -> torch.Tensor:
-        """Return uint8 [n, H, W, C] on the device. windows: id, top, left, flip, int64 [4, n]."""
+        """Return uint8 [n, H, W, C] on the device. windows: id, top, left, flip, int64 [4, n].
+
+        run() calls it in the process of the training. It starts a copy and kernels, and does not wait."""
         columns = torch.from_numpy(windows)
         if accelerator.has_streams(self.pixels.device):
             columns = columns.pin_memory()

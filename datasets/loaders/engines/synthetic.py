@@ -15,9 +15,12 @@ class SyntheticIndex:
     def __init__(self, count: int, split: str, classes: int = 1000):
         self.classes = tuple(map(str, range(classes)))
         self.labels = np.arange(count) % classes
-        self.widths, self.heights = np.full(count, 500), np.full(count, 375)
-        self.split, self.root = split, "synthetic"
-        self.source = self.fingerprint = "synthetic"
+        self.widths = np.full(count, 500)
+        self.heights = np.full(count, 375)
+        self.split = split
+        self.root = "synthetic"
+        self.source = "synthetic"
+        self.fingerprint = "synthetic"
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -31,9 +34,10 @@ class Synthetic(Engine):
 
     def __init__(self, device: torch.device):
         self.device = device
-        self._images: torch.Tensor | None = None
+        self._images: torch.Tensor | None = None  # a batch of them, kept from epoch to epoch
 
     def run(self, plan: Plan) -> Data:
+        """Yield the batches of an epoch, each with the first of the same images."""
         shape = (plan.largest, plan.size, plan.size, 3)
         if self._images is None or self._images.shape != shape:
             generator = torch.Generator().manual_seed(0)
@@ -43,4 +47,5 @@ class Synthetic(Engine):
             yield batch._replace(crops=()), self._images[: len(batch.ids)]
 
     def close(self) -> None:
+        """Free the images. The loader calls it at the end of the job."""
         self._images = None

@@ -57,21 +57,25 @@ class RayDataLoader(DataLoader[_Batch]):
     ):
         is_iterable = isinstance(dataset, IterableDataset)  # it cannot be read again from the middle
         self.distribute_mode = bool(distribute_mode) and num_workers > 0 and not is_iterable
-        self.head_address, self.cpus_per_worker = head_address, cpus_per_worker
-        self._pool: Pool | None = None
-        self._served: tuple = ()
+        self.head_address = head_address
+        self.cpus_per_worker = cpus_per_worker
+        self._pool: Pool | None = None  # None until the first epoch
+        self._served: tuple = ()  # what the workers call, and the numbers of the batches
         options["prefetch_factor"] = prefetch_factor if num_workers else None
         arguments = (batch_size, shuffle, sampler, batch_sampler, num_workers, *arguments)
         super().__init__(dataset, *arguments, **options)
 
     def __iter__(self) -> Any:
-        return _Batches(self, *self._serve()) if self.distribute_mode else super().__iter__()
+        if not self.distribute_mode:
+            return super().__iter__()
+        return _Batches(self, *self._serve())
 
     def close(self) -> None:
         """End the workers. Iterating again starts new workers."""
         if self._pool:
             self._pool.close()
-        self._pool, self._served = None, ()
+        self._pool = None
+        self._served = ()
 
     def __enter__(self) -> "RayDataLoader":
         return self
@@ -80,8 +84,13 @@ class RayDataLoader(DataLoader[_Batch]):
         self.close()
 
     def _serve(self) -> tuple[Pool, list, Iterable[int]]:
-        """Return the workers, what they call for each batch, and the numbers of the batches."""
-        pool = self._pool = self._pool or Pool(self.num_workers, self.head_address, self.cpus_per_worker)
+        """Return the workers, what they call for each batch, and the numbers of the batches.
+
+        __iter__() calls it at the start of each epoch; the first one starts the workers."""
+        pool = self._pool
+        if pool is None:
+            pool = Pool(self.num_workers, self.head_address, self.cpus_per_worker)
+            self._pool = pool
         if not (self.persistent_workers and self._served):
             # drawn at the same place as in torch's DataLoader, so shuffling is the same
             seed = torch.empty((), dtype=torch.int64).random_(generator=self.generator).item()
@@ -93,13 +102,16 @@ class _Batches:
     """The batches of an epoch in order, while prefetch_factor tasks of each worker run or wait."""
 
     def __init__(self, loader: RayDataLoader, pool: Pool, function: list, numbers: Iterable[int]):
-        self._loader, self._pool, self._function = loader, pool, function
+        self._loader = loader
+        self._pool = pool
+        self._function = function
         self._keys = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
         self._tasks = ((number, key) for key, number in zip(self._keys, numbers, strict=False))
-        self._waiting = collections.deque[Any]()
+        self._waiting = collections.deque[Any]()  # references to the results of tasks, in order
         self._submit((loader.prefetch_factor or 2) * pool.workers)
 
     def _submit(self, count: int) -> None:
+        """Submit the next `count` tasks: several at the start of an epoch, then one with each batch."""
         for task in itertools.islice(self._tasks, count):
             self._waiting.append(self._pool.submit(self._function, task))
 
@@ -123,11 +135,17 @@ class _Fetcher:
     """The function of the workers: it returns a batch."""
 
     def __init__(self, loader: RayDataLoader, seed: int, workers: int):
-        self.dataset, self.init = loader.dataset, loader.worker_init_fn
-        self.seed, self.workers = seed, workers
+        self.dataset = loader.dataset
+        self.init = loader.worker_init_fn  # None after its call
+        self.seed = seed
+        self.workers = workers
         self.collation = loader._auto_collation, loader.collate_fn, loader.drop_last
 
     def __call__(self, task: tuple) -> Any:
+        """Return the batch of a task (number, key of the sampler).
+
+        An actor calls it, on any node. If the actor is lost, another one calls it again, so the
+        random numbers follow from the number of the batch."""
         number, key = task
         worker = number % self.workers
         info = {"num_workers": self.workers, "seed": self.seed + worker, "dataset": self.dataset}

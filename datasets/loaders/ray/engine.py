@@ -29,6 +29,7 @@ class RayWorkers(Workers):
         self._place: dict[str, Any] = {"head_address": address, "cpus_per_worker": cpus}
 
     def open_loader(self, results: Dataset, **options: Any) -> DataLoader:
+        """Return the loader that Workers iterates. Workers calls it at the first batch."""
         return RayDataLoader(results, True, **self._place, **options)
 
 
@@ -42,6 +43,7 @@ class RemoteCrops(Crops):
         super().__init__(store, interpolation)
 
     def __call__(self, batch: Batch) -> Any:
+        """Return the images of a batch. An actor calls it, on any node."""
         return super().__call__(batch).numpy()  # Ray shares the memory of arrays, not of tensors
 
 

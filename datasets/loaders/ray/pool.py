@@ -51,10 +51,12 @@ def connect(address: str, workers: int) -> Any:
     address: HOST:PORT of a cluster of which this machine is a node. "auto": RAY_ADDRESS, else the cluster of
         the last `ray start` on this machine, else a new instance on 127.0.0.1 that ends with this process.
     workers: actors for which a new instance starts processes.
-    Raises BadInput if Ray is missing or the cluster does not answer.
+    Every rank calls it for itself: a job early, so that a mistake costs no scan of the data, and each Pool
+    again. Raises BadInput if Ray is missing or the cluster does not answer.
     """
     global _local
-    if (imported := sys.modules.get("ray")) and imported.is_initialized():
+    imported = sys.modules.get("ray")
+    if imported and imported.is_initialized():
         return imported
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or _address_of_this_machine()
@@ -63,9 +65,8 @@ def connect(address: str, workers: int) -> Any:
     if "ray" not in sys.modules:  # Ray reads its settings when it is imported
         os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")  # else `uv run` copies the folder
         if address:
-            os.environ.setdefault(
-                "RAY_NUM_REDIS_GET_RETRIES", "1"
-            )  # each takes 30 s, for example with a wrong token
+            # each try takes 30 s, for example with a wrong token
+            os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")
         else:
             os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"  # listen on 127.0.0.1 only
             os.environ.setdefault("RAY_AUTH_MODE", "token")
@@ -99,7 +100,8 @@ class Pool:
     def __init__(self, workers: int, address: str = "auto", cpus: float = 1.0):
         ray = self._ray = connect(address, workers)
         ray.cloudpickle.register_pickle_by_value(worker)
-        self._cpus, self._head = 0.0 if _local else cpus, ray.get_runtime_context().gcs_address
+        self._cpus = 0.0 if _local else cpus  # that each actor reserves
+        self._head = ray.get_runtime_context().gcs_address  # HOST:PORT
         self.workers = self._room(workers)
         if not self.workers:
             raise BadInput(f"the Ray cluster has no {cpus:g} CPUs for a worker")
@@ -120,14 +122,16 @@ class Pool:
                 self.close()
                 room = f"{len(ready)} of {self.workers} workers of {cpus:g} CPU have started"
                 raise BadInput(f"the Ray cluster is full: after {_STARTED:g} s {room}; ask for fewer workers")
-        self._checked = time.monotonic()
+        self._checked = time.monotonic()  # when the head last accepted a connection
 
     def put(self, function: Callable[[tuple[int, Any]], Any]) -> list:
-        """Store a function for the actors. Return what submit() needs."""
+        """Store a function for the actors. Return what submit() needs. The loader calls it at the start of an
+        epoch, so that a task has only its parameters to send."""
         return [self._ray.put(function)]  # in a list: the actor gets the reference
 
     def submit(self, function: list, task: tuple[int, Any]) -> Any:
-        """Return a reference to function(task). Task (n, content) runs on actor n % workers."""
+        """Return a reference to function(task). Task (n, content) runs on actor n % workers. The call
+        does not wait for it: the loader submits some batches ahead."""
         return self._actors[task[0] % self.workers].run.remote(function, task)
 
     def take(self, reference: Any, timeout: float = 0.0) -> Any:
@@ -140,7 +144,10 @@ class Pool:
         return tree_map_only(np.ndarray, np.copy, self._take(reference, timeout))
 
     def _take(self, reference: Any, timeout: float) -> Any:
-        errors, begin = self._ray.exceptions, time.monotonic()
+        """Wait for a result, as take() does, and return it with its read-only arrays. The head is checked
+        meanwhile: Ray itself would wait for a lost one without an end."""
+        errors = self._ray.exceptions
+        begin = time.monotonic()
         try:
             while not self._ray.wait([reference], timeout=min(timeout or _CHECKED, _CHECKED))[0]:
                 self._check()
@@ -171,13 +178,14 @@ class Pool:
         self._finalizer()
 
     def _room(self, workers: int) -> int:
-        """Return how many of these actors the CPUs of the cluster allow."""
+        """Return how many of these actors the CPUs of the cluster allow. It is asked before they start, and
+        when a result takes long, because their node may be lost."""
         if not self._cpus:
             return workers
         return min(workers, int(self._ray.cluster_resources().get("CPU", 0.0) / self._cpus))
 
     def _check(self) -> None:
-        """Raise ClusterLost unless the head accepts connections."""
+        """Raise ClusterLost unless the head accepts connections. _take() calls it every _CHECKED seconds."""
         if not _is_reached(self._head):
             raise ClusterLost(f"the head of the Ray cluster at {self._head} accepts no connection")
         self._checked = time.monotonic()
@@ -186,14 +194,19 @@ class Pool:
 def _address_of_this_machine() -> str:
     """Return the address that the last `ray start` on this machine has left; "" if nothing listens there."""
     path = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", "ray_current_cluster")
-    address = path.read_text().strip() if path.exists() else ""
+    if not path.exists():
+        return ""
+    address = path.read_text().strip()
     return address if _is_reached(address) else ""
 
 
 def _no_cluster(address: str, reason: str) -> BadInput:
+    """Return the error of connect() that names the address, the reason and what to do."""
     if not address:
         return BadInput(f"Ray does not start on this machine: {reason}")
-    place = f"{address} (RAY_ADDRESS)" if address == os.environ.get("RAY_ADDRESS") else address
+    place = address
+    if address == os.environ.get("RAY_ADDRESS"):
+        place = f"{address} (RAY_ADDRESS)"
     cure = f"run `ray start --head` there and `ray start --address={address}` on this machine"
     return BadInput(f"no Ray cluster at {place}: {reason}; {cure}, or use --ray_address auto")
 
@@ -209,7 +222,9 @@ def _is_reached(address: str) -> bool:
 
 
 def _kill(ray: Any, actors: list) -> None:
-    """Kill the actors. An actor that Ray ends because its handle is deleted may hang in its destructors."""
+    """Kill the actors. An actor that Ray ends because its handle is deleted may hang in its destructors.
+
+    It runs when the Pool closes or is garbage-collected, or at the exit of this process."""
     for actor in actors:
         with contextlib.suppress(Exception):  # Ray may have ended
             ray.kill(actor)

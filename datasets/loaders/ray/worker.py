@@ -22,5 +22,6 @@ class Worker:
         self.get: Any = functools.lru_cache(2)(ray.get)  # two iterators of one loader may take turns
 
     def run(self, held: list, task: tuple) -> Any:
-        """Return function(task). held: [reference to the function], which is read once."""
+        """Return function(task). held: [reference to the function], which is read once. Pool.submit() asks
+        for it from the training process."""
         return self.get(held[0])(task)

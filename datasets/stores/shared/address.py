@@ -18,7 +18,9 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
 from datasets.stores.forms import SIZED
 
-PASSWORD, PASSWORD_FILE, CA = "BOOTFILE_CACHE_PASSWORD", "BOOTFILE_CACHE_PASSWORD_FILE", "BOOTFILE_CACHE_CA"
+PASSWORD = "BOOTFILE_CACHE_PASSWORD"
+PASSWORD_FILE = "BOOTFILE_CACHE_PASSWORD_FILE"
+CA = "BOOTFILE_CACHE_CA"
 _PORT = 6379
 
 
@@ -47,7 +49,9 @@ class Address(NamedTuple):
 
 
 def parse(text: str) -> Address:
-    """Return the Address of a URL. Raises BadInput; its message never contains a possible password."""
+    """Return the Address of a URL. Raises BadInput; its message never contains a possible password.
+
+    Every rank calls it when it opens its stores, before it connects."""
     if re.search(r"//[^@/]*:[^@]*@", text):
         raise BadInput(
             f"--cache: remove the password from the URL, which every user of the machine can read; change "
@@ -55,8 +59,9 @@ def parse(text: str) -> Address:
         )
     try:
         parts = urllib.parse.urlsplit(text)
-        host, port = parts.hostname, parts.port or _PORT
-    except ValueError:
+        host = parts.hostname
+        port = parts.port or _PORT
+    except ValueError:  # the port is not a number, or a bracket is missing
         host = None
     if "," in re.split("[/?]", text.partition("://")[2])[0]:
         raise BadInput("--cache names several hosts: name one; one node of a Cluster is enough")
@@ -82,7 +87,8 @@ def parse(text: str) -> Address:
 def password() -> str | None:
     """Return the password from the file in BOOTFILE_CACHE_PASSWORD_FILE, or from BOOTFILE_CACHE_PASSWORD;
     None if neither is set. Raises BadInput if the file cannot be read."""
-    if path := os.environ.get(PASSWORD_FILE):
+    path = os.environ.get(PASSWORD_FILE)
+    if path:
         failure = f"{PASSWORD_FILE}: cannot read {path}"
         with explained(failure, UnicodeDecodeError), open(os.path.expanduser(path), encoding="utf-8") as file:
             return file.read().rstrip("\r\n") or None

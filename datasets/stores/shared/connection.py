@@ -19,7 +19,8 @@ import numpy as np
 from bootfile.ground.errors import BadInput, import_optional
 from datasets.stores.shared import address as addresses
 
-CONNECT, READ = 1.0, 1.0  # seconds to connect; seconds without a byte
+CONNECT = 1.0  # seconds to connect
+READ = 1.0  # seconds without a byte
 _SLOWEST = 20e6  # bytes/s: reading the files is faster than that
 _REQUEST = 800_000  # bytes requested at a time: larger answers are slower
 _TICK = 0.5  # seconds between two rounds of the background thread
@@ -48,9 +49,13 @@ class Server:
 
     def __init__(self, address: addresses.Address, log: Callable[[str], None] | None = print):
         load_redis()  # here, because the import takes as long as a server's time-out
-        self.address, self._log, self._owner = address, log, os.getpid()
+        self.address = address
+        self._log = log
+        self._owner = os.getpid()  # the process that may log
         self._password = addresses.password()
-        self.down, self._retry_at, self.full_until = None, 0.0, 0.0
+        self.down = None
+        self._retry_at = 0.0  # time.monotonic() when a server that is down is asked again
+        self.full_until = 0.0
         self._renew()
         try:
             if log:
@@ -66,22 +71,27 @@ class Server:
     def mget(self, keys: list[bytes], sizes: np.ndarray) -> list[bytes | None]:
         """Return the values of keys, None for each missing one.
 
-        sizes: of the values in bytes, int64 [n], to limit the time. Raises Unavailable.
+        sizes: of the values in bytes, int64 [n], to limit the time. The threads that read a batch call it and
+        wait for the network. Raises Unavailable.
         """
+        if not keys:
+            return []
+        # positions at which the next request begins
         cuts = [0, *np.flatnonzero(np.diff(np.cumsum(sizes) // _REQUEST)) + 1, len(keys)]
 
         def read(client: Any) -> list[bytes | None]:
-            end, values = time.monotonic() + CONNECT + READ + sizes.sum() / _SLOWEST, []
+            end = time.monotonic() + CONNECT + READ + sizes.sum() / _SLOWEST
+            values: list[bytes | None] = []
             for first, last in itertools.pairwise(cuts):
                 values += _get_values(client, keys[first:last])
                 if time.monotonic() > end:
                     raise TimeoutError(f"the answer came more slowly than {_SLOWEST / 1e6:.0f} MB/s")
             return values
 
-        return self._call(read, any_error=True) if keys else []
+        return self._call(read, any_error=True)
 
     def execute(self, *commands: tuple, errors: bool = False) -> list:
-        """Return redis-py's answers to some hundred commands at most.
+        """Return redis-py's answers to some hundred commands at most, which are sent together.
 
         errors: return a redis.ResponseError in the place of an answer, instead of raising Unavailable.
         Raises Unavailable.
@@ -97,14 +107,22 @@ class Server:
 
     def time(self) -> float:
         """Return the server's time in seconds. The clocks of the nodes may differ. Raises Unavailable."""
-        seconds, microseconds = self._call(lambda client: client.time())
+
+        def read(client: Any) -> tuple[int, int]:
+            return client.time()
+
+        seconds, microseconds = self._call(read)
         return seconds + microseconds / 1e6
 
     def memory(self) -> dict:
         """Return `used_memory` and `maxmemory` (bytes), `maxmemory_policy` and more; {} if the server does
         not tell. Of a Cluster they are those of one node."""
+
+        def read(client: Any) -> dict:
+            return client.info("memory")
+
         try:
-            return self._call(lambda client: client.info("memory"))
+            return self._call(read)
         except Unavailable:
             return {}
 
@@ -113,7 +131,8 @@ class Server:
         return time.monotonic() < self.full_until
 
     def pause_puts(self, reason: object) -> None:
-        """Let is_full() return True for a while. Samples are still read."""
+        """Let is_full() return True for a while. Samples are still read. RedisStore.put() calls it when the
+        server refuses a sample."""
         if not self.full_until:
             self.log(
                 f"cache {self.address} stores no more samples: {reason}; the others come from the next tier"
@@ -121,6 +140,7 @@ class Server:
         self.full_until = time.monotonic() + _FULL
 
     def log(self, text: str) -> None:
+        """Log a line, from any thread of the process that created this object."""
         if self._log and os.getpid() == self._owner:  # otherwise each of the DataLoader's workers would log
             self._log(text)
 
@@ -135,7 +155,7 @@ class Server:
         self.wake()
 
     def wake(self) -> None:
-        """Start the next round of the background thread now."""
+        """Start the next round of the background thread now. The first call in a process starts it."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="cache", daemon=True)
@@ -143,7 +163,8 @@ class Server:
         self._awake.set()
 
     def close(self) -> None:
-        """Stop the background thread and close the connections."""
+        """Stop the background thread and close the connections. Stores.close() calls it at the end of a job,
+        after the stores that use the server are closed."""
         self._closing = True
         if self._thread and self._thread is not threading.current_thread():  # that may collect garbage
             self._awake.set()
@@ -155,13 +176,21 @@ class Server:
 
     def _renew(self) -> None:
         """Forget the thread, the lock and the connections: a forked process may not use those of its
-        parent."""
-        self._pid, self._closing, self._lock = os.getpid(), False, threading.RLock()
-        self._client, self._thread, self._functions, self._awake = None, None, [], threading.Event()
+        parent. It is called in the process that creates this object, and first in each forked one."""
+        self._pid = os.getpid()
+        self._closing = False  # whether the background thread is to end
+        self._lock = threading.RLock()  # held while a client is made or a failure is marked
+        self._client = None
+        self._thread = None
+        self._functions = []  # of each_tick()
+        self._awake = threading.Event()
 
     def _call(self, talk: Callable[[Any], Any], any_error: bool = False) -> Any:
         """Return talk(client). any_error: a refused command is also a failure of the server. Raises
-        Unavailable."""
+        Unavailable.
+
+        All commands go through it, from every thread. After a failure it refuses at once, so the job does not
+        wait for each of them."""
         if self.down is not None:
             raise Unavailable(self.down)
         try:
@@ -172,20 +201,28 @@ class Server:
             raise Unavailable(_text(error)) from None
 
     def _connected(self) -> Any:
-        """Return a redis.Redis, or a redis.RedisCluster if the server is a node of a Cluster."""
+        """Return a redis.Redis, or a redis.RedisCluster if the server is a node of a Cluster. The first
+        command of a process, and the first after a failure, connects."""
         with self._lock:
             if self._client is None:
                 self._client = self._connect()
             return self._client
 
     def _connect(self) -> Any:
-        redis, address = load_redis(), self.address
+        """Return a new client. _connected() calls it, in the thread that needs the client."""
+        redis = load_redis()
+        address = self.address
         options = {
-            "host": address.host, "port": address.port, "username": address.user, "password": self._password,
-            "socket_connect_timeout": CONNECT, "socket_timeout": READ, "socket_keepalive": True,
+            "host": address.host,
+            "port": address.port,
+            "username": address.user,
+            "password": self._password,
+            "socket_connect_timeout": CONNECT,
+            "socket_timeout": READ,
+            "socket_keepalive": True,
             "protocol": 2,
             "retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0),  # the background thread tries again
-        }  # fmt: skip
+        }
         if address.tls:
             options |= {"ssl": True, "ssl_check_hostname": True, "ssl_ca_certs": address.ca}
         client = redis.Redis(db=address.database, **options)
@@ -196,37 +233,44 @@ class Server:
         return client
 
     def _disconnect(self) -> None:
+        """Close the connections, at the end and after each failure."""
         client, self._client = self._client, None
         if client is not None:
             client.close()
 
     def _probe(self) -> None:
-        """Raise an exception unless the server answers. The user may read keys of the prefix only."""
+        """Raise an exception unless the server answers. The user may read keys of the prefix only.
+
+        It is called at the start of a job, and in the background while the server is down."""
         _get_values(self._connected(), [f"{self.address.prefix}:0".encode()])
 
     def _fail(self, error: Exception) -> None:
-        """Mark the server as down."""
+        """Mark the server as down. The thread whose command failed calls it; only the first of several
+        threads logs a line."""
         with self._lock:
             if self.down is None:
-                self.down, self._retry_at = _text(error), time.monotonic() + _PAUSE
+                self._retry_at = time.monotonic() + _PAUSE
+                self.down = _text(error)
                 text = "samples come from the next tier until it answers again"
                 self.log(f"cache {self.address}: {self.down.rstrip('.')}; {text}")
         self._disconnect()  # other connections may be broken too, or receive a late answer
 
     def _try_again(self) -> None:
-        """Ask a server that is down, if its pause is over."""
+        """Ask a server that is down, if its pause is over. The background thread calls it in each round."""
         if self.down is None or time.monotonic() < self._retry_at:
             return
         try:
             self._probe()
         except Exception as error:
-            self.down, self._retry_at = _text(error), time.monotonic() + _PAUSE
+            self._retry_at = time.monotonic() + _PAUSE
+            self.down = _text(error)
             self._disconnect()
             return
         self.down = None
         self.log(f"cache {self.address}: it answers again")
 
     def _work(self) -> None:
+        """Run the rounds of the background thread, until close()."""
         while not self._closing:
             self._awake.wait(_TICK)
             self._awake.clear()
@@ -239,7 +283,9 @@ class Server:
 
 
 def _get_values(client: Any, keys: list[bytes]) -> list[bytes | None]:
-    """Return the answer to MGET. Raises ConnectionError if it is not a list of values."""
+    """Return the answer to MGET. Raises ConnectionError if it is not a list of values.
+
+    The port of another program may answer anything, and a sample must not come from it."""
     values = getattr(client, "mget_nonatomic", client.mget)(keys)  # a Cluster has the keys in many slots
     if (
         not isinstance(values, list)
@@ -256,12 +302,13 @@ def load_redis() -> ModuleType:
 
 
 def _is_about_one_command(error: Exception) -> bool:
-    """Return whether other commands may still work."""
+    """Return whether other commands may still work after this error."""
     errors = load_redis().exceptions
     return isinstance(error, errors.ResponseError) and not isinstance(error, errors.ClusterDownError)
 
 
 def _is_about_the_password(error: Exception) -> bool:
+    """Return whether the server refused the user or the password."""
     # "Invalid Username" is redis-py's own text for an answer to AUTH that is not from Redis
     return isinstance(error, load_redis().AuthenticationError) and "Invalid Username" not in str(error)
 
@@ -274,6 +321,8 @@ def _text(error: Exception) -> str:
     if isinstance(error, (TypeError, AttributeError, ValueError, LookupError)):
         text = f"this is not an answer of Redis: {text}"
     secret = None
-    with contextlib.suppress(BadInput):
+    with contextlib.suppress(BadInput):  # the file of the password is missing now
         secret = addresses.password()
-    return (text.replace(secret, "***") if secret else text)[:300]
+    if secret:
+        text = text.replace(secret, "***")
+    return text[:300]

@@ -39,18 +39,21 @@ class RedisStore:
     """
 
     def __init__(self, server: Server, index: ImageFolderIndex, mode: str = "", form: str | None = None):
-        self.server, self.index, self.mode = server, index, mode
+        self.server = server
+        self.index = index
+        self.mode = mode
         self.form = form or server.address.form
         self.name = f"{index.fingerprint}:{forms.label(self.form)}"
         title = f"{os.path.basename(index.root)}/{index.split}"
         self.reference = references.Reference(server, self.name, len(index), mode, title)
-        self._pid: int | None = None
+        self._pid: int | None = None  # the process in which _start() ran
         self._start()
 
     def read(self, ids: ArrayLike) -> list[bytes | np.ndarray | None]:
         """Return the samples: the files' bytes, or uint8 [height, width, 3]; None for each miss.
 
-        ids: int64 [n]. A sample that the server fails to send is a miss.
+        ids: int64 [n]. A sample that the server fails to send is a miss. The threads and workers of an engine
+        call it for each batch.
         """
         self._start()
         ids = np.asarray(ids, dtype=np.int64)
@@ -60,20 +63,28 @@ class RedisStore:
             values = self.server.mget(keys, columns[2])
         except Unavailable:
             return [None] * len(ids)
-        return [
-            None if value is None else self._content(key, value, *size)
-            for key, value, *size in zip(keys, values, *(column.tolist() for column in columns), strict=True)
-        ]
+        samples: list[bytes | np.ndarray | None] = []
+        for key, value, *size in zip(keys, values, *(column.tolist() for column in columns), strict=True):
+            if value is None:
+                samples.append(None)
+            else:
+                samples.append(self._content(key, value, *size))
+        return samples
 
     def is_empty(self) -> bool:
-        """Return whether none of up to 100 samples is stored. False if the server cannot be asked now."""
+        """Return whether none of up to 100 samples is stored. False if the server cannot be asked now.
+
+        Stores.open() asks at the start of a job in offline mode, to warn."""
+        step = -(-len(self.index) // 100)
         try:
-            return not self.lengths(range(0, len(self.index), -(-len(self.index) // 100))).any()
+            return not self.lengths(range(0, len(self.index), step)).any()
         except Unavailable:
             return False
 
     def put(self, ids: Iterable[int], samples: list[Sample]) -> int:
-        """Put the samples. Return how many were stored. A server that is full or down stores no more."""
+        """Put the samples. Return how many were stored. A server that is full or down stores no more.
+
+        The background thread calls it with the samples of put_later(), and a preload in its own threads."""
         self._start()
         entries = [(int(id), sample) for id, sample in zip(ids, samples, strict=True)]
         taken = 0
@@ -89,35 +100,45 @@ class RedisStore:
             except Unavailable:
                 break
             taken += answers.count(True)
-            if refused := [answer for answer in answers if isinstance(answer, Exception)]:
+            refused = [answer for answer in answers if isinstance(answer, Exception)]
+            if refused:
                 self.server.pause_puts(refused[0])
                 break
         return taken
 
     def wants_samples(self) -> bool:
-        """Return whether to call put_later(): in active mode, if the queue and the server have room."""
+        """Return whether to call put_later(): in active mode, if the queue and the server have room. Tiers
+        asks for each sample that was missing."""
         has_room = len(self._waiting) < _WAITING and not self.server.is_full()
         return self.mode == "active" and has_room and self.server.down is None
 
     def put_later(self, id: int, sample: Sample) -> None:
-        """Put one sample in the background."""
+        """Put one sample in the background: the thread that reads a batch does not wait for the server."""
         self._waiting.append((id, sample))
         if len(self._waiting) >= _PUT:
             self.server.wake()
 
-    def lengths(self, ids: ArrayLike, log: Callable[[int], object] = lambda count: None) -> np.ndarray:
-        """Return the sizes of the values in bytes, int64 [n]; 0: not stored; -1: a value of another type.
+    def lengths(self, ids: ArrayLike, log: Callable[[int], object] | None = None) -> np.ndarray:
+        """Return how many bytes Redis has stored for each sample (header and content), int64 [n]. 0: the
+        sample is not stored; -1: there is a value of another type, which another program has put there.
+
+        No content is sent, so tools count the stored samples with it, and find incomplete ones by comparing
+        with whole_lengths().
 
         log: called with the number of samples requested since its last call. Raises Unavailable.
         """
-        return references.ask(self.server, self.name, "STRLEN", np.asarray(ids, dtype=np.int64), log)
+        return references.send_redis_command(
+            self.server, self.name, "STRLEN", np.asarray(ids, dtype=np.int64), log
+        )
 
     def whole_lengths(self, ids: ArrayLike) -> np.ndarray:
-        """Return the lengths() of undamaged values, int64 [n]."""
+        """Return the lengths() that complete values have, int64 [n]. They follow from the index."""
         return forms.sizes(self.index, np.asarray(ids, dtype=np.int64), self.form)[2] + _HEADER.size
 
     def close(self) -> None:
-        """Release the reference. The last user of an active data set deletes the data set."""
+        """Release the reference. The last user of an active data set deletes the data set.
+
+        It is called at the end of a job in each process. It waits for a round of the background thread."""
         if os.getpid() != self._pid:  # the lock may have been held at the fork
             self._renew()
         with self._ticks:
@@ -135,12 +156,18 @@ class RedisStore:
         self._renew()
 
     def _renew(self) -> None:
-        self._ticks = threading.RLock()  # a thread that holds it may collect garbage, and so close this store
-        self._waiting: collections.deque[tuple[int, Sample]] = collections.deque()
-        self._beat_at, self._swept, self._closed = 0.0, False, False
+        """Begin without a queue and a held lock. It is called first in each process: a forked one must not
+        put the samples of its parent again, nor wait for its parent's threads."""
+        # held during _tick(); a thread that holds it may collect garbage, and so close this store
+        self._ticks = threading.RLock()
+        self._waiting: collections.deque[tuple[int, Sample]] = collections.deque()  # of put_later()
+        self._beat_at = 0.0  # time.monotonic() of the next heartbeat
+        self._swept = False  # whether this process has deleted what killed jobs left
+        self._closed = False
 
     def _start(self) -> None:
-        """Register _tick() with the background thread, at the first use in each process."""
+        """Register _tick() with the background thread, at the first use in each process: threads do not
+        survive a fork. read() and put() call it."""
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._renew()
@@ -149,7 +176,7 @@ class RedisStore:
     def _content(
         self, key: bytes, value: bytes, height: int, width: int, size: int
     ) -> bytes | np.ndarray | None:
-        """Return the sample in a value, None if the value is damaged."""
+        """Return the sample in a value, None if the value is damaged. read() calls it for each value."""
         content = memoryview(value)[_HEADER.size :]
         if len(content) != size or value[: _HEADER.size] != _header(key, height, width, content):
             return None
@@ -159,18 +186,24 @@ class RedisStore:
         return references.sample_key(self.server, self.name, int(id))
 
     def _value(self, id: int, sample: Sample) -> bytes:
+        """Return what put() stores of a sample: its header and its content."""
         content = np.frombuffer(sample.content, np.uint8).data
         return _header(self._key(id), sample.height, sample.width, content) + content
 
     def _expiry(self, id: int) -> tuple:
-        """Return the expiry option of SET: an active data set expires even if no job is left to delete it."""
+        """Return the expiry option of SET: an active data set expires even if no job is left to delete it.
+
+        put() asks for each sample."""
         if self.reference.is_offline:
             return ()
         spread = references.SAMPLE_LIFETIME // 4  # samples expire at different times
         return "EX", references.SAMPLE_LIFETIME - id * 7919 % spread
 
     def _tick(self) -> None:
-        """Run in the background until close(). A later heartbeat would write to a deleted data set."""
+        """Put the samples that wait, and send a heartbeat every _BEAT seconds.
+
+        The server's background thread calls it twice a second until close(). A later heartbeat would write to
+        a deleted data set."""
         with self._ticks:
             if self._closed:
                 return
@@ -182,12 +215,13 @@ class RedisStore:
                     self._swept = True
 
     def _put_waiting(self) -> None:
+        """Put the samples of put_later(). _tick() calls it, and close() for the last ones."""
         while self._waiting:
             part = [self._waiting.popleft() for _ in range(min(_PUT, len(self._waiting)))]
             self.put(*zip(*part, strict=True))
 
 
 def _header(key: bytes, height: int, width: int, content: memoryview) -> bytes:
-    """Return what stands before the content in a value."""
+    """Return what stands before the content in a value. Reads compare it, puts write it."""
     seed = zlib.crc32(key + struct.pack("<IIQ", height, width, len(content)))
     return _HEADER.pack(_MAGIC, height, width, len(content), zlib.crc32(content, seed))

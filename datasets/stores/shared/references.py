@@ -57,9 +57,13 @@ class Reference:
     """
 
     def __init__(self, server: Server, name: str, samples: int, mode: str, title: str):
-        self.server, self.name, self.samples, self.mode, self.title = server, name, samples, mode, title
-        self._process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._pid: int | None = os.getpid()
+        self.server = server
+        self.name = name
+        self.samples = samples
+        self.mode = mode
+        self.title = title
+        self._process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"  # the member
+        self._pid: int | None = os.getpid()  # the process that is counted; None: a pickled copy
         self.is_offline = False  # whether the data set stays on the server
         self.is_counted = False  # whether the server counts this process
 
@@ -67,7 +71,8 @@ class Reference:
         """Send a heartbeat. Return False if the server cannot be asked now, or for a tool, which has no mode.
 
         Only the process that created this object is counted; its DataLoader's workers only ask whether the
-        data set is an offline one.
+        data set is an offline one. The store's background thread calls it every few seconds: a user without
+        heartbeats is taken for killed, and its data set may be deleted.
         """
         if not self.mode:
             return False
@@ -93,7 +98,10 @@ class Reference:
         return True
 
     def register(self, offline: bool = False) -> None:
-        """Register the data set on the server. offline: it stays there. Raises Unavailable."""
+        """Register the data set on the server. offline: it stays there. Raises Unavailable.
+
+        beat() calls it for an active data set, and a preload for an offline one. Without it list_sets() would
+        not see the samples, and no process would delete them."""
         about = _key(self.server, self.name, _ABOUT)
         members = _key(self.server, self.name, _REFERENCES)
         commands: list[tuple] = [
@@ -107,7 +115,9 @@ class Reference:
         self.server.execute(*commands)
 
     def release(self) -> None:
-        """Release the reference. The last user of an active data set deletes the data set."""
+        """Release the reference. The last user of an active data set deletes the data set.
+
+        RedisStore.close() calls it in each process; only the counted one does something."""
         if not self.is_counted or os.getpid() != self._pid:
             return
         self.is_counted = False
@@ -120,49 +130,66 @@ class Reference:
 
 
 def sample_key(server: Server, name: str, id: int) -> bytes:
+    """Return the key of a sample on the server. Each read and each put calls it for each sample."""
     return _key(server, name, id).encode()
 
 
 def list_sets(server: Server) -> list[StoredSet]:
-    """Return the data sets on the server. Raises Unavailable."""
+    """Return the data sets on the server, for sweep() and for tools. Raises Unavailable."""
     names = server.execute(("SMEMBERS", _names(server)))[0]
     return [_read_set(server, name.decode()) for name in sorted(names)]
 
 
-def remove(server: Server, name: str, log: Callable[[int], object] = lambda samples: None) -> None:
+def remove(server: Server, name: str, log: Callable[[int], object] | None = None) -> None:
     """Delete a data set: its samples, the words about it and its references.
+
+    The last user, sweep() and a user's command call it. The samples go first: if it is interrupted, the
+    data set is still listed, and the next sweep() deletes the rest.
 
     log: called with the number of samples deleted since its last call. Raises Unavailable.
     """
-    ask(server, name, "UNLINK", np.arange(_read_set(server, name).samples), log)
+    send_redis_command(server, name, "UNLINK", np.arange(_read_set(server, name).samples), log)
     server.execute(("UNLINK", _key(server, name, _ABOUT)), ("UNLINK", _key(server, name, _REFERENCES)))
     server.execute(("SREM", _names(server), name))
 
 
-def ask(
+def send_redis_command(
     server: Server,
     name: str,
     command: str,
     ids: np.ndarray,
-    log: Callable[[int], object] = lambda count: None,
+    log: Callable[[int], object] | None = None,
 ) -> np.ndarray:
-    """Return a command's answer for each sample of a data set, int64 [n]; -1: a value of another type.
+    """Send Redis a command for the key of each of some samples. Return its integer answers, int64 [n].
 
-    log: called with the number of samples requested since its last call. Raises Unavailable.
+    command: "STRLEN" (bytes of the value, 0: not stored), "UNLINK" (1: deleted) or "PERSIST" (1: it no longer
+        expires). The answer is -1 if Redis has a value of another type under the key.
+    name: of a StoredSet.
+    log: called with the number of samples requested since its last call.
+    Tools and the start of a job call it to count and keep samples, and remove() to delete them; no step of a
+    training waits for it. Raises Unavailable.
     """
     answers: list[Any] = []
     for first in range(0, len(ids), _KEYS):
         part = ids[first : first + _KEYS].tolist()
-        answers += server.execute(*((command, sample_key(server, name, id)) for id in part), errors=True)
-        log(len(part))
+        commands = [(command, sample_key(server, name, id)) for id in part]
+        answers += server.execute(*commands, errors=True)
+        if log:
+            log(len(part))
+    numbers = []
     for answer in answers:
-        if not isinstance(answer, int) and not str(answer).startswith("WRONGTYPE"):
+        if isinstance(answer, int):
+            numbers.append(answer)
+        elif str(answer).startswith("WRONGTYPE"):  # an error of Redis about this key only
+            numbers.append(-1)
+        else:
             raise Unavailable(str(answer))
-    return np.array([answer if isinstance(answer, int) else -1 for answer in answers], np.int64)
+    return np.array(numbers, np.int64)
 
 
 def sweep(server: Server) -> None:
-    """Delete the data sets that killed jobs have left."""
+    """Delete the data sets that killed jobs have left. The background thread of each store calls it once,
+    after its first heartbeat: a killed job cannot delete its own."""
     with contextlib.suppress(Unavailable):
         for stored in list_sets(server):
             if stored.mode == "active" and not stored.references:
@@ -170,7 +197,9 @@ def sweep(server: Server) -> None:
 
 
 def _remove_unused(server: Server, name: str) -> None:
-    """Delete a data set unless a process uses it. The server first forgets the references that expired."""
+    """Delete a data set unless a process uses it. The server first forgets the references that expired.
+
+    release() and sweep() call it."""
     members = _key(server, name, _REFERENCES)
     _, number = server.execute(
         ("ZREMRANGEBYSCORE", members, "-inf", server.time()),
@@ -181,6 +210,7 @@ def _remove_unused(server: Server, name: str) -> None:
 
 
 def _read_set(server: Server, name: str) -> StoredSet:
+    """Return what the server knows about a data set. Raises Unavailable."""
     now = server.time()
     about, scores = server.execute(
         ("HGETALL", _key(server, name, _ABOUT)),
@@ -197,8 +227,10 @@ def _read_set(server: Server, name: str) -> StoredSet:
 
 
 def _key(server: Server, name: str, of: str | int) -> str:
+    """Return the key of a part of a data set. of: the id of a sample, or _ABOUT or _REFERENCES."""
     return f"{server.address.prefix}:{name}:{of}"
 
 
 def _names(server: Server) -> str:
+    """Return the key of the set with the names of all data sets."""
     return f"{server.address.prefix}:names"

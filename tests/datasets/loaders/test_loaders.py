@@ -377,7 +377,7 @@ def test_a_pack_is_used_again_and_never_for_other_data(index, folder, tmp_path, 
 
 def test_a_pack_that_was_interrupted_goes_on(index, tmp_path, monkeypatch):
     monkeypatch.setattr(pack, "SAMPLES_PER_FILE", 8)
-    path, write, written = str(tmp_path / "pack"), pack._write, []
+    path, write, written = str(tmp_path / "pack"), pack._write_part, []
 
     def failing(part, *rest):
         if len(written) == 2:
@@ -385,10 +385,10 @@ def test_a_pack_that_was_interrupted_goes_on(index, tmp_path, monkeypatch):
         written.append(part)
         write(part, *rest)
 
-    monkeypatch.setattr(pack, "_write", failing)
+    monkeypatch.setattr(pack, "_write_part", failing)
     with pytest.raises(BadInput, match=r"cannot write the pack .* No space left"):
         pack.build(index, path)
-    monkeypatch.setattr(pack, "_write", lambda part, *rest: (written.append(part), write(part, *rest)))
+    monkeypatch.setattr(pack, "_write_part", lambda part, *rest: (written.append(part), write(part, *rest)))
     assert not damaged(pack.build(index, path))
     assert len(written) == len(set(written)) == 5, "no part twice"
 

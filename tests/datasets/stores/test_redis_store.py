@@ -367,7 +367,7 @@ def test_a_user_with_the_rights_that_are_documented(tmp_path, index, made, monke
         with Opened(server.url("bootfile"), index, "active") as opened:
             store = opened.store
             assert store.put(ALL, made["decoded"]) == 40 and same(store.read(ALL), made["decoded"])
-            references.ask(store.server, store.name, "PERSIST", np.array(ALL))
+            references.send_redis_command(store.server, store.name, "PERSIST", np.array(ALL))
             store.reference.register(offline=True)
             until(lambda: opened.sets()[0].references)
             references.sweep(opened.server)
