@@ -56,7 +56,6 @@ CEILINGS = {
     "launch/new": (0, 1, 6, 2, 10, 0, 76),
     "launch/platforms": (1, 0, 11, 0, 1, 1, 48),
     "launch/report": (2, 0, 11, 1, 6, 0, 151),
-    "launch/simulate": (0, 1, 20, 0, 4, 0, 67),
     "launch/transfer": (0, 2, 3, 2, 9, 0, 109),
 }
 # files in the list "not calm yet" of pyproject.toml
