@@ -25,16 +25,43 @@ _DAY = 86400.0  # seconds
 
 
 class _Snapshot(NamedTuple):
+    """A snapshot of code at the URL.
+
+    folder: its key below the URL, <name>-<digest>
+    name: of the job
+    size: bytes of all files
+    modified: seconds since 1970
+    files: paths in the folder
+    """
+
     folder: str
     name: str
     size: int
-    modified: float  # seconds since 1970
+    modified: float
     files: list[str]
+
+    @property
+    def order(self) -> tuple[str, float]:
+        """Return the key of a sort by name, the newest first."""
+        return self.name, -self.modified
+
+
+class _Upload(NamedTuple):
+    """An upload of one big file that was not finished.
+
+    key: of the file. id: of the upload. began: seconds since 1970
+    """
+
+    key: str
+    id: str
+    began: float
 
 
 def main(arguments: list[str]) -> int:
-    """Show old snapshots and unfinished uploads, ask, remove them, and return the exit code. Raises
-    BadInput."""
+    """Show old snapshots and unfinished uploads, ask, remove them, and return the exit code.
+
+    `python -m launch clean` calls it. Raises BadInput.
+    """
     parser = Parser(__doc__, "python -m launch clean")
     parser.add_argument("url", metavar="URL", help="the URL that was given to `upload`")
     parser.add_argument(
@@ -47,31 +74,37 @@ def main(arguments: list[str]) -> int:
 
 
 def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
-    snapshots = sorted(_find_snapshots(store), key=lambda each: (each.name, -each.modified))
-    uploads = list(store.uploads())
-    by_name = itertools.groupby(snapshots, key=lambda each: each.name)
-    old = [each for _, group in by_name for each in [*group][keep:]]
-    left = [each for each in uploads if each[2] <= time.time() - _DAY]
-    rows = [
-        (each in old, "snapshot", each.folder, human_size(each.size), each.modified) for each in snapshots
-    ]
-    rows += [(each in left, "unfinished", printable(each[0]), "", each[2]) for each in uploads]
-    for line in align((("keep", "remove")[row[0]], *row[1:4], format_time(row[4])) for row in rows):
+    """Do what main() says with an open store. keep: newest snapshots of each name. yes: do not ask."""
+    snapshots = sorted(_find_snapshots(store), key=lambda snapshot: snapshot.order)
+    uploads = [_Upload(*upload) for upload in store.uploads()]
+    old = []
+    for _, group in itertools.groupby(snapshots, key=lambda snapshot: snapshot.name):
+        old += [*group][keep:]
+    left = [upload for upload in uploads if upload.began <= time.time() - _DAY]
+    rows = []
+    for snapshot in snapshots:
+        verb = "remove" if snapshot in old else "keep"
+        size = human_size(snapshot.size)
+        rows.append((verb, "snapshot", snapshot.folder, size, format_time(snapshot.modified)))
+    for upload in uploads:
+        verb = "remove" if upload in left else "keep"
+        rows.append((verb, "unfinished", printable(upload.key), "", format_time(upload.began)))
+    for line in align(rows):
         print(line)
     if not old and not left:
         print("nothing to remove")
         return 0
-    total = human_size(sum(each.size for each in old))
+    total = human_size(sum(snapshot.size for snapshot in old))
     what = f"{len(old)} snapshots ({total}) and {len(left)} unfinished uploads"
     if not confirm.ask(f"remove {what}", yes):
         print("nothing was removed")
         return 1
-    for key, upload, _ in left:
-        store.abort(key, upload)
-    for each in old:
-        store.delete(f"{each.folder}/{path}" for path in each.files)
-        store.delete([f"{each.folder}/{manifests.NAME}"])  # last: it lists the remaining files
-        print(f"removed {each.folder}", flush=True)
+    for upload in left:
+        store.abort(upload.key, upload.id)
+    for snapshot in old:
+        store.delete(f"{snapshot.folder}/{path}" for path in snapshot.files)
+        store.delete([f"{snapshot.folder}/{manifests.NAME}"])  # last: it lists the remaining files
+        print(f"removed {snapshot.folder}", flush=True)
     print(f"removed {what}")
     return 0
 
@@ -79,10 +112,13 @@ def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
 def _find_snapshots(store: ObjectStore) -> Iterator[_Snapshot]:
     """Yield the folders below the URL whose manifest belongs to their name."""
     for folder in store.folders():
-        there = store.head(f"{folder}/{manifests.NAME}")
-        manifest = manifests.parse(store.read(there.key)) if there else None
-        if there and manifest and manifest["job"] and manifests.make_folder_name(manifest) == folder:
-            if not there.modified:
-                raise BadInput(f"{store.location.url(there.key)}: the store does not tell its age")
-            sizes = {file["path"]: file["size"] for file in manifest["files"]}
-            yield _Snapshot(folder, manifest["name"], sum(sizes.values()), there.modified, list(sizes))
+        stored = store.head(f"{folder}/{manifests.NAME}")
+        if not stored:
+            continue
+        manifest = manifests.parse(store.read(stored.key))
+        if not manifest or not manifest["job"] or manifests.make_folder_name(manifest) != folder:
+            continue
+        if not stored.modified:
+            raise BadInput(f"{store.location.url(stored.key)}: the store does not tell its age")
+        sizes = {file["path"]: file["size"] for file in manifest["files"]}
+        yield _Snapshot(folder, manifest["name"], sum(sizes.values()), stored.modified, list(sizes))
