@@ -52,7 +52,6 @@ CEILINGS = {
     "launch/bundle": (0, 2, 12, 0, 12, 1, 76),
     "launch/cache": (0, 1, 10, 1, 7, 1, 42),
     "launch/inference": (0, 2, 8, 6, 9, 1, 50),
-    "launch/new": (0, 1, 6, 2, 10, 0, 76),
     "launch/platforms": (1, 0, 11, 0, 1, 1, 48),
     "launch/report": (0, 0, 0, 0, 0, 0, 76),
     "launch/transfer": (0, 0, 1, 0, 0, 0, 51),

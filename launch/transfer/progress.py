@@ -30,7 +30,7 @@ class _Bar(sync.Progress):
 def show(text: str, objects: Sequence[Object]) -> Iterator[sync.Progress]:
     """Show a bar on standard error during the block, which transfers these objects. text: its title.
 
-    `upload` and `fetch` use it in the main thread. After Ctrl-C the process has _ABORTING seconds to clean up.
+    `upload` and `fetch` use it in the main thread. After Ctrl-C they have _ABORTING seconds to clean up.
     """
     signals.unwind_within(_ABORTING)
     size = sum(entry.size for entry in objects)
