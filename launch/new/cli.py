@@ -117,9 +117,7 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
     [step] = _STEP.findall(base)
     [step_of_user] = _STEP.findall(variants[0])
     if not text:
-        variants[0] = variants[0].replace(
-            step_of_user, step
-        )  # another variant may change the step of the base
+        variants[0] = variants[0].replace(step_of_user, step)  # another variant may have its own
     combined = blocks.combine(base, *variants)
     if exact or fsdp:  # its base is train_ddp.py
         names.append("train_exact.py" if exact else "train_fsdp.py")
