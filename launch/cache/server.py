@@ -152,7 +152,7 @@ class Shared:
         files = FileStore(store.index, verified=True)
 
         def send(part: np.ndarray) -> int:
-            """Make and store the samples of these ids in a thread of the pool. Return how many were stored."""
+            """Make and store samples in a thread of the pool. Return how many were stored."""
             if self.server.full_until or self.server.down:
                 return 0
             return store.put(part, [forms.make(files, id, store.form) for id in part.tolist()])
