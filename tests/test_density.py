@@ -50,7 +50,7 @@ CEILINGS = {
     "jobs": (0, 0, 24, 3, 3, 11, 15),
     "launch/platforms": (1, 0, 11, 0, 1, 1, 48),
     "launch/report": (0, 0, 0, 0, 0, 0, 76),
-    "launch/transfer": (0, 0, 1, 0, 0, 0, 51),
+    "launch/transfer": (0, 0, 1, 0, 0, 0, 52),
 }
 # files in the list "not calm yet" of pyproject.toml
 MOST_EXCEPTIONS = 11
