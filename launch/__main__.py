@@ -55,6 +55,7 @@ USAGE = "\n".join(
 
 @entry
 def main() -> None:
+    """Run the verb of this process and exit with its code."""
     verb, *arguments = sys.argv[1:] or [""]
     if verb in ("-h", "--help"):
         print(USAGE)

@@ -16,9 +16,13 @@ from datasets.folders import option_types
 
 
 def main(arguments: list[str]) -> int:
-    """Measure, print a table and the choice, and return 0. Raises BadInput."""
+    """Measure, print a table and the choice, and return 0: `python -m launch bench` calls it.
+
+    Raises BadInput.
+    """
     parser = Parser(__doc__, "python -m launch bench")
-    add, count = parser.add_argument, positive_int
+    add = parser.add_argument
+    count = positive_int
     add("benchmark", choices=["loaders"], help="what is measured")
     add("--cache_dir", default="output_dir/index", help="for indexes (default: %(default)s)")
     add("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")

@@ -30,10 +30,14 @@ _GRACE = 5.0  # seconds from a signal to the end of the processes
 
 
 def main(arguments: list[str]) -> int:
-    """Print the findings and return the exit code. Raises BadInput."""
+    """Print the findings and return the exit code. Raises BadInput.
+
+    `python -m launch check` calls it. With --nodes, each process that this one starts calls it again.
+    """
     parser = Parser(__doc__, "python -m launch check")
     options.add_arguments(parser)
-    add, results = parser.add_argument, os.path.join(ROOT, "output_dir")
+    add = parser.add_argument
+    results = os.path.join(ROOT, "output_dir")
     help = "folder for results (default: output_dir/ next to jobs/)"
     add("--output_dir", "--train_url", default=results, help=help)
     add("--enable_gpu", type=boolean, help="default: true if there is a GPU")
@@ -57,12 +61,16 @@ def main(arguments: list[str]) -> int:
         print(*map(printable, map(str, [topology, *findings])), sep="\n")
         seconds = time.monotonic() - start
         print(f"check verdict={node.worst(findings)} exit_code={code} seconds={seconds:.2f}", flush=True)
-    return code or (_measure(args, topology) if args.nodes else 0)
+    if args.nodes and not code:
+        return _measure(args, topology)
+    return code
 
 
 def _measure(args: argparse.Namespace, topology: Topology) -> int:
-    """Connect all processes of the job, print the speed of an all_reduce on rank 0, and return the exit
-    code."""
+    """Connect all processes of the job, print the speed of an all_reduce on rank 0, and return the exit code.
+
+    Each process calls it. One that has to start the others of its node only starts them and waits.
+    """
     import torch
 
     from common.distributed import devices, launcher, process_group
@@ -79,7 +87,8 @@ def _measure(args: argparse.Namespace, topology: Topology) -> int:
         values[0].item()  # waits for the device
         seconds = time.perf_counter() - began
     if topology.rank == 0:
-        ranks, size = topology.world_size, values.numel() * values.element_size()
+        ranks = topology.world_size
+        size = values.numel() * values.element_size()
         bus = 2 * (ranks - 1) / ranks * size / seconds / 1e9
         backend = torch.distributed.get_backend()
         print(

@@ -25,7 +25,8 @@ from datasets.stores import pack
 from datasets.stores.files import FileStore
 from datasets.stores.store import Store
 
-_CPU_STEPS, _STEPS = 4, 50  # steps of the model that are timed
+_STEPS = 50  # steps of the model that are timed
+_CPU_STEPS = 4
 _CPU_BATCH = 8  # at most: a step of 64 images takes minutes
 
 
@@ -57,8 +58,8 @@ def compare(args: argparse.Namespace) -> int:
     print(f"{index.root}: {len(index)} images, {int(index.bytes.mean()) / 1000:.0f} kB on average")
     print(f"{'backend':<18}{'images/s':>10}{'range':>14}{'ratio':>8}{'cold':>10}{'wait':>8}{'(cold)':>8}")
     for row in rows:
-        waits = [_wait(rate, ceiling, device) if rate else None for rate in (row.warm, row.cold)]
-        wait, wait_cold = ("-" if each is None else f"{each:.1%}" for each in waits)
+        wait = _describe_wait(row.warm, ceiling, device)
+        wait_cold = _describe_wait(row.cold, ceiling, device)
         cold = f"{row.cold:.0f}" if row.cold else "-"
         print(
             f"{row.backend:<18}{row.warm:>10.0f}{f'{row.least:.0f}-{row.most:.0f}':>14}"
@@ -84,7 +85,8 @@ def _rows(args: argparse.Namespace, stores: dict, plan: Plan, device: torch.devi
         rates.setdefault(name, []).append(_measure(args, backend, store, measure.Head(plan), device))
     rows = []
     for name, rounds in rates.items():
-        warm, cold = (list(filter(None, each)) for each in zip(*rounds, strict=True))
+        warm = [warm_rate for warm_rate, _ in rounds if warm_rate]
+        cold = [cold_rate for _, cold_rate in rounds if cold_rate]
         cold_rate = statistics.median(cold) if cold else None
         rows.append(Row(name, statistics.median(warm), min(warm), max(warm), cold_rate))
     return sorted(rows, key=lambda row: row.warm, reverse=True)
@@ -103,7 +105,7 @@ def _measure(
 
 
 def _drop(store: FileStore, head: measure.Head) -> None:
-    """Drop the files of these batches from the page cache."""
+    """Drop the files of these batches from the page cache, before the round that reads them cold."""
     if isinstance(store, pack.PackStore):
         store.close()
         paths = [entry.path for entry in os.scandir(store.path)]
@@ -121,7 +123,9 @@ def _compute_rate(args: argparse.Namespace, classes: int, device: torch.device) 
     model = classifiers.build(args.arch, classes, args.image_size)
     model = model.to(device).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    batch = min(args.batch_size, _CPU_BATCH) if device.type == "cpu" else args.batch_size
+    batch = args.batch_size
+    if device.type == "cpu":
+        batch = min(batch, _CPU_BATCH)
     images = torch.randn(batch, 3, args.image_size, args.image_size, device=device)
     images = images.contiguous(memory_format=torch.channels_last)
     labels = torch.zeros(batch, dtype=torch.int64, device=device)
@@ -147,6 +151,13 @@ def _wait(rate: float, compute: float, device: torch.device) -> float:
     if device.type != "cpu":
         return max(0.0, 1 - rate / compute)
     return compute / (rate + compute)
+
+
+def _describe_wait(rate: float | None, compute: float, device: torch.device) -> str:
+    """Return the share of _wait() in words; "-" if the rate of the loader is not known."""
+    if not rate:
+        return "-"
+    return f"{_wait(rate, compute, device):.1%}"
 
 
 def log(line: str) -> None:

@@ -39,8 +39,9 @@ def describe(
 
     Raises BadInput if a file cannot be read.
     """
+    paths = sorted(sources)
     with ThreadPoolExecutor() as pool:
-        files = list(pool.map(lambda path: describe_file(path, sources[path]), sorted(sources)))
+        files = list(pool.map(describe_file, paths, [sources[path] for path in paths]))
     listed = {"format": output_list.FORMAT, "name": name, "digest": _digest(files), "files": files}
     return listed | {"git": git, "job": job}
 
@@ -56,17 +57,23 @@ def describe_file(path: str, source: str | bytes) -> dict:
 
 
 def parse(content: bytes) -> dict | None:
-    """Return a checked manifest; None if it is not one."""
+    """Return a checked manifest; None if it is not one.
+
+    `upload`, `clean` and `pack` call it for a file that another program may have written.
+    """
     try:
         output_list.parse(content)
         manifest = json.loads(content)
         valid = isinstance(manifest["name"], str) and "job" in manifest
-        return manifest if valid and manifest["digest"] == _digest(manifest["files"]) else None
+        if valid and manifest["digest"] == _digest(manifest["files"]):
+            return manifest
     except (ValueError, KeyError, TypeError):
-        return None
+        pass
+    return None
 
 
 def _digest(files: list[dict]) -> str:
+    """Return the digest of a manifest, over the entries of its files in any order."""
     lines = sorted(f"{file['path']}\0{file['sha256']}\n" for file in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

@@ -172,9 +172,9 @@ def make_rank_table(host_names: list[str], processes: int) -> str:
     """Return the text of RANK_TABLE_FILE, in version 1.0 of CANN's form, without the NPUs' addresses."""
     servers = []
     for node, host in enumerate(host_names):
-        devices = [
-            {"device_id": str(each), "rank_id": str(node * processes + each)} for each in range(processes)
-        ]
+        devices = []
+        for local_rank in range(processes):
+            devices.append({"device_id": str(local_rank), "rank_id": str(node * processes + local_rank)})
         servers.append({"server_id": host, "device": devices})
     return json.dumps({"status": "completed", "version": "1.0", "server_list": servers})
 
@@ -191,6 +191,8 @@ def make_starts(
 ) -> list[Start]:
     """Return the commands that platform `name` (of PROFILES) starts on node number `node`.
 
+    `simulate` calls it before each start of a node, and `submit` to know what the platform will pass.
+
     processes: per node. Platforms that start one process per rank (azureml, slurm) give one Start for each.
         The others give one Start: the job starts its other processes, or the prefix is a launcher that does.
         Of these only Kubeflow tells the number: if nodes have no GPUs, pass --processes_per_node
@@ -202,7 +204,9 @@ def make_starts(
     """
     if name == "plain" and nodes > 1:
         raise BadInput(f"platform plain passes no rank or address, so it cannot start {nodes} nodes")
-    master, mount, parent = host_names[0], os.path.dirname(folders.inputs), os.path.dirname(folders.code)
+    master = host_names[0]
+    mount = os.path.dirname(folders.inputs)
+    parent = os.path.dirname(folders.code)
     values = {
         "node": node, "nodes": nodes, "processes": processes, "world_size": nodes * processes, "gpus": gpus,
         "master": master, "port": port, "url_host": f"[{master}]" if ":" in master else master,
@@ -212,16 +216,19 @@ def make_starts(
         "home": os.path.dirname(mount), "code_parent": parent,
         "tasks_per_node": f"{processes}(x{nodes})" if nodes > 1 else processes,
     }  # fmt: skip
-    profile, starts = PROFILES[name], []
+    profile = PROFILES[name]
+    arguments = profile.arguments
+    if nodes > 1:
+        arguments += profile.between_nodes
+    starts = []
     for local_rank in range(processes if profile.each_rank else 1):
         values |= {"local_rank": local_rank, "rank": node * processes + local_rank}
-        filled = {variable: text.format(**values) for variable, text in profile.environment.items()}
-        arguments = profile.arguments + (profile.between_nodes if nodes > 1 else ())
-        starts.append(
-            Start(
-                [text.format(**values) for text in profile.prefix],
-                [text.format(**values) for text in arguments],
-                {variable: text for variable, text in filled.items() if text},
-            )
-        )
+        environment = {}
+        for variable, template in profile.environment.items():
+            text = template.format(**values)
+            if text:
+                environment[variable] = text
+        prefix_words = [template.format(**values) for template in profile.prefix]
+        words = [template.format(**values) for template in arguments]
+        starts.append(Start(prefix_words, words, environment))
     return starts

@@ -26,6 +26,8 @@ ID = r"^[A-Za-z0-9-]{1,64}$"  # the id of a job
 
 
 class _Record(pydantic.BaseModel):
+    """The keys of a record that other verbs need; it may have more."""
+
     model_config = pydantic.ConfigDict(extra="allow", strict=True)
     format: Literal[1]
     id: str | None = pydantic.Field(pattern=ID)
@@ -35,7 +37,10 @@ class _Record(pydantic.BaseModel):
 
 
 def write(path: str, record: dict[str, Any]) -> None:
-    """Write a record that only its owner may read, and the folders above it. Raises BadInput."""
+    """Write a record that only its owner may read, and the folders above it. Raises BadInput.
+
+    `submit` calls it before the request, without an id, and again with the id in the answer.
+    """
     with explained(f"{path} cannot be written"):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         write_atomic(path, json.dumps({"format": 1} | record, indent=2) + "\n", mode=0o600)

@@ -35,7 +35,7 @@ _SHOWN = 5  # findings in an error, skipped files of one rule
 
 
 def main(arguments: list[str]) -> int:
-    """Pack a job and return the exit code. Raises BadInput."""
+    """Pack a job and return the exit code: `python -m launch pack` calls it. Raises BadInput."""
     parser = Parser(__doc__, "python -m launch pack")
     add = parser.add_argument
     add("job", help="the script that is the boot file")
@@ -46,9 +46,12 @@ def main(arguments: list[str]) -> int:
         help="folder for the snapshot; a name that ends in .py: one file",
     )
     add(
-        "--allow_secret", action="append", default=[], metavar="PATH",
+        "--allow_secret",
+        action="append",
+        default=[],
+        metavar="PATH",
         help="file without secrets, as the error names it; repeatable",
-    )  # fmt: skip
+    )
     add("--code_dir", metavar="FOLDER", help="pack this folder above the script (default: the script's own)")
     pack(**vars(parser.parse_args(arguments)))
     return 0
@@ -56,8 +59,11 @@ def main(arguments: list[str]) -> int:
 
 def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | None = None) -> str:
     """Make the snapshot of a job in the folder `to`, or as the file `to` if its name ends in .py, and print
-    the kept and the skipped files. Return its path. The arguments are those of the command. Raises BadInput;
-    then nothing is written."""
+    the kept and the skipped files. Return its path.
+
+    The arguments are those of the command. `launch submit` calls it, too. Raises BadInput; then nothing is
+    written.
+    """
     if not os.path.isfile(job) or not job.endswith(".py"):
         raise BadInput(f"{job}: expected a .py file as boot file")
     if zipfile.is_zipfile(job):
@@ -67,14 +73,18 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
         raise BadInput(f"--to {to} is the folder that is packed: name another one, in it or elsewhere")
     contents: dict[str, str | bytes] = {**code.files}
     folder = os.path.dirname(os.path.abspath(job))
-    for path in (os.path.join(folder, each) for each in REQUIREMENTS):
+    for name in REQUIREMENTS:
+        path = os.path.join(folder, name)
         if os.path.isfile(path) and not os.path.samefile(folder, code.root):
             print(f"not used: {path}; the list of packages is that of {code.root}")
-    text, left_out = "", list[str]()
-    if listed := next((each for each in REQUIREMENTS if os.path.isfile(os.path.join(code.root, each))), None):
+    text = ""  # of the dependency list
+    left_out: list[str] = []
+    listed = _find_list(code.root)
+    if listed:
         imported = requirements.find_packages(code.files, code.job_path)
-        text, left_out = requirements.adapt(os.path.join(code.root, listed), imported)
-        contents |= {REQUIREMENTS[0]: text.encode()} if text else {}
+        text, left_out = requirements.adapt(listed, imported)
+        if text:
+            contents[REQUIREMENTS[0]] = text.encode()
     _refuse_secrets(contents, allow_secret)
     path = code.job_path.removeprefix("jobs/").removesuffix(".py")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path).strip("-.") or "job"  # for every shell, URL and store
@@ -83,20 +93,35 @@ def pack(job: str, to: str, allow_secret: Sequence[str] = (), code_dir: str | No
     if left_out:
         print(f"{REQUIREMENTS[0]} is without {', '.join(left_out)}")
     if os.fspath(to).endswith(".py"):
-        target, made = to, one_file.write(to, manifest, contents, requirements.names(text))
+        target = to
+        made = one_file.write(to, manifest, contents, requirements.names(text))
     else:
         target, made = snapshot.write(to, manifest, contents)
-    facts = {"packed" if made else "unchanged": target, "job": code.job_path}
-    facts |= {name: manifest[name] for name in ("digest", "git")}
-    print(*(f"{name}={value or 'none'}" for name, value in facts.items()))
+    verb = "packed" if made else "unchanged"
+    git_tree = manifest["git"] or "none"
+    print(f"{verb}={target} job={code.job_path} digest={manifest['digest']} git={git_tree}")
     return target
 
 
+def _find_list(folder: str) -> str | None:
+    """Return the path of the dependency list in a folder; None if it has none."""
+    for name in REQUIREMENTS:
+        path = os.path.join(folder, name)
+        if os.path.isfile(path):
+            return path
+    return None
+
+
 def _refuse_secrets(contents: dict[str, str | bytes], allowed: Sequence[str]) -> None:
-    if unknown := {*allowed} - contents.keys():
+    """Raise BadInput if a file looks like a secret, before anything is written. allowed: --allow_secret."""
+    unknown = {*allowed} - contents.keys()
+    if unknown:
         raise BadInput(f"--allow_secret {unknown.pop()}: no file of this path is packed")
-    searched = ((path, source) for path, source in contents.items() if path not in allowed)
-    if findings := [finding for item in searched for finding in secret_scan.scan(*item)]:
+    findings = []
+    for path, source in contents.items():
+        if path not in allowed:
+            findings += secret_scan.scan(path, source)
+    if findings:
         raise BadInput(
             f"suspected secrets would be uploaded: {_shorten(findings, ', ')}; remove it, name the file in "
             ".jobignore, or, if it is not a secret, pass --allow_secret PATH"
@@ -105,10 +130,14 @@ def _refuse_secrets(contents: dict[str, str | bytes], allowed: Sequence[str]) ->
 
 def _print_files(manifest: dict, skipped: dict[str, str]) -> None:
     """Print one line for each kept file or folder at the top, and for each rule that skips files."""
-    kept, rules = defaultdict(list), defaultdict(list)
+    kept = defaultdict(list)  # name -> sizes
+    rules = defaultdict(list)  # rule -> paths
     for file in manifest["files"]:
         top, slash, _ = file["path"].partition("/")
-        kept[file["path"] if file["path"] == manifest["job"] else top + slash].append(file["size"])
+        name = top + slash
+        if file["path"] == manifest["job"]:  # it has a line of its own
+            name = file["path"]
+        kept[name].append(file["size"])
     for path, rule in skipped.items():
         rules[rule].append(path)
     for name, sizes in kept.items():
@@ -118,5 +147,8 @@ def _print_files(manifest: dict, skipped: dict[str, str]) -> None:
 
 
 def _shorten(words: list[str], separator: str) -> str:
-    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
-    return separator.join(words[:_SHOWN]) + more
+    """Return the first _SHOWN words, and how many more there are."""
+    text = separator.join(words[:_SHOWN])
+    if len(words) > _SHOWN:
+        text += f" and {len(words) - _SHOWN} more"
+    return text

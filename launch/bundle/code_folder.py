@@ -19,13 +19,14 @@ _LINKED = ("bootfile", "common", "datasets")  # may be links to those of another
 _DOCUMENTS = ("*.md", "*.ipynb")  # folders of a Bootfile repository
 REQUIREMENTS = ("pip-requirements.txt", "requirements.txt")  # dependency lists; the first that exists counts
 # limits of ModelArts for a code folder (its documents, November 2026): files and folders, bytes
-_ENTRIES, _SIZE = 1000, 5 * 10**9
+_ENTRIES = 1000
+_SIZE = 5 * 10**9
 _IMPORT = re.compile(r"^\s*(from|import)\s+(bootfile\b|common\b|datasets\.)", re.MULTILINE)
 _OWN = 2  # files that pack adds: the dependency list and the manifest
 
 
 class CodeFolder:
-    """The files that a job needs.
+    """The files that a job needs. `pack` and `simulate` make one before they write anything.
 
     In a Bootfile repository these are bootfile, common, datasets and the job's folder, without documents. For
     a script that does not use Bootfile these are the files of its folder, wherever it is. The rules of
@@ -46,7 +47,9 @@ class CodeFolder:
     def __init__(self, job: str, without: str | None = None, code_dir: str | None = None):
         job = os.path.abspath(job)
         repository = next(filter(_is_repository, map(str, PurePosixPath(job).parents)), "")
-        self.root, self._parts, self.is_repository = os.path.dirname(job), set[str](), bool(repository)
+        self.root = os.path.dirname(job)
+        self._parts: set[str] = set()  # names at the top that are taken; empty: all
+        self.is_repository = bool(repository)
         if code_dir is not None:
             self.root = os.path.abspath(code_dir)
             if not os.path.isdir(self.root) or os.path.commonpath([self.root, job]) != self.root:
@@ -55,7 +58,8 @@ class CodeFolder:
             top = os.path.relpath(job, repository).split(os.sep)[0]
             self.is_repository = top in (*_PARTS, os.path.basename(job)) or _imports_bootfile(self.root)
             if self.is_repository:
-                self.root, self._parts = repository, {*_PARTS, top}
+                self.root = repository
+                self._parts = {*_PARTS, top}
         self.name = os.path.basename(self.root) or "code"
         self.job_path = os.path.relpath(job, self.root)
         self._without = without and os.path.realpath(without)
@@ -70,7 +74,8 @@ class CodeFolder:
             self._visit("", (os.path.realpath(self.root),))
         except OSError as error:
             raise BadInput(f"{error.filename} cannot be read: {error.strerror}") from error
-        self.files, self.skipped = dict(sorted(self.files.items())), dict(sorted(self.skipped.items()))
+        self.files = dict(sorted(self.files.items()))
+        self.skipped = dict(sorted(self.skipped.items()))
         for path, rule in self.skipped.items():
             if f"{self.job_path}/".startswith(f"{path.rstrip('/')}/"):
                 raise BadInput(f"{self.job_path} is not uploaded (rule: {rule}): name another boot file")
@@ -78,9 +83,13 @@ class CodeFolder:
         self._check_limits()
 
     def _check_limits(self) -> None:
-        paths = [PurePosixPath(path) for path in self.files]
-        entries = {str(entry) for path in paths for entry in (path, *path.parents)} - {"."}
-        count, size = len(entries) + _OWN, sum(map(os.path.getsize, self.files.values()))
+        """Raise BadInput if the platform would refuse the folder."""
+        entries = set()
+        for path in map(PurePosixPath, self.files):
+            entries.update(str(entry) for entry in (path, *path.parents))
+        entries.discard(".")
+        count = len(entries) + _OWN
+        size = sum(map(os.path.getsize, self.files.values()))
         if count > _ENTRIES or size > _SIZE:
             folder, most = Counter(path.rpartition("/")[0] for path in entries).most_common(1)[0]
             raise BadInput(
@@ -92,11 +101,15 @@ class CodeFolder:
         """Add the content of `folder` (relative, "" or with / at its end). real: the real paths of the
         folders above, then its own."""
         for entry in os.scandir(os.path.join(self.root, folder)):
-            path, is_folder = folder + entry.name, entry.is_dir()
-            if rule := self._find_rule(path, is_folder, entry.path):
-                self.skipped[path + "/" * is_folder] = rule
+            path = folder + entry.name
+            is_folder = entry.is_dir()
+            rule = self._find_rule(path, is_folder, entry.path)
+            if rule:
+                self.skipped[f"{path}/" if is_folder else path] = rule
                 continue
-            source = self._resolve(path, entry, real) if entry.is_symlink() else entry.path
+            source = entry.path
+            if entry.is_symlink():
+                source = self._resolve(path, entry, real)
             if is_folder:
                 self._visit(f"{path}/", (*real, os.path.realpath(source)))
             elif entry.is_file():
@@ -105,6 +118,7 @@ class CodeFolder:
                 raise BadInput(f"{path} is not a regular file and cannot be uploaded")
 
     def _find_rule(self, path: str, is_folder: bool, absolute: str) -> str | None:
+        """Return the rule that skips a file or a folder; None if it is uploaded. absolute: its path."""
         if self._without is not None and os.path.realpath(absolute) == self._without:
             return "the output of pack"
         if path in REQUIREMENTS:
@@ -131,11 +145,13 @@ def _imports_bootfile(folder: str) -> bool:
     """Return whether a module in the folder, or in one below it, imports Bootfile."""
     modules = itertools.chain(Path(folder).glob("*.py"), Path(folder).glob("*/*.py"))
     with explained(folder):
-        return any(_IMPORT.search(each.read_text(encoding="utf-8", errors="replace")) for each in modules)
+        for module in modules:
+            if _IMPORT.search(module.read_text(encoding="utf-8", errors="replace")):
+                return True
+    return False
 
 
 def _is_repository(folder: str) -> bool:
     """Return whether a folder is a Bootfile repository. Other projects also have `common` and `datasets`."""
-    return all(
-        os.path.exists(os.path.join(folder, part)) for part in ("common/distributed/entry.py", "datasets")
-    )
+    entry = os.path.join(folder, "common/distributed/entry.py")
+    return os.path.exists(entry) and os.path.exists(os.path.join(folder, "datasets"))

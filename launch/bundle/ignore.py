@@ -21,28 +21,36 @@ _BUILT_IN = (
 
 
 class Rules:
-    """The rules of the code folder `root`. more: additional patterns. Raises BadInput if .jobignore cannot be
-    read."""
+    """The rules of the code folder `root`. CodeFolder makes them before it visits the folder.
+
+    more: additional patterns. Raises BadInput if .jobignore cannot be read.
+    """
 
     def __init__(self, root: str, more: Sequence[str] = ()):
-        self._root, path = root, os.path.join(root, FILE)
+        self._root = root
+        path = os.path.join(root, FILE)
         built_in = [*_BUILT_IN, *more]
         try:
-            own = [line or "#" for line in read_file(path, 2**20).decode().split("\n")]
+            lines = [line or "#" for line in read_file(path, 2**20).decode().split("\n")]
         except FileNotFoundError:
-            own = []
+            lines = []
         except (OSError, ValueError) as error:
             raise BadInput(f"{path} cannot be read: {error}") from error
         self._built_in = pathspec.GitIgnoreSpec.from_lines(built_in)
-        contents = [re.sub(r"/\*\*$", "/**/*", line) for line in own]  # pathspec's x/** is also the folder x
+        # pathspec's x/** is also the folder x
+        contents = [re.sub(r"/\*\*$", "/**/*", line) for line in lines]
         for number, line in enumerate(contents, 1):
             try:
                 pathspec.GitIgnoreSpec.from_lines([line])
             except (ValueError, re.error) as error:
                 raise BadInput(f"{path}:{number}: not a pattern of gitignore, {line!r}: {error}") from error
         self._all = pathspec.GitIgnoreSpec.from_lines([*built_in, *contents])
-        self._names = [*built_in, *(f"{FILE}:{number}  {line}" for number, line in enumerate(own, 1))]
-        self._unnamed = {len(built_in) + place for place, line in enumerate(own) if not line.strip("!*?/ ")}
+        self._names = built_in  # by the number of the pattern
+        self._unnamed: set[int] = set()  # numbers of the user's patterns that name nothing, such as `!*/`
+        for number, line in enumerate(lines, 1):
+            if not line.strip("!*?/ "):
+                self._unnamed.add(len(self._names))
+            self._names.append(f"{FILE}:{number}  {line}")
 
     def find(self, path: str, is_folder: bool) -> str | None:
         """Return the rule that skips `path` (relative, with /); None if the path is kept.
@@ -50,13 +58,13 @@ class Rules:
         Call it for a folder before its content: as in git, rules do not include files of a skipped folder
         again. Lines such as `!*/` include paths that other lines of the user skip, but not .git.
         """
-        place = path + "/" * is_folder
-        found = self._all.check_file(place)
-        if not found.include and found.index in self._unnamed:
-            found = self._built_in.check_file(place)
-        if not found.include or (found.index < len(_DATA) and not self._is_data(path, is_folder)):
+        place = f"{path}/" if is_folder else path
+        match = self._all.check_file(place)
+        if not match.include and match.index in self._unnamed:
+            match = self._built_in.check_file(place)
+        if not match.include or (match.index < len(_DATA) and not self._is_data(path, is_folder)):
             return None
-        return self._names[found.index]
+        return self._names[match.index]
 
     def _is_data(self, path: str, is_folder: bool) -> bool:
         """Return whether this is a folder of data itself, without modules, and not the content of one."""

@@ -36,7 +36,7 @@ _TIME = (1980, 1, 1, 0, 0, 0)  # each file in the archive has it, so that equal 
 
 
 def write(path: str, manifest: dict, contents: dict[str, str | bytes], packages: list[str]) -> bool:
-    """Write the archive. Return whether it is a new one: equal contents have equal bytes.
+    """Write the archive. Return whether it is a new one: equal contents have equal bytes. `pack` calls it.
 
     path: ends in .py.
     contents: path in the archive, with / -> file to copy, or the content itself.
@@ -50,14 +50,17 @@ def write(path: str, manifest: dict, contents: dict[str, str | bytes], packages:
     text = _MAIN.format(module=job.replace("/", "."), packages=" ".join(packages))
     files |= {"__main__.py": text.encode(), manifests.NAME: manifests.to_bytes(manifest)}
     for name in contents:  # folders without __init__.py would join those of other packages of that name
+        if not name.endswith(".py"):
+            continue
         parts = name.split("/")[:-1]
-        for end in range(1, len(parts) + 1) if name.endswith(".py") else ():
+        for end in range(1, len(parts) + 1):
             files.setdefault("/".join((*parts[:end], "__init__.py")), b"")
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in sorted(files.items()):
             info = zipfile.ZipInfo(name, _TIME)
-            info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = 0o644 << 16
             archive.writestr(info, content)
     with explained(f"{path} cannot be written"):
         if os.path.lexists(path):
@@ -71,6 +74,7 @@ def write(path: str, manifest: dict, contents: dict[str, str | bytes], packages:
 
 
 def _read(source: str | bytes) -> bytes:
+    """Return the content of a file, or the content itself. Raises BadInput if the file cannot be read."""
     if isinstance(source, bytes):
         return source
     with explained(f"{source} cannot be read"), open(source, "rb") as file:
@@ -78,4 +82,5 @@ def _read(source: str | bytes) -> bytes:
 
 
 def _is_ours(path: str) -> bool:
+    """Return whether `pack` wrote a file, which it may then replace."""
     return zipfile.is_zipfile(path) and manifests.NAME in zipfile.ZipFile(path).namelist()

@@ -1,10 +1,11 @@
-"""Make the dependency list that a platform installs before the boot file starts."""
+"""Make the dependency list that a platform installs before the boot file starts. `pack` writes it."""
 
 import ast
 import importlib.metadata
 import os
 import re
 from collections.abc import Iterator
+from typing import TypeGuard
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
@@ -26,16 +27,20 @@ def adapt(path: str, imported: set[str]) -> tuple[str, list[str]]:
     torch, torch_npu, torchvision, torchaudio, triton and nvidia-* would replace those of the image, and are
     omitted. Lines about files of this machine are also omitted. Environment markers stay. Raises BadInput.
     """
-    kept, left_out = [], []
+    kept = []
+    left_out = []
     for line in _read_lines(path):
         named = _NAME.match(line)
-        package = re.sub(r"[-_.]+", "-", named[0].lower()) if named else ""  # as indexes compare names
-        line, _, reason = map(str.strip, line.partition("# for:"))
-        if _OF_THE_IMAGE.fullmatch(package) or _OF_THIS_MACHINE.match(line):
-            left_out.append(package or line.split()[0])
+        package = ""
+        if named:
+            package = re.sub(r"[-_.]+", "-", named[0].lower())  # as indexes compare names
+        requirement, _, reason = map(str.strip, line.partition("# for:"))
+        if _OF_THE_IMAGE.fullmatch(package) or _OF_THIS_MACHINE.match(requirement):
+            left_out.append(package or requirement.split()[0])
+        elif not reason or imported & _list_packages(package):
+            kept.append(requirement)
         else:
-            is_needed = not reason or bool(imported & _list_packages(package))
-            kept.append(line if is_needed else f"# {line}  (for: {reason})")
+            kept.append(f"# {requirement}  (for: {reason})")
     return "".join(f"{line}\n" for line in kept), left_out
 
 
@@ -45,7 +50,8 @@ def _list_packages(distribution: str) -> set[str]:
         installed = importlib.metadata.distribution(distribution)
     except importlib.metadata.PackageNotFoundError:
         return set()
-    if listed := installed.read_text("top_level.txt"):
+    listed = installed.read_text("top_level.txt")
+    if listed:
         return {*listed.split()}
     return {file.parts[0].partition(".")[0] for file in installed.files or ()}
 
@@ -80,7 +86,9 @@ def find_packages(files: dict[str, str], job: str) -> set[str]:
     later or never, do not count. Raises BadInput.
     """
     folder = f"{job.rpartition('/')[0]}/"  # its modules can be imported by their names
-    seen, todo, found = set[str](), [job], set[str]()
+    seen: set[str] = set()
+    todo = [job]
+    packages: set[str] = set()
     while todo:
         path = todo.pop()
         if path in seen:
@@ -90,13 +98,15 @@ def find_packages(files: dict[str, str], job: str) -> set[str]:
             parts = name.split(".")
             starts = ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]
             starts += [folder + start for start in starts]
-            ours = [
-                each for start in starts for each in (f"{start}.py", f"{start}/__init__.py") if each in files
-            ]
-            todo += ours
-            if not ours:
-                found.add(parts[0])
-    return found
+            modules = []  # of the job that the name imports: its package, and the module itself
+            for start in starts:
+                for module in (f"{start}.py", f"{start}/__init__.py"):
+                    if module in files:
+                        modules.append(module)
+            todo += modules
+            if not modules:
+                packages.add(parts[0])
+    return packages
 
 
 def _imports(path: str) -> Iterator[str]:
@@ -111,13 +121,20 @@ def _imports(path: str) -> Iterator[str]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             continue
         if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
+            for alias in node.names:
+                yield alias.name
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from (f"{node.module}.{each.name}" for each in node.names)
-        elif (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id == "import_optional"
-        ):
-            yield from (str(each.value) for each in node.args[:1] if isinstance(each, ast.Constant))
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}"
+        elif _is_import_optional(node):
+            for argument in node.args[:1]:
+                if isinstance(argument, ast.Constant):
+                    yield str(argument.value)
         todo += ast.iter_child_nodes(node)
+
+
+def _is_import_optional(node: ast.AST) -> TypeGuard[ast.Call]:
+    """Return whether a node is a call of import_optional(), which imports a package by its name."""
+    return (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "import_optional"
+    )

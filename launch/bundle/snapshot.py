@@ -10,7 +10,7 @@ from launch import manifests
 
 
 def write(to: str, manifest: dict, contents: dict[str, str | bytes]) -> tuple[str, bool]:
-    """Write the snapshot to the folder `to` atomically. Return (its path, False if it existed).
+    """Write the snapshot to the folder `to` atomically, for `pack`. Return (its path, False if it existed).
 
     contents: path in the snapshot, with / -> file to copy, or the content itself
 
@@ -22,12 +22,14 @@ def write(to: str, manifest: dict, contents: dict[str, str | bytes]) -> tuple[st
         os.makedirs(to, exist_ok=True)
         with locked(to):
             if os.path.lexists(final):
-                if wrong := _find_wrong(final, manifest):
+                wrong = _find_wrong(final, manifest)
+                if wrong:
                     raise BadInput(f"{final} exists, and {wrong} in it is not what was packed: delete it")
                 return final, False
             with make_folder_atomic(final) as folder:
                 manifests.write_files(folder, contents | {manifests.NAME: manifests.to_bytes(manifest)})
-                if wrong := _find_wrong(folder, manifest):
+                wrong = _find_wrong(folder, manifest)
+                if wrong:
                     raise BadInput(f"{wrong} was changed while it was packed")
     return final, True
 

@@ -10,7 +10,10 @@ from datasets.folders.messages import progress, shown
 from datasets.stores import forms
 from datasets.stores.files import FileStore
 
-MISSING, DAMAGED, DIFFERENT = KINDS = ("missing", "damaged", "different")
+MISSING = "missing"
+DAMAGED = "damaged"
+DIFFERENT = "different"
+KINDS = (MISSING, DAMAGED, DIFFERENT)
 Read = Callable[[np.ndarray], list]  # ids -> samples, or MISSING, or DAMAGED
 _PART = 256  # samples that a thread compares at a time
 
@@ -18,13 +21,17 @@ _PART = 256  # samples that a thread compares at a time
 def check(read: Read, index: image_index.ImageFolderIndex, form: str, workers: int) -> int:
     """Compare the samples of a split, print the result, and return the number of wrong ones.
 
+    `launch cache check` calls it for each split. read: called in `workers` threads.
+
     Raises BadInput if a file cannot be read or was changed since the scan.
     """
-    files, found = FileStore(index, verified=True), {kind: [] for kind in KINDS}
+    files = FileStore(index, verified=True)
+    paths_of: dict[str, list[str]] = {kind: [] for kind in KINDS}
     parts = np.split(np.arange(len(index)), range(_PART, len(index), _PART))
     with progress(len(index), f"checking {index.split}") as bar:
 
         def compare(part: np.ndarray) -> list[tuple[str, int]]:
+            """Return (kind, id) of the wrong samples among these ids, in a thread of the pool."""
             wrong = []
             for id, kept in zip(part.tolist(), read(part), strict=True):
                 if isinstance(kept, str):
@@ -37,22 +44,25 @@ def check(read: Read, index: image_index.ImageFolderIndex, form: str, workers: i
         try:
             for part, wrong in zip(parts, pool.map(compare, parts), strict=True):
                 for kind, id in wrong:
-                    found[kind].append(index.path(id))
+                    paths_of[kind].append(index.path(id))
                 bar.update(len(part))
         finally:
             pool.shutdown(cancel_futures=True)
     tell = image_folder.one_line(print)
-    for kind, paths in found.items():
+    count = 0
+    counts = ""
+    for kind, paths in paths_of.items():
         if paths:
             tell(f"{kind}: {shown(paths)}")
-    count = sum(map(len, found.values()))
-    counts = "".join(f", {len(paths)} {kind}" for kind, paths in found.items() if paths)
+            count += len(paths)
+            counts += f", {len(paths)} {kind}"
     equal = f"{len(index) - count} of {len(index)} samples are stored and equal to the files"
     print(f"{index.split}: {equal}{counts}", flush=True)
     return count
 
 
 def _same(kept: bytes | np.ndarray, made: forms.Sample) -> bool:
+    """Return whether a stored sample has the size and the bytes of one that was just made from the file."""
     if isinstance(kept, np.ndarray) and kept.shape[:2] != made[:2]:
         return False
     return np.array_equal(np.frombuffer(kept, np.uint8), np.frombuffer(made.content, np.uint8))

@@ -41,7 +41,7 @@ from launch.cache.server import Shared
 
 
 def main(argv: list[str]) -> int:
-    """Run a verb and return the exit code. Raises BadInput."""
+    """Run a verb and return the exit code: `python -m launch cache` calls it. Raises BadInput."""
     verb, *rest = argv or [""]
     if verb in ("-h", "--help"):
         print(__doc__)
@@ -57,19 +57,24 @@ def main(argv: list[str]) -> int:
 
 
 def preload(place: Packs | Shared, args: argparse.Namespace) -> int:
-    form, code = _form(place, args), 0
+    """Store all samples of the splits in the place. Return 1 if some are not stored."""
+    form = _form(place, args)
+    code = 0
     for index in _load_indexes(args):
         print(f"{index.split}: {len(index)} samples", flush=True)
-        there = place.preload(index, form, args.workers)
-        line = f"{index.split}: {there} of {len(index)} samples are stored"
-        if there < len(index):
-            line, code = f"{line}, {len(index) - there} are not: the server is full, or lost its data", 1
+        stored = place.preload(index, form, args.workers)
+        line = f"{index.split}: {stored} of {len(index)} samples are stored"
+        if stored < len(index):
+            line = f"{line}, {len(index) - stored} are not: the server is full, or lost its data"
+            code = 1
         print(line, flush=True)
     return code
 
 
 def check(place: Packs | Shared, args: argparse.Namespace) -> int:
-    form, wrong = _form(place, args), 0
+    """Compare all samples of the splits in the place with the files. Return 1 if some are wrong."""
+    form = _form(place, args)
+    wrong = 0
     for index in _load_indexes(args):
         with place.reader(index, form) as read:
             wrong += checks.check(read, index, form, args.workers)
@@ -77,22 +82,25 @@ def check(place: Packs | Shared, args: argparse.Namespace) -> int:
 
 
 def ls(place: Shared, args: argparse.Namespace) -> int:
+    """Print what a server holds."""
     print(place.describe())
     return 0
 
 
 def rm(place: Shared, args: argparse.Namespace) -> int:
+    """Delete data sets of a server: either all that are named, or none if one of them is in use."""
     if args.all == bool(args.dataset):
         raise BadInput("rm: name a data set, as ls shows it, or pass --all")
     stored = references.list_sets(place.server)
     unwanted = stored if args.all else [server.choose(stored, args.dataset)]
-    for each in unwanted:
-        if each.users and not args.force:
-            raise BadInput(f"{each.name} is in use: {', '.join(each.users)}; --force deletes it anyway")
-    for each in unwanted:
-        with progress(each.samples, f"removing {each.name}") as bar:
-            references.remove(place.server, each.name, bar.update)
-        print(f"removed {each.name}  {each.title}", flush=True)
+    for data_set in unwanted:
+        if data_set.users and not args.force:
+            users = ", ".join(data_set.users)
+            raise BadInput(f"{data_set.name} is in use: {users}; --force deletes it anyway")
+    for data_set in unwanted:
+        with progress(data_set.samples, f"removing {data_set.name}") as bar:
+            references.remove(place.server, data_set.name, bar.update)
+        print(f"removed {data_set.name}  {data_set.title}", flush=True)
     return 0
 
 
@@ -100,8 +108,10 @@ VERBS = {"preload": preload, "check": check, "ls": ls, "rm": rm}
 
 
 def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
+    """Return the options of a verb. Raises BadInput for unknown ones."""
     parser = arguments.Parser(__doc__, f"python -m launch cache {verb}")
-    add, number = parser.add_argument, arguments.positive_int
+    add = parser.add_argument
+    number = arguments.positive_int
     add("--to", required=True, metavar="PLACE", help="redis://[user@]host[:port], or a folder")
     if verb in ("preload", "check"):
         add("--data_url", required=True, metavar="DIR", help="folder with train/<class>/*")
@@ -119,8 +129,10 @@ def _parse_args(verb: str, argv: list[str]) -> argparse.Namespace:
     args, unknown = parser.parse_known_args(argv)
     if unknown:  # values are not shown: one may be a password
         text = " ".join(unknown)
-        hint = f"; set the password in {address.PASSWORD} or {address.PASSWORD_FILE}"
-        raise BadInput(f"{verb}: unknown arguments: {text}" + hint * ("pass" in text))
+        hint = ""
+        if "pass" in text:
+            hint = f"; set the password in {address.PASSWORD} or {address.PASSWORD_FILE}"
+        raise BadInput(f"{verb}: unknown arguments: {text}{hint}")
     return args
 
 
@@ -143,9 +155,14 @@ def _log(text: str) -> None:
 def _load_indexes(args: argparse.Namespace) -> list[image_index.ImageFolderIndex]:
     """Return the indexes of --split. "val" has the class numbers of "train", as in a job."""
     load = functools.partial(
-        image_folder.load, args.data_url, cache=args.cache_dir, max_bad=args.max_bad_images, log=_log,
-        val_share=args.val_share, splits=args.splits,
-    )  # fmt: skip
+        image_folder.load,
+        args.data_url,
+        cache=args.cache_dir,
+        max_bad=args.max_bad_images,
+        log=_log,
+        val_share=args.val_share,
+        splits=args.splits,
+    )
     train = load("train")
     if args.split == "train":
         return [train]

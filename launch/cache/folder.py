@@ -13,15 +13,20 @@ from launch.cache.check import DAMAGED, MISSING, Read
 
 
 class Packs:
-    """A folder of packs. log: called with one line to print."""
+    """A folder of packs, for one run of `launch cache`. log: called with one line to print.
 
-    form, forms = "decoded", forms.FORMS
+    form: of the samples if none is named. forms: those that it can hold.
+    """
+
+    form = "decoded"
+    forms = forms.FORMS
 
     def __init__(self, folder: str, log: Callable[[str], object]):
-        self.folder, self._log = os.path.abspath(folder), log
+        self.folder = os.path.abspath(folder)
+        self._log = log
 
     def close(self) -> None:
-        pass
+        """Do nothing: the verbs close a place at their end, and only a server has a connection."""
 
     def preload(self, index: ImageFolderIndex, form: str, workers: int) -> int:
         """Make the pack if it is missing, and return the number of samples. Raises BadInput, also if there is
@@ -33,14 +38,21 @@ class Packs:
     def reader(self, index: ImageFolderIndex, form: str) -> Iterator[Read]:
         """Yield read(ids) -> list of bytes (encoded), uint8 [height, width, 3], MISSING or DAMAGED."""
         path = pack.place(self.folder, index, form)
-        is_whole, store = pack.is_whole(index, path, form), pack.PackStore(path, index, form)
+        is_whole = pack.is_whole(index, path, form)
+        store = pack.PackStore(path, index, form)
         if not is_whole:
             self._log(f"{index.split}: no whole pack at {path}; `preload` makes its missing parts")
 
         def read_one(id: int) -> bytes | np.ndarray | str:
+            if not is_whole:
+                return MISSING
             try:
-                return store.stored(id)[0].value(form) if is_whole else MISSING
+                return store.stored(id)[0].value(form)
             except (BadInput, LookupError, ValueError):
                 return DAMAGED
 
-        yield lambda ids: [read_one(id) for id in ids.tolist()]
+        def read(ids: np.ndarray) -> list:
+            """Return the samples: the threads of check() call it."""
+            return [read_one(id) for id in ids.tolist()]
+
+        yield read

@@ -29,15 +29,20 @@ _PART = 32  # samples that a thread makes and sends at a time
 
 def choose(sets: list[StoredSet], text: str) -> StoredSet:
     """Return the data set whose name begins with `text`. Raises BadInput if none or several do."""
-    found = [each for each in sets if text and each.name.startswith(text)]
-    if len(found) != 1:
-        shown = ", ".join(each.name for each in found or sets) or "nothing"
-        raise BadInput(f"{text!r} matches {len(found)} data sets; stored: {shown}")
-    return found[0]
+    matching = []
+    for stored in sets:
+        if text and stored.name.startswith(text):
+            matching.append(stored)
+    if len(matching) != 1:
+        shown = ", ".join(stored.name for stored in matching or sets) or "nothing"
+        raise BadInput(f"{text!r} matches {len(matching)} data sets; stored: {shown}")
+    return matching[0]
 
 
 class Shared:
-    """The server of a URL. log: called with one line to print.
+    """The server of a URL, for one run of `launch cache`. log: called with one line to print.
+
+    server: the connection. form: of the samples, as the URL names it.
 
     Raises BadInput if the server does not answer at the start, later Unavailable.
     """
@@ -45,18 +50,21 @@ class Shared:
     forms = forms.SIZED  # the size of a value shows whether it is complete
 
     def __init__(self, url: str, log: Callable[[str], None]):
-        self._log, self._opened = log, False
+        self._log = log
+        self._opened = False  # whether the server has answered once
         try:
             self.server = Server(address.parse(url), self._log_later)
         except BadInput as error:
             raise BadInput(str(error).replace("--cache", "--to")) from None
         self.form = self.server.address.form
-        if reason := self.server.down:
+        reason = self.server.down
+        if reason:
             self.close()
             raise BadInput(f"cache {self.server.address}: {reason}")
         self._opened = True
 
     def close(self) -> None:
+        """Close the connection: at the end of each verb, also after an error."""
         self.server.close()
 
     def preload(self, index: ImageFolderIndex, form: str, workers: int) -> int:
@@ -78,6 +86,7 @@ class Shared:
         """Yield read(ids) -> list of bytes (encoded), uint8 [height, width, 3], MISSING or DAMAGED."""
 
         def read(ids: np.ndarray) -> list[bytes | np.ndarray | str | None]:
+            """Return the samples: the threads of check() call it."""
             samples: list[bytes | np.ndarray | str | None] = [*store.read(ids)]
             lost = [place for place, sample in enumerate(samples) if sample is None]
             for place, length in zip(lost, store.lengths(ids[lost]), strict=True):
@@ -91,26 +100,39 @@ class Shared:
         """Return a table with one line for each data set, a line for each user, and one about the memory."""
         rows = [("name", "data set", "form", "samples", "GB", "mode", "users")]
         users = []
-        for each in references.list_sets(self.server):
-            with progress(each.samples, f"counting {each.name}") as bar:
-                ids = np.arange(each.samples)
-                lengths = references.send_redis_command(self.server, each.name, "STRLEN", ids, bar.update)
-            there, size = f"{(lengths > 0).sum()}/{each.samples}", f"{lengths.clip(0).sum() / 1e9:.3f}"
-            form, count = each.name.partition(":")[2], str(len(each.references))
-            rows.append((each.name, each.title, form, there, size, each.mode, count))
-            users += [f"{each.name} is used by {user}" for user in each.users]
+        for stored in references.list_sets(self.server):
+            name = stored.name
+            with progress(stored.samples, f"counting {name}") as bar:
+                ids = np.arange(stored.samples)
+                lengths = references.send_redis_command(self.server, name, "STRLEN", ids, bar.update)
+            samples = f"{(lengths > 0).sum()}/{stored.samples}"
+            size = f"{lengths.clip(0).sum() / 1e9:.3f}"
+            form = name.partition(":")[2]
+            count = str(len(stored.references))
+            rows.append((name, stored.title, form, samples, size, stored.mode, count))
+            users += [f"{name} is used by {user}" for user in stored.users]
         return "\n".join(filter(None, [*align(rows), *users, self._describe_room()]))
 
     def _describe_room(self) -> str:
         """Return a line about the memory of the server (of a Cluster: one node); "" if it is unknown."""
         known = self.server.memory()
-        limit, policy = known.get("maxmemory") or None, known.get("maxmemory_policy", "")
-        note = policy if policy == "noeviction" or not limit else f"{policy}: set it to noeviction"
-        most = f"{limit / 1e9:.3f} GB" if limit else "no limit"
-        used = f"{known.get('used_memory', 0) / 1e9:.3f} GB used of {most}"
-        return f"{self.server.address}: {used}{note and ', '}{note}" if known else ""
+        if not known:
+            return ""
+        limit = known.get("maxmemory")
+        policy = known.get("maxmemory_policy", "")
+        most = "no limit"
+        note = policy
+        if limit:
+            most = f"{limit / 1e9:.3f} GB"
+            if policy != "noeviction":
+                note = f"{policy}: set it to noeviction"
+        line = f"{self.server.address}: {known.get('used_memory', 0) / 1e9:.3f} GB used of {most}"
+        if note:
+            line += f", {note}"
+        return line
 
     def _log_later(self, text: str) -> None:
+        """Print what the connection reports once it is open."""
         if self._opened:  # failures at the start are reported as errors
             self._log(text)
 
@@ -130,6 +152,7 @@ class Shared:
         files = FileStore(store.index, verified=True)
 
         def send(part: np.ndarray) -> int:
+            """Make and store samples in a thread of the pool. Return how many were stored."""
             if self.server.full_until or self.server.down:
                 return 0
             return store.put(part, [forms.make(files, id, store.form) for id in part.tolist()])

@@ -1,8 +1,12 @@
-"""Answer the questions of `launch data` from the records of a run and its data."""
+"""Answer the questions of `launch data` from the records of a run and its data.
+
+All of it runs in the one process of the command, after the run: a sample is read again, on the CPU.
+"""
 
 import argparse
 import contextlib
 import os
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +17,8 @@ from common.run import sample_losses
 from launch.data import samples, sheet
 from launch.explain import align
 
-STEPS, SHOWN = 5, 10  # --around: steps up to the one that was asked for, and samples that are shown
+STEPS = 5  # --around: steps up to the one that was asked for
+SHOWN = 10  # --around: samples that are shown
 _COLUMNS = ("rank", "id", "label", "file")
 
 
@@ -21,25 +26,40 @@ def find(args: argparse.Namespace) -> list[str]:
     """Return the lines of the answer. args: those of the verb. Raises BadInput."""
     if args.to:
         outputs.check_replaceable(args.to, sheet.MARK, args.force)
-    answer = _list_losses if args.around else _list_steps if args.step else _find_sample
-    return answer(Run(args.run), args)
+    run = Run(args.run)
+    if args.around:
+        return _list_losses(run, args)
+    if args.step:
+        return _list_steps(run, args)
+    return _find_sample(run, args)
+
+
+def _open(run: Run, args: argparse.Namespace) -> contextlib.AbstractContextManager:
+    """Return the context of the run's data, or of None with --ids, which reads no data."""
+    if args.ids:
+        return contextlib.nullcontext()
+    return samples.open_data(run, args.data_url)
 
 
 def _list_steps(run: Run, args: argparse.Namespace) -> list[str]:
+    """Return a table of the samples of each of --count steps up to --step; with --to, also draw them."""
     numbers = range(max(1, args.step - args.count + 1), args.step + 1)
     run.check(args.step, np.zeros(0, np.int64))  # whether it exists, before the data are read
-    with contextlib.nullcontext() if args.ids else samples.open_data(run, args.data_url) as data:
+    with _open(run, args) as data:
         steps = [samples.read_step(run, number, data, bool(args.to)) for number in numbers]
     lines = []
     for step in steps:
-        rows = zip(*([name, *map(str, values)] for name, values in step.columns.items()), strict=True)
-        lines += ["", step.title, *align(rows)]
-    return lines + ([sheet.save(steps, args.to)] if args.to else [])
+        columns = [[name, *map(str, values)] for name, values in step.columns.items()]
+        lines += ["", step.title, *align(zip(*columns, strict=True))]
+    if args.to:
+        lines.append(sheet.save(steps, args.to))
+    return lines
 
 
 def _list_losses(run: Run, args: argparse.Namespace) -> list[str]:
-    run.check(args.around, np.zeros(0, np.int64))
-    with contextlib.nullcontext() if args.ids else samples.open_data(run, args.data_url) as data:
+    """Return the samples with the largest losses up to step --around."""
+    run.check(args.around, np.zeros(0, np.int64))  # whether it exists, before the data are read
+    with _open(run, args) as data:
         return _find_largest(run, args.around, data)
 
 
@@ -49,49 +69,87 @@ def _find_largest(run: Run, around: int, data: object) -> list[str]:
     Losses that are not a number are the largest. data: that of samples.open_data(). Raises BadInput if the
     losses were not kept, or are those of other samples than the receipt's.
     """
-    lines, table = [], []
-    known: dict[int, dict] = {}
+    lines = []
+    table = []  # (loss, cells of the row)
+    known: dict[int, dict] = {}  # rank -> step -> (ids, losses), of the ranks so far
     steps = range(max(run.first, around - STEPS + 1), around + 1)
     for number in steps:
         step = samples.read_step(run, number, data, False)
         ranks = range(max(step.columns["rank"]) + 1)
-        known |= {rank: sample_losses.read(run.folder, rank, steps) for rank in ranks if rank not in known}
-        parts = [known[rank][number] for rank in ranks if number in known[rank]]
+        parts = []  # (ids, losses) of each rank
+        for rank in ranks:
+            if rank not in known:
+                known[rank] = sample_losses.read(run.folder, rank, steps)
+            if number in known[rank]:
+                parts.append(known[rank][number])
         if len(parts) < len(ranks):
             lines.append(f"step {number}: its losses were not kept, which needs --sample_losses true")
             if number == around:
                 raise BadInput(f"{run.folder}: {lines[-1]}")
             continue
-        ids, losses = (np.concatenate(column) for column in zip(*parts, strict=True))
+        ids = np.concatenate([ids_of_rank for ids_of_rank, _ in parts])
+        losses = np.concatenate([losses_of_rank for _, losses_of_rank in parts])
         if ids.tolist() != step.columns["id"]:
             raise BadInput(f"the losses of step {number} are those of other samples than the receipt's")
         lines.append(f"step {number}: mean loss {losses.mean():.6g} of {len(losses)} samples")
-        shown = [name for name in _COLUMNS if name in step.columns]
         for place, loss in enumerate(losses.tolist()):
-            own = {name: str(step.columns[name][place]) for name in shown}
-            table.append((loss, {"step": str(number), "loss": f"{loss:.6g}", **own}))
-    table.sort(key=lambda row: np.inf if np.isnan(row[0]) else row[0], reverse=True)
+            row = {"step": str(number), "loss": f"{loss:.6g}"}
+            for name in _COLUMNS:
+                if name in step.columns:
+                    row[name] = str(step.columns[name][place])
+            table.append((loss, row))
+    table.sort(key=_rank_loss, reverse=True)
     rows = [row for _, row in table[:SHOWN]]
     return [*lines, "", *align([[*rows[0]], *([*row.values()] for row in rows)])]
 
 
+def _rank_loss(row: tuple[float, dict]) -> float:
+    """Return the key of a row of the table of losses: a loss that is not a number is the largest."""
+    loss = row[0]
+    return np.inf if np.isnan(loss) else loss
+
+
 def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
-    sampler, name, id = run.sampler(run.last), "", args.sample
-    if not id.isdecimal():
+    """Return the step and the rank that had --sample in each epoch of the run."""
+    sampler = run.sampler(run.last)
+    name = ""
+    if args.sample.isdecimal():
+        id = int(args.sample)
+        shown = args.sample
+    else:
         with samples.open_data(run, args.data_url) as data:
-            paths = (id, os.path.abspath(id)) if hasattr(data, "find") else ()
-            ids = [own for path in paths if (own := data.find(path)) is not None]
-            if not ids:
-                raise BadInput(f"--sample {id} is neither an id in 0..{sampler.size - 1} nor an image")
-            id, name = ids[0], f" ({data.path(ids[0])})"
+            image = _find_image(args.sample, data)
+            if image is None:
+                raise BadInput(
+                    f"--sample {args.sample} is neither an id in 0..{sampler.size - 1} nor an image"
+                )
+            id = int(image)
+            shown = str(image)
+            name = f" ({data.path(image)})"
     epochs = np.arange(1, -(-run.last // len(sampler)) + 1)
-    rows, count = [["epoch", "step", "rank"]], 0
-    for epoch, step in zip(epochs.tolist(), (sampler.find(int(id), epochs) + 1).tolist(), strict=True):
+    steps = (sampler.find(id, epochs) + 1).tolist()
+    rows = [["epoch", "step", "rank"]]
+    count = 0
+    for epoch, step in zip(epochs.tolist(), steps, strict=True):
         if not step:
             rows.append([str(epoch), "-", "skipped: it is in the rest that is smaller than a batch"])
         elif step <= run.last:
-            batch, count = run.ids(sampler, step), count + 1
-            rows.append([str(epoch), str(step), str(run.ranks(step, len(batch))[batch == int(id)][0])])
+            batch = run.ids(sampler, step)
+            count += 1
+            rank = run.ranks(step, len(batch))[batch == id][0]
+            rows.append([str(epoch), str(step), str(rank)])
     run.ids(sampler, run.last)  # also if no step had the sample
-    times = f"{count} time{'s' * (count != 1)} in the steps 1-{run.last}, equal to the receipt"
-    return [f"sample {id}{name}: {times}", *align(rows)]
+    times = "time" if count == 1 else "times"
+    title = f"sample {shown}{name}: {count} {times} in the steps 1-{run.last}, equal to the receipt"
+    return [title, *align(rows)]
+
+
+def _find_image(text: str, data: Any) -> int | None:
+    """Return the id of an image by its path, relative or absolute; None if no image has that path."""
+    if not hasattr(data, "find"):  # not a folder of images
+        return None
+    for path in (text, os.path.abspath(text)):
+        id: int | None = data.find(path)
+        if id is not None:
+            return id
+    return None

@@ -17,7 +17,7 @@ from common.console.arguments import Parser, positive_int
 
 
 def main(arguments: list[str]) -> int:
-    """Print the answer and return 0. Raises BadInput."""
+    """Print the answer and return 0: `python -m launch data` calls it. Raises BadInput."""
     parser = Parser(__doc__, "python -m launch data")
     add = parser.add_argument
     add("run", metavar="RUN", help="output folder of a run")

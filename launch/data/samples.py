@@ -1,4 +1,7 @@
-"""Read the samples of a step of a run again: ids, files, labels, crops and pixels."""
+"""Read the samples of a step of a run again: ids, files, labels, crops and pixels.
+
+`launch data` calls it in one process. The ranks of the run are computed, and nothing of the run is changed.
+"""
 
 import contextlib
 import dataclasses
@@ -6,7 +9,7 @@ import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,39 +45,62 @@ def open_data(run: Run, data_url: str | None) -> Iterator[Any]:
     own, or no files. data_url: where they are now. Raises BadInput if they are not those of the run."""
     data: Any = None
     start = run.starts[-1]
-    settings, theirs = start["settings"], str(start.get("training data")).partition("+")[0]
+    settings = start["settings"]
+    fingerprint = str(start.get("training data")).partition("+")[0]
     with tempfile.TemporaryDirectory(prefix="bootfile-data-") as cache:
         try:
-            source, is_generated = data_url or settings.get("data_url"), settings.get("custom_data")
+            source = data_url or settings.get("data_url")
+            is_generated = settings.get("custom_data")
             if settings.get("dataset") in image_set.NAMES:
                 data, _ = image_set.load(settings["dataset"], source, is_generated)
                 data = dataclasses.replace(data, reflect=bool(settings.get("short_recipe")))
             elif "data_backend" in settings and start.get("data backend") != "synthetic":
-                caches = settings["cache_dir"] or cache, f"{run.folder}/index", f"{output.PARENT}/index"
-                for path in (path for each in caches for path in glob.glob(f"{glob.escape(each)}/train-*")):
-                    with contextlib.suppress(BadInput):  # it is the index of other data
-                        known = image_index.open_index(path, theirs).folder
-                        shutil.copytree(known, f"{cache}/{os.path.basename(path)}", dirs_exist_ok=True)
-                source = random_folder.make(f"{cache}/generated") if is_generated else source
-                options = {name: settings[name] for name in ("val_share", "splits")}
-                options |= {"max_bad": settings["max_bad_images"], "log": lambda line: None}
-                data = image_folder.load(source, "train", cache, **options)
+                _copy_indexes(run, settings["cache_dir"], cache, fingerprint)
+                if is_generated:
+                    source = random_folder.make(f"{cache}/generated")
+                data = image_folder.load(
+                    source,
+                    "train",
+                    cache,
+                    val_share=settings["val_share"],
+                    splits=settings["splits"],
+                    max_bad=settings["max_bad_images"],
+                    log=_ignore,
+                )
         except (KeyError, TypeError) as error:
             raise BadInput(f"{run.path} does not describe the data of the run: {error!r}") from error
-        if data is not None and data.fingerprint != theirs:
+        if data is not None and data.fingerprint != fingerprint:
             raise BadInput(
-                f"the training data of {run.folder} had the fingerprint {theirs}, now {data.fingerprint}: "
-                "they changed, or are at another --data_url; --ids needs no data"
+                f"the training data of {run.folder} had the fingerprint {fingerprint}, now "
+                f"{data.fingerprint}: they changed, or are at another --data_url; --ids needs no data"
             )
         yield data
+
+
+def _copy_indexes(run: Run, cache_dir: str | None, cache: str, fingerprint: str) -> None:
+    """Copy the indexes of the run's data to the folder `cache`, so that the folder is not scanned again.
+
+    They are copied because load() may write to its cache, and the run is only read.
+    """
+    for folder in (cache_dir or cache, f"{run.folder}/index", f"{output.PARENT}/index"):
+        for path in glob.glob(f"{glob.escape(folder)}/train-*"):
+            with contextlib.suppress(BadInput):  # it is the index of other data
+                index = image_index.open_index(path, fingerprint).folder
+                shutil.copytree(index, f"{cache}/{os.path.basename(path)}", dirs_exist_ok=True)
+
+
+def _ignore(line: str) -> None:
+    """Print nothing: the job has told what the scan finds."""
 
 
 def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
     """Return a step, after its sums were compared with the receipt. data: that of open_data(). draws: whether
     the pixels are needed. Raises BadInput."""
     settings = run.start_of(step)["settings"]
-    chosen = settings.get("class_weights") if data is not None else None
-    sampler = run.sampler(step, weights.read(chosen, data) if chosen else None)
+    class_weights = None
+    if data is not None and settings.get("class_weights"):
+        class_weights = weights.read(settings["class_weights"], data)
+    sampler = run.sampler(step, class_weights)
     ids = run.ids(sampler, step)
     columns = {"rank": run.ranks(step, len(ids)).tolist(), "id": ids.tolist()}
     title = f"step {step}, epoch {sampler.epoch}, {len(ids)} samples: "
@@ -89,20 +115,33 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
         cpu = torch.device("cpu")
         engine = backends.engine("threads", FileStore(data), cpu, interpolation=interpolation)
     else:
-        engine, effects, plan = Memory(data, True), Effects(), plan_of(data, sampler, True)
-        plan.augment = augment.alternating_flip if settings.get("short_recipe") else plan.augment
+        engine = Memory(data, True)
+        effects = Effects()
+        plan = plan_of(data, sampler, True)
+        if settings.get("short_recipe"):
+            plan.augment = augment.alternating_flip
     batch: Any = next(iter(plan))
     columns |= {name: values.tolist() for name, values in batch.crops._asdict().items()}
     mean = preprocessing.values(settings)[0]
     batch, change = pixels.plan_change(plan, batch, effects if any(effects) else None, None, mean)
     run.check(step, batch_sums(ids, batch.labels, batch.crops, np.array([len(ids)]))[0])
-    sets = map(np.flatnonzero, batch.labels) if batch.labels.ndim == 2 else batch.labels[:, None]
     classes = data.class_names or [*map(str, range(data.classes))]
-    columns["label"] = [",".join(classes[label] for label in own) for own in sets]
-    columns |= {"file": [data.name(id) for id in ids.tolist()]} if hasattr(data, "name") else {}
+    columns["label"] = _name_labels(batch.labels, classes)
+    if hasattr(data, "name"):
+        columns["file"] = [data.name(id) for id in ids.tolist()]
     images = None
     with contextlib.closing(engine), contextlib.closing(engine.run(plan)) as batches:
         if draws:
             read = next(batches)[1].permute(0, 3, 1, 2)
             images = change(read, torch.from_numpy(batch.labels))[0].permute(0, 2, 3, 1).numpy().copy()
     return Step(step, f"{title}equal to the receipt", columns, images)
+
+
+def _name_labels(labels: np.ndarray, classes: Sequence[str]) -> list[str]:
+    """Return the class of each sample, or its classes with commas between them.
+
+    labels: int [n], the class of each sample, or bool [n, classes]. classes: names.
+    """
+    if labels.ndim == 1:
+        return [classes[label] for label in labels]
+    return [",".join(classes[label] for label in np.flatnonzero(row)) for row in labels]

@@ -11,23 +11,33 @@ from bootfile.ground.errors import BadInput
 from launch.data.samples import Step
 
 MARK = re.compile("made by bootfile launch data")  # in the first bytes of a sheet
-MARGIN, LINE, LEAST = 4, 12, 64  # pixels: around images, of a line of text, of the side of an image
+MARGIN = 4  # pixels around images
+LINE = 12  # pixels of a line of text
+LEAST = 64  # pixels of the side of an image; smaller ones are enlarged
 _MOST = 10**8  # pixels of a sheet
 
 
 def save(steps: list[Step], path: str) -> str:
-    """Write a sheet as PNG, atomically, and return a line about it. Raises BadInput."""
+    """Write a sheet as PNG, atomically, and return a line about it. Raises BadInput.
+
+    `launch data --to` calls it once, after the steps were compared with the receipt.
+    """
     if any(step.pixels is None for step in steps):
         raise BadInput(f"--to {path}: a Dataset of your own has no images to draw here")
-    height, width = (max(step.pixels.shape[side] for step in steps) for side in (1, 2))
+    height = max(step.pixels.shape[1] for step in steps)
+    width = max(step.pixels.shape[2] for step in steps)
     scale = math.ceil(LEAST / min(LEAST, max(height, width)))
-    high, wide = scale * height + 2 * LINE + MARGIN, scale * width + MARGIN
-    cells = [(step, place) for step in steps for place in range(len(step.pixels))][: _MOST // (high * wide)]
+    high = scale * height + 2 * LINE + MARGIN  # of a cell: the image and two lines of text
+    wide = scale * width + MARGIN
+    cells = [(step, place) for step in steps for place in range(len(step.pixels))]
+    cells = cells[: _MOST // (high * wide)]
     columns = math.ceil(math.sqrt(len(cells)))
     sheet = Image.new("RGB", (columns * wide + MARGIN, -(-len(cells) // columns) * high + MARGIN), "white")
     pen = ImageDraw.Draw(sheet)
     for number, (step, place) in enumerate(cells):
-        x, y = MARGIN + number % columns * wide, MARGIN + number // columns * high
+        row, column = divmod(number, columns)
+        x = MARGIN + column * wide
+        y = MARGIN + row * high
         image = step.pixels[place].repeat(scale, 0).repeat(scale, 1)
         sheet.paste(Image.fromarray(np.broadcast_to(image, (*image.shape[:2], 3)).copy()), (x, y))
         label = step.columns["label"][place].encode("latin-1", "replace").decode("latin-1")  # of the font

@@ -15,13 +15,15 @@ from launch.inference import trained
 from launch.inference.trained import Trained
 
 NOTE = "bootfile.json"  # the name of the JSON inside the file
-BATCH, OTHERS, TOLERANCE = 2, (1, 5), 1e-4
+BATCH = 2  # images of the batch that is exported
+OTHERS = (1, 5)  # images of the other batches that are compared
+TOLERANCE = 1e-4
 
 Run = Callable[[torch.Tensor], torch.Tensor]
 
 
 def write(args: argparse.Namespace) -> int:
-    """Export and return 0. args: those of the verb. Raises BadInput."""
+    """Export and return 0, in the process of `launch export`. args: those of the verb. Raises BadInput."""
     ending = os.path.splitext(args.to)[1].lower()
     network = trained.load(args.weights, args.arch, args.image_size, args.model)
     try:
@@ -47,10 +49,12 @@ def write(args: argparse.Namespace) -> int:
 def compare(network: Trained, run: Run) -> float:
     """Return the largest difference between the logits of `run` and of the network, as a share of the largest
     logit (at least 1). It is measured on batches of BATCH and OTHERS images of noise."""
-    generator, shares = torch.Generator().manual_seed(0), []
+    generator = torch.Generator().manual_seed(0)
+    shares = []
     for count in (BATCH, *OTHERS):
         batch = torch.randn(count, network.channels, network.size, network.size, generator=generator)
-        expected, given = network.model(batch), run(batch)
+        expected = network.model(batch)
+        given = run(batch)
         if given.shape != expected.shape:
             return float("inf")
         shares.append((given - expected).abs().max() / expected.abs().max().clamp(min=1))
@@ -64,21 +68,33 @@ def facts(network: Trained) -> str:
 
 
 def _onnx(network: Trained) -> tuple[bytes, Run]:
+    """Return the bytes of an ONNX file, and a function that computes with them, which compare() calls."""
     onnx = import_optional("onnx", "--to .onnx needs onnx")
     import_optional("onnxscript", "--to .onnx needs onnxscript")
     runtime = import_optional("onnxruntime", "--to .onnx is checked with onnxruntime")
     program: Any = torch.onnx.export(
-        network.model, _example(network), dynamo=True, verbose=False, input_names=["images"],
-        output_names=["logits"], dynamic_shapes=({0: torch.export.Dim("batch")},),
-    )  # fmt: skip
+        network.model,
+        _example(network),
+        dynamo=True,
+        verbose=False,
+        input_names=["images"],
+        output_names=["logits"],
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+    )
     model = program.model_proto
     onnx.helper.set_model_props(model, {NOTE: facts(network)})
     content = model.SerializeToString()
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    return content, lambda images: torch.from_numpy(session.run(["logits"], {"images": images.numpy()})[0])
+
+    def run(images: torch.Tensor) -> torch.Tensor:
+        [logits] = session.run(["logits"], {"images": images.numpy()})
+        return torch.from_numpy(logits)
+
+    return content, run
 
 
 def _torch_export(network: Trained) -> tuple[bytes, Run]:
+    """Return the bytes of a file of torch.export, and the module that they hold, which compare() calls."""
     batch = torch.export.Dim("batch")
     program = torch.export.export(network.model, _example(network), dynamic_shapes=({0: batch},))
     target = io.BytesIO()
@@ -88,6 +104,7 @@ def _torch_export(network: Trained) -> tuple[bytes, Run]:
 
 
 def _example(network: Trained) -> tuple[torch.Tensor]:
+    """Return the arguments with which an exporter traces the network."""
     return (torch.zeros(BATCH, network.channels, network.size, network.size),)
 
 

@@ -4,6 +4,7 @@ import argparse
 import collections
 import copy
 import csv
+import functools
 import io
 import itertools
 import os
@@ -36,7 +37,10 @@ TOP = 5  # classes of an image
 
 
 def write(args: argparse.Namespace) -> int:
-    """Write the predictions and return 0. args: those of the verb. Raises BadInput."""
+    """Write the predictions and return 0, in the one process of `launch predict`. Raises BadInput.
+
+    args: those of the verb.
+    """
     is_image = os.path.isfile(args.folder) and not args.to
     args.to = args.to or "predictions.csv"
     if not is_image:
@@ -52,10 +56,13 @@ def write(args: argparse.Namespace) -> int:
         [(path, reason, probabilities)] = predictions
         if reason:
             raise BadInput(f"{args.folder}: {reason}")
-        for value, label in zip(*(each.tolist() for each in probabilities.topk(top)), strict=True):
+        values, labels = probabilities.topk(top)
+        for value, label in zip(values.tolist(), labels.tolist(), strict=True):
             print(f"{value:.6f} {printable(network.classes[label])}")
         return 0
-    header = [f"{each}_{rank + 1}" for rank in range(top) for each in ("class", "probability")]
+    header = []
+    for rank in range(1, top + 1):
+        header += [f"class_{rank}", f"probability_{rank}"]
     unreadable = 0
     with outputs.open_result(args.to) as file, progress(len(paths), "predicting") as bar:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
@@ -64,14 +71,17 @@ def write(args: argparse.Namespace) -> int:
         for path, reason, probabilities in predictions:
             cells = [""] * len(header)
             if not reason:
-                values, labels = (each.tolist() for each in probabilities.topk(top))
-                cells[::2] = [network.classes[label] for label in labels]
-                cells[1::2] = [f"{value:.6f}" for value in values]
+                values, labels = probabilities.topk(top)
+                cells[::2] = [network.classes[label] for label in labels.tolist()]
+                cells[1::2] = [f"{value:.6f}" for value in values.tolist()]
             rows.writerow([path, printable(reason), *cells])
-            unreadable += bool(reason)
+            if reason:
+                unreadable += 1
             bar.update()
         text.detach()
-    bad = f", {unreadable} of them unreadable" * bool(unreadable)
+    bad = ""
+    if unreadable:
+        bad = f", {unreadable} of them unreadable"
     print(f"{args.to}: {len(paths)} images{bad}; {network.name}, {len(network.classes)} classes")
     return 0
 
@@ -104,23 +114,26 @@ def predict(
     places: the devices, which compute batches in turns, each with a copy of the network. A GPU computes while
     the images of the next batches are decoded.
     """
-    form = torch.channels_last
-    copies = [copy.deepcopy(network.model).to(each).to(memory_format=form) for each in places]
-    stages = [ToDevice(each, network.mean, network.std) for each in places]
-    interpolation = network.settings.get("interpolation", BILINEAR)
+    copies = []  # (network, stage) of each device
+    for place in places:
+        model = copy.deepcopy(network.model).to(place).to(memory_format=torch.channels_last)
+        copies.append((model, ToDevice(place, network.mean, network.std)))
     is_binary = network.settings.get("loss") == "bce"
     autocast, _ = precision.choose(places[0], network.settings.get("amp"))
-    begun: collections.deque = collections.deque()
-    traits: list[int] = []
-    turns = itertools.cycle(zip(copies, stages, strict=True))
+    begun: collections.deque = collections.deque()  # batches that the devices may still compute
+    traits: list[int] = []  # of the images that were read; the threads of the pool append to it
+    turns = itertools.cycle(copies)
     with ThreadPoolExecutor(cores()) as pool:
         for first, (model, deliver) in zip(range(0, len(paths), batch_size), turns, strict=False):
             part = paths[first : first + batch_size]
             memory = np.zeros((len(part), network.size, network.size, 3), np.uint8)
-            fill = lambda path, out: _fill(  # noqa: E731
-                os.path.join(root, path), out, network.share, interpolation, traits
+            fill = functools.partial(
+                _fill,
+                share=network.share,
+                interpolation=network.settings.get("interpolation", BILINEAR),
+                traits=traits,
             )
-            reasons = list(pool.map(fill, part, memory))
+            reasons = list(pool.map(fill, [os.path.join(root, path) for path in part], memory))
             pixels = torch.from_numpy(memory).permute(0, 3, 1, 2)
             if network.channels == 1:
                 pixels = _grey(pixels)
@@ -131,8 +144,8 @@ def predict(
             begun.append((part, reasons, logits.sigmoid() if is_binary else logits.softmax(1)))
             if len(begun) > len(places):
                 yield from _wait_for(*begun.popleft())
-        for each in begun:
-            yield from _wait_for(*each)
+        for batch_begun in begun:
+            yield from _wait_for(*batch_begun)
     try:  # as the training data were judged
         images.judge(np.array(traits, np.int64))
     except images.BadImage as error:
@@ -140,12 +153,13 @@ def predict(
 
 
 def _wait_for(paths: Sequence[str], reasons: list[str], probabilities: torch.Tensor) -> Iterator:
+    """Wait until a device has computed a batch, and return the results of its images."""
     return zip(paths, reasons, probabilities.cpu(), strict=True)
 
 
 def _fill(path: str, out: np.ndarray, share: float, interpolation: str, traits: list[int]) -> str:
     """Put the centred square of an image into `out`, uint8 [size, size, 3], and add its traits. Return the
-    error, or ""."""
+    error, or "". A thread of predict() calls it."""
     try:
         with open(path, "rb", opener=opener) as file:
             images.check_bytes(os.fstat(file.fileno()).st_size)
@@ -159,9 +173,8 @@ def _fill(path: str, out: np.ndarray, share: float, interpolation: str, traits: 
         return str(error)
     height, width = pixels.shape[:2]
     sizes = SimpleNamespace(widths=np.array([width]), heights=np.array([height]))
-    top, left, high, wide, flip = (
-        int(each[0]) for each in augment.center_crop(sizes, np.zeros(1, int), 0, 1, share)
-    )
+    crops = augment.center_crop(sizes, np.zeros(1, int), 0, 1, share)
+    top, left, high, wide, flip = [int(values[0]) for values in crops]
     fit(pixels[top : top + high, left : left + wide], flip, out, interpolation)
     return ""
 

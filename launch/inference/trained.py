@@ -1,5 +1,6 @@
 """Load a trained network from its file of weights and the files of the run's folder."""
 
+import functools
 import importlib
 import os
 import runpy
@@ -59,17 +60,21 @@ def load(
     another network. Code is never run because a file of the run names it. Raises BadInput if the network is
     unknown, or if the weights belong to another network.
     """
-    path = os.path.join(path, "best.pth") if os.path.isdir(path) else path
+    if os.path.isdir(path):
+        path = os.path.join(path, "best.pth")
     tensors, _ = weights.read(path)
     folder = weights.run_folder(path)
     given = {"arch": arch, "image_size": image_size, "val_image_size": image_size}
     settings = _read_settings(folder, given, bool(model))
-    arch, dataset = settings.get("arch"), settings.get("dataset")
-    make: Callable[[int], nn.Module]
+    arch = settings.get("arch")
+    dataset = settings.get("dataset")
+    make: Callable[[int], nn.Module]  # builds the network for a number of classes
     if model or arch:
-        settings |= preprocessing.find(arch, path) if arch else {}
+        if arch:
+            settings |= preprocessing.find(arch, path)
         mean, std, share, settings["interpolation"] = preprocessing.values(settings)
-        name, channels = model or str(arch), 3
+        name = model or str(arch)
+        channels = 3
         size = settings.get("image_size", 224)
     if model:
         size = settings.get("val_image_size", size)
@@ -78,27 +83,43 @@ def load(
         return Trained(network, name, channels, size, mean, std, share, _classes(path, count), settings)
     if arch:
         kwargs = settings.get("model_kwargs", classifiers.NO_KWARGS)
-        make = lambda classes: classifiers.build(arch, classes, size, kwargs).eval()  # noqa: E731
+        make = functools.partial(_build_classifier, arch, size, kwargs)
     elif dataset in image_set.NAMES:
         form = importlib.import_module(f"datasets.memory.{dataset}")
-        name, channels, mean, std, share = _SMALL, len(form.MEAN), form.MEAN, form.STD, 1.0
-        size, width = image_size or form.SIDE, settings.get("width", 64)
-        make = lambda classes: models.resnet18(channels, classes, width).eval()  # noqa: E731
+        name = _SMALL
+        channels = len(form.MEAN)
+        mean = form.MEAN
+        std = form.STD
+        share = 1.0
+        size = image_size or form.SIDE
+        make = functools.partial(_build_small, channels, settings.get("width", 64))
     else:
         options = "--arch and --image_size, or --model FILE.py:FUNCTION"
         raise BadInput(f"{path}: {starts.FILE} next to it names no network: add {options}")
     first, dim = next(iter(heads.head(make).items()), ("", 0))
-    own, *_ = weights.match(path, classifiers.on_meta(lambda: make(2)).state_dict(), tensors)
-    shape = own[first].shape if first in own else ()
+    skeleton = classifiers.on_meta(functools.partial(make, 2))
+    matching, *_ = weights.match(path, skeleton.state_dict(), tensors)
+    shape = matching[first].shape if first in matching else ()
     if dim >= len(shape) or 0 in shape:
         raise BadInput(f"{path}: no classifier weights of {name}: the file is of another network")
     count = shape[dim]
-    empty = classifiers.on_meta(lambda: make(count))  # wrong weights are refused before they take memory
+    # wrong weights are refused before they take memory
+    empty = classifiers.on_meta(functools.partial(make, count))
     weights.fill(path, empty, tensors, complete=True)
     network = make(count)
     weights.fill(path, network, tensors, complete=True)
     size = settings.get("val_image_size", size)
     return Trained(network, name, channels, size, mean, std, share, _classes(path, count), settings)
+
+
+def _build_classifier(arch: str, size: int, kwargs: Any, classes: int) -> nn.Module:
+    """Return a network of imagenet.py in evaluation mode. size: of the images. kwargs: --model_kwargs."""
+    return classifiers.build(arch, classes, size, kwargs).eval()
+
+
+def _build_small(channels: int, width: int, classes: int) -> nn.Module:
+    """Return the network of the jobs for small images in evaluation mode."""
+    return models.resnet18(channels, classes, width).eval()
 
 
 @torch.no_grad()
@@ -127,7 +148,10 @@ def _read_settings(folder: str, given: dict[str, Any], is_own: bool) -> dict[str
     """Return the _OPTIONS of the last start in a run's folder, without those that choose a network if it is
     the user's own. given: replaces them unless it is None. Raises BadInput."""
     runs = starts.read(folder)
-    settings = (runs[-1]["settings"] if runs else {}) | {name: each for name, each in given.items() if each}
+    settings = dict(runs[-1]["settings"]) if runs else {}
+    for name, value in given.items():
+        if value:
+            settings[name] = value
     if settings.get("antialias") is False:  # a run of version 0.31 or earlier
         print_line(
             "warning: the run had --antialias false, which was removed: its accuracy is not exactly met"

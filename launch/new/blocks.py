@@ -1,4 +1,4 @@
-"""Combine the comment blocks of several variants of a job into one job.
+"""Combine the comment blocks of several variants of a job into one job. `launch new` and tests use it.
 
 A block opens with `### tag k/n, reason ###` and closes with the same line. It includes the blank line before
 it. A line `# - code` in a block is a line of the base that the block replaces; `# -` alone is a blank line of
@@ -42,34 +42,41 @@ def combine(base: str, *variants: str, tag: str = "") -> str:
     the order of the variants. tag: only blocks with this tag count; the base may have others. Raises
     MarksError."""
     of_tag = re.compile(_BLOCK.pattern.replace("### ", f"### {tag}", 1), re.MULTILINE)
-    docstring, lines = base.removesuffix(without_docstring(base)), without_docstring(base).splitlines(True)
+    body = without_docstring(base)
+    docstring = base.removesuffix(body)
+    lines = body.splitlines(True)
     inserted: dict[int, str] = {}  # the number of lines of the base before it -> blocks
     dropped: set[int] = set()  # lines of the base that blocks replace
     for variant in variants:
-        text, end = without_docstring(variant), 0
-        kept: list[str] = []
+        text = without_docstring(variant)
+        end = 0  # of the block before
+        kept: list[str] = []  # the lines of the base, as the variant has them
         for block in of_tag.finditer(text):
             kept += text[end : block.start()].splitlines(True)
             inserted[len(kept)] = inserted.get(len(kept), "") + block[0]
-            for replaced in (each for line in block[0].split("\n") for each in replaced_lines(line)):
-                if len(kept) in dropped:
-                    raise MarksError(f"two variants replace this line: {replaced}")
-                dropped.add(len(kept))
-                kept.append(f"{replaced}\n")
+            for line in block[0].split("\n"):
+                for replaced in replaced_lines(line):
+                    if len(kept) in dropped:
+                        raise MarksError(f"two variants replace this line: {replaced}")
+                    dropped.add(len(kept))
+                    kept.append(f"{replaced}\n")
             end = block.end()
         kept += text[end:].splitlines(True)
         if kept != lines:
             raise MarksError(f"not the lines of the base: {[*unified_diff(lines, kept, n=0)][3]!r}")
-    parts = [
-        inserted.get(place, "") + line * (place not in dropped) for place, line in enumerate([*lines, ""])
-    ]
-    return docstring + "".join(parts)
+    parts = [docstring]
+    for place, line in enumerate([*lines, ""]):  # "": blocks may follow the last line
+        parts.append(inserted.get(place, ""))
+        if place not in dropped:
+            parts.append(line)
+    return "".join(parts)
 
 
 def without_replaced(text: str) -> str:
     """Return the text without the lines that its blocks replace."""
 
     def shorten(block: re.Match) -> str:
+        """Return a block without the lines that it replaces: re.sub() calls it for each block."""
         return "\n".join(line for line in block[0].split("\n") if not replaced_lines(line))
 
     return _BLOCK.sub(shorten, text)
@@ -77,9 +84,11 @@ def without_replaced(text: str) -> str:
 
 def renumber(text: str) -> str:
     """Return the text with the blocks of each tag numbered from 1, in the order of the lines."""
-    totals, seen = Counter(match[1].strip() for match in _NUMBER.finditer(text)), Counter[str]()
+    totals = Counter(match[1].strip() for match in _NUMBER.finditer(text))  # tag -> marks
+    seen = Counter[str]()
 
     def number(match: re.Match) -> str:
+        """Return a mark with its number: re.sub() calls it for each mark, in the order of the lines."""
         tag = match[1].strip()
         seen[tag] += 1  # each block has two marks
         return f"{match[1]}{(seen[tag] + 1) // 2}/{totals[tag] // 2}{match[4]}"

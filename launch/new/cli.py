@@ -53,7 +53,10 @@ _RATES = {"train_own.py": {"epochs": "100", "lr": "0.01"}, "train_text.py": {"ep
 
 
 def main(arguments: list[str]) -> int:
-    """Write the project, print the next steps, and return the exit code. Raises BadInput."""
+    """Write the project, print the next steps, and return the exit code: `python -m launch new` calls it.
+
+    Raises BadInput.
+    """
     parser = Parser(__doc__, "python -m launch new")
     add = parser.add_argument
     add("folder", metavar="FOLDER", help="a new or an empty folder")
@@ -90,6 +93,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _write_receipt(folder: Path) -> None:
+    """Write receipt.py and the fixture into a folder, which may be one of the user's: nothing is replaced."""
     text = one_file.join("bootfile.receipt.loop_receipt", _read)
     files = {folder / "receipt.py": text, folder / _PLUGIN: _read(f"launch/new/template/{_PLUGIN}")}
     for path, content in files.items():
@@ -102,12 +106,18 @@ def _write_receipt(folder: Path) -> None:
 
 def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text: bool = False) -> str:
     """Return the text of a project's jobs/train.py. Raises BadInput if a job of Bootfile is missing."""
-    own = "train_text.py" if text else "train_own.py"
-    names = [own, *["train_ddp.py"] * ddp, *["train_amp.py"] * amp]
-    base, *variants = (_read(f"jobs/{name}") for name in ("train.py", *names))
-    [step], [own_step] = _STEP.findall(base), _STEP.findall(variants[0])
+    job_of_user = "train_text.py" if text else "train_own.py"
+    names = [job_of_user]
+    if ddp:
+        names.append("train_ddp.py")
+    if amp:
+        names.append("train_amp.py")
+    base = _read("jobs/train.py")
+    variants = [_read(f"jobs/{name}") for name in names]
+    [step] = _STEP.findall(base)
+    [step_of_user] = _STEP.findall(variants[0])
     if not text:
-        variants[0] = variants[0].replace(own_step, step)  # another variant may have its own
+        variants[0] = variants[0].replace(step_of_user, step)  # another variant may have its own
     combined = blocks.combine(base, *variants)
     if exact or fsdp:  # its base is train_ddp.py
         names.append("train_exact.py" if exact else "train_fsdp.py")
@@ -117,13 +127,17 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
         combined = blocks.combine(variants[1], combined, variant, tag="新增")
     combined = blocks.without_replaced(combined)
     if not text:
-        combined = _STEP.sub(lambda step: _mark(step[0], own_step.split("\n")[0]), combined)
+        [step] = _STEP.findall(combined)
+        mark = step_of_user.split("\n")[0]
+        combined = combined.replace(step, _mark(step, mark), 1)
     lines = blocks.without_docstring(blocks.renumber(combined)).split("\n")
     for start in _UNUSED:
         lines.remove(next(line for line in lines if line.startswith(start)))
     job = "\n".join(lines).replace(" boolean,", "", 1)  # only --custom_data needs this import
-    example = "\n    python jobs/train.py --processes_per_node 2    two processes on the CPU" if ddp else ""
-    return _DOCSTRING.format(example=example, others=" and ".join(names), **_RATES[own]) + job
+    example = ""
+    if ddp:
+        example = "\n    python jobs/train.py --processes_per_node 2    two processes on the CPU"
+    return _DOCSTRING.format(example=example, others=" and ".join(names), **_RATES[job_of_user]) + job
 
 
 def _mark(step: str, mark: str) -> str:
@@ -133,24 +147,22 @@ def _mark(step: str, mark: str) -> str:
 
 
 def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
+    """Write the files of a project into an empty folder. ddp: whether an option needs the blocks of DDP."""
     job = make_job(ddp, args.amp, args.exact, args.fsdp, args.text)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", folder.resolve().name)[:64]
-    given = [option for option, is_given in (("ddp", ddp), ("text", args.text)) if is_given]
+    given = []  # the words of _ONLY
+    if ddp:
+        given.append("ddp")
+    if args.text:
+        given.append("text")
     values = {"name": name, **_RATES["train_text.py" if args.text else "train_own.py"]}
     for part in ("jobs", "tests"):
         (folder / part).mkdir()
     (folder / "jobs/train.py").write_text(job, encoding="utf-8")
     shutil.copyfile(_HOME / "requirements.txt", folder / "requirements.txt")
     for source, target in _FILES.items():
-        text = re.sub(
-            "@(name|epochs|lr)@", lambda match: values[match[1]], _read(f"launch/new/template/{source}")
-        )
-        kept = [
-            _ONLY.sub("", line)
-            for line in text.split("\n")
-            if not (only := _ONLY.search(line)) or only[1] in given
-        ]
-        (folder / target).write_text("\n".join(kept), encoding="utf-8")
+        text = _fill_template(_read(f"launch/new/template/{source}"), values, given)
+        (folder / target).write_text(text, encoding="utf-8")
     for room in ("bootfile", "common", "datasets", "launch"):
         if args.copy:
             shutil.copytree(_HOME / room, folder / room, ignore=shutil.ignore_patterns("__pycache__"))
@@ -158,6 +170,22 @@ def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
             (folder / room).symlink_to(_HOME / room, target_is_directory=True)
     print(f"wrote {folder}: jobs/train.py, tests/test_train.py, job.toml, requirements.txt, README.md")
     print(f"next: cd {shlex.quote(str(folder))}; python -m pytest tests; then change the blocks of the job")
+
+
+def _fill_template(template: str, values: dict[str, str], given: list[str]) -> str:
+    """Return the text of a file of the project.
+
+    values: name, epochs and lr, which replace @name@ and so on. given: the options of the lines that are only
+    for some projects.
+    """
+    for name in ("name", "epochs", "lr"):
+        template = template.replace(f"@{name}@", values[name])
+    kept = []
+    for line in template.split("\n"):
+        only = _ONLY.search(line)
+        if not only or only[1] in given:
+            kept.append(_ONLY.sub("", line))
+    return "\n".join(kept)
 
 
 def _read(path: str) -> str:

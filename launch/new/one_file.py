@@ -1,4 +1,7 @@
-"""Join a module of bootfile, and the modules of bootfile that it imports, in one file."""
+"""Join a module of bootfile, and the modules of bootfile that it imports, in one file.
+
+`launch new --receipt` writes receipt.py so.
+"""
 
 import ast
 import sys
@@ -39,6 +42,7 @@ def _read_modules(module: str, read: Callable[[str], str]) -> dict[str, tuple[as
     modules: dict[str, tuple[ast.Module, str]] = {}
 
     def add(name: str) -> None:
+        """Add the modules that a module imports, then the module itself."""
         if name in modules:
             return
         text = read(f"{name.replace('.', '/')}.py")
@@ -67,6 +71,7 @@ def _find_modules(name: str, tree: ast.Module) -> list[str]:
 
 
 def _is_ours(module: str) -> bool:
+    """Return whether a dotted name is that of the package that join() puts into one file."""
     return module.partition(".")[0] == _PACKAGE
 
 

@@ -19,7 +19,8 @@ ticker = import_optional("matplotlib.ticker", "the charts need matplotlib", "mat
 
 DASHES = ((), (7, 3), (2.5, 2.5), (10, 3, 2.5, 3), (14, 4), (5, 2, 1.5, 2, 1.5, 2))  # dashes, in units
 _COLOURS = ("text", "soft", "axis", "grid", "panel", *(f"c{n}" for n in range(len(DASHES))))
-_WIDTH, _HEIGHT = 380, 240  # units; the page scales them
+_WIDTH = 380  # units; the page scales them
+_HEIGHT = 240
 _PLACE = (0.17, 0.2, 0.8, 0.76)  # left, bottom, width and height of the plot: a label has 7 characters
 _LOG_FROM = 300  # an axis of losses is logarithmic from this ratio of greatest to least value
 _MOST_POINTS = 400  # points of a curve; more become intervals
@@ -64,7 +65,10 @@ _STYLE = {
 
 
 def draw(runs: list[Run]) -> list[dict]:
-    """Return the charts that have a value: heading, svg, and whether it shows training and validation."""
+    """Return the charts that have a value: heading, svg, and whether it shows training and validation.
+
+    cli.render_page() calls it once, in the process of `launch report`.
+    """
     known = {name for _, *names in _CHARTS for name in names}
     others = dict.fromkeys(name for run in runs for name in run.figures if name not in known)
     charts = []
@@ -76,14 +80,7 @@ def draw(runs: list[Run]) -> list[dict]:
         with matplotlib.rc_context(_STYLE):
             axes = _make_axes()
             for place, run in enumerate(runs):
-                for strong, name in enumerate(names):
-                    if name in run.figures:
-                        alone = strong and len(runs) == 1  # two curves, and two colours for them
-                        _draw_curve(axes, *run.figures[name], place + alone, bool(strong))
-                for start in run.starts[1 : _MOST_MARKS + 1]:
-                    axes.axvline(
-                        start.step, color=_colour("soft"), linewidth=1.5, linestyle=(0, (1.5, 3)), gid="mark"
-                    )
+                _draw_run(axes, run, names, place, len(runs) == 1)
             if names[0] == "acc":
                 axes.yaxis.set_major_formatter(ticker.PercentFormatter(1))
             if names[0].endswith("loss") and 0 < np.nanmin(values) < np.nanmax(values) / _LOG_FROM:
@@ -96,7 +93,25 @@ def draw(runs: list[Run]) -> list[dict]:
     return charts
 
 
+def _draw_run(axes: Any, run: Run, names: list[str], place: int, is_alone: bool) -> None:
+    """Draw the curves of a run and a mark for each of its restarts.
+
+    names: the figure of training, and that of validation if there is one. place: of the run, which chooses
+    its style. is_alone: whether it is the only run.
+    """
+    for number, name in enumerate(names):
+        is_validation = number > 0
+        style = place
+        if is_validation and is_alone:  # two curves, and two colours for them
+            style += 1
+        if name in run.figures:
+            _draw_curve(axes, *run.figures[name], style, is_validation)
+    for start in run.starts[1 : _MOST_MARKS + 1]:
+        axes.axvline(start.step, color=_colour("soft"), linewidth=1.5, linestyle=(0, (1.5, 3)), gid="mark")
+
+
 def _make_axes() -> Any:
+    """Return the empty axes of one chart, inside the style of draw()."""
     figure = figure_module.Figure((_WIDTH / 72, _HEIGHT / 72), facecolor="none")
     axes = figure.add_axes(_PLACE, facecolor="none", xlabel="step")
     axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
@@ -111,11 +126,13 @@ def _draw_curve(axes: Any, x: np.ndarray, y: np.ndarray, style: int, strong: boo
     x, y: float64 [n]. style: index of colour and dash. strong: a thicker line, and dots
     """
     style %= len(DASHES)
-    colour, points = _colour(f"c{style}"), np.count_nonzero(~np.isnan(y))
+    colour = _colour(f"c{style}")
+    points = np.count_nonzero(~np.isnan(y))
     if len(x) > _MOST_POINTS:
         x, y, low, high = _summarize(x, y)
         axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0)
-    dots = "o" if points <= (_MOST_DOTS if strong else 1) else ""
+    most_dots = _MOST_DOTS if strong else 1  # a single point has no line
+    dots = "o" if points <= most_dots else ""
     line = {"linewidth": 2.4 if strong else 1.5, "linestyle": (0, DASHES[style]), "marker": dots}
     axes.plot(x, y, color=colour, gid="curve", **line)
 
@@ -128,8 +145,9 @@ def _summarize(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     rows = []
     for part in np.array_split(np.arange(len(x)), _INTERVALS):
         known = part[~np.isnan(y[part])]
-        part = known if len(known) else part[:1]
-        rows.append((x[part].mean(), y[part].mean(), y[part].min(), y[part].max()))
+        if not len(known):
+            known = part[:1]
+        rows.append((x[known].mean(), y[known].mean(), y[known].min(), y[known].max()))
     return np.array(rows).T
 
 
@@ -139,7 +157,12 @@ def _render(axes: Any, title: str, about: str) -> str:
     axes.figure.savefig(file, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = file.getvalue().partition("<svg")[2].partition(">")[2]
     text = re.sub(r"<defs>\s*<style.*?</defs>", "", text, flags=re.DOTALL)  # it would apply to the whole page
-    text = re.sub("#0000([0-9a-f]{2})", lambda match: f"var(--{_COLOURS[int(match[1], 16)]})", text)
+    text = re.sub("#0000([0-9a-f]{2})", _name_variable, text)
     label = html.escape(f"{title}. {about}; figures in the table of epochs")
     text = text.replace("<g id=", "<g class=")  # ids must differ within a page
     return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{text}'
+
+
+def _name_variable(match: re.Match) -> str:
+    """Return the CSS variable that a colour of _colour() stands for."""
+    return f"var(--{_COLOURS[int(match[1], 16)]})"

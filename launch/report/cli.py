@@ -24,15 +24,18 @@ _MARK = "a page of launch report"
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page and return 0. Raises BadInput."""
+    """Write the page and return 0: `python -m launch report` calls it. Raises BadInput."""
     parser = Parser(__doc__, "python -m launch report")
     parser.add_argument("runs", metavar="RUN", nargs="+", help="output folder of a job, or a folder of them")
     parser.add_argument("--to", metavar="FILE", default="report.html", help="default: report.html")
     parser.add_argument("--force", action="store_true", help="replace FILE even if it is not a report")
     parser.add_argument("--title", help="default: the names of the runs")
     args = parser.parse_args(arguments)
-    found = (path for named in args.runs for path in report_runs.find_runs(named))
-    paths = [*dict.fromkeys(map(os.path.realpath, found))]
+    paths: list[str] = []
+    for named in args.runs:
+        for path in map(os.path.realpath, report_runs.find_runs(named)):
+            if path not in paths:
+                paths.append(path)
     if not args.to.endswith(".html"):  # the name of no result of a run
         raise BadInput(f"--to {args.to}: expected a name that ends in .html")
     outputs.check_replaceable(args.to, re.compile(_MARK), args.force)
@@ -54,11 +57,15 @@ def _names(paths: list[str]) -> list[str]:
 
 
 def render_page(runs: list[Run], title: str | None = None) -> str:
-    """Return the HTML of runs. Their names must differ."""
+    """Return the HTML of runs, whose names must differ: main() calls it, and the tests."""
     from bootfile.console import page
     from launch.report import charts  # imports matplotlib, which --help does not need
 
-    settings = [run.starts[-1].settings if run.starts else {} for run in runs]
+    settings = []
+    environments = []
+    for run in runs:
+        settings.append(run.starts[-1].settings if run.starts else {})
+        environments.append(run.starts[-1].environment if run.starts else {})
     return page.render(
         os.path.join(os.path.dirname(os.path.abspath(__file__)), "page.html"),
         title=title or ", ".join(run.name for run in runs),
@@ -73,5 +80,5 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
         receipts=tables.compare_receipts(runs),
         differing=tables.find_differences(settings),
         settings=tables.make_rows(settings),
-        environment=tables.make_rows([run.starts[-1].environment if run.starts else {} for run in runs]),
+        environment=tables.make_rows(environments),
     )

@@ -1,4 +1,4 @@
-"""Read a run from its output folder: metrics.jsonl and starts.jsonl.
+"""Read a run from its output folder: metrics.jsonl and starts.jsonl. A job may still write to it meanwhile.
 
 Unreadable lines are skipped and noted. A folder with neither metrics.jsonl nor starts.jsonl is an error.
 """
@@ -77,8 +77,12 @@ def find_runs(path: str) -> list[str]:
     """Return the output folders in a folder, by name; the folder itself if it is one or has none."""
     if is_run(path) or not os.path.isdir(path):
         return [path]
-    below = [os.path.join(path, name) for name in sorted(os.listdir(path))]
-    return [each for each in below if is_run(each) and not os.path.islink(each)] or [path]
+    runs = []
+    for name in sorted(os.listdir(path)):
+        below = os.path.join(path, name)
+        if is_run(below) and not os.path.islink(below):
+            runs.append(below)
+    return runs or [path]
 
 
 def is_run(path: str) -> bool:
@@ -87,7 +91,7 @@ def is_run(path: str) -> bool:
 
 
 def read(path: str, name: str) -> Run:
-    """Return the run whose output folder is `path`. Raises BadInput."""
+    """Return the run whose output folder is `path`, as far as it has reported. Raises BadInput."""
     if not is_run(path):
         raise BadInput(f"no run at {path}: neither {METRICS} nor {starts.FILE} is there")
     run = Run(path, name)
@@ -98,29 +102,45 @@ def read(path: str, name: str) -> Run:
 
 def _numbers(value: object) -> dict[str, float]:
     """Return the numbers in an object of JSON; NaN for those that are too large for a chart."""
-    return {
-        name: float(number) if abs(number) <= _GREATEST else math.nan
-        for name, number in (value.items() if isinstance(value, dict) else ())
-        if isinstance(number, int | float) and not isinstance(number, bool)
-    }
+    if not isinstance(value, dict):
+        return {}
+    numbers = {}
+    for name, number in value.items():
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            numbers[name] = float(number) if abs(number) <= _GREATEST else math.nan
+    return numbers
 
 
 def _read_starts(run: Run) -> list[Start]:
-    """Return the starts in order, each once, beginning with the last one that did not resume."""
+    """Return the starts in order, each once, beginning with the last one that did not resume.
+
+    read() calls it first: the evaluation after a start is measured from that start.
+    """
     history: list[Start] = []
     for line in starts.read(run.path):
-        numbers, lost = _numbers(line), _numbers(line.get("lost"))
-        time, step = numbers.get("time", math.nan), numbers.get("step", math.nan)
+        numbers = _numbers(line)
+        lost = _numbers(line.get("lost"))
+        time = numbers.get("time", math.nan)
+        step = numbers.get("step", math.nan)
         is_known = bool(history) and (history[-1].time, history[-1].step) == (time, step)
         if is_known or not (math.isfinite(time) and math.isfinite(step)):
             continue
         settings = line["settings"]
         if settings.get("resume") == "never":
-            history, lost = [], {}
-        begun = time - sum(seconds for seconds in _numbers(line.get("laps")).values() if seconds >= 0)
-        lost_step, lost_time = lost.get("step", math.nan), lost.get("time", math.nan)
-        steps = numbers.get("steps", math.nan)
-        history.append(Start(time, step, steps, begun, settings, line["environment"], lost_step, lost_time))
+            history = []
+            lost = {}
+        set_up = sum(seconds for seconds in _numbers(line.get("laps")).values() if seconds >= 0)
+        start = Start(
+            time=time,
+            step=step,
+            steps=numbers.get("steps", math.nan),
+            begun=time - set_up,
+            settings=settings,
+            environment=line["environment"],
+            lost_step=lost.get("step", math.nan),
+            lost_time=lost.get("time", math.nan),
+        )
+        history.append(start)
     if not history:
         run.notes.append(f"no start in {starts.FILE}: settings, environment and restarts are unknown")
     return history
@@ -129,7 +149,8 @@ def _read_starts(run: Run) -> list[Start]:
 def _read_lines(run: Run) -> list[dict[str, float]]:
     """Return the numbers of each line of metrics.jsonl that has a step, and set the receipt of the run. Note
     how many lines are left out. Raises BadInput."""
-    path, content = os.path.join(run.path, METRICS), b""
+    path = os.path.join(run.path, METRICS)
+    content = b""
     with explained(f"cannot read {path}"), contextlib.suppress(FileNotFoundError):
         content = read_file(path, _MOST)
     objects = parse_json_lines(content)
@@ -138,7 +159,8 @@ def _read_lines(run: Run) -> list[dict[str, float]]:
     run.receipt = receipts[-1] if receipts else ""
     if not lines:
         run.notes.append(f"{METRICS} is missing or empty: nothing was reported yet")
-    if bad := len(content.splitlines()) - len(lines):
+    bad = len(content.splitlines()) - len(lines)
+    if bad:
         run.notes.append(
             f"{METRICS}: {bad} lines could not be read (a killed job leaves the last one incomplete)"
         )
@@ -154,12 +176,19 @@ def _read_metrics(run: Run) -> None:
     for name in [*names][:_MOST_FIGURES]:
         steps, values = np.array([(line["step"], line[name]) for line in lines if name in line]).T
         run.figures[name] = steps, values
-        if wrong := np.isnan(values).sum():
+        wrong = np.isnan(values).sum()
+        if wrong:
             run.notes.append(f"{name}: {wrong} of {len(values)} values are NaN or infinite (gaps)")
-    times: list[tuple[float, float]] = []
+    _read_times(run, lines)
+
+
+def _read_times(run: Run, lines: list[dict[str, float]]) -> None:
+    """Fill times, ends and split of the run, whose starts and figures are known, from its lines in order."""
+    times: list[tuple[float, float]] = []  # (step, time) of the lines before
     for line in lines:
-        time, epoch = line.get("time", math.nan), line.get("epoch", math.nan)
-        seconds = [line.get("data_time", math.nan), line.get("compute_time", math.nan), 0.0]
+        time = line.get("time", math.nan)
+        epoch = line.get("epoch", math.nan)
+        seconds = [line.get("data_time", math.nan), line.get("compute_time", math.nan), 0.0]  # as in SPLIT
         if "val_loss" in line:  # the evaluation began at the previous line, or at a start after it
             began = [start.time for start in run.starts if start.time <= time]
             began += [before for _, before in times[-1:]]

@@ -1,4 +1,7 @@
-"""Make the tables of a report: final figures, starts, epochs, differences, receipts."""
+"""Make the tables of a report: final figures, starts, epochs, differences, receipts.
+
+cli.render_page() calls these functions, and the templates of the page show their rows.
+"""
 
 import datetime
 import math
@@ -32,53 +35,98 @@ class Row(NamedTuple):
 
 def make_final_rows(runs: list[Run]) -> list[Row]:
     """Return one row per figure with one cell per run. Rows without any value are omitted."""
-    return [row for row in make_rows([_final(run) for run in runs]) if {*row.cells} != {NONE}]
+    rows = make_rows([_final(run) for run in runs])
+    return [row for row in rows if {*row.cells} != {NONE}]
 
 
 def _final(run: Run) -> dict[str, str]:
+    """Return the column of a run in the table of final figures: name -> cell, in the order of the rows."""
+    cells = {"done": _describe_state(run), "epochs": NONE}
+    if run.ends:
+        cells["epochs"] = str(max(run.ends))
+    cells["validation accuracy"] = format_number(run.last("val_acc"), PERCENT)
+    cells["best validation accuracy"] = _find_best_accuracy(run)
+    cells["validation loss"] = format_number(run.last("val_loss"))
+    for name in run.figures:
+        if name.startswith("val_") and name not in _USUAL:
+            cells[f"{name}, last"] = format_number(run.last(name))
+    cells["training accuracy"] = format_number(run.last("acc"), PERCENT)
+    cells["training loss"] = format_number(run.last("loss"))
+    for unit in UNITS:
+        if f"{unit}_per_s" in run.figures:
+            rate = run.figures[f"{unit}_per_s"][1]
+            cells[f"{unit} per second, median"] = format_number(np.nanmedian(rate))
+    cells |= _split_time(run)
+    set_up = sum(start.time - start.begun for start in run.starts)
+    cells["set-up, all starts"] = format_duration(set_up or -1)  # NONE without starts
+    cells["restarts"] = NONE
+    if run.starts:
+        cells["restarts"] = str(len(run.starts) - 1)
+    cells["repeated steps"] = NONE
+    if len(run.starts) > 1:
+        cells["repeated steps"] = _repeated(run.starts[1:])
+    cells["generations"] = format_number(run.last("generations"))
+    cells["lost processes"] = format_number(run.last("lost_processes"))
+    cells["seconds without a step"] = format_number(run.last("lost_seconds"))
+    cells["useful share"] = format_number(run.last("useful_share"), PERCENT)
+    reports = [*run.times[1]]
+    begins = reports[:1]
+    ends = reports[-1:]
+    for start in run.starts:
+        ends.append(start.time)
+    if run.starts:
+        begins.append(run.starts[0].begun)
+    first = min(begins, default=math.nan)
+    last = max(ends, default=math.nan)
+    cells["began"] = format_time(first)
+    cells["from start to end"] = format_duration(last - first)
+    cells["receipt"] = run.receipt or NONE
+    return cells
+
+
+def _describe_state(run: Run) -> str:
+    """Return "40 of 100 steps", with "(finished)" if all are done."""
     steps = run.starts[-1].steps if run.starts else math.nan
-    state = f"{run.step:,.0f}" + (f" of {steps:,.0f}" if math.isfinite(steps) else "") + " steps"
-    split = np.array(list(run.split.values())).reshape(-1, len(SPLIT)).sum(axis=0)
+    state = f"{run.step:,.0f}"
+    if math.isfinite(steps):
+        state += f" of {steps:,.0f}"
+    state += " steps"
+    if run.step == steps:
+        state += " (finished)"
+    return state
+
+
+def _find_best_accuracy(run: Run) -> str:
+    """Return the best accuracy of all evaluations and its first step, in words."""
     evaluations = zip(*run.figures.get("val_acc", ((), ())), strict=True)
     accuracies = {step: accuracy for step, accuracy in evaluations if math.isfinite(accuracy)}
-    best = max(accuracies, key=lambda step: accuracies[step], default=0)
-    metrics = [name for name in run.figures if name.startswith("val_") and name not in _USUAL]
-    rates = {unit: run.figures[name][1] for unit in UNITS if (name := f"{unit}_per_s") in run.figures}
-    begun, reports = [start.begun for start in run.starts[:1]], [*run.times[1]]
-    first = min(begun + reports[:1], default=math.nan)
-    last = max(reports[-1:] + [start.time for start in run.starts], default=math.nan)
-    return {
-        "done": state + (" (finished)" if run.step == steps else ""),
-        "epochs": str(max(run.ends)) if run.ends else NONE,
-        "validation accuracy": format_number(run.last("val_acc"), PERCENT),
-        "best validation accuracy": f"{accuracies[best]:.2%} at step {best:,.0f}" if accuracies else NONE,
-        "validation loss": format_number(run.last("val_loss")),
-        **{f"{name}, last": format_number(run.last(name)) for name in metrics},
-        "training accuracy": format_number(run.last("acc"), PERCENT),
-        "training loss": format_number(run.last("loss")),
-        **{f"{unit} per second, median": format_number(np.nanmedian(rate)) for unit, rate in rates.items()},
-        **{
-            name: f"{format_duration(seconds)} ({seconds / split.sum():.1%})" if split.any() else NONE
-            for name, seconds in zip(SPLIT, split, strict=True)
-        },
-        "set-up, all starts": format_duration(sum(start.time - start.begun for start in run.starts) or -1),
-        "restarts": str(len(run.starts) - 1) if run.starts else NONE,
-        "repeated steps": _repeated(run.starts[1:]) if len(run.starts) > 1 else NONE,
-        "generations": format_number(run.last("generations")),
-        "lost processes": format_number(run.last("lost_processes")),
-        "seconds without a step": format_number(run.last("lost_seconds")),
-        "useful share": format_number(run.last("useful_share"), PERCENT),
-        "began": format_time(first),
-        "from start to end": format_duration(last - first),
-        "receipt": run.receipt or NONE,
-    }
+    if not accuracies:
+        return NONE
+    best = max(accuracies, key=lambda step: accuracies[step])
+    return f"{accuracies[best]:.2%} at step {best:,.0f}"
+
+
+def _split_time(run: Run) -> dict[str, str]:
+    """Return how the time of all epochs was spent: name of SPLIT -> seconds and share, in words."""
+    split = np.array(list(run.split.values())).reshape(-1, len(SPLIT)).sum(axis=0)
+    if not split.any():
+        return dict.fromkeys(SPLIT, NONE)
+    cells = {}
+    for name, seconds in zip(SPLIT, split, strict=True):
+        cells[name] = f"{format_duration(seconds)} ({seconds / split.sum():.1%})"
+    return cells
 
 
 def _repeated(starts: list[Start]) -> str:
     """Return how many steps these starts did again that were reported before. At a URL the reports after the
     last upload may be lost."""
-    least = "at least " if any("://" in str(start.settings.get("output_dir")) for start in starts) else ""
-    steps = sum(max(0.0, start.lost_step - start.step) for start in starts if math.isfinite(start.lost_step))
+    steps = 0.0
+    least = ""
+    for start in starts:
+        if math.isfinite(start.lost_step):
+            steps += max(0.0, start.lost_step - start.step)
+        if "://" in str(start.settings.get("output_dir")):
+            least = "at least "
     return f"{least}{steps:,.0f}"
 
 
@@ -93,9 +141,12 @@ def make_start_rows(runs: list[Run]) -> list[list[str]]:
             if before:
                 reports = run.times[1][(run.times[1] >= before.time) & (run.times[1] < start.time)]
                 stopped = np.nanmax([before.time, *reports[-1:], start.lost_time])
-                changed = find_differences([each.settings | each.environment for each in (before, start)])
-                changes = "; ".join(f"{each.name}: {' → '.join(each.cells)}" for each in changed)
-                row += [format_duration(start.begun - stopped), _repeated([start])]
+                changed = find_differences(
+                    [before.settings | before.environment, start.settings | start.environment]
+                )
+                changes = "; ".join(f"{change.name}: {' → '.join(change.cells)}" for change in changed)
+                row.append(format_duration(start.begun - stopped))
+                row.append(_repeated([start]))
                 row.append(changes or "nothing")
             rows.append(row + [NONE] * (8 - len(row)))
     return rows
@@ -105,13 +156,16 @@ def make_epoch_table(run: Run) -> tuple[list[str], list[list[str]]]:
     """Return (columns, rows) of one run. If there are more than _MOST_ROWS epochs, some are omitted."""
     numbers = sorted(run.ends.keys() | run.split.keys())
     numbers = numbers[:: max(1, math.ceil(len(numbers) / _MOST_ROWS))]
-    names = list(dict.fromkeys(name for each in numbers for name in run.ends.get(each, {})))
+    names = list(dict.fromkeys(name for number in numbers for name in run.ends.get(number, {})))
     rows = []
-    for each in numbers:
-        ends, split = run.ends.get(each, {}), run.split.get(each, [math.nan] * len(SPLIT))
-        forms = ((name, PERCENT if "acc" in name else ".5g") for name in names)
-        row = [format_number(ends.get(name, math.nan), form) for name, form in forms]
-        rows.append([str(each), *row, *map(format_duration, split)])
+    for number in numbers:
+        ends = run.ends.get(number, {})
+        row = [str(number)]
+        for name in names:
+            form = PERCENT if "acc" in name else ".5g"
+            row.append(format_number(ends.get(name, math.nan), form))
+        split = run.split.get(number, [math.nan] * len(SPLIT))
+        rows.append([*row, *map(format_duration, split)])
     return ["epoch", *names, *SPLIT], rows
 
 
@@ -132,7 +186,8 @@ def find_differences(columns: list[dict]) -> list[Row]:
 
 def compare_receipts(runs: list[Run]) -> list[list[str]]:
     """Return rows of two runs and the verdict. Each run is compared with the first."""
-    receipts, rows = {}, []
+    receipts = {}
+    rows = []
     for run in runs:
         try:
             receipts[run.name] = read(run.path)
@@ -162,7 +217,12 @@ def _compare_machines(first: Run, second: Run) -> str:
 
 
 def _cell(value: object) -> str:
-    text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    """Return a value of the settings or of the environment as text, as an option of a command has it."""
+    text = str(value)
+    if value is None:
+        text = "none"
+    elif isinstance(value, bool):
+        text = text.lower()
     return text if len(text) <= 300 else text[:300] + "…"
 
 
@@ -176,5 +236,6 @@ def format_duration(seconds: float) -> str:
     if not 0 <= seconds < 1e12:
         return NONE
     if seconds < 99.95:
-        return f"{seconds:.{1 if seconds >= 9.995 else 2}f} s"
+        digits = 1 if seconds >= 9.995 else 2
+        return f"{seconds:.{digits}f} s"
     return str(datetime.timedelta(seconds=round(seconds)))

@@ -55,12 +55,18 @@ _MOST_PROCESSES = 1024  # on one machine
 
 
 class _Parser(Parser):
+    """The parser of `simulate`, which reminds users of the `--` before the job's arguments."""
+
     def error(self, message: str) -> NoReturn:
+        """Raise BadInput: argparse calls it for a wrong option."""
         raise BadInput(f"{message} (the job's own arguments follow --)")
 
 
 def main(argv: list[str]) -> int:
-    """Run the simulation and return its exit code. Raises BadInput before it starts anything."""
+    """Run the simulation and return its exit code: `python -m launch simulate` calls it.
+
+    Raises BadInput before it starts anything.
+    """
     args = _parse_args(argv)
     simulation = Simulation(args.processes, args.faults, args.limit)
     with contextlib.ExitStack() as stack:
@@ -70,10 +76,9 @@ def main(argv: list[str]) -> int:
         folder = args.keep or tempfile.mkdtemp(prefix="bootfile-simulate-")
         if not args.keep:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        nodes = [
-            Node(index, os.path.join(folder, f"node-{index}"), args.code, args.data)
-            for index in range(args.nodes)
-        ]
+        nodes = []
+        for index in range(args.nodes):
+            nodes.append(Node(index, os.path.join(folder, f"node-{index}"), args.code, args.data))
         commands = Commands(args)
         kept = "" if args.keep else " (--keep FOLDER keeps them)"
         log(
@@ -81,12 +86,18 @@ def main(argv: list[str]) -> int:
             f"device={commands.device} folders={folder}{kept}"
         )
         code = simulation.run(nodes, commands)
-        for node in nodes if args.keep else []:
-            log(f"node {node.index}: outputs={node.output} log={node.log}")
+        if args.keep:
+            for node in nodes:
+                log(f"node {node.index}: outputs={node.output} log={node.log}")
         return code
 
 
 def _parse_args(argv: list[str]) -> argparse.Namespace:
+    """Return the options, checked, and what follows from them: all errors are found before anything starts.
+
+    job_arguments: what follows `--`. code: the uploaded files. faults: parsed. data: the folder of
+    --data_url, None if the job fetches it or there is none. below: what follows that folder in --data_url.
+    """
     split = argv.index("--") if "--" in argv else len(argv)
     parser = _Parser(__doc__, "python -m launch simulate")
     add = parser.add_argument
@@ -98,16 +109,19 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     add("--code_dir", metavar="FOLDER", help="the uploaded folder of a script (default: the script's own)")
     add("--keep", metavar="FOLDER", help="keep the nodes' folders in this new folder (default: temporary)")
     add("--limit", type=positive_float, help="end the simulation after this many seconds (default: never)")
-    args, given = parser.parse_args(argv[:split]), [*map(expand_home, argv[split + 1 :])]
+    args = parser.parse_args(argv[:split])
+    given = [expand_home(word) for word in argv[split + 1 :]]
     if not os.path.isfile(args.job):
         raise BadInput(f"{args.job}: no such file")
     code = CodeFolder(args.job, code_dir=args.code_dir)
     if args.nodes * args.processes > _MOST_PROCESSES:
         raise BadInput(f"--nodes {args.nodes} --processes {args.processes}: at most {_MOST_PROCESSES} in all")
-    somewhere, addresses = Folders("", "", "", "", ""), ["127.0.0.1"] * args.nodes
+    somewhere = Folders("", "", "", "", "")
+    addresses = ["127.0.0.1"] * args.nodes
     make_starts(args.platform, 0, args.nodes, args.processes, addresses, 1, somewhere)  # checks
     parsed = [faults.parse(spec, args.nodes, args.processes) for spec in args.fault]
-    data, below = get_option(given, "--data_url"), []
+    data = get_option(given, "--data_url")
+    below: list[str] = []
     if data and "://" in data:  # the job itself fetches it
         data = None
     if data is not None and not os.path.isdir(data):
@@ -118,8 +132,10 @@ def _parse_args(argv: list[str]) -> argparse.Namespace:
     keep = args.keep and os.path.abspath(args.keep)
     if keep:
         outputs.make_empty(keep)
-    follows = {
-        "job_arguments": given, "code": code, "faults": parsed, "keep": keep,
-        "data": data and os.path.abspath(data), "below": below,
-    }  # fmt: skip
-    return argparse.Namespace(**vars(args) | follows)
+    args.job_arguments = given
+    args.code = code
+    args.faults = parsed
+    args.keep = keep
+    args.data = data and os.path.abspath(data)
+    args.below = below
+    return args

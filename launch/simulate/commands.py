@@ -18,22 +18,28 @@ from launch.simulate.nodes import INPUT, Node
 
 
 class Commands:
-    """A builder of the nodes' commands. args: of `simulate`. code: the uploaded files. device: "cuda" or
-    "cpu"."""
+    """A builder of the nodes' commands. `launch simulate` makes one, before the nodes have folders.
+
+    args: of `simulate`. code: the uploaded files. device: "cuda" or "cpu".
+    """
 
     def __init__(self, args: argparse.Namespace):
-        self._args, self.code = args, args.code
-        gpus = [] if get_option(args.job_arguments, "--enable_gpu") == "false" else _visible_gpus()
-        self._gpus = gpus if len(gpus) >= args.nodes * args.processes else []
+        self._args = args
+        self.code = args.code
+        self._gpus: list[str] = []  # ids, at least one for every process of all nodes; else empty
+        if get_option(args.job_arguments, "--enable_gpu") != "false":
+            gpus = _visible_gpus()
+            if len(gpus) >= args.nodes * args.processes:
+                self._gpus = gpus
         self.device = "cuda" if self._gpus else "cpu"
         # Linux has all addresses of 127.0.0.0/8
         self._hosts = [f"127.0.{node // 254}.{node % 254 + 1}" for node in range(args.nodes)]
         self._port = _free_port()
-        self._environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not VARIABLES.fullmatch(name) and not name.startswith("BOOTFILE_")
-        }
+        # that of this process, without what a platform or Bootfile has set in it
+        self._environment = {}
+        for name, value in os.environ.items():
+            if not VARIABLES.fullmatch(name) and not name.startswith("BOOTFILE_"):
+                self._environment[name] = value
         self._environment["PYTHONUNBUFFERED"] = "1"
         if not self._gpus:  # all nodes share the cores of this machine
             threads = max(1, available_cores() // (args.nodes * args.processes))
@@ -41,8 +47,12 @@ class Commands:
 
     def build(self, node: Node) -> list[tuple[list[str], dict[str, str], dict[str, str]]]:
         """Return (command, environment, the platform's part of it) of every process that the platform starts
-        on a node, in the order of local ranks."""
-        args, processes = self._args, self._args.processes
+        on a node, in the order of local ranks.
+
+        The simulation calls it before each start of a node: the counts of starts and the folders change.
+        """
+        args = self._args
+        processes = args.processes
         gpus = self._gpus[node.index * processes :][:processes]
         starts = make_starts(
             args.platform, node.index, args.nodes, processes, self._hosts, self._port, node.folders, len(gpus)
@@ -51,18 +61,22 @@ class Commands:
         job = os.path.join(node.folders.code, args.code.job_path)
         commands = []
         for start in starts:
-            added_words = [each for each in start.arguments if not self._is_mounted(each.partition("=")[0])]
+            added_words = []
+            for word in start.arguments:
+                if not self._is_mounted(word.partition("=")[0]):
+                    added_words.append(word)
             given = self._given(node, added_words, tell_processes)
             command = [sys.executable, *start.prefix, job, *given, *added_words]
             added = dict(start.environment)
-            if table := added.get("RANK_TABLE_FILE"):
+            table = added.get("RANK_TABLE_FILE")
+            if table:
                 with open(table, "w", encoding="utf-8") as file:
                     file.write(make_rank_table(self._hosts, processes))
             if "MA_SCHEDULE_CNT" in added:
-                counts = {"MA_SCHEDULE_CNT": node.scheduled, "MA_PROC_START_CNT": node.started + 1}
-                added |= {name: str(count) for name, count in counts.items()}
-            own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), SCRATCH: node.folders.scratch}
-            commands.append((command, self._environment | own | added, added))
+                added["MA_SCHEDULE_CNT"] = str(node.scheduled)
+                added["MA_PROC_START_CNT"] = str(node.started + 1)  # with the start that follows
+            of_node = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), SCRATCH: node.folders.scratch}
+            commands.append((command, self._environment | of_node | added, added))
         return commands
 
     def _is_mounted(self, name: str) -> bool:
@@ -73,8 +87,13 @@ class Commands:
 
     def _given(self, node: Node, platforms: list[str], tell_processes: bool) -> list[str]:
         """Return the user's arguments on a node. A job of Bootfile gets missing ones: folder for results,
-        number of processes, report interval."""
-        args, given = self._args, list(self._args.job_arguments)
+        number of processes, report interval.
+
+        platforms: the arguments that the platform adds. tell_processes: whether the job has to start its
+        processes, and cannot count GPUs.
+        """
+        args = self._args
+        given = list(args.job_arguments)
         if args.data is not None:
             given = [
                 *split_option(given, "--data_url")[1],
@@ -102,7 +121,7 @@ def _free_port() -> int:
 
 
 def _visible_gpus() -> list[str]:
-    """Return ids for CUDA_VISIBLE_DEVICES, without importing torch."""
+    """Return ids for CUDA_VISIBLE_DEVICES, without importing torch, which takes seconds."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         return [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu not in ("", "-1")]
     if shutil.which("nvidia-smi") is None:

@@ -22,7 +22,7 @@ _MOST = 10**9
 class Fault:
     """One fault.
 
-    step: the optimizer step that the fault waits for
+    step: the optimizer step that the fault waits for, of the job: any node may print it
     rank: global; None for a fault of nodes
     node: its index; None for a fault of a rank, or of all nodes
     seconds: between two kills, or of a pause; 0 for others
@@ -39,15 +39,18 @@ class Fault:
 
 
 def parse(spec: str, nodes: int, processes: int) -> Fault:
-    """Return the fault that `spec` names, for nodes x processes ranks. Raises BadInput with the spec and its
-    keys."""
+    """Return the fault that `spec` names, for nodes x processes ranks.
+
+    `launch simulate` calls it for each --fault before it starts a node. Raises BadInput with the spec and its
+    keys.
+    """
     kind, _, rest = spec.partition(":")
     if kind not in KINDS:
         raise BadInput(f"--fault {spec}: unknown fault {kind!r}: expected one of {', '.join(KINDS)}")
     choices = [keys.split() for keys in KINDS[kind].split(" or ")]
     pairs = [pair.partition("=")[::2] for pair in rest.split(",")]
     given = [key for key, _ in pairs]
-    are_keys = any({*keys} - {"[node]"} <= {*given} <= {key.strip("[]") for key in keys} for keys in choices)
+    are_keys = any(_are_keys(given, keys) for keys in choices)
     if not are_keys or len({*given}) < len(given):
         names = " or ".join(", ".join(keys) for keys in choices)
         raise BadInput(f"--fault {spec}: expected {kind} with the keys {names}, each once")
@@ -62,13 +65,22 @@ def parse(spec: str, nodes: int, processes: int) -> Fault:
     return Fault(spec, kind, **numbers, seconds=time.number)
 
 
+def _are_keys(given: list[str], keys: list[str]) -> bool:
+    """Return whether the given keys are those of a kind of fault. keys: "[node]" may be missing."""
+    needed = {key for key in keys if not key.startswith("[")}
+    allowed = {key.strip("[]") for key in keys}
+    return needed <= {*given} <= allowed
+
+
 def _number(spec: str, key: str, value: str, least: int, most: int) -> int:
+    """Return a value as a whole number. Raises BadInput if it is not one in least..most."""
     if not value.isdecimal() or not least <= int(value) <= most:
         raise BadInput(f"--fault {spec}: {key}={value} is not a whole number in {least}..{most}")
     return int(value)
 
 
 def _interval(spec: str, key: str, value: str) -> Interval:
+    """Return the value of "for" or "every". Raises BadInput if it is not one of the units of that key."""
     expected = "a number of seconds such as 10s or 0.5s"
     units = ["s"]
     if key == "every":

@@ -14,7 +14,9 @@ from launch import manifests
 from launch.bundle.code_folder import CodeFolder
 from launch.profiles import Folders
 
-INPUT, OUTPUT = "data_url_0", "train_url_0"  # as ModelArts names the first input and the first output
+# as ModelArts names the first input and the first output
+INPUT = "data_url_0"
+OUTPUT = "train_url_0"
 _MOST = 2**20  # bytes of a log that are read at a time: a job may print endlessly
 
 
@@ -36,7 +38,7 @@ class Run:
 
 
 class Node:
-    """A container that a platform would start.
+    """A container that a platform would start. The simulation calls it from its one thread.
 
     index: the node's rank
     data: a folder that is linked as the first input; a platform would copy it
@@ -48,18 +50,33 @@ class Node:
     """
 
     def __init__(self, index: int, folder: str, code: CodeFolder, data: str | None):
-        self.index, self.restarts = index, 0
-        self.scheduled, self.started = 0, 0  # as MA_SCHEDULE_CNT and MA_PROC_START_CNT count
-        self.runs: list[Run] = []
-        self._folder, self._code, self._data = folder, code, data
-        self._tasks: list[subprocess.Popen] = []
+        self.index = index
+        self.restarts = 0
+        self.scheduled = 0  # containers, as MA_SCHEDULE_CNT counts them
+        self.started = 0  # runs in this container, as MA_PROC_START_CNT counts them
+        self.runs: list[Run] = []  # of all containers; the last one may still run
+        self._folder = folder
+        self._code = code
+        self._data = data
+        self._tasks: list[subprocess.Popen] = []  # what start() started, until close()
 
     def make_folders(self, outputs: str | None = None) -> None:
-        """Make a new container: the code, and an output folder with a copy of `outputs`."""
-        self.scheduled, self.started = self.scheduled + 1, 0
-        place = self._folder if self.scheduled == 1 else f"{self._folder}.{self.scheduled}"
-        names = (f"user-job-dir/{self._code.name}", "inputs", "outputs", "cache", "logs")
-        self.folders = Folders(*(os.path.join(place, name) for name in names))
+        """Make a new container: the code, and an output folder with a copy of `outputs`.
+
+        The simulation calls it before the first start(), and again for the fault `reschedule`.
+        """
+        self.scheduled += 1
+        self.started = 0
+        place = self._folder
+        if self.scheduled > 1:
+            place = f"{self._folder}.{self.scheduled}"
+        self.folders = Folders(
+            os.path.join(place, f"user-job-dir/{self._code.name}"),
+            os.path.join(place, "inputs"),
+            os.path.join(place, "outputs"),
+            os.path.join(place, "cache"),
+            os.path.join(place, "logs"),
+        )
         for folder in self.folders:
             os.makedirs(folder)
         manifests.write_files(self.folders.code, self._code.files)
@@ -78,14 +95,19 @@ class Node:
 
     @property
     def log(self) -> str:
+        """Return the path of the file that the processes write to."""
         return os.path.join(self.folders.logs, f"node_{self.index}.log")
 
     @property
     def running(self) -> bool:
+        """Return whether a run has begun that was not closed. Its processes may have ended."""
         return bool(self._tasks)
 
     def start(self, commands: list[tuple[list[str], dict[str, str]]]) -> None:
-        """Begin a run: start every (command, environment) as a process in the code folder."""
+        """Begin a run: start every (command, environment) as a process in the code folder.
+
+        The log is opened for reading before the first process starts, so that no line is missed.
+        """
         self.started += 1
         self.runs.append(Run(time.monotonic()))
         self._unfinished = b""  # the last line
@@ -102,13 +124,20 @@ class Node:
         return [task.pid for task in self._tasks if task.returncode is None]
 
     def read(self, most: int = _MOST) -> list[str]:
-        """Return the lines that were printed since the last call. Does not wait."""
+        """Return the lines that were printed since the last call. Does not wait.
+
+        The simulation calls it for each running node in each round.
+        """
         *lines, self._unfinished = (self._unfinished + self._printed.read(most)).split(b"\n")
         return [line.decode(errors="replace").rstrip("\r") for line in lines]
 
     def poll(self) -> int | None:
-        """Return the exit code of a run whose last process has ended, else None. It is that of the first
-        process that failed, 128 + n for signal n. The remaining processes of the run are killed."""
+        """Return the exit code of a run whose last process has ended, else None.
+
+        It is that of the first process that failed, 128 + n for signal n. When the last process that the
+        platform started has ended, those that these have left behind are killed. The simulation calls it in
+        each round, after read().
+        """
         if not self._tasks:
             return None
         run = self.runs[-1]
@@ -118,25 +147,31 @@ class Node:
         if any(task.returncode is None for task in self._tasks):
             return None
         if not run.ended:
-            run.code, run.ended = run.code or 0, time.monotonic()
+            run.code = run.code or 0
+            run.ended = time.monotonic()
             sessions.kill(self._tasks, self._mark)
         return run.code
 
     def close(self) -> list[str]:
-        """Close the run and return its last lines, after kill() or when poll() returned an exit code. The
-        node is then ready for another run."""
+        """Close the run and return its last lines.
+
+        The simulation calls it after kill(), or when poll() has returned an exit code. The node is then ready
+        for another run.
+        """
         self.poll()
         lines = self.read(-1)
         self._printed.close()
         self._tasks = []
-        return lines + [self._unfinished.decode(errors="replace")] * bool(self._unfinished)
+        if self._unfinished:
+            lines.append(self._unfinished.decode(errors="replace"))
+        return lines
 
     def end(self, number: int) -> None:
-        """Send a signal to the living process groups that the platform started."""
+        """Send a signal to the living process groups that the platform started, as a platform ends a job."""
         sessions.end(self._tasks, number)
 
     def kill(self) -> None:
-        """Kill all processes of the node, and wait for their end."""
+        """Kill all processes of the node, and wait for their end. close() has to follow."""
         sessions.kill(self._tasks, self._mark)
 
     def find(self) -> dict[int, dict[str, Any]]:
@@ -147,25 +182,37 @@ class Node:
         """Return global rank -> process id. count: processes per node.
 
         A rank's process has RANK and LOCAL_RANK in its environment. Its children have them too, and are not
-        counted. Without these variables, a rank is a process that the platform started.
+        counted. Without these variables, a rank is a process that the platform started. The simulation calls
+        it when a fault of a rank is due: a job may have replaced its processes since.
         """
-        told, parents = {}, {}
+        rank_of = {}  # process id -> the rank in its environment
+        parents = {}  # process id -> that of its parent
         for pid, facts in self.find().items():
             environment = facts["environ"]
             if "LOCAL_RANK" in environment and environment.get("RANK", "").isdecimal():
-                told[pid], parents[pid] = int(environment["RANK"]), facts["ppid"]
-        if not told:
-            living = [(local, task) for local, task in enumerate(self._tasks) if task.poll() is None]
-            return {self.index * count + local: task.pid for local, task in living}
-        return {rank: pid for pid, rank in told.items() if told.get(parents[pid]) != rank}
+                rank_of[pid] = int(environment["RANK"])
+                parents[pid] = facts["ppid"]
+        pids = {}
+        if not rank_of:
+            for local_rank, task in enumerate(self._tasks):
+                if task.poll() is None:
+                    pids[self.index * count + local_rank] = task.pid
+            return pids
+        for pid, rank in rank_of.items():
+            is_child = rank_of.get(parents[pid]) == rank
+            if not is_child:
+                pids[rank] = pid
+        return pids
 
     @property
     def _mark(self) -> str:
+        """Return the value of the variable that marks the node's processes, also after they have forked."""
         return f"{os.getpid()}.{self.index}"
 
 
 def copy_tree(source: str, destination: str) -> None:
-    """Copy a folder into another one. Files that are deleted meanwhile are skipped."""
+    """Copy a folder into another one. Files that are deleted meanwhile are skipped: nodes that still run may
+    delete old checkpoints."""
 
     def copy(source: str, target: str) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,8 @@
-"""Run a simulation: start nodes, fire faults, wait until the nodes end."""
+"""Run a simulation: start nodes, fire faults, wait until the nodes end.
+
+All of it runs in the one thread of `launch simulate`; each rank of the job is another process. The simulation
+sees only the lines that the nodes print, and the processes of this machine.
+"""
 
 import contextlib
 import os
@@ -36,28 +40,40 @@ def log(line: str) -> None:
 
 
 class Simulation:
-    """A simulation that runs nodes to their end. processes: of every node. limit: seconds, None for no
-    limit."""
+    """A simulation that runs nodes to their end. `launch simulate` makes one and calls run() once.
+
+    processes: of every node. faults: they fire in this order if several are due. limit: seconds, None for no
+    limit.
+    """
 
     def __init__(self, processes: int, faults: list[Fault], limit: float | None):
-        self._processes, self._faults, self._limit = processes, faults, limit
+        self._processes = processes
+        self._faults = faults
+        self._limit = limit
         self._pending = list(faults)  # those that have not fired
+        # The step of the job: the last one that any node has printed. Only the node of rank 0 prints steps.
         self._step = 0
         self._members: list[int] = []  # process ids by rank, if the job prints them
-        self._random = random.Random(0)
+        self._random = random.Random(0)  # chooses the ranks of kill:every=...
         self._due: dict[Fault, float] = {}  # time.monotonic() or step of the next kill, or the end of a pause
-        self._interrupts: list[int] = []
-        self._stopped: set[int] = set()  # process ids
-        self._stopped_since: float | None = None
+        self._interrupts: list[int] = []  # numbers of the signals that the simulation got
+        self._stopped: set[int] = set()  # process ids that got SIGSTOP from a fault, and never SIGCONT
+        self._stopped_since: float | None = None  # time.monotonic() since which nothing else runs
 
     def interrupt(self, number: int, frame: object) -> None:
-        """End all nodes and the simulation: a signal handler."""
+        """Note a signal, on which run() ends all nodes: the handler of SIGINT, SIGTERM and SIGHUP.
+
+        It only notes it, because it runs between any two statements of run().
+        """
         self._interrupts.append(number)
 
     def run(self, nodes: list[Node], commands: Commands) -> int:
-        """Make the folders, start the nodes, wait until they end, print a table, and return the exit code. On
-        any error all nodes are killed."""
-        self._nodes, self._commands = nodes, commands
+        """Make the folders, start the nodes, wait until they end, print a table, and return the exit code.
+
+        `launch simulate` calls it once. On any error all nodes are killed.
+        """
+        self._nodes = nodes
+        self._commands = commands
         for node in nodes:
             node.make_folders()
         self._began = time.monotonic()
@@ -78,9 +94,12 @@ class Simulation:
 
     @property
     def _running(self) -> list[Node]:
+        """Return the nodes whose run has begun and was not closed."""
         return [node for node in self._nodes if node.running]
 
     def _start(self, node: Node) -> None:
+        """Start the processes of a node and print their commands: first in run(), later after a fault or a
+        failure."""
         processes = self._commands.build(node)
         node.start([(command, environment) for command, environment, _ in processes])
         for (command, _, added), pid in zip(processes, node.pids, strict=True):
@@ -89,25 +108,40 @@ class Simulation:
             log(" ".join(line.split()))
 
     def _read(self) -> None:
-        """Wait a moment, and print the new lines of the nodes."""
+        """Wait a moment, and print the new lines of the nodes. Each round of run() begins with it."""
         time.sleep(_POLL)
         for node in self._running:
             self._show(node, node.read())
 
     def _show(self, node: Node, lines: list[str]) -> None:
+        """Print lines of a node, and note what they tell: the step, the processes by rank, an error.
+
+        A line may be read long after it was printed: the job may be further than the step here.
+        """
         for line in lines:
             print(f"[node {node.index}] {line}")
-            if match := _STEP.match(line):
-                self._step = int(match[1])
-            if match := GENERATION.fullmatch(line):
-                self._members = [*map(int, match[2].split())]
-            if match := _ERROR.fullmatch(line):
-                node.runs[-1].error = match[1][:_LONGEST]
+            step = _STEP.match(line)
+            if step:
+                self._step = int(step[1])
+            generation = GENERATION.fullmatch(line)
+            if generation:
+                self._members = [*map(int, generation[2].split())]
+            error = _ERROR.fullmatch(line)
+            if error:
+                node.runs[-1].error = error[1][:_LONGEST]
         if lines:
             sys.stdout.flush()
 
     def _fire_faults(self) -> None:
-        for fault in [fault for fault in self._faults if self._step >= fault.step]:
+        """Fire the faults whose step the job has reached. run() calls it in each round, after _read().
+
+        A fault of a node waits for the step of any node, not of that node: only rank 0 prints steps, and the
+        ranks of a job do each step together. In a script whose nodes do not wait for each other, a node may
+        be hit before its own first step.
+        """
+        for fault in self._faults:
+            if self._step < fault.step:
+                continue
             if fault.kind == "pause":
                 self._pause(fault, self._nodes[fault.node or 0])
             elif fault.seconds or fault.steps:
@@ -120,23 +154,32 @@ class Simulation:
                 self._start_again(fault)
 
     def _find_ranks(self) -> dict[int, tuple[Node, int]]:
-        """Return global rank -> (node, process id) of the living processes."""
-        ranks, members = {}, {pid: rank for rank, pid in enumerate(self._members)}
+        """Return global rank -> (node, process id) of the living processes, at the moment of a fault."""
+        ranks = {}
+        # An elastic job prints its processes, whose ranks may change. Others have theirs in the environment.
+        members = {pid: rank for rank, pid in enumerate(self._members)}
         for node in self._running:
             if members:
-                found = {members[pid]: pid for pid in node.find() if pid in members}
+                node_ranks = {members[pid]: pid for pid in node.find() if pid in members}
             else:
-                found = node.ranks(self._processes)
-            ranks |= {rank: (node, pid) for rank, pid in found.items()}
+                node_ranks = node.ranks(self._processes)
+            for rank, pid in node_ranks.items():
+                ranks[rank] = (node, pid)
         return ranks
 
     def _kill_again(self, fault: Fault) -> None:
-        """Kill a random process if it is time. If all are just being replaced, it is done later. Steps count
-        from 0, seconds from the first step on."""
+        """Kill a random process if it is time. If all are just being replaced, it is done later.
+
+        _fire_faults() calls it in each round from the first step on. Steps count from 0, seconds from the
+        first step on.
+        """
         if fault.steps:
-            position, interval, first = float(self._step), float(fault.steps), float(fault.steps)
+            position = float(self._step)
+            interval = float(fault.steps)
+            first = interval
         else:
-            position, interval = time.monotonic(), fault.seconds
+            position = time.monotonic()
+            interval = fault.seconds
             first = position + interval
         if position < self._due.setdefault(fault, first):
             return
@@ -146,7 +189,10 @@ class Simulation:
             self._signal_rank(fault, self._random.choice(ranks))
 
     def _pause(self, fault: Fault, node: Node) -> None:
-        """Stop all processes of a node, or let them continue if it is time."""
+        """Stop all processes of a node, or let them continue if it is time.
+
+        _fire_faults() calls it in each round from the fault's step on: the first call stops the node.
+        """
         if fault in self._pending and node.running:
             self._send(node, signal.SIGSTOP)
             self._send(node, signal.SIGSTOP)  # again: some may just have forked
@@ -158,11 +204,13 @@ class Simulation:
             log(f"fault {fault.text}: SIGCONT to node {node.index}")
 
     def _send(self, node: Node, number: int) -> None:
+        """Send a signal of a pause to all processes of a node, but those that another fault has stopped."""
         for pid in node.find().keys() - self._stopped:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
     def _signal_rank(self, fault: Fault, rank: int) -> None:
+        """Send the fault's signal to a rank. If the rank is just being replaced, a later round does it."""
         node, pid = self._find_ranks().get(rank, (None, None))
         if node is None or pid is None:
             return
@@ -176,7 +224,11 @@ class Simulation:
         self._note(fault, f"{number.name} to rank {rank} on node {node.index}", pid)
 
     def _start_again(self, fault: Fault) -> None:
-        """Restart nodes in place, or in new containers with a copy of the outputs of all nodes."""
+        """Restart nodes in place, or in new containers with a copy of the outputs of all nodes.
+
+        _fire_faults() calls it once for a fault. The other nodes may fail because of it: each of them is
+        restarted once more, see _reap().
+        """
         targets = [node for node in self._running if fault.node in (None, node.index)]
         if not targets:
             return
@@ -199,12 +251,15 @@ class Simulation:
                 node.restarts += 1
 
     def _note(self, fault: Fault, what: str, pid: int) -> None:
+        """Print what a fault has done, and mark the fault as fired. what: "SIGKILL to rank 1 on node 0"."""
         if fault in self._pending:
             self._pending.remove(fault)
         seconds = time.monotonic() - self._began
         log(f"fault {fault.text}: {what} time={seconds:.1f} step={self._step} pid={pid}")
 
     def _reap(self) -> None:
+        """Close the runs that have ended, and restart failed nodes that may be. run() calls it in each round,
+        after the faults."""
         for node in self._nodes:
             if node.poll() is None:
                 continue
@@ -215,38 +270,57 @@ class Simulation:
                 self._start(node)
 
     def _finish(self, node: Node, note: str = "") -> int:
+        """Print the last lines of a run that has ended, and return its exit code. note: the reason for its
+        end, if the simulation caused it."""
         self._show(node, node.close())
         run = node.runs[-1]
         run.note = run.note or note
         return run.code or 0
 
     def _kill_if_all_stopped(self) -> None:
-        """Kill stopped processes if nothing else runs: they never end by themselves."""
-        left = self._running
-        remain = [{*node.ranks(self._processes).values()} for node in left] if self._stopped else []
-        if not remain or not all(ranks and ranks <= self._stopped for ranks in remain):
+        """Kill stopped processes if nothing else runs: they never end by themselves.
+
+        run() calls it in each round: without it, a simulation with the fault `stop` would wait forever.
+        """
+        if not self._are_all_stopped():
             self._stopped_since = None
             return
         now = time.monotonic()
         self._stopped_since = self._stopped_since or now
-        for node in left:
+        for node in self._running:
             if self._stopped.issuperset(node.pids) or now - self._stopped_since > _STANDSTILL:
                 node.runs[-1].note = "stopped by a fault, and killed after all others had ended"
                 node.kill()
 
+    def _are_all_stopped(self) -> bool:
+        """Return whether each running node has ranks, and faults have stopped all of them."""
+        if not self._stopped or not self._running:
+            return False
+        for node in self._running:
+            ranks = {*node.ranks(self._processes).values()}
+            if not ranks or not ranks <= self._stopped:
+                return False
+        return True
+
     def _end_from_outside(self) -> int | None:
-        """End the nodes after a signal or at the limit, and return the exit code; else return None."""
+        """End the nodes after a signal or at the limit, and return the exit code; else return None.
+
+        run() calls it at the end of each round, and leaves its loop if there is a code.
+        """
         seconds = time.monotonic() - self._began
         if self._interrupts:
             number = self._interrupts[0]
-            reason, code = f"{signal.Signals(number).name} to the simulation", 128 + number
+            reason = f"{signal.Signals(number).name} to the simulation"
+            code = 128 + number
         elif self._limit is not None and seconds > self._limit:
-            reason, code = f"--limit {self._limit:g}", TIME_LIMIT
+            reason = f"--limit {self._limit:g}"
+            code = TIME_LIMIT
         else:
             return None
         log(f"{reason} after {seconds:.1f} s: ending all nodes")
         for node in self._running:
-            node.runs[-1].note, node.restarts = f"ended by {reason}", 0
+            node.runs[-1].note = f"ended by {reason}"
+            node.restarts = 0  # _reap() must not start it again
             node.end(signal.SIGTERM)
         deadline = time.monotonic() + _GRACE
         while self._running and time.monotonic() < deadline:
@@ -258,11 +332,16 @@ class Simulation:
         return code
 
     def _report(self, code: int | None) -> int:
-        """Print the table and return the exit code. code: None if the nodes ended by themselves."""
+        """Print the table and return the exit code: the last that run() does.
+
+        code: None if the nodes ended by themselves.
+        """
         print(f"\n{'node':<16}{'exit code':>9}{'seconds':>10}  explanation")
         for node in self._nodes:
             for number, run in enumerate(node.runs, start=1):
-                label = str(node.index) if len(node.runs) == 1 else f"{node.index} run {number}"
+                label = str(node.index)
+                if len(node.runs) > 1:
+                    label = f"{node.index} run {number}"
                 meaning = run.note or explain_end(run.code or 0, run.error)
                 print(f"{label:<16}{run.code:>9}{run.ended - run.began:>10.1f}  {meaning}")
         print(flush=True)
@@ -271,7 +350,9 @@ class Simulation:
             log("guides/own_script.md lists the errors of scripts on platforms, and what to change")
         for fault in self._pending:
             log(f"fault {fault.text} never fired: the last step seen is {self._step}")
-        if code is None:
-            last = sorted((node.runs[-1] for node in self._nodes), key=lambda run: run.ended)
-            code = next((run.code for run in last if run.code), NEVER_FIRED if self._pending else 0)
-        return code
+        if code is not None:
+            return code
+        for run in sorted((node.runs[-1] for node in self._nodes), key=lambda run: run.ended):
+            if run.code:
+                return run.code
+        return NEVER_FIRED if self._pending else 0

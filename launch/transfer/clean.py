@@ -18,38 +18,59 @@ _DAY = 86400.0  # seconds
 
 
 class _Snapshot(NamedTuple):
+    """A snapshot of code at the URL.
+
+    folder: its key below the URL, <name>-<digest>
+    name: of the job
+    size: bytes of all files
+    modified: seconds since 1970
+    files: paths in the folder
+    """
+
     folder: str
     name: str
     size: int
-    modified: float  # seconds since 1970
+    modified: float
     files: list[str]
 
 
-def clean(url: str, keep: int, yes: bool) -> int:
-    """Show old snapshots and unfinished uploads, ask, remove them, and return the exit code. Raises
-    BadInput.
+class _Upload(NamedTuple):
+    """An upload of one big file that was not finished.
 
-    keep: newest snapshots of each name that stay. yes: remove without asking.
+    key: of the file. id: of the upload. began: seconds since 1970
+    """
+
+    key: str
+    id: str
+    began: float
+
+
+def clean(url: str, keep: int, yes: bool) -> int:
+    """Show old snapshots and unfinished uploads, ask, remove them, and return the exit code.
+
+    `python -m launch upload --clean` calls it. keep: newest snapshots of each name that stay. yes: remove
+    without asking. Raises BadInput.
     """
     with ObjectStore(url) as store:
         return _clean(store, keep, yes)
 
 
 def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
+    """Do what clean() says with an open store."""
     snapshots = sorted(_find_snapshots(store), key=_by_name_and_age)
-    uploads = list(store.uploads())
+    uploads = [_Upload(*upload) for upload in store.uploads()]
     old: list[_Snapshot] = []
     for _, snapshots_of_a_name in itertools.groupby(snapshots, key=_name_of):
         old += [*snapshots_of_a_name][keep:]
-    left = [upload for upload in uploads if upload[2] <= time.time() - _DAY]  # younger ones may be running
+    left = [upload for upload in uploads if upload.began <= time.time() - _DAY]  # younger ones may be running
     rows = []
     for snapshot in snapshots:
         action = "remove" if snapshot in old else "keep"
-        size, age = human_size(snapshot.size), format_time(snapshot.modified)
-        rows.append((action, "snapshot", snapshot.folder, size, age))
+        size = human_size(snapshot.size)
+        rows.append((action, "snapshot", snapshot.folder, size, format_time(snapshot.modified)))
     for upload in uploads:
         action = "remove" if upload in left else "keep"
-        rows.append((action, "unfinished", printable(upload[0]), "", format_time(upload[2])))
+        rows.append((action, "unfinished", printable(upload.key), "", format_time(upload.began)))
     for line in align(rows):
         print(line)
     if not old and not left:
@@ -60,8 +81,8 @@ def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
     if not confirm.ask(f"remove {what}", yes):
         print("nothing was removed")
         return 1
-    for key, upload_id, _ in left:
-        store.abort(key, upload_id)
+    for upload in left:
+        store.abort(upload.key, upload.id)
     for snapshot in old:
         store.delete(f"{snapshot.folder}/{path}" for path in snapshot.files)
         store.delete([f"{snapshot.folder}/{manifests.NAME}"])  # last: it lists the remaining files
@@ -81,10 +102,13 @@ def _by_name_and_age(snapshot: _Snapshot) -> tuple[str, float]:
 def _find_snapshots(store: ObjectStore) -> Iterator[_Snapshot]:
     """Yield the folders below the URL whose manifest belongs to their name."""
     for folder in store.folders():
-        there = store.head(f"{folder}/{manifests.NAME}")
-        manifest = manifests.parse(store.read(there.key)) if there else None
-        if there and manifest and manifest["job"] and manifests.make_folder_name(manifest) == folder:
-            if not there.modified:
-                raise BadInput(f"{store.location.url(there.key)}: the store does not tell its age")
-            sizes = {file["path"]: file["size"] for file in manifest["files"]}
-            yield _Snapshot(folder, manifest["name"], sum(sizes.values()), there.modified, list(sizes))
+        stored = store.head(f"{folder}/{manifests.NAME}")
+        if not stored:
+            continue
+        manifest = manifests.parse(store.read(stored.key))
+        if not manifest or not manifest["job"] or manifests.make_folder_name(manifest) != folder:
+            continue
+        if not stored.modified:
+            raise BadInput(f"{store.location.url(stored.key)}: the store does not tell its age")
+        sizes = {file["path"]: file["size"] for file in manifest["files"]}
+        yield _Snapshot(folder, manifest["name"], sum(sizes.values()), stored.modified, list(sizes))

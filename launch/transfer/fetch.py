@@ -36,13 +36,18 @@ from launch.transfer import progress
 
 
 def main(arguments: list[str]) -> int:
-    """Fetch a folder, print a summary, and return the exit code. Raises BadInput."""
+    """Fetch a folder, print a summary, and return the exit code: `python -m launch fetch` calls it.
+
+    Raises BadInput.
+    """
     parser = Parser(__doc__, "python -m launch fetch")
     parser.add_argument("url", metavar="URL", help="s3://bucket/prefix, obs://bucket/prefix, or RECORD")
     parser.add_argument("--to", metavar="FOLDER", required=True, help="folder for the files")
     parser.add_argument("--yes", action="store_true", help="replace files with other content without asking")
     args = parser.parse_args(arguments)
-    url, to, begin = args.url, args.to, time.monotonic()
+    url = args.url
+    to = args.to
+    begin = time.monotonic()
     if "://" not in url:
         url = _output_of(url)
     with ObjectStore(url) as store:
@@ -52,11 +57,13 @@ def main(arguments: list[str]) -> int:
             raise BadInput(f"no files below {url}: is the URL right, and has the job saved results yet?")
         check_keys((entry.key for entry in wanted), url)
         paths = {entry.key: make_path(to, entry.key) for entry in wanted}
-        if hidden := sorted(path for path in paths.values() if _is_setting(path, to)):
+        hidden = sorted(path for path in paths.values() if _is_setting(path, to))
+        if hidden:
             raise BadInput(f"{url} has {hidden[0]}, a setting of this user: pass --to a folder of its own")
         listed = _read_lists(store, wanted)
 
         def is_here(entry: Object) -> bool:
+            """Return whether a file needs no fetch: sync.compare() calls it in its threads."""
             return _is_here(store, paths[entry.key], entry, listed)
 
         missing, unchanged = sync.compare(store, wanted, is_here)
@@ -72,7 +79,10 @@ def main(arguments: list[str]) -> int:
         unverified: list[str] = []
 
         def verify(entry: Object, has_digest_of_store: bool) -> None:
-            """Compare a file of a store that keeps no digest with the lists of its writers."""
+            """Compare a file of a store that keeps no digest with the lists of its writers.
+
+            sync.fetch() calls it in one of its threads, after each file was written.
+            """
             if has_digest_of_store:
                 return
             if entry.key not in listed:
@@ -98,14 +108,21 @@ def main(arguments: list[str]) -> int:
 
 
 def _is_of_a_job(entry: Object) -> bool:
+    """Return whether an object is a list or a lease, with which a job coordinates its uploads."""
     return os.path.basename(entry.key).startswith(".bootfile-")
 
 
 def _is_setting(path: str, to: str) -> bool:
     """Return whether a file is hidden in the home folder, such as .ssh/authorized_keys, and `to` is not."""
+    first = _first_below_home(path)
+    first_of_target = _first_below_home(to)
+    return first.startswith(".") and first != ".." and first_of_target in (".", "..")
+
+
+def _first_below_home(path: str) -> str:
+    """Return the first component of a path, relative to the home folder, links resolved."""
     home = os.path.realpath(os.path.expanduser("~"))
-    first, chosen = (os.path.relpath(os.path.realpath(each), home).split(os.sep)[0] for each in (path, to))
-    return first.startswith(".") and first != ".." and chosen in (".", "..")
+    return os.path.relpath(os.path.realpath(path), home).split(os.sep)[0]
 
 
 def _output_of(text: str) -> str:
@@ -123,12 +140,14 @@ def _output_of(text: str) -> str:
 
 def _read_lists(store: ObjectStore, entries: list[Object]) -> dict[str, str]:
     """Return the sha256 of the files that `upload` or a job has listed, for a store that keeps no digest."""
-    sizes, listed = {entry.key: entry.size for entry in entries}, {}
+    sizes = {entry.key: entry.size for entry in entries}
+    listed = {}
     for name in (manifests.NAME, output_list.NAME):
         content, _ = store.read_version(name)
         with contextlib.suppress(ValueError):
-            files = output_list.parse(content).items()
-            listed |= {path: file.sha256 for path, file in files if file.size == sizes.get(path)}
+            for path, file in output_list.parse(content).items():
+                if file.size == sizes.get(path):
+                    listed[path] = file.sha256
             listed[name] = hashlib.sha256(content).hexdigest()
     return listed
 
@@ -143,7 +162,8 @@ def _is_here(store: ObjectStore, path: str, entry: Object, listed: dict[str, str
         digest = (stored and stored.digest) or listed.get(entry.key)
         if stored and not digest:
             with tempfile.TemporaryDirectory() as folder:
-                store.fetch(entry.key, copy := os.path.join(folder, "copy"), entry.size)
+                copy = os.path.join(folder, "copy")
+                store.fetch(entry.key, copy, entry.size)
                 return filecmp.cmp(path, copy, shallow=False)
         with open(path, "rb") as file:
             return digest is not None and has_digest(file, digest)

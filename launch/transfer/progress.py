@@ -15,7 +15,7 @@ _ABORTING = 60.0  # seconds after Ctrl-C to end the requests under way and remov
 
 
 class _Bar(sync.Progress):
-    """Moves a bar with each part of a file that arrives."""
+    """Moves a bar with each part of a file that arrives. The threads of a transfer call add()."""
 
     def __init__(self, bar: tqdm):
         super().__init__()
@@ -28,7 +28,10 @@ class _Bar(sync.Progress):
 
 @contextlib.contextmanager
 def show(text: str, objects: Sequence[Object]) -> Iterator[sync.Progress]:
-    """Show a bar on standard error during the block, which transfers these objects. text: its title."""
+    """Show a bar on standard error during the block, which transfers these objects. text: its title.
+
+    `upload` and `fetch` use it in the main thread. After Ctrl-C they have _ABORTING seconds to clean up.
+    """
     signals.unwind_within(_ABORTING)
     size = sum(entry.size for entry in objects)
     interval = 0.1 if os.isatty(2) else 10  # seconds

@@ -41,11 +41,13 @@ def prove(tmp_path: Path) -> Callable[..., None]:
     def run(
         script: str, *options: str, files: str, resume: Sequence[str], kills: int = 2, limit: float = 600.0
     ) -> None:
-        whole, killed = tmp_path / "whole", tmp_path / "killed"
+        """Train once to the end and once with kills, and compare: the test calls it."""
+        whole = tmp_path / "whole"
+        killed = tmp_path / "killed"
         commands = []
         for folder in (whole, killed):
             folder.mkdir()
-            words = [each.replace("{out}", str(folder)) for each in options]
+            words = [word.replace("{out}", str(folder)) for word in options]
             commands.append([sys.executable, script, *words])
         _finish(commands[0], limit)
         assert any(whole.rglob(files)), f"{script} has written no {files} into {{out}}"
@@ -73,13 +75,16 @@ def _started(command: list[str]) -> Iterator[subprocess.Popen]:
 
 
 def _finish(command: list[str], limit: float) -> None:
+    """Run the script to its end, which must be without an error."""
     with _started(command) as process:
         code = process.wait(limit)
     assert code == 0, f"the script ended with {code}"
 
 
 def _kill_after_write(command: list[str], folder: Path, files: str, limit: float) -> None:
-    before, end = _state(folder, files), time.monotonic() + limit
+    """Run the script until a new file is whole, and kill it then."""
+    before = _state(folder, files)
+    end = time.monotonic() + limit
     with _started(command) as process:
         while not any(_is_whole(path) for path, _ in _state(folder, files) - before):
             assert process.poll() is None, "the script ended before a new file: let it save more often"
@@ -88,14 +93,16 @@ def _kill_after_write(command: list[str], folder: Path, files: str, limit: float
 
 
 def _state(folder: Path, files: str) -> set[tuple[Path, int]]:
-    found = set()
+    """Return (path, time of the last write) of the files that the running script has written so far."""
+    state = set()
     for path in folder.rglob(files):
         with contextlib.suppress(FileNotFoundError):  # it was renamed
-            found.add((path, path.stat().st_mtime_ns))
-    return found
+            state.add((path, path.stat().st_mtime_ns))
+    return state
 
 
 def _is_whole(path: Path) -> bool:
+    """Return whether a file can be read: the script may still write it."""
     try:
         _load(path)
     except Exception:  # it is being written
@@ -109,12 +116,15 @@ def _load(path: Path) -> Any:
 
 def _compare(first: Path, second: Path, files: str) -> Iterator[str]:
     """Yield the names of the values that differ."""
-    names = [{str(path.relative_to(each)) for path in each.rglob(files)} for each in (first, second)]
-    yield from (f"only one run has {name}" for name in sorted(names[0] ^ names[1]))
-    for name in sorted(names[0] & names[1]):
-        values = [dict(_values(name, _load(each / name))) for each in (first, second)]
-        for part in sorted(values[0].keys() | values[1].keys()):
-            if values[0].get(part) != values[1].get(part):
+    first_names = {str(path.relative_to(first)) for path in first.rglob(files)}
+    second_names = {str(path.relative_to(second)) for path in second.rglob(files)}
+    for name in sorted(first_names ^ second_names):
+        yield f"only one run has {name}"
+    for name in sorted(first_names & second_names):
+        first_values = dict(_values(name, _load(first / name)))
+        second_values = dict(_values(name, _load(second / name)))
+        for part in sorted(first_values.keys() | second_values.keys()):
+            if first_values.get(part) != second_values.get(part):
                 yield f"{part} differs"
 
 
@@ -124,21 +134,22 @@ def _values(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         bits = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         yield name, (str(value.dtype), tuple(value.shape), bits)
     elif isinstance(value, dict):
-        for key, each in value.items():
-            yield from _values(f"{name}: {key}", each)
+        for key, item in value.items():
+            yield from _values(f"{name}: {key}", item)
     elif isinstance(value, list | tuple):
-        for number, each in enumerate(value):
-            yield from _values(f"{name}[{number}]", each)
+        for number, item in enumerate(value):
+            yield from _values(f"{name}[{number}]", item)
     elif isinstance(value, int | float | str | bytes | None):
         yield name, repr(value)
 
 
 def _compare_receipts(*folders: Path) -> None:
-    found = [path.parent for each in folders for path in each.rglob("receipt-0.bin")]
-    if not found:
+    """Fail the test if the samples of two runs differ. A script without a receipt has nothing to compare."""
+    places = [path.parent for folder in folders for path in folder.rglob("receipt-0.bin")]
+    if not places:
         return
-    assert len(found) == len(folders), f"expected one receipt in each run, found {found}"
+    assert len(places) == len(folders), f"expected one receipt in each run, found {places}"
     import receipt
 
-    equal, text = receipt.compare(*(receipt.read(str(folder)) for folder in found))
+    equal, text = receipt.compare(*(receipt.read(str(place)) for place in places))
     assert equal, f"data {text}"

@@ -10,6 +10,8 @@ import pytest
 from bootfile.ground.errors import BadInput
 from bootfile.ground.exit_codes import explain_exit_code
 from launch.simulate import cli, faults
+from launch.simulate.nodes import Run
+from launch.simulate.simulation import Simulation
 from tests.conftest import QUICK, environment, start
 from tests.support.simulated import fired, rows, simulate
 
@@ -17,10 +19,29 @@ JOB = ("jobs/train_ddp.py", "--", *QUICK, "--max_steps=3", "--batch_size=32")
 
 STEPS = """
 import time
-begin = time.monotonic()
 for step in range(1, 101):
     print(f"epoch=1 step={step} loss=1", flush=True)
     time.sleep(0.02)
+"""
+# Two nodes that wait for each other before the first step, as those of a job do: a fault that waits for a
+# step of any node does not hit a node that has not begun. Each prints its longest time without a step.
+STEPS_TOGETHER = """
+import os, time
+last = time.monotonic()
+open(os.path.join(os.environ["MEETING"], os.environ["VC_TASK_INDEX"]), "w").close()
+while True:
+    now = time.monotonic()
+    if len(os.listdir(os.environ["MEETING"])) == 2:
+        break
+    last = now  # no step, and so no fault, was before it
+    time.sleep(0.01)
+longest = 0.0
+for step in range(1, 101):
+    print(f"epoch=1 step={step} loss=1", flush=True)
+    time.sleep(0.02)
+    longest = max(longest, time.monotonic() - last)
+    last = time.monotonic()
+print("longest", longest)
 """
 SAY_ALL = """
 import glob, os, sys
@@ -258,12 +279,73 @@ def test_a_random_rank_is_killed_every_20_steps(script):
     assert int(first_step) >= 20 and int(second_step) >= int(first_step) + 20
 
 
-def test_a_paused_node_continues(script):
+class ScriptedNode:
+    """A node that prints given lines, one a round, and ends with 0."""
+
+    def __init__(self, index, lines):
+        self.index = index
+        self.restarts = 0
+        self.runs = [Run(began=0.0)]
+        self.running = True
+        self.pids = [os.getpid()]
+        self._lines = [*lines]
+
+    def make_folders(self):
+        """There are none."""
+
+    def start(self, commands):
+        """There is no process."""
+
+    def read(self):
+        return [self._lines.pop(0)] if self._lines else []
+
+    def poll(self):
+        return 0 if self.running and not self._lines else None
+
+    def close(self):
+        self.running = False
+        self.runs[-1].code = 0
+        return []
+
+    def find(self):
+        return {}
+
+
+class NoCommands:
+    """The commands of ScriptedNode."""
+
+    def build(self, node):
+        return [([], {}, {})]
+
+
+def test_a_fault_of_a_node_waits_for_a_step_of_any_node(capsys):
+    """Only rank 0 of a job prints steps: a fault of another node would wait forever for its own."""
+    fault = faults.parse("pause:node=1,step=2,for=20s", 2, 1)
+    first = ScriptedNode(0, ["epoch=1 step=1 loss=1", "epoch=1 step=2 loss=1", ""])
+    second = ScriptedNode(1, ["no step", "no step", "no step"])
+    assert Simulation(1, [fault], None).run([first, second], NoCommands()) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "step" in line]
+    assert lines[:4] == [
+        "[node 0] epoch=1 step=1 loss=1",
+        "[node 1] no step",
+        "[node 0] epoch=1 step=2 loss=1",
+        "[node 1] no step",
+    ]
+    assert re.fullmatch(
+        rf"\[simulate\] fault {fault.text}: SIGSTOP to node 1 time=\S+ step=2 pid=\d+", lines[4]
+    )
+
+
+def test_a_paused_node_continues(script, tmp_path):
     fault = "pause:node=1,step=2,for=1.5s"
-    result = simulate("--nodes=2", "--fault", fault, script(STEPS + "print(time.monotonic() - begin)"))
+    meeting = tmp_path / "meeting"  # a fault waits for a step of any node, so both have begun by then
+    meeting.mkdir()
+    command = ("--nodes=2", "--fault", fault, script(STEPS_TOGETHER))
+    result = simulate(*command, env=environment(MEETING=str(meeting)))
     assert fired(result.stdout, fault) and f"fault {fault}: SIGCONT to node 1\n" in result.stdout
-    seconds = {node: float(row) for node, row in re.findall(r"\[node (\d)\] ([\d.]+)\n", result.stdout)}
-    assert seconds["1"] > seconds["0"] + 1
+    longest = dict(re.findall(r"\[node (\d)\] longest (\S+)\n", result.stdout))
+    assert float(longest["1"]) > 1.4
+    assert float(longest["1"]) > float(longest["0"])
 
 
 def test_a_fault_that_never_fires_is_an_error(script):
