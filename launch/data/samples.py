@@ -143,5 +143,5 @@ def _name_labels(labels: np.ndarray, classes: Sequence[str]) -> list[str]:
     labels: int [n], the class of each sample, or bool [n, classes]. classes: names.
     """
     if labels.ndim == 1:
-        return [classes[label] for label in labels]
-    return [",".join(classes[label] for label in np.flatnonzero(row)) for row in labels]
+        return [classes[label] for label in labels.tolist()]
+    return [",".join(classes[label] for label in np.flatnonzero(row).tolist()) for row in labels]
