@@ -372,9 +372,10 @@ class _Summed:
         """Return the sum of all bytes; those that torch has not read are read now. Raises OSError."""
         end = os.fstat(self.file.fileno()).st_size
         parts = [*sorted(self._parts), (end, end)]
-        for (_, place), (end, _) in itertools.pairwise(parts):
+        for (_, gap), (gap_end, _) in itertools.pairwise(parts):
+            place = gap
             self.seek(place)
-            while content := self.read(min(end - place, _PIECE)):
+            while content := self.read(min(gap_end - place, _PIECE)):
                 self._sum += int(add_bytes(np.frombuffer(content, np.uint8), place))
                 place += len(content)
         return self._sum
