@@ -48,6 +48,7 @@ class Saver:
         is_sharded: bool = False,
         by_rank: bool = False,
     ):
+        """Make the saver, on every rank, before a checkpoint is read. Nothing is written yet."""
         self.folder = folder
         self.keep = keep
         self.log = log
@@ -65,14 +66,14 @@ class Saver:
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "writer")
         self._writes: collections.deque[_Write] = collections.deque()  # until collect() has seen their ends
         self._failures: dict[str, str] = {}  # kind of file -> why its last write failed
-        self._refusals = 0  # failures in a row for a reason that does not pass
+        self._refusals = 0  # failures in a row for a reason that does not pass by itself (_FINAL)
         self.hopeless = ""  # why no checkpoint can be saved in this folder: the job has to end
         # the line of state.jsonl of a checkpoint that is being written
         self._marked: dict[str, Any] | None = None
         self._digested = 0  # the step of the last state whose digest was submitted
         self.machines: list[dict[str, Any]] = []  # those that have computed the run, for digest.FILE
         self.infinite: set[str] = set()  # names of weights that may be infinite, such as a mask
-        self._is_readable = False  # whether the types in a checkpoint of this start were checked
+        self._is_readable = False  # whether it was checked that torch can read the types in a checkpoint
         # path -> identity of checkpoints that are known to be whole
         self._whole: dict[str, tuple[Any, ...]] = {}
 

@@ -70,27 +70,46 @@ class secret(str):
 
 
 def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | None]:
-    """Return the arguments that may be logged: plain values, without any that looks like a credential."""
-    values = {
-        name: str(value) if isinstance(value, Interval) else value for name, value in vars(args).items()
-    }
-    return {
-        name: mask(value) if isinstance(value, str) else value
-        for name, value in values.items()
-        if isinstance(value, str | int | float | bool | None)
-        and not (isinstance(value, secret) or is_secret(name, value))
-    }
+    """Return the arguments that may be logged: plain values, without any that is a credential.
+
+    starts.jsonl has them, and each checkpoint as its `arguments`.
+    """
+    shown: dict[str, str | int | float | bool | None] = {}
+    for name, value in vars(args).items():
+        if _is_credential(name, value):
+            continue
+        if isinstance(value, Interval):
+            shown[name] = str(value)
+        elif isinstance(value, str):
+            shown[name] = mask(value)  # a URL may have a password
+        elif isinstance(value, int | float | bool | None):
+            shown[name] = value
+    return shown
+
+
+def _is_credential(name: str, value: object) -> bool:
+    """Return whether an option has the type `secret`, or a name or a value that looks like a credential."""
+    return isinstance(value, secret) or is_secret(name, value)
 
 
 def identity(args: Arguments) -> dict[str, Any]:
-    """Return the options with the role IDENTITY, --name -> plain value, without credentials."""
+    """Return the options that identify a run, --name -> plain value, without credentials: those with the role
+    IDENTITY.
+
+    The Checkpointer writes them into each checkpoint, and refuses a checkpoint with other values.
+    """
     shown = settings(args)
-    kept = {name: each for name, each in vars(args).items() if _role(args, name) == IDENTITY}
-    return {
-        f"--{name}": shown[name] if name in shown else each if isinstance(each, list | tuple) else str(each)
-        for name, each in kept.items()
-        if not (isinstance(each, secret) or is_secret(name, each))
-    }
+    values: dict[str, Any] = {}
+    for name, value in vars(args).items():
+        if _role(args, name) != IDENTITY or _is_credential(name, value):
+            continue
+        if name in shown:
+            values[f"--{name}"] = shown[name]
+        elif isinstance(value, list | tuple):
+            values[f"--{name}"] = value
+        else:  # of a class of the job
+            values[f"--{name}"] = str(value)
+    return values
 
 
 def without_operation(args: Arguments, values: dict[str, Any]) -> dict[str, Any]:

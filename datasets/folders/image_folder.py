@@ -164,8 +164,8 @@ def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
     load() calls it at each start, also for an index of an earlier run: --max_bad_images may be another one.
     max_bad: the share that may be bad.
     """
-    bad = index.excluded
-    total = len(index) + len(index.bad)
+    bad = index.excluded  # (path, reason) of each file that the index leaves out
+    total = len(index) + len(bad)
     if not bad:
         return
     reasons = shown([f"{path}: {reason}" for path, reason in bad])
