@@ -261,6 +261,7 @@ class Exact:
         with the device (nonfinite.py).
         """
         if self._replicas:
+            # raises BadInput if DistributedDataParallel still waits for gradients: the ranks would hang below
             self._replicas.check_backward()
         return self._vote(loss)
 

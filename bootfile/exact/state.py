@@ -152,6 +152,9 @@ class RunState:
     def load(self, state: SavedState, total_steps: int) -> None:
         """Check a state that was read from a file, and restore it if the model is not sharded.
 
+        Called on rank 0 while it chooses a checkpoint; the other ranks wait, and get the state by
+        broadcast(). The parts of a sharded model are restored after that, on every rank.
+
         Raises Refused, with both values, if it belongs to another run, and BadInput if it has done more than
         total_steps. A file of another program may raise any exception; another state can be loaded then.
         """

@@ -251,7 +251,9 @@ def _world_size(run: str) -> int:
 
 def _compare_weights(first: str, second: str, first_names: list[str], second_names: list[str]) -> Line:
     """Compare the files of weights of two runs, tensor by tensor. first, second: output folders.
-    first_names, second_names: the paths of their files below them, sorted. Raises BadInput."""
+    first_names, second_names: the paths of their files below them, sorted. Raises BadInput.
+
+    compare_runs() calls it, for `prove`, after each case of a proof."""
     if first_names != second_names:
         missing = set(first_names) ^ set(second_names)
         return Line("weights", False, f"only one run has {min(missing)}")

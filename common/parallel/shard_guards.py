@@ -281,8 +281,8 @@ class FirstCall:
 
     def forget(self) -> None:
         """Delete what was recorded, and record no call until expect(). Guards.repeat_calls() calls it on
-        every rank, as soon as the call was repeated: the inputs would take memory until the next checked
-        step."""
+        every rank, as soon as the call was repeated. Otherwise the inputs would take memory, and the next
+        checked step would be compared with the results of this one, and refused."""
         self._sources = []
         self._repetition = None
         self.inputs = []
