@@ -139,8 +139,8 @@ def _read_content(path: str) -> Any:
 def _choose_state(path: str, content: Any) -> tuple[Any, str]:
     """Return (the dictionary of a file that holds the weights; which one it is, as text, or "").
 
-    A checkpoint of this package has them in "objects", and other programs in a dictionary of any name, beside
-    those of the optimizer. Raises BadInput if several dictionaries may be the weights.
+    A checkpoint of this package has them in "objects", and other programs in a dictionary of any name, next
+    to those of the optimizer. Raises BadInput if several dictionaries may be the weights.
     """
     objects = content.get("objects")
     if isinstance(objects, dict):

@@ -482,7 +482,7 @@ def _line(figures: dict[str, float | str]) -> str:
 
 
 def _short(value: float | str) -> str:
-    """Return a figure as it stands in the log, in a few digits."""
+    """Return a figure as the log shows it, in a few digits."""
     if isinstance(value, str):
         return value
     if isinstance(value, float) and abs(value) >= 1000:

@@ -142,8 +142,8 @@ class Output:
     def release(self) -> None:
         """Release the folder for other jobs. A start that was refused leaves the folder as it was.
 
-        It is called on the process that holds the folder: at the end of main(), and before, if another
-        process of the job goes on to write there.
+        It is called on the process that holds the folder: at the end of main(), and before it exits after a
+        signal.
         """
         file = self._lock
         self._lock = None

@@ -178,7 +178,7 @@ def _fill(index: Any, path: str, form: str, threads: int) -> None:
     size = size_of(index, form) / max(1, count)  # bytes of a part
 
     def check_room(parts: int) -> None:
-        """Raise BadInput unless the disk has room for so many parts."""
+        """Raise BadInput unless the disk has room for this number of parts."""
         free = shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
         if size * parts > free:
             raise BadInput(

@@ -28,7 +28,7 @@ from bootfile.exact.loop import Due
 from bootfile.ground import accelerator
 from bootfile.processes import ranks
 from common.checkpoint.checkpointer import Checkpointer
-from common.compute import models
+from common.compute import classifiers, models
 from common.distributed import barrier, devices, process_group
 from common.ground import endings
 from common.parallel import batchnorm
@@ -403,7 +403,7 @@ def run_steps(monkeypatch, tmp_path, job, *arguments, steps=3, capability=(9, 0)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # jobs set it
     for place, name in (
         (memory.Windows, "__init__"), (memory.Windows, "__call__"), (models, "resnet18"),
-        (models, "build"), (image_folders, "open_indexes"),
+        (classifiers, "build"), (image_folders, "open_indexes"),
     ):  # fmt: skip
         monkeypatch.setattr(place, name, on_host(getattr(place, name)))
     monkeypatch.setattr(Run, "join", lambda _: (0, 1))
