@@ -311,7 +311,7 @@ class _Hashed(_Checked):
     def __init__(self, file: IO[bytes]):
         super().__init__(file)
         self._sha256 = hashlib.sha256()
-        self._sum = 0  # of the bytes that were added
+        self._sum = 0  # the sum of the bytes that were added
         self._size = 0  # bytes that were added
         self._small = bytearray()  # chunks whose sum is not computed yet
 

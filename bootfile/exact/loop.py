@@ -35,7 +35,7 @@ from bootfile.exact.protocols import TrainingLoader
 from bootfile.exact.saver import Saver, find_infinite
 from bootfile.exact.state import RunState, SavedState
 from bootfile.exact.watchers import Agreement, Watcher
-from bootfile.ground import errors
+from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
 from bootfile.machine import convolution, instructions
@@ -292,8 +292,8 @@ class Exact:
         self._guard.has_more = False
         if warning := self.state.take_change_of_frozen():
             self.say(warning)
-        is_taken = self._steps.end_batch()
-        self._waits = is_taken and not self.state.bad_in_a_row
+        has_gradients = self._steps.end_batch()  # that no optimizer step has taken
+        self._waits = has_gradients and not self.state.bad_in_a_row
         due = self._find_due(step)
         self.processes.end_step(self, step, due)
         if self._replicas and (due.report or due.save or self.is_stopping):
@@ -394,7 +394,7 @@ class Exact:
         shards.detach()
 
     def _device(self) -> torch.device:
-        return next(self.model.parameters(), torch.empty(0)).device
+        return accelerator.device_of(self.model)
 
     def _has_shards(self) -> bool:
         return hasattr(self.forward, "exact_shards")

@@ -124,8 +124,7 @@ class LabelMeanWatcher:
         self._seen.watch(output)
 
     def numbers(self) -> torch.Tensor:
-        device = next(self._model.parameters(), torch.empty(0)).device
-        return self._seen.stop(device)
+        return self._seen.stop(accelerator.device_of(self._model))
 
     def judge(self, maxima: list[float]) -> None:
         if maxima[0] > 0:

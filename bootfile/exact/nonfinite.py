@@ -83,12 +83,12 @@ class Guard:
         self._watchers = watchers
         self._sizes: list[int] = []  # how many numbers each watcher has sent
         self._statistics = Statistics(model)
-        self._checks: list[_Check] = []  # of this step so far
+        self._checks: list[_Check] = []  # the losses of this step so far
         self._outstanding: _Outstanding | None = None
         self.has_more = False
         self._most = 0  # parameters that had a gradient in a step so far
-        device = next(model.parameters(), torch.empty(0)).device
-        self._nothing = torch.zeros((), device=device)  # stands for a loss that the loop does not give
+        # stands for a loss that the loop does not give
+        self._nothing = torch.zeros((), device=accelerator.device_of(model))
 
     @property
     def has_voted(self) -> bool:

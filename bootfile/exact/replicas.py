@@ -12,6 +12,7 @@ import torch
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parallel import DistributedDataParallel
 
+from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
 
@@ -119,7 +120,7 @@ class Replicas:
         return torch.full((_SIZE,), -torch.inf, device=self._device())
 
     def _device(self) -> torch.device:
-        return next(self._objects["model"].parameters(), torch.empty(0)).device
+        return accelerator.device_of(self._objects["model"])
 
     def compare_steps(self, step: int, waits: bool) -> None:
         """Raise BadInput if only some ranks took the optimizer step. Call it on every rank. waits: whether

@@ -21,7 +21,7 @@ from bootfile.processes import ranks
 
 # a file system refuses what a save needs: unlike a full disk, this does not pass
 _FINAL = (errno.ENOSYS, errno.EROFS, errno.EPERM, errno.EOPNOTSUPP, errno.ENODEV)
-_MOST_FAILURES = 3  # of this kind in a row, before the first checkpoint: then the job has to end
+_MOST_FAILURES = 3  # such failures in a row, before the first checkpoint, end the job
 _ALIGNED = 64  # bytes: of a tensor in pinned memory
 _PADDING = 2**20  # bytes for all alignment
 
@@ -57,7 +57,7 @@ class Saver:
         self.saved: Callable[[int], object] | None = None
         self.checkpoints = os.path.join(folder, "checkpoints")
         check_mounted(folder)  # remembers the mount
-        self.step = 0  # of the last checkpoint that was submitted
+        self.step = 0  # the step of the last checkpoint that was submitted
         self.durable = 0  # the step of the last checkpoint on the disk
         self._states = HostCopies()
         # the weights after an epoch do not wait for the write of a checkpoint; but rank 0 may have no room

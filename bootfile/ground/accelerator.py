@@ -41,6 +41,11 @@ def of(device: torch.device | str) -> Any:
     return getattr(torch, torch.device(device).type)
 
 
+def device_of(model: torch.nn.Module) -> torch.device:
+    """Return the device of a model's first parameter; the CPU without one."""
+    return next(model.parameters(), torch.empty(0)).device
+
+
 def count() -> int:
     """Return the number of accelerators, without touching them."""
     number: int = of(kind()).device_count()

@@ -258,7 +258,7 @@ class Loader:
         return len(self.plan)
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        start = time.perf_counter()  # of the time that the caller waits for a batch
+        start = time.perf_counter()  # the caller waits for a batch from here on
         sampler = self.plan.sampler
         step = sampler.step
         epoch = sampler.epoch

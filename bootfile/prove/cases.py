@@ -50,7 +50,7 @@ ALL_DAMAGED = Case("restarted from a checkpoint with all tensors damaged", must_
 OTHER_PROCESSES = Case(
     "another number of processes", checks_state=False, option=PROCESSES, value="2", other="1"
 )
-CHANGES = (  # of one option each
+CHANGES = (  # cases that change one option
     OTHER_PROCESSES,
     Case("another number of workers", option="--workers", value="1", other="2"),
     Case("another engine", checks_state=False, option="--data_backend", value="threads", other="pytorch"),

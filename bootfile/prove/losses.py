@@ -28,7 +28,7 @@ class Losses:
         self._plan = deque(plan)
         self._place = os.path.getsize(log) if os.path.exists(log) else 0  # bytes of an earlier run
         self._last = deque[str](maxlen=4)  # lines of the output
-        self._pids: list[int] = []  # of the present generation, by rank
+        self._pids: list[int] = []  # the process ids of the present generation, by rank
         self._gone: set[int] = set()  # processes of the last SIGKILL, until a generation without them begins
         self._killed_at = 0.0
         self.generation = 0

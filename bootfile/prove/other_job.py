@@ -46,7 +46,7 @@ class OtherJob(Job):
             raise BadInput(f"{self._output} exists: move it away, because each run writes its own")
         self.weights = os.path.relpath(compare, self._output)
         self._resume_with = shlex.split(resume_with)
-        self._writes = 0  # of files, in the reference
+        self._writes = 0  # how many files the reference writes
         self._is_read = False  # whether a restart has read a damaged file
         self.unchecked += [f"{what}: not known" for what in _NOT_KNOWN]
 

@@ -31,7 +31,7 @@ from bootfile.receipt import records, starts
 from bootfile.receipt.records import RECORD
 
 _BAD_INPUT = 2  # exit code of a job that refuses its options
-_STEPS = 24  # of a run, if the options name no number
+_STEPS = 24  # steps of a run, if the options name no number
 _EPOCHS = 4  # as well
 _HELP_SECONDS = 60  # for --help: a script that does not know it may begin to train
 _HINT = "if it does not use Bootfile, name its files with --compare and --resume_with"

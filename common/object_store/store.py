@@ -84,7 +84,7 @@ class ObjectStore(contextlib.AbstractContextManager):
 
     def folders(self) -> Iterator[str]:
         """Yield the names of the folders directly below the URL, without listing their content: one for each
-        upload that `launch clean` may delete."""
+        upload that `launch upload --clean` may delete."""
         below = self.location.full("")
         for entry in self.client.entries("list_objects", "CommonPrefixes", Prefix=below, Delimiter="/"):
             yield entry["Prefix"][len(below) : -1]

@@ -94,7 +94,7 @@ def evaluate(
     labels = 0  # of cross_entropy() and nll_loss()
     training = model.training
     model.eval()
-    device = next(model.parameters(), torch.empty(0)).device
+    device = accelerator.device_of(model)
     total = zero_sums(device, 3 + used_metrics.size)
     if dtensors.is_sharded(model):
         turns = _in_step(batches, stop, device)

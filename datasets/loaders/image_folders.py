@@ -355,7 +355,7 @@ def _class_names(args: argparse.Namespace, folder: str, output: Output) -> tuple
     def ignore(line: str) -> None:
         pass
 
-    with contextlib.suppress(BadInput):  # there is no training set
+    with contextlib.suppress(BadInput):  # the folder may have no training set
         cache = args.cache_dir or output.index_folder
         return image_folder.look(folder, "train", cache, None, ignore, args.val_share, args.splits).classes
     path = args.weights or args.resume

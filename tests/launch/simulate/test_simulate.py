@@ -294,7 +294,7 @@ class ScriptedNode:
         """There are none."""
 
     def start(self, commands):
-        """There is no process."""
+        """Do nothing: these nodes are scripted."""
 
     def read(self):
         return [self._lines.pop(0)] if self._lines else []
