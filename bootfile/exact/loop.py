@@ -32,11 +32,13 @@ from bootfile.exact.nonfinite import Diverged, Guard, Verdict
 from bootfile.exact.optimizer_steps import OptimizerSteps
 from bootfile.exact.processes import Due, Processes
 from bootfile.exact.protocols import TrainingLoader
+from bootfile.exact.save_times import SaveTimes
 from bootfile.exact.saver import Saver, find_infinite
 from bootfile.exact.state import RunState, SavedState
 from bootfile.exact.watchers import Agreement, Watcher
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
+from bootfile.ground.folder_lock import FolderLock
 from bootfile.ground.intervals import Interval
 from bootfile.machine import convolution, instructions
 from bootfile.processes import ranks, signals, waits
@@ -64,7 +66,8 @@ class Exact:
     optimizer, scheduler: those of the model. scheduler: any schedule of torch, or None.
     forward: the module that the loop calls: the model (default), or a wrapper of it.
     criterion: the loss; its parameters and buffers are saved too, if it has any.
-    save_every: a number of steps, or an Interval (default: each epoch). Also the last step is saved.
+    save_every: a number of steps, or an Interval (default: each epoch). Also the last step is saved, and
+        within long epochs some steps by time (save_times.py).
     report_every: when end_step() says that a report is due (default: never, only before each save).
     report_after: the only steps after which a report is due, in place of report_every.
     evaluate_every: the steps between two evaluations within an epoch, before which a report is due; 0: none.
@@ -118,7 +121,7 @@ class Exact:
         self.model = model
         self.criterion = criterion
         self.forward = forward or model
-        self.save_every = Interval(save_every) if isinstance(save_every, int) else save_every
+        self.saves = SaveTimes(Interval(save_every) if isinstance(save_every, int) else save_every)
         self.evaluate_every = evaluate_every
         self.grace = grace
         self.processes = processes or Processes()
@@ -129,6 +132,11 @@ class Exact:
         self._max_bad_steps = max_bad_steps
         self._events = events or Events()
         self._writes = writes
+        self._lock: FolderLock | None = None  # a job holds the folder of its output itself
+        if writes and events is None:
+            self._lock = FolderLock(
+                folder, f"{folder} belongs to another run that is running: give each run a folder of its own"
+            )
 
         state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": loader.receipt}
         if isinstance(criterion, torch.nn.Module) and criterion.state_dict():
@@ -160,7 +168,6 @@ class Exact:
         self._save_is_late = False  # a save by time is due, or a save waits for an optimizer step
         self._report_is_late = False  # a report by time is due
         self._has_asked = False  # rank 0 has said so; the others may learn it one step later
-        self.saved_at = time.monotonic()
         self.reported_at = time.monotonic()
         self.rate: Any = None  # the learning rate of the last step: that of the first parameter group
         # sums since the last report, the same on all ranks: a process that joins gets them
@@ -182,8 +189,15 @@ class Exact:
         if self._steps:
             raise BadInput(f"add({', '.join(objects)}) comes after resume(): call it before")
         for name, value in objects.items():
-            if not self.loader.add_generator(value):
-                self.state.objects[name] = value
+            if self.loader.add_generator(value):
+                self.state.generators.append(name)
+                continue
+            if not hasattr(value, "state_dict") or not hasattr(value, "load_state_dict"):
+                raise BadInput(
+                    f"add({name}=...) needs an object with state_dict() and load_state_dict(), and got "
+                    f"{type(value).__name__}: give each object of a list or a dictionary a name of its own"
+                )
+            self.state.objects[name] = value
 
     def resume(self) -> int:
         """Load the newest checkpoint on every rank, and return its step; 0 without one.
@@ -232,6 +246,7 @@ class Exact:
         self._first = step + 1
         self._ended = step
         self._saved = step
+        self.saves.begin()
         if not self.processes.has_restored:  # otherwise these processes have warned before
             self._warn_of_generators()
         if self._writes:
@@ -292,6 +307,8 @@ class Exact:
         self._guard.has_more = False
         if warning := self.state.take_change_of_frozen():
             self.say(warning)
+        for note in self.state.take_notes():  # of groups that the loop has added after the restart
+            self.say(note)
         has_gradients = self._steps.end_batch()  # that no optimizer step has taken
         self._waits = has_gradients and not self.state.bad_in_a_row
         due = self._find_due(step)
@@ -328,7 +345,7 @@ class Exact:
             self.saver.save_checkpoint(step, self.state.run, capture, self._is_planned(step))
         self._save_is_late = False
         self._saved = step
-        self.saved_at = time.monotonic()
+        self.saves.saved_at = time.monotonic()
         if self.is_stopping:
             self._exit(step)
 
@@ -366,6 +383,7 @@ class Exact:
         lost = self.saver.finish()
         if ranks.is_first():
             lost.append(self.loader.receipt.finish(self.saver.folder))
+        self._release()
         if any(lost):
             raise NotSaved("; ".join(filter(None, lost)))
 
@@ -402,6 +420,8 @@ class Exact:
     def _choose(self) -> SavedState | None:
         """Return the state to continue from on rank 0, or None. The state is loaded, unless it is sharded.
         Raises BadInput."""
+        if self._lock:
+            self._lock.hold()
         if self._writes:
             self.state.check_saveable()
         wanted = self._events.choose_checkpoint()
@@ -415,6 +435,7 @@ class Exact:
         is_whole = not self.state.is_sharded  # otherwise each rank reads its part
         path, state = choose(wanted, self.saver.checkpoints, load, is_whole)
         if state is None:
+            self._say_what_was_lost()
             return None
         if wanted == "auto":
             self.state.run = state["run"]
@@ -423,7 +444,27 @@ class Exact:
         self.say(f"resumed from {path}: epoch {epoch}, step {state['step']}{end}")
         if change := self.state.schedule.change:
             self.say(f"the schedule of the checkpoint is another one: {change}")
+        for note in self.state.take_notes():
+            self.say(note)
         return state
+
+    def _say_what_was_lost(self) -> None:
+        """Say that the start before this one was killed before its first save, if it was. Called on rank 0
+        before the first step: the receipt has the steps of that start still."""
+        step = self.loader.receipt.find_last_step(self.saver.folder) if self._writes else 0
+        was_killed = self._lock is not None and self._lock.was_left
+        if step or was_killed:
+            after = f" after step {step}" if step else ""
+            self.say(
+                f"warning: the start before this one ended{after} without a save: this one begins again at "
+                "step 1. A save every 5 minutes: --save_every 300s, in a loop of your own "
+                "save_every=Interval(300, 's')"
+            )
+
+    def _release(self) -> None:
+        """Release the folder of a loop of one's own, on the rank that holds it."""
+        if self._lock:
+            self._lock.release()
 
     def _watch(self, step: int) -> None:
         """Make what watches each step, after the weights were loaded. step: the steps before the first."""
@@ -467,8 +508,7 @@ class Exact:
         self.is_stopping = True
 
     def _is_save_late(self) -> bool:
-        """Return whether a save by time is due. Only the clock of rank 0 counts."""
-        return ranks.is_first() and self.save_every.has_passed(time.monotonic() - self.saved_at)
+        return ranks.is_first() and self.saves.is_late()
 
     def _note_late_save(self) -> None:
         self._save_is_late = True
@@ -545,7 +585,7 @@ class Exact:
         if not self._writes:
             return False
         is_last = step == self.total_steps
-        return self._save_is_late or is_last or self.save_every.ends_at(step, len(self.loader))
+        return self._save_is_late or is_last or self.saves.every.ends_at(step, len(self.loader))
 
     def _apply(self, verdict: Verdict | None) -> None:
         """Count a step by the verdict of all ranks on it. Raises Diverged."""
@@ -621,6 +661,7 @@ class Exact:
         if ranks.world_size() > 1:
             torch.distributed.barrier()
         self._events.leaving()
+        self._release()
         errors.leave(signals.exit_code())
 
 

@@ -20,6 +20,9 @@ class StepReceipt(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
+    def find_last_step(self, folder: str) -> int:
+        """Return the last step that an earlier start has written to the file in a folder; 0 if none has."""
+
     def finish(self, folder: str) -> str:
         """Complete the file in a folder. Return why it is not whole, or ""."""
 

@@ -33,8 +33,8 @@ class Replicas:
 
     objects: those of a checkpoint; their modules are compared. forward: the module that the job calls.
     warn: called with a line and its subject, of which one line is printed.
-    Sharded parameters are left out, and so are statistics of BatchNorm and buffers that
-    DistributedDataParallel sends in each forward pass.
+    Sharded parameters are left out, and so are statistics of a BatchNorm that is not synchronised, and
+    buffers that DistributedDataParallel sends in each forward pass.
     """
 
     def __init__(self, objects: dict[str, Any], forward: Any, warn: Callable[[str, str], object]):
@@ -164,11 +164,16 @@ class Replicas:
         if prefix == "model" and self._wrapper and self._wrapper.broadcast_buffers:
             return
         for path, part in module.named_modules():
-            if isinstance(part, _NormBase):
+            if isinstance(part, _NormBase) and not _is_synchronised(part):
                 continue  # statistics of the rank's own samples
             for name, buffer in part._buffers.items():
                 if buffer is not None and name not in part._non_persistent_buffers_set:
                     yield f"{path}.{name}".lstrip("."), buffer
+
+
+def _is_synchronised(layer: torch.nn.Module) -> bool:
+    """Return whether a BatchNorm has the statistics of all ranks: torch's SyncBatchNorm, or one like it."""
+    return hasattr(layer, "process_group") and layer.process_group in (None, torch.distributed.group.WORLD)
 
 
 def _named_parameters(prefix: str, module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

@@ -40,6 +40,7 @@ class ScheduleState:
         self.settings = settings
         self.name = _name(scheduler)
         self.change = ""  # how the schedule of the checkpoint differs from this one
+        self.edited: list[str] = []  # a line for each other hyperparameter that began with another value
         self._check()
         self._groups = [_hyperparameters(group) for group in optimizer.param_groups]
         self._began = plain(scheduler.state_dict()) if scheduler else {}
@@ -101,7 +102,7 @@ class ScheduleState:
             pairs.append((there, self.settings))
         for there, here in pairs:
             for name in sorted(there.keys() | here.keys()):
-                if not _same(there.get(name), here.get(name)):
+                if not same(there.get(name), here.get(name)):
                     return f"its {name} began as {there.get(name)}, this run's as {here.get(name)}"
         return ""
 
@@ -123,7 +124,7 @@ class ScheduleState:
         began = saved["began"]
         bases_there = [group.get("initial_lr") for group in began["groups"]]
         bases_here = [group.get("initial_lr") for group in self._groups]
-        is_same = began["settings"] == self.settings and _same(bases_there, bases_here)
+        is_same = began["settings"] == self.settings and same(bases_there, bases_here)
         there = [float(group["lr"]) for group in saved["groups"]]
         here = [float(group["lr"]) for group in self.optimizer.param_groups]
         if there != here and is_same and _calls_a_function(self.scheduler):
@@ -139,15 +140,31 @@ class ScheduleState:
         count = len(self._groups)
         for group, values in zip(groups[count:], saved["groups"][count:], strict=True):
             _set(group, values)  # the loop has added it
+        self.edited = self._find_edited(saved)
         began = zip(saved["began"]["groups"], self._groups, strict=False)
         for group, values, (began_there, began_here) in zip(groups, saved["groups"], began, strict=False):
             taken = {}  # set together: lr and initial_lr may be the same tensor
             for name, value in values.items():
                 first = began_here.get(name)
-                is_set = self.change and (_scheduled(name) or not _same(group.get(name), first))
-                if _same(began_there.get(name), first) and not is_set:
+                is_set = self.change and (may_be_scheduled(name) or not same(group.get(name), first))
+                if same(began_there.get(name), first) and not is_set:
                     taken[name] = value
             _set(group, taken)
+
+    def _find_edited(self, saved: dict[str, Any]) -> list[str]:
+        """Return a line for each hyperparameter whose value at the start of the run is another one in this
+        program, and which no schedule sets."""
+        lines = []
+        for number, (there, here) in enumerate(zip(saved["began"]["groups"], self._groups, strict=False)):
+            for name in sorted(there.keys() | here.keys()):
+                if not may_be_scheduled(name) and not same(there.get(name), here.get(name)):
+                    was = there.get(name)
+                    now = here.get(name)
+                    lines.append(
+                        f"{name} of the optimizer, group {number}, was {was} before this start and is {now} "
+                        "from here on"
+                    )
+        return lines
 
 
 def plain(value: Any, refusal: str = "a checkpoint cannot hold ") -> Any:
@@ -238,20 +255,20 @@ def _set(group: dict[str, Any], values: dict[str, Any]) -> None:
             group[name] = value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _scheduled(name: str) -> bool:
+def may_be_scheduled(name: str) -> bool:
     """Return whether a schedule may set this hyperparameter."""
     return name == "lr" or name.endswith(("_lr", "_momentum"))
 
 
 def _scheduled_ones(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if _scheduled(name)}
+    return {name: value for name, value in group.items() if may_be_scheduled(name)}
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
         return torch.equal(torch.as_tensor(one), torch.as_tensor(other))
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other)

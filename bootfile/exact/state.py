@@ -8,10 +8,12 @@ import torch
 
 from bootfile.exact import digest, dtensors, files
 from bootfile.exact.optimizer_steps import find_optimizers
-from bootfile.exact.schedules import ScheduleState, plain
+from bootfile.exact.order import Order, follow, order_of
+from bootfile.exact.schedules import ScheduleState, may_be_scheduled, plain, same
 from bootfile.ground.errors import BadInput
 
 FORMAT = 2
+_DATA = "training data"  # a name in the identity
 
 
 class Extras(Protocol):
@@ -54,9 +56,11 @@ class SavedState(_WholeState, total=False):
 
     shards: if each rank has written its part, the files of the sharded tensors, or their path when it is read
         (dtensor_files.py). Then those in `objects` are meta tensors.
+    order: the names of what is kept by position; version 0.33 was the first that wrote it.
     """
 
     shards: Any
+    order: Order
 
 
 class RunState:
@@ -91,10 +95,12 @@ class RunState:
         self.bad_steps = 0  # steps that were skipped
         self.bad_in_a_row = 0
         self.extras: Extras | None = None
+        self.generators: list[str] = []  # names of those that were added, in their order
+        self._notes: list[str] = []  # what restore() has to say
         self._frozen_before: set[str] | None = None  # at the restored checkpoint, until the first step
         self.machines: list[dict[str, Any]] = []  # those that have computed it (machines.py)
         if fingerprint := getattr(objects.get("receipt"), "fingerprint", ""):
-            self.identity["training data"] = fingerprint
+            self.identity[_DATA] = fingerprint
         self.schedule = ScheduleState(objects["optimizer"], objects.get("scheduler"), learned or {})
 
     def capture(self, step: int) -> SavedState:
@@ -112,6 +118,7 @@ class RunState:
             machines=self.machines,
             bad_steps=self.bad_steps,
             bad_in_a_row=self.bad_in_a_row,
+            order=order_of(self.objects, self.generators),
         )
         state.update(self.counts())  # type: ignore[typeddict-item]  # the extras have names of their own
         return state
@@ -163,13 +170,21 @@ class RunState:
         # another version may have counted other options as identity
         values_there = _options(state["arguments"]) | state["identity"]
         values_here = _options(self.settings) | self.identity
-        for name in sorted(state["identity"].keys() | self.identity.keys()):
+        names = state["identity"].keys() | self.identity.keys()
+        if _DATA not in state["identity"]:
+            names.discard(_DATA)  # until version 0.32 torch_loader did not know it
+        for name in sorted(names):
             there = values_there.get(name)
             here = values_here.get(name)
             if there != here:
                 raise files.Refused(f"its {name} is {there}, this run's is {here}")
         for name, there in state.get("sampling", {}).items():  # version 0.21 did not write it
             here = self.sampling.get(name)
+            if there != here and name == "processes":
+                raise files.Refused(
+                    f"it is of {there} processes, this run has {here}: each process of a torch_loader has "
+                    "its own batches. map_style_loader continues on any number"
+                )
             if there != here:
                 raise files.Refused(f"its samples have the {name} {there}, this run's the {name} {here}")
         model_there = state["objects"]["model"]
@@ -185,6 +200,8 @@ class RunState:
                 "--max_steps, or use another --output_dir"
             )
         self._check_objects(state["objects"])
+        if not self._find_missing_groups(state):  # otherwise before_step() does it
+            self._give_by_name(state)
         if not self.is_sharded:
             self.restore(state)
 
@@ -247,8 +264,18 @@ class RunState:
                 raise BadInput(
                     f"{missing} at its first step: add them again, if `epoch >= N`, not only if `epoch == N`"
                 )
+            try:
+                self._give_by_name(self._later)
+            except files.Refused as reason:
+                raise BadInput(f"the checkpoint cannot be continued: {reason}") from None
             self._restore_optimizers(self._later)
             self._later = None
+
+    def take_notes(self) -> list[str]:
+        """Return what the last restore() has to say; [] at the next call."""
+        notes = self._notes
+        self._notes = []
+        return notes
 
     def take_change_of_frozen(self) -> str:
         """Return a warning if other parameters are frozen than at the checkpoint, or "". After the first call
@@ -261,6 +288,12 @@ class RunState:
             f"warning: {changed[0]} is {is_now} now, unlike at the checkpoint ({len(changed)} in all): if "
             "the loop changes it at an epoch, write `epoch >= N`, not `epoch == N`"
         )
+
+    def _give_by_name(self, state: SavedState) -> None:
+        """Give the states of the optimizers the order of the parameters of this run. Raises Refused."""
+        if "order" in state:
+            here = order_of(self.objects, self.generators)
+            follow(state["order"], here, self.objects, state["objects"], self.is_sharded)
 
     def _frozen(self) -> set[str]:
         parameters = self.objects["model"].named_parameters()
@@ -292,12 +325,30 @@ class RunState:
             if name == "optimizer":  # its hyperparameters belong to the schedule
                 saved = saved | {"param_groups": optimizer.state_dict()["param_groups"]}
                 del saved["class"]
+            else:
+                self._note_other_groups(name, saved["param_groups"], optimizer.param_groups)
             optimizer.load_state_dict(saved)
         for name, optimizer in optimizers.items():
             for kept, loaded in zip(groups[name], optimizer.param_groups, strict=True):
                 kept.update(loaded)
             optimizer.param_groups = groups[name]
         self.schedule.load(state["schedule"])
+        self._notes += self.schedule.edited
+
+    def _note_other_groups(self, name: str, saved: list[dict[str, Any]], here: list[dict[str, Any]]) -> None:
+        """Note the hyperparameters of a further optimizer that are not those of this run: its checkpoint's
+        are used, because the loop may have changed them. A schedule sets its learning rates."""
+        if name.startswith("optimizer."):  # one inside the optimizer, whose groups it shares
+            return
+        for number, (group_there, group_here) in enumerate(zip(saved, here, strict=True)):
+            for key in sorted(group_there.keys() & group_here.keys() - {"params"}):
+                there = group_there[key]
+                value = group_here[key]
+                if not may_be_scheduled(key) and not same(there, value):
+                    self._notes.append(
+                        f"{key} of {name}, group {number}, is {there} in the checkpoint, which is used; this "
+                        f"program has {value}"
+                    )
 
     def _objects(self) -> dict[str, dict[str, Any]]:
         states = {name: value.state_dict() for name, value in self.objects.items() if name != "scheduler"}

@@ -230,6 +230,14 @@ def opener(path: str, flags: int) -> int:
     raise OSError(errno.EINVAL, "not a regular file", path)
 
 
+def is_at(handle: int, path: str) -> bool:
+    """Return whether an open descriptor belongs to the file at `path`."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
 def read_file(path: str, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes. Raises OSError for any other."""
     with open(path, "rb", opener=opener) as file:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
@@ -14,7 +15,7 @@ from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from bootfile.processes import ranks
 from bootfile.processes.waits import waiting
-from bootfile.receipt.receipt import Receipt
+from bootfile.receipt.receipt import Receipt, sums_of_ids
 from bootfile.sampling import generators
 from bootfile.sampling.plan import Batch, Plan
 
@@ -177,7 +178,9 @@ class Loader:
     def sampling(self) -> dict[str, Any]:
         """Return the values that determine the ids of each step."""
         sampler = self.plan.sampler
-        return {
+        processes = getattr(sampler, "processes", None)  # if the batches depend on their number
+        known = {"processes": processes} if processes else {}
+        return known | {
             "sampler": getattr(sampler, "name", type(sampler).__name__),
             "samples": sampler.size,
             "global batch": sampler.global_batch,
@@ -222,6 +225,7 @@ class Loader:
 
     def commit(self, step: int, folder: str) -> None:
         """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
+        self._compare_repeated(folder)
         sums = torch.from_numpy(self.receipt.take())
         if self.receipt.shared is None:
             sums = ranks.total(sums, self.to_device.device)
@@ -229,6 +233,27 @@ class Loader:
             sums = torch.cat([*self.receipt.shared, sums])
             self.receipt.shared = []
         self.receipt.chain(step, len(self), sums.cpu().numpy(), folder if ranks.is_first() else None)
+
+    def _compare_repeated(self, folder: str) -> None:
+        """Compare the steps that a restart has read again with the receipt, once, on all ranks. Raises
+        BadInput if a step was given other samples before."""
+        repeated = getattr(self.engine, "repeated", [])
+        if not repeated:
+            return
+        first: int = self.engine.first_repeated  # type: ignore[attr-defined]  # it has both
+        sums = torch.from_numpy(np.concatenate([sums_of_ids(ids) for ids in repeated]))
+        repeated.clear()
+        sums = ranks.total(sums, self.to_device.device)
+        step = 0
+        if ranks.is_first():
+            step = self.receipt.find_other(first, sums.cpu().numpy(), folder)
+        step = ranks.broadcast_object(step)
+        if step:
+            raise BadInput(
+                f"step {step} was read again after the restart, and its samples are not those that it was "
+                "given before: the data, their transform or the number of workers have changed, or an item "
+                "depends on something that is not seeded. Restore them, or begin a new run in another folder"
+            )
 
     def share(self) -> None:
         """Send the receipt's sums of this step to all ranks: one that is lost takes nothing along."""

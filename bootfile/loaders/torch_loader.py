@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from bootfile.ground.errors import BadInput
+from bootfile.ground.errors import BadInput, print_line
+from bootfile.loaders.data_fingerprint import find_unstable, fingerprint, hash_value
 from bootfile.loaders.loader import Data, Engine, Loader
 from bootfile.loaders.pairs import Index, pair_of
 from bootfile.processes import ranks
@@ -22,6 +23,7 @@ from bootfile.sampling.positions import Positions
 # moments of generators.derive_seed()
 _ORDER = 10
 _READ = 11
+_LOOK = 12
 
 
 def torch_loader(
@@ -40,16 +42,77 @@ def torch_loader(
     seed, epochs: of the training.
     Raises BadInput for an IterableDataset, and for persistent workers, which keep their random numbers.
 
-    The receipt covers the contents of the samples (contents.py). A restart does not compare the data.
-    With another number of processes the batches are others.
+    The receipt covers the contents of the samples (contents.py). A restart compares the data set by a
+    fingerprint (data_fingerprint.py: its length, its numbers and 64 items), and the batches that it reads
+    again with the receipt. It needs the same number of processes: with another one the batches are others.
     """
     is_iterable = isinstance(loader.dataset, IterableDataset)
     if is_iterable or loader.persistent_workers:
         kind = "an IterableDataset" if is_iterable else "persistent_workers=True"
         raise BadInput(f"the DataLoader has {kind}: its batches are not the same after a restart")
     steps = LoaderSteps(len(loader), seed, epochs, ranks.rank(), ranks.world_size())
-    plan = Plan(Index(steps.size), steps)
-    return Loader(TorchBatches(loader), plan, device)
+    digest, is_stable = find_fingerprint(loader)
+    plan = Plan(Index(steps.size, digest), steps)
+    return Loader(TorchBatches(loader, is_stable), plan, device)
+
+
+def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, bool]:
+    """Return (fingerprint of the data set of a DataLoader, "" if it has no length; whether items are stable).
+
+    If the DataLoader has forked workers, one of them reads the items: a file that an item opens stays closed
+    in this process. Items that differ when they are read twice do not count, and a warning is printed.
+    """
+    dataset: Any = loader.dataset
+    if not hasattr(dataset, "__len__"):
+        return "", True
+    held = generators.find_generators(loader)
+
+    def read(ids: np.ndarray) -> list[Any]:
+        """Return items, each with the same random numbers at every start."""
+        items = []
+        for id in ids.tolist():
+            _seed_all(generators.derive_seed(0, 0, id, _LOOK), held)
+            items.append(dataset[id])
+        return items
+
+    def read_digest(ids: np.ndarray) -> int:
+        return hash_value(read(ids))
+
+    def look(_: Any = None) -> tuple[str, str]:
+        """Return (fingerprint, what is unstable or "")."""
+        with generators.restored():
+            try:
+                unstable = find_unstable(dataset, read_digest)
+                if unstable is None:
+                    return fingerprint(dataset, read), ""
+            except Exception:  # its keys may not be 0, 1, ..., and a bad item ends an epoch
+                return fingerprint(dataset, _read_nothing), ""
+            name = f"sample {unstable} of {type(dataset).__name__} differs when it is read twice"
+            return fingerprint(dataset, _read_nothing), name
+
+    if loader.num_workers:
+        from bootfile.loaders.workers import Workers
+
+        [(digest, unstable)] = Workers(1, pinned=False).call(look)
+    else:
+        digest, unstable = look()
+    if unstable and ranks.is_first():
+        print_line(
+            f"warning: {unstable}: it depends on something that is not seeded, and a restart will not be "
+            "exact. Draw from the global generators of torch, NumPy or random"
+        )
+    return digest, not unstable
+
+
+def _read_nothing(ids: np.ndarray) -> list[Any]:
+    return []
+
+
+def _seed_all(seed: int, held: list[generators.Generator]) -> None:
+    """Seed all generators of this process, and those that the loader holds."""
+    generators.seed_all(seed)
+    for place, generator in enumerate(held, 1):
+        generator.seed((seed + place) % 2**63)
 
 
 class LoaderSteps(Positions):
@@ -66,6 +129,7 @@ class LoaderSteps(Positions):
     def __init__(self, steps: int, seed: int, epochs: int, rank: int, world_size: int):
         self.size = steps * world_size
         self.global_batch = world_size
+        self.processes = world_size
         self.seed = seed
         self.rank = rank
         self.first_shard = rank
@@ -77,9 +141,17 @@ class LoaderSteps(Positions):
 
 
 class TorchBatches(Engine):
-    """An engine for Loader. loader: a DataLoader, which ends its workers."""
+    """An engine for Loader.
 
-    def __init__(self, loader: DataLoader[Any]):
+    loader: a DataLoader, which ends its workers. is_stable: whether an item is the same when it is
+    read again. `repeated`: the ids of the samples of each step that was read again after a restart, from the
+    step `first_repeated` on. Loader.commit() compares them with the receipt.
+    """
+
+    def __init__(self, loader: DataLoader[Any], is_stable: bool = True):
+        self._compares = is_stable  # until the first epoch, or part of one, has been read
+        self.repeated: list[np.ndarray] = []
+        self.first_repeated = 0
         self._loader = loader
         self.collate_fn = loader.collate_fn
         self._held: list[generators.Generator] = []
@@ -96,6 +168,8 @@ class TorchBatches(Engine):
                 sampler_of_user.set_epoch(sampler.epoch)
         self._held = generators.find_generators(self._loader)
         self._seed(sampler, sampler.epoch, _ORDER)
+        compares = self._compares
+        self._compares = False  # what is read again later belongs to this start
         batches = iter(self._loader)
         for step in range(begin, end):
             if not self._loader.num_workers:  # the steps of the training draw in this process, too
@@ -103,8 +177,13 @@ class TorchBatches(Engine):
             batch = next(batches, None)
             if batch is None:
                 return
-            if step >= first:  # those before it were used by the starts before this one
-                ids = hash_batch(batch).astype(np.int64)
+            if step < first and not compares:
+                continue
+            ids = hash_batch(batch).astype(np.int64)
+            if step < first:  # the starts before this one have used it
+                self.first_repeated = begin + 1
+                self.repeated.append(ids)
+            else:
                 yield Batch(ids, np.zeros_like(ids), ()), pair_of(batch)
 
     def example(self, count: int) -> Any:
@@ -117,7 +196,4 @@ class TorchBatches(Engine):
 
     def _seed(self, sampler: LoaderSteps, step: int, moment: int) -> None:
         """Seed all generators of this process, and those that the loader holds, for a moment of a step."""
-        seed = generators.derive_seed(sampler.seed, sampler.rank, step, moment)
-        generators.seed_all(seed)
-        for place, generator in enumerate(self._held, 1):
-            generator.seed((seed + place) % 2**63)
+        _seed_all(generators.derive_seed(sampler.seed, sampler.rank, step, moment), self._held)

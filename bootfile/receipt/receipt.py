@@ -114,6 +114,29 @@ class Receipt:
             return f"{FILE} in {folder} is not whole: {error}"
         return ""
 
+    def find_other(self, first: int, sums: np.ndarray, folder: str) -> int:
+        """Return the first step whose record in FILE has other sums; 0 if none has, or if FILE lacks them.
+
+        first: the number of the first step. sums: int64 [steps, 3], over all ranks.
+        """
+        try:
+            records, _ = parse_records(read_file(os.path.join(folder, FILE), MOST))
+        except OSError:
+            return 0
+        known = dict(zip(records["step"].tolist(), records["sums"], strict=True))
+        for step, of_step in enumerate(sums.view(np.uint64), first):
+            if step in known and not np.array_equal(known[step], of_step):
+                return step
+        return 0
+
+    def find_last_step(self, folder: str) -> int:
+        """Return the last step in FILE, before this start has written to it; 0 if it cannot be read."""
+        try:
+            records, _ = parse_records(read_file(os.path.join(folder, FILE), MOST))
+        except OSError:
+            return 0
+        return int(records["step"].max(initial=0))
+
     def _store(self, folder: str, compare: bool = False) -> None:
         """Append the new records to FILE, or write it again if it is not as long as this run has left it.
 
@@ -206,6 +229,11 @@ def batch_sums(
     np.cumsum((hashed, mix(hashed ^ _words(labels)), augmented), axis=1, out=totals[:, 1:])
     sums: np.ndarray = np.diff(totals[:, [0, *ends]]).T.copy()
     return sums.view(np.int64)
+
+
+def sums_of_ids(ids: np.ndarray) -> np.ndarray:
+    """Return the sums of one batch whose samples have only ids, int64 [n]: int64 [1, 3]."""
+    return batch_sums(ids, np.zeros_like(ids), (), np.array([len(ids)]))
 
 
 def _extend(digest: bytes, record: np.void) -> bytes:

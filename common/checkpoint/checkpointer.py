@@ -371,7 +371,7 @@ class Checkpointer(Events):
         identity["training data"] = start.get("training data")
         epoch = max(output.epochs(folder), default=0)
         total = self.total_steps
-        every = self.exact.save_every.steps(len(self.loader))
+        every = self.exact.saves.every.steps(len(self.loader))
         first_save = min(every or total or 0, total or every)
         lines = digest.read(folder)  # a save may have waited for an optimizer step, or failed
         if any("saved" in line for line in lines.values()):

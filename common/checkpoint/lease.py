@@ -5,8 +5,8 @@ import json
 import time
 
 from bootfile.ground.errors import print_line
+from bootfile.ground.lease import Lease
 from common.object_store.store import ObjectStore
-from common.run.lease import Lease
 
 KEY = ".bootfile-lease.json"
 

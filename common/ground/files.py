@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import PARTIAL, digest_file, lock, write_atomic
+from bootfile.ground.files import PARTIAL, digest_file, is_at, lock, write_atomic
 
 ROOT = os.path.abspath(f"{__file__}/../../..")  # the folder with jobs/ and common/, or one file of `pack`
 HOME = ROOT if os.path.isdir(ROOT) else os.getcwd()  # where folders are looked for that the user did not name
@@ -84,14 +84,6 @@ def locked(path: str, shared: bool = False, wait: bool = True) -> Iterator[int]:
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_UN)  # also for a child that has inherited the descriptor
             os.close(handle)
-
-
-def is_at(handle: int, path: str) -> bool:
-    """Return whether an open descriptor belongs to the file at `path`."""
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def own_place(path: str, log: Callable[[str], object], *users: int) -> str:

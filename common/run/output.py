@@ -1,10 +1,8 @@
-"""The output folder of a run: find it, list its results, and lock it for one job.
+"""The output folder of a run: find it, list its results, and hold it for one job (FolderLock).
 
     output_dir/train-20261121T072100Z/    a run without --output_dir: the job and the time of its start
     output_dir/latest                     a link to the newest of these
     output_dir/index/                     indexes and generated images, for all runs
-    RUN/.lock                             exists while a job writes to RUN; a killed job leaves it there
-    RUN/.lease/                           the same on mounts whose locks are local (folder_lease.py)
 
 This module imports no torch.
 """
@@ -12,8 +10,6 @@ This module imports no torch.
 import argparse
 import atexit
 import contextlib
-import fcntl
-import io
 import itertools
 import math
 import os
@@ -23,21 +19,19 @@ import tempfile
 import time
 
 from bootfile.ground.errors import BadInput, print_line
-from bootfile.ground.files import explained, opener
+from bootfile.ground.files import explained
+from bootfile.ground.folder_lock import FolderLock, missing_folders, remove_empty
 from bootfile.ground.heartbeat import watched
 from bootfile.ground.results import CHECKPOINTS, WEIGHTS, checkpoints
 from common.ground import endings
-from common.ground.files import HOME, check_fstab, is_at, is_url
+from common.ground.files import HOME, check_fstab, is_url
 from common.platform.platforms import HELD, STARTED_BY
 from common.platform.topology import Topology
-from common.run.folder_lease import FolderLease, find_local_locks
 
 PARENT = os.path.join(HOME, "output_dir")
 LATEST = "latest"
-LOCK = ".lock"
 _OWN = "BOOTFILE_RUN_FOLDER"  # a parent passes the folder that it made to the processes that it starts
 _REPORTS = re.compile(r"metrics\.jsonl|receipt\.bin|events\.out\.tfevents\..*")
-_BUSY = 10.0  # seconds that a start waits for the previous job to end
 
 
 class Output:
@@ -51,9 +45,10 @@ class Output:
         self.folder = folder
         self.url = url
         self.is_default = is_default
-        self._lock: io.TextIOWrapper | None = None  # from hold() to release()
-        self._lease: FolderLease | None = None  # the same, on a mount whose locks are local
-        self._made: list[str] = []  # folders that hold() has made
+        refusal = f"{self} belongs to another job that is running"
+        if url:
+            refusal += f" on this node (it writes to {folder})"
+        self._lock = FolderLock(folder, f"{refusal}: give every job an --output_dir of its own")
 
     def __str__(self) -> str:
         return self.url or self.folder
@@ -68,51 +63,13 @@ class Output:
         waits up to 10 s for a job that is just ending. Raises BadInput if another job holds the folder.
 
         A job calls it on rank 0 before it looks for a checkpoint (resume.py).
-        The lock is a record lock (lockf): a child does not inherit it, and it ends with the process. It also
-        ends when the process closes the file, so only this method opens it.
         """
-        if self._lock or HELD in os.environ:  # by the process that has started this one
+        if HELD in os.environ:  # by the process that has started this one
             return
-        path = os.path.join(self.folder, LOCK)
-        made = _missing(self.folder)
-        deadline = time.monotonic() + _BUSY
-        while True:
-            with explained(f"output_dir {self.folder} cannot be written"), watched(self.folder):
-                check_fstab(self.folder)
-                os.makedirs(self.folder, exist_ok=True)
-                file = open(path, "a", opener=opener)  # noqa: SIM115
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if is_at(file.fileno(), path):
-                    break
-            except (BlockingIOError, PermissionError):
-                pass
-            except OSError as error:
-                print_line(
-                    f"warning: cannot lock {self.folder} ({error.strerror}): do not start two jobs with this "
-                    "folder"
-                )
-                break
-            file.close()  # another job holds the lock, or has just deleted the file
-            if time.monotonic() > deadline:
-                where = f" on this node (it writes to {self.folder})" if self.url else ""
-                raise BadInput(
-                    f"{self} belongs to another job that is running{where}: give every job an --output_dir "
-                    "of its own"
-                )
-            time.sleep(0.2)
-        self._lock = file
-        self._made = made
+        with explained(f"output_dir {self.folder} cannot be written"), watched(self.folder):
+            check_fstab(self.folder)
+        self._lock.hold()
         endings.at_end("folder", self._end)
-        kind = find_local_locks(os.path.realpath(self.folder))
-        if kind:  # the lock does not keep jobs on other nodes away
-            try:
-                self._lease = FolderLease(self.folder)
-            except OSError as error:
-                print_line(
-                    f"warning: no lease in {self.folder} ({kind}: {error.strerror}): do not start two jobs "
-                    "with this folder"
-                )
 
     def begin(self) -> None:
         """Make the link `latest` point to this folder if it is a default one; ignored if the file system has
@@ -121,7 +78,7 @@ class Output:
         Log.start() calls it on rank 0, when the checkpoint is loaded and before the first step. So `latest`
         keeps its folder if a job fails before it trains, or if it only looks at the folder.
         """
-        is_held = self._lock is not None or HELD in os.environ
+        is_held = self._lock.is_held or HELD in os.environ
         if not is_held or not self.is_default:
             return
         link = os.path.join(os.path.dirname(self.folder), LATEST)
@@ -145,16 +102,7 @@ class Output:
         It is called on the process that holds the folder: at the end of main(), and before it exits after a
         signal.
         """
-        file = self._lock
-        self._lock = None
-        if self._lease:
-            with contextlib.suppress(BadInput, OSError):
-                self._lease.release()
-        if file:
-            with contextlib.suppress(OSError):
-                os.unlink(file.name)
-            file.close()
-            _remove_empty(self._made)
+        self._lock.release()
 
 
 def open_output(args: argparse.Namespace, topology: Topology) -> Output:
@@ -210,7 +158,7 @@ def check_writable(option: str, path: str) -> None:
             "the platform copy the folder (ModelArts: an output named train_url)"
         )
     path = os.path.abspath(path)
-    missing = _missing(path)
+    missing = missing_folders(path)
     parent = os.path.dirname(missing[0]) if missing else path
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -233,7 +181,7 @@ def make_default() -> str:
         return os.environ.get(_OWN, parent)
     job = os.path.splitext(os.path.basename(sys.argv[0]))[0].strip("-") or "job"
     name = f"{job}-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
-    made = _missing(parent)
+    made = missing_folders(parent)
     with explained(f"output_dir {parent} cannot be written"):
         os.makedirs(parent, exist_ok=True)
         for number in itertools.count(1):
@@ -245,11 +193,11 @@ def make_default() -> str:
                 break
 
     def remove_if_empty(_: BaseException | None) -> None:
-        _remove_empty(made)
+        remove_empty(made)
 
     made.append(path)
     endings.at_end("folder", remove_if_empty)
-    atexit.register(_remove_empty, made)
+    atexit.register(remove_empty, made)
     os.environ[_OWN] = path
     print_line(f"output_dir {path}")
     return path
@@ -284,19 +232,3 @@ def epochs(folder: str) -> list[float]:
     if matches and not numbers:
         return [math.inf]
     return numbers
-
-
-def _missing(folder: str) -> list[str]:
-    """Return the folders that makedirs() would make, the outermost first."""
-    missing = []
-    while not os.path.lexists(folder):
-        missing.insert(0, folder)
-        folder = os.path.dirname(folder)
-    return missing
-
-
-def _remove_empty(folders: list[str]) -> None:
-    """Remove those of the folders that are empty. folders: as of _missing(), the outermost first."""
-    for folder in reversed(folders):
-        with contextlib.suppress(OSError):
-            os.rmdir(folder)

@@ -42,6 +42,11 @@ ON_RANK_1 = """
 QUEUE = ON_RANK_1.replace("if torch.distributed.get_rank() else z", "- self.queue.mean()").replace(
     "z = self.body(x)", "z = self.body(x); self.queue = z.detach().mean().expand(64).clone()"
 )
+NORMED = LAYERS.replace("*layers", "torch.nn.BatchNorm1d(10), *layers")
+RECALIBRATED = """\
+                optimizer.step()
+                model[0].running_mean.copy_(inputs.mean(0))
+"""
 CLASSES = "    model = torch.nn.Sequential(torch.nn.Linear(10, 2))\n"
 OF_CLASSES = """
     criterion = lambda outputs, targets: torch.nn.functional.cross_entropy(
@@ -113,6 +118,11 @@ def test_ranks_that_train_apart_end_with_the_name_of_the_first_tensor(changes, m
         ([], None),
         ([(LAYERS, FREEZE), (EPOCH, EPOCH + WRAP_AGAIN)], None),
         ([(LAYERS, QUEUE)], "warning: model.queue of rank 1 is not that of rank 0"),
+        ([(LAYERS, NORMED)], None),
+        (
+            [(LAYERS, NORMED), ("                optimizer.step()\n", RECALIBRATED)],
+            "warning: model.0.running_mean of rank 1 is not that of rank 0 after step 1",
+        ),
         (
             [(LAYERS, CLASSES), (LOSS, OF_CLASSES), (METRICS, "    log.use(metrics.Metrics())\n")],
             "warning: the loss is not a mean over samples (it divides by the weights of the labels",
@@ -136,6 +146,8 @@ def test_ranks_that_train_apart_end_with_the_name_of_the_first_tensor(changes, m
         "nothing",
         "wrapped again",
         "buffer of a rank",
+        "synchronised statistics",
+        "statistics of a rank",
         "weights of classes",
         "ignored late",
         "in the model",

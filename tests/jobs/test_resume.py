@@ -289,3 +289,15 @@ def test_former_options_with_another_value_than_their_default_are_named():
     assert former.find_changed(old) == former.find_changed({}) == []
     changed = old | {"antialias": False, "optimizer_kwargs": "{eps = 1e-6}"}
     assert former.find_changed(changed) == ["--antialias False", "--optimizer_kwargs {eps = 1e-6}"]
+
+
+def test_a_start_after_a_kill_before_the_first_save_says_so(tmp_path):
+    job = (*ONE[:-1], f"--output_dir={tmp_path / 'run'}")  # a save after each epoch
+    interrupt(*job, at="step=3 ")
+    shown = run(*job).stdout
+    assert re.search(
+        r"warning: the start before this one ended after step [345] without a save: this one begins again at "
+        r"step 1\. A save every 5 minutes: --save_every 300s",
+        shown,
+    )
+    assert "without a save" not in run(*job, "--epochs=4").stdout

@@ -9,8 +9,8 @@ import subprocess
 import pytest
 
 from bootfile.exact import files
+from bootfile.ground.folder_lease import FOLDER
 from bootfile.receipt.reading import read_records
-from common.run.folder_lease import FOLDER
 from datasets.memory.cifar10 import CLASSES
 from tests.conftest import (
     QUICK,

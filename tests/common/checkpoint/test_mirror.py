@@ -17,12 +17,12 @@ import pytest
 import torch
 
 from bootfile.exact import files as checkpoint
+from bootfile.ground import lease as run_lease
 from bootfile.ground.errors import BadInput
 from common.checkpoint import lease as url_lease
 from common.checkpoint import mirror, output_list
 from common.checkpoint import restore as restoring
 from common.object_store.store import ObjectStore, StoreError
-from common.run import lease as run_lease
 from common.run.job import JobParser
 from common.run.output import Output
 from common.run.run import Run

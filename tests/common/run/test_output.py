@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from bootfile.ground import folder_lock
 from bootfile.ground.errors import BadInput
 from common.checkpoint import resume
 from common.ground import files
@@ -44,14 +45,14 @@ def holder(tmp_path):
 
 def test_a_lock_ends_with_its_job_and_not_with_its_children(holder, tmp_path, monkeypatch):
     folder = str(tmp_path / "run")
-    monkeypatch.setattr(output, "_BUSY", 0.5)
+    monkeypatch.setattr(folder_lock, "_BUSY", 0.5)
     run = output.Output(folder)
     with pytest.raises(BadInput, match=f"{folder} belongs to another job"):
         run.hold()
     assert os.listdir(folder) == [".lock"]
     holder.kill()
     holder.wait()
-    monkeypatch.setattr(output, "_BUSY", 10.0)
+    monkeypatch.setattr(folder_lock, "_BUSY", 10.0)
     run.hold()
     run.hold()  # this job has it already
     run.release()

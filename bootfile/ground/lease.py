@@ -43,7 +43,7 @@ class Lease:
         self.check()
         threading.Thread(target=self._renew, name="lease", daemon=True).start()
 
-    def read(self) -> tuple[dict, Any]:
+    def read(self) -> tuple[dict[str, Any], Any]:
         """Return (record of the holder, its version); ({}, None) if there is none."""
         raise NotImplementedError
 
@@ -82,7 +82,7 @@ class Lease:
             self.check()
             self.delete()
 
-    def _watch(self, other: dict) -> None:
+    def _watch(self, other: dict[str, Any]) -> None:
         """Wait until the record of another job is known to be abandoned. The constructor calls it. Raises
         BadInput if the record changes: that job still runs."""
         print_line(
@@ -117,7 +117,7 @@ class Lease:
         if version is not None:  # else another job has replaced it, which check() notices
             self.version = version
 
-    def _in_use(self, other: dict) -> str:
+    def _in_use(self, other: dict[str, Any]) -> str:
         """Return the error for a place that another job holds. other: its record; {} if there is none."""
         if not other:
             return f"the lease of {self.place} was deleted, perhaps by another job: nothing more is written"

@@ -1,0 +1,221 @@
+"""A loop of one's own that was changed between two starts continues by name, or is refused, or says so."""
+
+import subprocess
+
+import pytest
+
+from tests.conftest import ROOT, environment, finish, free_port, read_until, run, start
+
+# A start of 16 steps, 8 of an epoch, with a save after each step. Each part may be replaced.
+LOOP = """
+import os, sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+from bootfile import Exact, torch_loader
+
+torch.manual_seed(0)
+x = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+train_set = TensorDataset(x, x.sum(1, keepdim=True))
+loader = torch_loader(DataLoader(train_set, 8, shuffle=True), torch.device("cpu"), epochs=2)
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(8, 8)
+        self.b = torch.nn.Linear(8, 8)
+        self.head = torch.nn.Linear(8, 1)
+    def forward(self, x):
+        return self.head(torch.relu(self.b(torch.relu(self.a(x)))))
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+run = Exact("OUT", loader, model=model, optimizer=optimizer, save_every=1)
+step = run.resume()
+if step:
+    print("momentum", optimizer.state[model.a.weight]["exp_avg"].sum().item())
+for _ in loader.epochs_from(step):
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        step += 1
+        if run.end_step().save:
+            run.save()
+        if step == int(sys.argv[1]):
+            run.saver.collect(wait=True)
+            print("momentum", optimizer.state[model.a.weight]["exp_avg"].sum().item())
+            os._exit(0)
+run.close()
+"""
+ENDS_AT = 11  # within the second epoch
+PATH = {"PYTHONPATH": str(ROOT)}
+
+
+def change(*pairs):
+    loop = LOOP
+    for old, new in pairs:
+        assert old in loop
+        loop = loop.replace(old, new)
+    return loop
+
+
+def begin(folder, *pairs):
+    """Run the first start. Return what it prints."""
+    (folder / "loop.py").write_text(change(*pairs))
+    return run("loop.py", str(ENDS_AT), cwd=folder, env=environment(**PATH)).stdout
+
+
+def go_on(folder, *pairs, code=0):
+    """Start the changed loop again, and return what it prints and its error."""
+    (folder / "loop.py").write_text(change(*pairs))
+    ended = run("loop.py", str(ENDS_AT + 1), cwd=folder, env=environment(**PATH), code=code)
+    return ended.stdout + ended.stderr
+
+
+def find_momentum(text):
+    return next(line for line in text.splitlines() if line.startswith("momentum"))
+
+
+LINE_A = "        self.a = torch.nn.Linear(8, 8)\n"
+LINE_B = "        self.b = torch.nn.Linear(8, 8)\n"
+MOVED = (LINE_A + LINE_B, LINE_B + LINE_A)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [],
+        [MOVED],
+        [("AdamW(model.parameters()", "AdamW(reversed(list(model.parameters()))")],
+        [("AdamW(model.parameters()", "AdamW(sorted(model.parameters(), key=torch.numel)")],  # other shapes
+    ],
+    ids=["unchanged", "line moved", "reversed", "by size"],
+)
+def test_an_optimizer_gets_its_state_by_name(changes, tmp_path):
+    before = begin(tmp_path)
+    after = go_on(tmp_path, *changes)
+    assert find_momentum(after) == find_momentum(before)
+
+
+def test_groups_that_are_exchanged_are_refused_by_name(tmp_path):
+    one = "AdamW([{'params': model.a.parameters()}, {'params': model.b.parameters()}]"
+    other = "AdamW([{'params': model.b.parameters()}, {'params': model.a.parameters()}]"
+    begin(tmp_path, ("AdamW(model.parameters()", one))
+    error = go_on(tmp_path, ("AdamW(model.parameters()", other), code=1)
+    assert "its optimizer has b.weight in group 1, this run's has it in group 0" in error
+
+
+AVERAGE = (
+    "run = Exact(",
+    "class Average:\n"
+    "    def __init__(self):\n"
+    "        self.values = [p.detach().clone() for p in model.parameters()]\n"
+    "    def state_dict(self):\n"
+    "        return {'values': self.values}\n"
+    "    def load_state_dict(self, state):\n"
+    "        self.values = state['values']\n"
+    "run = Exact(",
+)
+ADDED = ("step = run.resume()", "run.add(average=Average())\nstep = run.resume()")
+
+
+def test_tensors_in_a_list_are_refused_if_the_parameters_have_another_order(tmp_path):
+    begin(tmp_path, AVERAGE, ADDED)
+    assert "average" not in go_on(tmp_path, AVERAGE, ADDED)
+    error = go_on(tmp_path, AVERAGE, ADDED, MOVED, code=1)
+    assert "its average keeps tensors by position" in error
+    assert "a.weight is where this run has b.weight" in error
+
+
+def test_generators_that_were_added_in_another_order_are_refused(tmp_path):
+    generators = "one, two = torch.Generator(), torch.Generator()\n"
+    begin(tmp_path, ("step = run.resume()", f"{generators}run.add(one=one, two=two)\nstep = run.resume()"))
+    other = f"{generators}run.add(two=two, one=one)\nstep = run.resume()"
+    error = go_on(tmp_path, ("step = run.resume()", other), code=1)
+    assert "its generators were added in the order one, two, this run's in the order two, one" in error
+
+
+def test_a_list_of_objects_is_refused_before_training(tmp_path):
+    error = go_on(tmp_path, ("step = run.resume()", "run.add(parts=[model.a])\nstep = run.resume()"), code=1)
+    assert "add(parts=...) needs an object with state_dict() and load_state_dict(), and got list" in error
+
+
+def test_hyperparameters_that_were_edited_have_a_line(tmp_path):
+    begin(tmp_path)
+    edited = ("lr=1e-2)", "lr=1e-2, betas=(0.8, 0.99), weight_decay=0.1)")
+    shown = go_on(tmp_path, edited)
+    assert "betas of the optimizer, group 0, was (0.9, 0.999) before this start and is (0.8, 0.99)" in shown
+    assert (
+        "weight_decay of the optimizer, group 0, was 0.01 before this start and is 0.1 from here on" in shown
+    )
+    assert "before this start" not in go_on(tmp_path, edited)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ("x.sum(1, keepdim=True)", "x.sum(1, keepdim=True) + (x[:, :1] > 2)"),
+        ("torch.randn(64, 8", "torch.randn(63, 8"),
+        ("TensorDataset(x,", "TensorDataset(x * 2,"),
+    ],
+    ids=["labels", "fewer samples", "inputs"],
+)
+def test_data_that_changed_are_refused(data, tmp_path):
+    begin(tmp_path)
+    assert "its training data is" in go_on(tmp_path, data, code=1)
+
+
+OWN_SET = (
+    "train_set = TensorDataset(x, x.sum(1, keepdim=True))",
+    "class Own(torch.utils.data.Dataset):\n"
+    "    def __len__(self):\n"
+    "        return 10**6\n"
+    "    def __getitem__(self, id):\n"
+    "        place = id % 64\n"
+    "        return x[place] * 1, x[place].sum(0, keepdim=True)\n"
+    "train_set = Own()",
+)
+FEW = ("DataLoader(train_set, 8, shuffle=True)", "DataLoader(train_set, 8, sampler=range(1001, 1065))")
+
+
+def test_a_sample_that_changed_is_seen_when_a_batch_is_read_again(tmp_path):
+    """No fingerprint covers it: 64 of a million items are read."""
+    begin(tmp_path, OWN_SET, FEW)
+    shown = go_on(tmp_path, OWN_SET, FEW)
+    assert "resumed from" in shown
+    error = go_on(tmp_path, OWN_SET, FEW, ("x[place] * 1", "x[place] * (1 + (id == 1003))"), code=1)
+    assert "step 9 was read again after the restart, and its samples are not those" in error
+
+
+def test_items_that_are_not_stable_have_a_warning_and_are_not_refused(tmp_path):
+    unstable = ("x[place] * 1", "x[place] * int.from_bytes(os.urandom(1), 'big')")
+    line = "differs when it is read twice"
+    assert line in begin(tmp_path, OWN_SET, FEW, unstable)
+    assert line in go_on(tmp_path, OWN_SET, FEW, unstable)
+
+
+def test_another_number_of_processes_is_said_first(tmp_path):
+    begin(tmp_path)
+    joined = ("torch.manual_seed(0)", "torch.distributed.init_process_group('gloo')\ntorch.manual_seed(0)")
+    (tmp_path / "loop.py").write_text(change(joined))
+    variables = environment(**PATH, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE="2")
+    jobs = [start("loop.py", "99", cwd=tmp_path, env=variables | {"RANK": rank}) for rank in "01"]
+    for job in jobs:
+        assert "it is of 1 processes, this run has 2" in finish(job, 1).stderr
+
+
+def test_two_loops_with_one_folder(tmp_path):
+    waits = (
+        "    for inputs, targets in loader:",
+        "    print('training', flush=True)\n        sys.stdin.read()\n    for inputs, targets in loader:",
+    )
+    (tmp_path / "loop.py").write_text(change(waits))
+    first = start("loop.py", "99", cwd=tmp_path, env=environment(**PATH), stdin=subprocess.PIPE)
+    try:
+        read_until(first, "training")
+        (tmp_path / "loop.py").write_text(LOOP)
+        error = run("loop.py", "99", cwd=tmp_path, env=environment(**PATH), code=1).stderr
+        assert "OUT belongs to another run that is running: give each run a folder of its own" in error
+    finally:
+        first.kill()
+        first.wait()
+    shown = go_on(tmp_path)  # a killed one does not keep the folder
+    assert "warning: the start before this one ended without a save: this one begins again at step 1" in shown

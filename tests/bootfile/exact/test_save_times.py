@@ -1,0 +1,54 @@
+"""A run saves by time within a long epoch, so a job that is killed again and again progresses."""
+
+import itertools
+
+import pytest
+
+from bootfile.exact import save_times
+from bootfile.exact.save_times import SaveTimes
+from bootfile.ground.intervals import Interval
+
+_HOUR = 3600
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(save_times.time, "monotonic", self.read)
+
+    def read(self):
+        return self.now
+
+
+def find_saves(clock, every, seconds):
+    """Return the times of the saves, if a step takes a second."""
+    saves = SaveTimes(every)
+    saves.begin()
+    times = []
+    for clock.now in range(1, seconds + 1):
+        if saves.is_late():
+            times.append(clock.now)
+            saves.saved_at = clock.now
+    return times
+
+
+def test_within_a_long_epoch_at_most_half_of_a_start_or_half_an_hour_is_lost(monkeypatch):
+    clock = Clock(monkeypatch)
+    times = find_saves(clock, Interval(1, "epoch"), 3 * _HOUR)
+    assert times[:4] == [120, 240, 480, 960]
+    for before, after in itertools.pairwise(times):
+        assert after - before <= max(after / 2, 120) and after - before <= _HOUR / 2
+    assert len(times) < 12
+
+
+@pytest.mark.parametrize("every, times", [(Interval(100), []), (Interval(500, "s"), [500, 1000])])
+def test_steps_and_seconds_are_as_the_user_asked(monkeypatch, every, times):
+    assert find_saves(Clock(monkeypatch), every, 1200) == times
+
+
+def test_each_start_of_a_job_that_is_killed_every_five_minutes_progresses(monkeypatch):
+    clock = Clock(monkeypatch)
+    for _ in range(3):
+        assert find_saves(clock, Interval(1, "epoch"), 300)[-1] == 240
