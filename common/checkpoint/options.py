@@ -133,7 +133,10 @@ def _add_arguments(parser: JobParser) -> None:
     )
     add("--weights", metavar="FILE", help=help)
     add("--evaluate", action="store_true", help="only evaluate the weights of --weights or --resume")
-    help = "time between two checkpoints: 200 (steps), 90s or 1epoch; in a long epoch also by time (default: 1epoch)"
+    help = (
+        "time between two checkpoints: 200 (steps), 90s or 1epoch; also by time within a long epoch "
+        "(default: 1epoch)"
+    )
     add("--save_every", type=interval, default="1epoch", help=help)
     add("--keep", type=positive_int, default=3, help="number of newest checkpoints to keep (default: 3)")
     help = "also evaluate after every N steps (default: 0, only after each epoch)"
