@@ -1,7 +1,7 @@
 """Hold the output folder of a run: one process at a time writes to it.
 
-    FOLDER/.lock      exists while a process holds FOLDER; a killed one leaves it there
-    FOLDER/.lease/    the same on mounts whose locks end at this node (folder_lease.py)
+FOLDER/.lock      exists while a process holds FOLDER; a killed one leaves it there
+FOLDER/.lease/    the same on mounts whose locks end at this node (folder_lease.py)
 """
 
 import contextlib
