@@ -49,17 +49,20 @@ class Checkpointer(Events):
 
     run: the job's; its options are those of a TrainingParser.
     loader, model, optimizer, scheduler, forward, criterion, objects: see Exact.
+    val_loader: the Loader of the validation set that chooses best.pth. If a restart has another set, the
+        scores begin again. None, or a loader without a receipt: the sets are not compared.
     Raises BadInput if the optimizer or the scheduler cannot be resumed exactly.
 
     `exact` does the work; this class decides with the options of the job, and says and writes what a job says
     and writes. `running` of a job with exact shards: its sums since the last report.
     """
 
-    def __init__(self, run: Run, *, loader: Any, **parts: Any):
+    def __init__(self, run: Run, *, loader: Any, val_loader: Any = None, **parts: Any):
         self.args = run.args
         self.log = run.log
         self.output = run.output
         self.loader = loader
+        self._val_loader = val_loader
         self.scores = Scores(run.args.weights)
         self._writes = not output.writes_nothing(run.args)
         self._wanted = run.args.resume  # "auto", "never", or the path to continue from
@@ -155,6 +158,7 @@ class Checkpointer(Events):
         elif step:
             self._warn_of_checkpoint()
         self._load_initial_weights(step)
+        self._compare_validation_sets()
         is_saved_here = self._wanted == "auto"  # another run's checkpoint is not in this folder
         exact.begin(step, is_saved_here)
         endings.explain_with(self.loader)
@@ -338,6 +342,24 @@ class Checkpointer(Events):
         if "training data" not in self.exact.state.identity:
             self.say("warning: the training data are not compared: the receipt has no fingerprint")
         former.warn(self.scores.settings_before, self.say)
+
+    def _compare_validation_sets(self) -> None:
+        """Say it if the scores of the checkpoint are those of another validation set, and begin them again.
+
+        resume() calls it on every rank. Without it best.pth would need a score that was measured on other
+        samples.
+        """
+        receipt = getattr(self._val_loader, "receipt", None)
+        # Rank 0 decides: items that are not seeded give each rank a digest of its own, and ranks with other
+        # counts would not stop early together.
+        digest_now = ranks.broadcast_object(str(getattr(receipt, "fingerprint", "")))
+        digest_before = self.scores.begin(digest_now)
+        if digest_before:
+            self.say(
+                "warning: the validation set is another one than in the evaluations before (digest "
+                f"{digest_now[:12]}, it was {digest_before[:12]}): their scores do not count any more, and "
+                "the next evaluation writes best.pth; keep a copy of best.pth if you need the one before"
+            )
 
     def _load_initial_weights(self, step: int) -> None:
         """Load --weights if the run begins, on every rank. step: of the checkpoint; 0 without one."""
