@@ -38,6 +38,7 @@ from bootfile.exact.watchers import Agreement, Watcher
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
+from bootfile.ground.results import refuse_links
 from bootfile.machine import convolution, instructions
 from bootfile.processes import ranks, signals, waits
 
@@ -404,6 +405,7 @@ class Exact:
         Raises BadInput."""
         if self._writes:
             self.state.check_saveable()
+            refuse_links(self.saver.folder)
         wanted = self._events.choose_checkpoint()
         if wanted == "never":
             return None

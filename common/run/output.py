@@ -25,16 +25,19 @@ import time
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.files import explained, opener
 from bootfile.ground.heartbeat import watched
-from bootfile.ground.results import CHECKPOINTS, WEIGHTS, checkpoints
+from bootfile.ground.results import CHECKPOINTS, WEIGHTS, checkpoints, refuse_links
 from common.ground import endings
 from common.ground.files import HOME, check_fstab, is_at, is_url
 from common.platform.platforms import HELD, STARTED_BY
 from common.platform.topology import Topology
+from common.run.folder_lease import FOLDER as LEASE
 from common.run.folder_lease import FolderLease, find_local_locks
 
 PARENT = os.path.join(HOME, "output_dir")
 LATEST = "latest"
 LOCK = ".lock"
+SNAPSHOTS = ".mirror"  # copies of the files that are being sent to the URL (mirror.py)
+_FOLDERS = (CHECKPOINTS, LEASE, SNAPSHOTS)  # in RUN, which a job makes, writes to and deletes from
 _OWN = "BOOTFILE_RUN_FOLDER"  # a parent passes the folder that it made to the processes that it starts
 _REPORTS = re.compile(r"metrics\.jsonl|receipt\.bin|events\.out\.tfevents\..*")
 _BUSY = 10.0  # seconds that a start waits for the previous job to end
@@ -65,7 +68,8 @@ class Output:
 
     def hold(self) -> None:
         """Make this process the only one that writes to the folder until it ends. It makes the folder, and
-        waits up to 10 s for a job that is just ending. Raises BadInput if another job holds the folder.
+        waits up to 10 s for a job that is just ending. Raises BadInput if another job holds the folder, or if
+        a folder in it is a link.
 
         A job calls it on rank 0 before it looks for a checkpoint (resume.py).
         The lock is a record lock (lockf): a child does not inherit it, and it ends with the process. It also
@@ -73,6 +77,7 @@ class Output:
         """
         if self._lock or HELD in os.environ:  # by the process that has started this one
             return
+        refuse_links(self.folder, _FOLDERS)
         path = os.path.join(self.folder, LOCK)
         made = _missing(self.folder)
         deadline = time.monotonic() + _BUSY
