@@ -21,6 +21,7 @@ import re
 import sys
 import tempfile
 import time
+from typing import TYPE_CHECKING
 
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.files import explained, opener
@@ -30,8 +31,10 @@ from common.ground import endings
 from common.ground.files import HOME, check_fstab, is_at, is_url
 from common.platform.platforms import HELD, STARTED_BY
 from common.platform.topology import Topology
-from common.run.folder_lease import FOLDER as LEASE
-from common.run.folder_lease import FolderLease, find_local_locks
+from common.run.mounts import LEASE, find_local_locks
+
+if TYPE_CHECKING:
+    from common.run.folder_lease import FolderLease
 
 PARENT = os.path.join(HOME, "output_dir")
 LATEST = "latest"
@@ -111,6 +114,8 @@ class Output:
         endings.at_end("folder", self._end)
         kind = find_local_locks(os.path.realpath(self.folder))
         if kind:  # the lock does not keep jobs on other nodes away
+            from common.run.folder_lease import FolderLease  # most mounts have locks for all nodes
+
             try:
                 self._lease = FolderLease(self.folder)
             except OSError as error:

@@ -9,16 +9,16 @@ import sys
 import pytest
 
 from bootfile.ground.errors import BadInput
-from common.run import folder_lease, lease
+from common.run import folder_lease, lease, mounts
 from common.run.folder_lease import FolderLease
 from tests.conftest import QUICK, ROOT, environment, finish, is_stopped, read_until, start, wait_until
 
 # holds a folder on a mount that grants every lock
 HOLDER = """
 import fcntl, sys, time
-from common.run import folder_lease, lease, output
+from common.run import lease, mounts, output
 fcntl.lockf = lambda *_: None
-folder_lease._MOUNTS, lease.RENEW = sys.argv[2], 0.05
+mounts._MOUNTS, lease.RENEW = sys.argv[2], 0.05
 output.Output(sys.argv[1]).hold()
 print("held", flush=True)
 time.sleep(600)
@@ -121,14 +121,14 @@ def test_a_job_that_writes_late_gives_way(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_mounts_with_local_locks(kind, options, is_local, tmp_path, monkeypatch):
     """The longest mount that holds the folder counts; its name may have escapes."""
-    monkeypatch.setattr(folder_lease, "_MOUNTS", str(tmp_path / "mounts"))
+    monkeypatch.setattr(mounts, "_MOUNTS", str(tmp_path / "mounts"))
     lines = [
         "1 0 0:1 / / rw - overlay a rw",
         f"2 1 0:2 / /my\\040data rw,noatime shared:1 - {kind} b {options}",
     ]
     (tmp_path / "mounts").write_text("\n".join(lines) + "\n")
-    assert folder_lease.find_local_locks("/my data/run") == (kind if is_local else "")
-    assert folder_lease.find_local_locks("/my") == ""
+    assert mounts.find_local_locks("/my data/run") == (kind if is_local else "")
+    assert mounts.find_local_locks("/my") == ""
 
 
 @pytest.fixture
