@@ -17,10 +17,11 @@ from bootfile.ground.data_sets import check_map_style, class_names_of
 from bootfile.ground.errors import printable
 from bootfile.ground.heartbeat import watched
 from bootfile.processes import ranks
+from common.console.arguments import pick
 from common.ground import endings
 from common.run import environment
 from common.run.metrics import Metrics
-from common.run.output import Output, writes_nothing
+from common.run.output import Output, Purpose, writes_nothing
 from common.run.report_files import Beginning, ReportFiles
 
 
@@ -34,6 +35,7 @@ class Log:
 
     def __init__(self, args: argparse.Namespace, output: Output):
         self.args = args
+        self._purpose = pick(Purpose, args)
         self.output = output
         self.metrics = Metrics()  # of the evaluations, besides loss and accuracy
         self._autocast: Any = contextlib.nullcontext()  # names the precision in the first lines
@@ -150,7 +152,7 @@ class Log:
                 f"warning: the schedule {type(scheduler).__name__} is not the one that was given to the "
                 "Checkpointer: a restart will not be exact. Build it before resume(), for all epochs"
             )
-        if getattr(self.args, "prof", None):
+        if self._purpose.prof:
             # for the clock only: the steps between wait for nothing
             accelerator.of(running.device).synchronize()
             self._profiled.append(time.monotonic())
@@ -211,7 +213,7 @@ class Log:
             self._result = f"test_loss={loss:.6g} "
         others = {f"val_{name}": value for name, value in self.metrics.values(val_sums).items()}
         figures: dict[str, Any] = {"val_loss": loss, **accuracy, **others, "val_count": int(count)}
-        if getattr(self.args, "evaluate", False):
+        if self._purpose.evaluate:
             self.info(_line(figures))
         else:
             self._write(step, **figures)

@@ -12,6 +12,7 @@ This module imports no torch.
 import argparse
 import atexit
 import contextlib
+import dataclasses
 import fcntl
 import io
 import itertools
@@ -27,6 +28,7 @@ from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.files import explained, opener
 from bootfile.ground.heartbeat import watched
 from bootfile.ground.results import CHECKPOINTS, WEIGHTS, checkpoints, refuse_links
+from common.console.arguments import pick
 from common.ground import endings
 from common.ground.files import HOME, check_fstab, is_at, is_url
 from common.platform.platforms import HELD, STARTED_BY
@@ -185,9 +187,21 @@ def open_output(args: argparse.Namespace, topology: Topology) -> Output:
     return Output(folder_of(given), url)
 
 
+@dataclasses.dataclass(frozen=True)
+class Purpose:
+    """The options with which a job does not train a run. Many jobs have none of them.
+
+    prof: --prof, the steps to measure. evaluate: --evaluate, weights are only evaluated.
+    """
+
+    prof: int | None = None
+    evaluate: bool = False
+
+
 def writes_nothing(args: argparse.Namespace) -> bool:
     """Return whether the job only measures (--prof) or evaluates (--evaluate)."""
-    return bool(getattr(args, "prof", None) or getattr(args, "evaluate", False))
+    purpose = pick(Purpose, args)
+    return bool(purpose.prof or purpose.evaluate)
 
 
 def folder_of(given: str) -> str:

@@ -5,6 +5,7 @@ starts.jsonl is written by common/run/starts.py.
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import time
@@ -21,6 +22,13 @@ from common.run.output import Output
 
 CONFUSION = "confusion.json"  # the last evaluation per class, and the confusion matrix
 _MOST_CLASSES = 100  # with more classes the matrix is not written
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tracking:
+    """tracker: --tracker, the package that also gets the figures. Jobs without a training have none."""
+
+    tracker: str | None = None
 
 
 class Beginning(NamedTuple):
@@ -94,7 +102,7 @@ class ReportFiles:
             begin -= 1
         with self._reported("TensorBoard"):
             opened["TensorBoard"] = _TensorBoard(self._output.folder, begin)
-        name = getattr(self._args, "tracker", None)
+        name = arguments.pick(_Tracking, self._args).tracker
         takes_status = "KUBEFLOW_TRAINER_SERVER_URL" in os.environ  # the controller sets it
         if not name and not takes_status:
             return
