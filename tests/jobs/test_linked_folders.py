@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bootfile.exact import files
-from tests.conftest import QUICK, refused, run, run_ranks
+from tests.conftest import QUICK, ROOT, environment, free_port, refused, run
 
 JOB = ("jobs/train.py", *QUICK, "--batch_size=240", "--save_every=1")
 
@@ -38,12 +38,17 @@ def test_a_job_refuses_a_link_to_the_checkpoints_of_another_run(tmp_path):
 
 
 def test_an_own_loop_refuses_it_too(tmp_path):
-    loop = "guides/own_loop/after.py"
-    run_ranks(loop, tmp_path / "other", ranks=1)
+
+    def train(folder, code: int | None = 0):
+        variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "PYTHONPATH": str(ROOT)}
+        environ = environment(**variables, MASTER_PORT=str(free_port()))
+        return run("guides/own_loop/after.py", folder, env=environ, code=code)
+
+    train(tmp_path / "other")
     before = contents(tmp_path / "other")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "checkpoints").symlink_to(tmp_path / "other" / "checkpoints")
-    [result] = run_ranks(loop, tmp_path / "mine", ranks=1, code=None)
+    result = train(tmp_path / "mine", code=None)
     assert result.returncode and "is a link to" in result.stderr
     assert contents(tmp_path / "other") == before
 

@@ -338,11 +338,11 @@ class _Returns:
     ids=repr,
 )  # fmt: skip
 def test_a_metric_may_return_a_number_of_torch_or_numpy(result):
-    own = Metrics(score=_Returns(result), best="score")
-    sums = torch.zeros(3 + own.size, dtype=torch.float64)
-    value = own.values(sums)["score"]
+    metrics_of_user = Metrics(score=_Returns(result), best="score")
+    sums = torch.zeros(3 + metrics_of_user.size, dtype=torch.float64)
+    value = metrics_of_user.values(sums)["score"]
     assert type(value) is float and value == 0.5
-    assert own.score(sums) == 0.5 and json.dumps(own.values(sums))
+    assert metrics_of_user.score(sums) == 0.5 and json.dumps(metrics_of_user.values(sums))
 
 
 @pytest.mark.parametrize(
@@ -359,9 +359,9 @@ def test_a_metric_may_return_a_number_of_torch_or_numpy(result):
     ids=repr,
 )
 def test_a_metric_that_returns_no_number_is_named(result, kind):
-    own = Metrics(score=_Returns(result))
+    metrics_of_user = Metrics(score=_Returns(result))
     with pytest.raises(BadInput, match=rf"^metric score: expected one real number .*, got {kind}"):
-        own.values(torch.zeros(3 + own.size))
+        metrics_of_user.values(torch.zeros(3 + metrics_of_user.size))
 
 
 def test_an_evaluation_without_the_metrics_is_refused():
