@@ -205,7 +205,7 @@ def main() -> None:
         log.info(f"warning: --warmup {args.warmup:g} epochs is longer than the run: the rate only rises")
     checkpoint = Checkpointer(
         run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
-        scheduler=scheduler, loader=train_loader,
+        scheduler=scheduler, loader=train_loader, val_loader=None if args.training_only else val_loader,
     )  # fmt: skip
     checkpoint.add(scaler=scaler)
     evaluated = model

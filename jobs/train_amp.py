@@ -81,7 +81,7 @@ def main() -> None:
 
     checkpoint = Checkpointer(
         run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
-        scheduler=scheduler, loader=train_loader,
+        scheduler=scheduler, loader=train_loader, val_loader=test_loader,
     )  # fmt: skip
 
     ### 新增 (new) 2/6, the scale is part of the run ###

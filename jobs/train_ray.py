@@ -92,7 +92,7 @@ def main() -> None:
 
     checkpoint = Checkpointer(
         run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
-        scheduler=scheduler, loader=train_loader,
+        scheduler=scheduler, loader=train_loader, val_loader=test_loader,
     )  # fmt: skip
     step = checkpoint.resume()  # 0, or the step of the newest checkpoint
 

@@ -28,7 +28,6 @@ MOST_COMPACT = 60
 # room -> the number of places of each of KINDS, and compact expressions in 1,000 lines
 CEILINGS = {
     "bootfile/prove": (0, 0, 2, 3, 0, 0, 36),
-    "common/checkpoint": (0, 0, 8, 2, 3, 2, 34),
     "common/compute": (0, 1, 13, 3, 7, 0, 50),
     "common/console": (1, 1, 3, 0, 3, 0, 64),
     "common/platform": (4, 4, 18, 1, 7, 1, 70),

@@ -275,7 +275,11 @@ def discard(path: str) -> None:
     for file in (path, f"{path}.json"):
         with contextlib.suppress(OSError):
             os.unlink(file)
-    shutil.rmtree(dtensor_folder(path), ignore_errors=True)
+    folder = dtensor_folder(path)
+    if os.path.islink(folder):  # what it points to belongs to another run
+        with contextlib.suppress(OSError):
+            os.unlink(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _save(state: dict[str, Any], file: "_Checked") -> None:
@@ -385,7 +389,10 @@ class _Summed:
 def _verified(path: str, facts: dict[str, Any]) -> Iterator[_Summed | None]:
     """Open a checkpoint for torch.load, and verify each byte at the end of the block. One of version 0.25 or
     earlier, which has no sum, is verified before the block, and not opened. Raises Refused."""
-    for name, (size, sha256) in facts.get("shards", {}).items():
+    shards = facts.get("shards", {})
+    if shards and os.path.islink(dtensor_folder(path)):
+        raise Refused(f"its folder {os.path.basename(dtensor_folder(path))} is a link")
+    for name, (size, sha256) in shards.items():
         _verify(os.path.join(dtensor_folder(path), name), size, sha256, f"its file {name}")
     if "sum" not in facts:
         _verify(path, facts["size"], facts["sha256"], "it")

@@ -40,6 +40,7 @@ from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.folder_lock import FolderLock
 from bootfile.ground.intervals import Interval
+from bootfile.ground.results import refuse_links
 from bootfile.machine import convolution, instructions
 from bootfile.processes import ranks, signals, waits
 
@@ -424,6 +425,7 @@ class Exact:
             self._lock.hold()
         if self._writes:
             self.state.check_saveable()
+            refuse_links(self.saver.folder)
         wanted = self._events.choose_checkpoint()
         if wanted == "never":
             return None

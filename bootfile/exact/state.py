@@ -1,5 +1,6 @@
 """The content of a checkpoint: the state of a run, and the settings that identify the run."""
 
+import os
 import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol, TypedDict
@@ -176,8 +177,9 @@ class RunState:
         for name in sorted(names):
             there = values_there.get(name)
             here = values_here.get(name)
-            if there != here:
-                raise files.Refused(f"its {name} is {there}, this run's is {here}")
+            if there != here and not self._may_change(name):
+                hint = _hint_of_path(name, there, here)
+                raise files.Refused(f"its {name} is {there}, this run's is {here}{hint}")
         for name, there in state.get("sampling", {}).items():  # version 0.21 did not write it
             here = self.sampling.get(name)
             if there != here and name == "processes":
@@ -204,6 +206,13 @@ class RunState:
             self._give_by_name(state)
         if not self.is_sharded:
             self.restore(state)
+
+    def _may_change(self, name: str) -> bool:
+        """Return whether a value of the checkpoint's identity is none of this run's, but an option that may
+        change at a restart: the user has changed the role of the option, or a new version has."""
+        option = name.removeprefix("--")
+        is_operation = option in self.settings and option not in self.schedule.settings
+        return is_operation and name not in self.identity
 
     def broadcast(self, state: SavedState | None) -> SavedState | None:
         """Return rank 0's state on every rank, with the tensors of a sharded model as this rank's parts."""
@@ -360,6 +369,15 @@ class RunState:
 
 def _options(settings: dict[str, Any]) -> dict[str, Any]:
     return {f"--{name}": value for name, value in settings.items()}
+
+
+def _hint_of_path(name: str, there: object, here: object) -> str:
+    """Return what to do if an option is refused whose values are paths: the same files may be elsewhere."""
+    if not name.startswith("--") or not isinstance(there, str) or not isinstance(here, str):
+        return ""
+    if not any(os.sep in value or os.path.exists(value) for value in (there, here)):
+        return ""
+    return f'; if {name} says only where files are, add it with role="operation", then it may change'
 
 
 def _shape(name: str, weights: Mapping[str, Any]) -> object:

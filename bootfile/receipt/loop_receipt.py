@@ -77,7 +77,8 @@ class Receipt:
         self._epoch = 0
 
     def watch(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
-        """Yield the batches of an epoch, and record each one before it is used."""
+        """Yield the batches of one epoch, and record each one before it is used. Call it for each epoch: of
+        several epochs in one call, samples seem to come twice."""
         self._epoch += 1
         for batch in loader:
             self.add(batch, self._epoch)

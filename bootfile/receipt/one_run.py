@@ -66,7 +66,10 @@ def find_unusual(steps: Steps, restarts: int, options: Options) -> list[str]:
     if not options.same_order:
         lines += find_same_orders(epochs)
     if steps.samples and not options.repeats:
-        lines += find_repeats(epochs, has_ids)
+        repeats = find_repeats(epochs, has_ids)
+        if repeats and len(epochs) <= restarts + 1:  # no start has recorded a second epoch
+            repeats[-1] += "; if watch() got several epochs at once, call it once for each epoch"
+        lines += repeats
         lines += find_same_ranks(steps)
     if options.augmented:
         lines += find_same_contents(epochs, has_ids)

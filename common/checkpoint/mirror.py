@@ -35,7 +35,7 @@ from common.checkpoint.output_list import File
 from common.checkpoint.restore import HISTORY, names_of
 from common.ground import endings
 from common.object_store.store import ObjectStore, StoreError
-from common.run.output import Output
+from common.run.output import SNAPSHOTS, Output
 
 _EVERY = 30.0  # seconds between uploads
 _PATIENCE = 300.0  # seconds for which the last upload is repeated if the store is busy or cannot be reached
@@ -43,7 +43,6 @@ _SAY = 10.0  # seconds between the lines about the last upload
 _LONGEST_PAUSE = 20.0  # seconds between two attempts; the first pause is 1 s
 _LAST = 10.0  # seconds for the last upload if the job ends with an error
 _FOREVER = re.compile(r".*\.(pt|pth|pt\.json|distcp|metadata)")  # they are never changed in place
-_SNAPSHOTS = ".mirror"  # in the output folder: copies of the files that are being sent
 
 
 class Mirror:
@@ -69,7 +68,7 @@ class Mirror:
         self._wake = threading.Event()  # the thread looks for changes now
         self._ending = threading.Event()  # the thread uploads once more and ends
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
-        shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
+        shutil.rmtree(os.path.join(self.folder, SNAPSHOTS), ignore_errors=True)
         self.lease = UrlLease(self.store)
         try:
             self._read_url(resume)
@@ -226,7 +225,7 @@ class Mirror:
                     if name not in changed:
                         continue
                     self.lease.check()
-                    path = os.path.join(self.folder, _SNAPSHOTS, name)
+                    path = os.path.join(self.folder, SNAPSHOTS, name)
                     self.store.send(path, name, sha256=changed[name].sha256)
                     self._files[name] = changed[name]
                 is_stored = bool(files_of_checkpoint) and set(files_of_checkpoint) <= self._files.keys()
@@ -235,7 +234,7 @@ class Mirror:
                     self._retire(step)
                 self._write_list()
         finally:
-            shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
+            shutil.rmtree(os.path.join(self.folder, SNAPSHOTS), ignore_errors=True)
         # until a checkpoint of this run is stored, those that the list names stay
         gone = self._doomed if replaces else self._doomed - self._files.keys()
         if gone:
@@ -262,7 +261,7 @@ class Mirror:
         """Copy a file, so that it can change while it is sent, and remove its earlier version from the files
         at the URL. Return None if it is at the URL already."""
         path = os.path.join(self.folder, name)
-        snapshot = os.path.join(self.folder, _SNAPSHOTS, name)
+        snapshot = os.path.join(self.folder, SNAPSHOTS, name)
         try:
             state = state_of(path)
             if name in self._files and self._sent.get(name) == state:

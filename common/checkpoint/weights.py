@@ -7,6 +7,7 @@ prefix of all names, such as Lightning's (model.), are taken off.
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -27,6 +28,7 @@ from bootfile.ground.results import CLASSES, checkpoints
 from bootfile.processes import ranks
 from common.checkpoint import pretrained
 from common.checkpoint.plain_names import WRAPPERS
+from common.console.arguments import pick
 from common.run.output import Output
 
 _SHOWN = 3  # tensors named in a line
@@ -34,6 +36,15 @@ _MOST = 50_000  # tensors of a file; torch loads them in 4 s
 _WRAPPERS = (*WRAPPERS, "module")  # the last: of DataParallel, or a module of the user's
 _WHOLE = ("state_dict", "model", "model_state_dict")  # keys of a state_dict in a file of other programs
 _COUNTERS = "num_batches_tracked"  # of BatchNorm; files of old versions of torch do not have it
+
+
+@dataclasses.dataclass(frozen=True)
+class _Named:
+    """weights: --weights, a file or a name of published weights. arch: the network of a job that has --arch;
+    another job takes files only."""
+
+    weights: str | None
+    arch: str | None = None
 
 
 def load(
@@ -75,15 +86,17 @@ def file_of(args: argparse.Namespace, output: Output) -> str | None:
     args: the options weights and, if the job has it, arch. Published weights are downloaded, unless
     a checkpoint may replace them. Raises BadInput on every rank if they cannot be, or do not exist.
     """
-    arch = getattr(args, "arch", None)
-    if not arch or not args.weights or not pretrained.is_name(arch, args.weights):
-        return args.weights
-    pretrained.check(arch, args.weights)
+    options = pick(_Named, args)
+    arch = options.arch
+    name = options.weights
+    if not arch or not name or not pretrained.is_name(arch, name):
+        return name
+    pretrained.check(arch, name)
     may_resume = output.url or checkpoints(output.folder)
 
     def download() -> None:
         if not may_resume:
-            pretrained.read(arch, args.weights)
+            pretrained.read(arch, name)
 
     ranks.call_on_first(download)
     return None

@@ -1,10 +1,12 @@
 """Parse the command lines of jobs as platforms send them: "true" and "false", extra options, intervals."""
 
 import argparse
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from bootfile.console import parser
 from bootfile.console.parser import LARGEST
@@ -16,6 +18,8 @@ from bootfile.console.parser import positive_int as positive_int
 from bootfile.ground.intervals import Interval
 from bootfile.ground.secrets import hide, is_secret, mask
 from common.ground.files import is_url
+
+_Part = TypeVar("_Part")
 
 BATCH_SIZE_HELP = "samples of a step over all processes, N/gpu: of each; scale --lr (default: %(default)s)"
 
@@ -61,6 +65,14 @@ class Arguments(argparse.Namespace):
         super().__setattr__(name, value)
 
 
+def pick(part: type[_Part], args: argparse.Namespace) -> _Part:
+    """Return the options that a part of a job reads: the dataclass `part`, with the values of the fields'
+    names. A field whose option the job does not have keeps its default. Raises TypeError if it has none."""
+    given = vars(args)
+    names = [field.name for field in dataclasses.fields(part)]  # type: ignore[arg-type]
+    return part(**{name: given[name] for name in names if name in given})
+
+
 class secret(str):
     """A value that no log, record or report shows: parser.add_argument("--name", type=secret)."""
 
@@ -80,8 +92,8 @@ def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | N
             continue
         if isinstance(value, Interval):
             shown[name] = str(value)
-        elif isinstance(value, str):
-            shown[name] = mask(value)  # a URL may have a password
+        elif isinstance(value, str | PurePath):
+            shown[name] = mask(str(value))  # a URL may have a password
         elif isinstance(value, int | float | bool | None):
             shown[name] = value
     return shown
@@ -106,10 +118,17 @@ def identity(args: Arguments) -> dict[str, Any]:
         if name in shown:
             values[f"--{name}"] = shown[name]
         elif isinstance(value, list | tuple):
-            values[f"--{name}"] = value
+            values[f"--{name}"] = [_as_plain(part) for part in value]
         else:  # of a class of the job
             values[f"--{name}"] = str(value)
     return values
+
+
+def _as_plain(part: Any) -> Any:
+    """Return an item of an option with several values as a checkpoint can hold it."""
+    if isinstance(part, PurePath):
+        return str(part)
+    return part
 
 
 def without_operation(args: Arguments, values: dict[str, Any]) -> dict[str, Any]:
@@ -160,8 +179,18 @@ class _HelpFormatter(parser.HelpFormatter):
         return super()._get_default_metavar_for_optional(action)
 
 
+def _role_of_new(role: str | None, role_of_group: str, options: Mapping[str, Any]) -> str:
+    """Return the role of an option that is added. role: that of the option, None if it names none."""
+    if role is not None:
+        return role
+    kind = options.get("type")
+    if isinstance(kind, type) and issubclass(kind, PurePath):
+        return OPERATION  # the digest of the training data says whether the files are the same
+    return role_of_group
+
+
 class _Group(argparse._ArgumentGroup):
-    """A group of options that have the same role, unless an option names its own."""
+    """A group of options that have the same role, unless an option names its own or is a Path."""
 
     def __init__(self, parser: "Parser", *arguments: Any, role: str = "", **options: Any):
         super().__init__(parser, *arguments, **options)
@@ -169,14 +198,15 @@ class _Group(argparse._ArgumentGroup):
 
     def add_argument(self, *names: str, role: str | None = None, **options: Any) -> argparse.Action:  # type: ignore[override]
         action = super().add_argument(*names, **options)
-        self._roles[action.dest] = self._role if role is None else role
+        self._roles[action.dest] = _role_of_new(role, self._role, options)
         return action
 
 
 class Parser(parser.Parser):
     """A Parser whose options may have roles, and whose folders and files are not URLs.
 
-    An option or a group may have a role, IDENTITY or OPERATION: add_argument("--seed", role=IDENTITY).
+    An option or a group may have a role, IDENTITY or OPERATION: add_argument("--seed", role=IDENTITY). An
+    option of the type pathlib.Path is OPERATION if it names no role: it says where files are.
     first: names of the options with which --help begins, if the parser has many.
     """
 
@@ -189,9 +219,9 @@ class Parser(parser.Parser):
         self.roles: dict[str, str] = {}  # option -> IDENTITY, OPERATION or ""
         super().__init__(description, prog)
 
-    def add_argument(self, *names: str, role: str = "", **options: Any) -> argparse.Action:  # type: ignore[override]
+    def add_argument(self, *names: str, role: str | None = None, **options: Any) -> argparse.Action:  # type: ignore[override]
         action = super().add_argument(*names, **options)
-        self.roles[action.dest] = role
+        self.roles[action.dest] = _role_of_new(role, "", options)
         return action
 
     def add_argument_group(self, *arguments: Any, **options: Any) -> _Group:
