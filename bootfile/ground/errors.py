@@ -3,13 +3,14 @@
 0        done
 1        an error in the program, with its traceback
 2        bad input: an argument, a path or a file; no result was written
-6        the last results could not be written
+6        the last results could not be written, or a file system did not answer: a restart may succeed
 7        training diverged: too many steps in a row without a finite loss and gradient
 130      interrupted by Ctrl-C (SIGINT), after a last checkpoint if training had begun
 128 + n  signal n ended a process of this node
 """
 
 import contextlib
+import errno
 import importlib
 import os
 import sys
@@ -36,8 +37,39 @@ class BadInput(ValueError):
     code = BAD_INPUT
 
 
+class Unavailable(BadInput):
+    """A file system does not answer, or its connection was lost: nothing is wrong with the input, and a
+    restart may succeed."""
+
+    code = NOT_SAVED
+
+
 class MissingPackage(BadInput, ImportError):
     """A package cannot be imported. The message has the reason and the command that installs it."""
+
+
+# Errors of a network mount, or of a disk, that may pass in a moment. Not every system has all of them.
+_TEMPORARY = (
+    "ESTALE EIO EAGAIN EINTR ETIMEDOUT ETIME ECONNRESET ECONNABORTED ENOTCONN ESHUTDOWN ENETDOWN ENETUNREACH "
+    "ENETRESET EHOSTDOWN EHOSTUNREACH EREMOTEIO ENOLINK ECOMM EPROTO ENOBUFS"
+)
+_TEMPORARY_NUMBERS = {getattr(errno, name, None) for name in _TEMPORARY.split()} - {None}
+
+
+def is_temporary(error: BaseException | None) -> bool:
+    """Return whether an error, or one that has caused it, is of a file system that may answer in a moment."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _TEMPORARY_NUMBERS:
+            return True
+        error = error.__cause__
+    return False
+
+
+def refusal(text: str, error: BaseException) -> BadInput:
+    """Return the BadInput for an error of a file: an Unavailable, if its file system may answer later."""
+    if is_temporary(error):
+        return Unavailable(f"{text}: start it again when the file system answers")
+    return BadInput(text)
 
 
 def printable(text: str) -> str:
@@ -99,6 +131,21 @@ def import_optional(module: str, purpose: str, package: str | None = None) -> Mo
         raise MissingPackage(f"{purpose} ({reason}): pip install {package or module}") from error
 
 
+def write_error(text: str) -> None:
+    """Write text on standard error, which may be closed."""
+    error_writers[-1](text)
+
+
+def _write_error(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+# The last one writes the errors: a job adds a function whose text arrives although sys.stderr was replaced.
+error_writers: list[Callable[[str], None]] = [_write_error]
+
+
 def say_error(text: str) -> None:
     """Print `error: text` as one printable line on stderr. Processes that one parent started send it to the
     parent, which prints it once."""
@@ -106,16 +153,15 @@ def say_error(text: str) -> None:
     try:
         os.write(int(os.environ[ERROR_PIPE]), line.encode())
     except (KeyError, OSError, ValueError, OverflowError):  # no parent
-        with contextlib.suppress(OSError, ValueError):  # stderr may be closed; that must not stop the process
-            sys.stderr.write(line)
-            sys.stderr.flush()
+        write_error(line)
 
 
 def leave(code: int) -> None:
     """End the process at once, without destructors: a communication library may wait for a lost peer in its
     destructor."""
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # closed, None, or an object of the job's code
+                stream.flush()
     finally:
         os._exit(code)
