@@ -1,12 +1,14 @@
 """Choose the checkpoint that a run continues from."""
 
+import functools
 import os
 from collections.abc import Callable
 from typing import cast
 
 from bootfile.exact import files
 from bootfile.exact.state import SavedState
-from bootfile.ground.errors import BadInput, in_one_line
+from bootfile.ground.errors import BadInput, in_one_line, is_temporary, refusal
+from bootfile.ground.files import is_folder, mode_of, read_again
 
 
 def choose(
@@ -22,31 +24,36 @@ def choose(
     """
     if wanted == "auto":
         paths = files.list_newest_first(folder)
-    elif os.path.isdir(wanted):
+    elif is_folder(wanted):
         paths = _list(wanted)
     else:
-        paths = [wanted] if os.path.exists(wanted) else []
+        paths = [wanted] if mode_of(wanted) is not None else []
     if not paths and wanted != "auto":
         raise BadInput(f"--resume {wanted}: no such file, or folder with checkpoints")
     refused = []
+    failure: Exception | None = None  # a file system that may answer later
     for path in paths:
         try:
-            state = cast(SavedState, files.read(path, whole))  # load() checks it
+            read = functools.partial(files.read, path, whole)
+            state = cast(SavedState, read_again(read, path))  # load() checks it
             load(state)
             return path, state
         except BadInput as error:  # this is the right checkpoint: do not try older ones
             raise BadInput(f"{path}: {error}") from None
         except files.Refused as reason:
             refused.append(f"{path}: {reason}")
+            if is_temporary(reason):
+                failure = reason
         except Exception as error:  # load_state_dict() failed: the file is of another program
             refused.append(f"{path}: it does not hold the state of this job: {in_one_line(error)}")
         print(f"checkpoint refused: {refused[-1]}", flush=True)
     if refused and os.path.isfile(wanted) and not os.path.exists(f"{wanted}.json"):
         raise BadInput(f"--resume {refused[0]}; to take its weights only: --weights {wanted}")
     if refused:
-        raise BadInput(
-            f"no checkpoint can be used: {'; '.join(refused)} (to start a new run, use another --output_dir)"
-        )
+        line = f"no checkpoint can be used: {'; '.join(refused)}"
+        if failure:
+            raise refusal(line, failure)
+        raise BadInput(f"{line} (to start a new run, use another --output_dir)")
     return "", None
 
 
