@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import explained, is_folder, open_atomic, read_whole
+from bootfile.ground.files import explained, open_atomic
 from common.ground.files import HOME, is_url, locked
 
 _TIMEOUT = 20  # seconds without a byte
@@ -39,6 +39,8 @@ def local_folder(data_url: str | None) -> str:
             f"data_url {data_url} is a {scheme} URL; expected a folder, s3:// or obs://: let the platform "
             "download it before the start (ModelArts: an input named data_url), and pass the folder"
         )
+    from bootfile.ground.again import is_folder  # the default folder needs no look
+
     if not is_folder(data_url):
         raise BadInput(f"data_url {data_url} does not exist or is not a folder")
     return data_url
@@ -47,8 +49,10 @@ def local_folder(data_url: str | None) -> str:
 def read_checked(path: str, md5: str) -> bytes:
     """Return a file's bytes, unpacked if its name ends in .gz. md5: of the packed file. Data sets in memory
     call it on every rank. Raises BadInput."""
+    from bootfile.ground.again import read_whole  # data sets that are generated need none
+
     with explained(f"cannot read {path}"):
-        content = read_whole(path, None)
+        content = read_whole(path)
     actual = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if actual != md5:
         raise BadInput(

@@ -7,8 +7,8 @@ from typing import cast
 
 from bootfile.exact import files
 from bootfile.exact.state import SavedState
-from bootfile.ground.errors import BadInput, in_one_line, is_temporary, refusal
-from bootfile.ground.files import is_folder, mode_of, read_again
+from bootfile.ground.errors import BadInput, in_one_line
+from bootfile.ground.files import read_again
 
 
 def choose(
@@ -24,14 +24,14 @@ def choose(
     """
     if wanted == "auto":
         paths = files.list_newest_first(folder)
-    elif is_folder(wanted):
+    elif os.path.isdir(wanted):
         paths = _list(wanted)
     else:
-        paths = [wanted] if mode_of(wanted) is not None else []
+        paths = [wanted] if os.path.exists(wanted) else []
     if not paths and wanted != "auto":
         raise BadInput(f"--resume {wanted}: no such file, or folder with checkpoints")
     refused = []
-    failure: Exception | None = None  # a file system that may answer later
+    failures = []
     for path in paths:
         try:
             read = functools.partial(files.read, path, whole)
@@ -42,8 +42,7 @@ def choose(
             raise BadInput(f"{path}: {error}") from None
         except files.Refused as reason:
             refused.append(f"{path}: {reason}")
-            if is_temporary(reason):
-                failure = reason
+            failures.append(reason)
         except Exception as error:  # load_state_dict() failed: the file is of another program
             refused.append(f"{path}: it does not hold the state of this job: {in_one_line(error)}")
         print(f"checkpoint refused: {refused[-1]}", flush=True)
@@ -51,7 +50,9 @@ def choose(
         raise BadInput(f"--resume {refused[0]}; to take its weights only: --weights {wanted}")
     if refused:
         line = f"no checkpoint can be used: {'; '.join(refused)}"
-        if failure:
+        from bootfile.ground.again import is_temporary, refusal
+
+        for failure in filter(is_temporary, failures):
             raise refusal(line, failure)
         raise BadInput(f"{line} (to start a new run, use another --output_dir)")
     return "", None

@@ -10,7 +10,6 @@
 """
 
 import contextlib
-import errno
 import importlib
 import os
 import sys
@@ -46,30 +45,6 @@ class Unavailable(BadInput):
 
 class MissingPackage(BadInput, ImportError):
     """A package cannot be imported. The message has the reason and the command that installs it."""
-
-
-# Errors of a network mount, or of a disk, that may pass in a moment. Not every system has all of them.
-_TEMPORARY = (
-    "ESTALE EIO EAGAIN EINTR ETIMEDOUT ETIME ECONNRESET ECONNABORTED ENOTCONN ESHUTDOWN ENETDOWN ENETUNREACH "
-    "ENETRESET EHOSTDOWN EHOSTUNREACH EREMOTEIO ENOLINK ECOMM EPROTO ENOBUFS"
-)
-_TEMPORARY_NUMBERS = {getattr(errno, name, None) for name in _TEMPORARY.split()} - {None}
-
-
-def is_temporary(error: BaseException | None) -> bool:
-    """Return whether an error, or one that has caused it, is of a file system that may answer in a moment."""
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in _TEMPORARY_NUMBERS:
-            return True
-        error = error.__cause__
-    return False
-
-
-def refusal(text: str, error: BaseException) -> BadInput:
-    """Return the BadInput for an error of a file: an Unavailable, if its file system may answer later."""
-    if is_temporary(error):
-        return Unavailable(f"{text}: start it again when the file system answers")
-    return BadInput(text)
 
 
 def printable(text: str) -> str:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
-from bootfile.ground.errors import BadInput, Once, in_one_line, is_temporary, print_line, refusal
+from bootfile.ground.errors import BadInput, in_one_line, print_line
 
 T = TypeVar("T")
 
@@ -26,9 +26,6 @@ PARTIAL = ".partial-"  # the names of temporary files and folders begin with thi
 _BLOCK = 2**20  # bytes
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # Lustre and NFS without locks, for example
 _UNLOCKED = 86400.0  # seconds after which a temporary file is deleted on a file system without locks
-PAUSES = (0.2, 1.0, 4.0)  # seconds before a file is read again, if its file system did not answer
-_warn_once = Once(print_line)  # one line of a subject per process
-_is_lost = False  # whether a read has failed after all PAUSES: others are not repeated until one succeeds
 
 
 @contextlib.contextmanager
@@ -201,36 +198,23 @@ def explained(failure: str, *others: type[Exception], kind: type[Exception] = Ba
             reason = error.strerror or str(error)
         line = f"{failure}: {reason or in_one_line(error)}"
         if kind is BadInput:
+            from bootfile.ground.again import refusal
+
             raise refusal(line, error) from error
         raise kind(line) from error
 
 
 def read_again(read: Callable[[], T], path: str) -> T:
-    """Return read(). Call it again after each of PAUSES while the file system of `path` does not answer: a
-    network mount may lose a file, or its server, for a moment.
+    """Return read(), which is repeated for some seconds if the file system of `path` does not answer. Readers
+    call it for each file, in any thread or process. Raises the exceptions of read()."""
+    try:
+        return read()
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        from bootfile.ground import again  # no run loads it without such an error
 
-    Readers call it for each file, in any thread or process. The first repetition of a process is printed.
-    Raises the exceptions of read().
-    """
-    global _is_lost
-    pauses = iter(() if _is_lost else PAUSES)
-    while True:
-        try:
-            value = read()
-        except Exception as error:
-            if not is_temporary(error):
-                raise
-            pause = next(pauses, None)
-            if pause is None:
-                _is_lost = True  # thousands of files would wait for a mount that is gone
-                raise
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            line = f"warning: {path}: {reason}: it is read again, and so are others that fail so from now on"
-            _warn_once(line, "read again")
-        else:
-            _is_lost = False
-            return value
-        time.sleep(pause)
+        return again.repeat(read, path, error)
 
 
 def sha256_file(file: str | BinaryIO) -> str:
@@ -270,29 +254,6 @@ def opener(path: str, flags: int) -> int:
     raise OSError(errno.EINVAL, "not a regular file", path)
 
 
-def mode_of(path: str) -> int | None:
-    """Return the st_mode of a file or folder; None if it is missing or may not be looked at. Raises
-    Unavailable if a mount does not answer: os.path.isdir() returns False then, as for a missing folder."""
-    try:
-        return read_again(functools.partial(os.stat, path), path).st_mode
-    except (OSError, ValueError) as error:
-        if is_temporary(error):
-            raise refusal(f"cannot read {path}: {in_one_line(error)}", error) from error
-        return None
-
-
-def is_folder(path: str) -> bool:
-    """Return whether a folder exists, as os.path.isdir(). Raises Unavailable."""
-    mode = mode_of(path)
-    return mode is not None and stat.S_ISDIR(mode)
-
-
-def is_file(path: str) -> bool:
-    """Return whether a file exists, as os.path.isfile(). Raises Unavailable."""
-    mode = mode_of(path)
-    return mode is not None and stat.S_ISREG(mode)
-
-
 def read_file(path: str, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes. Raises OSError for any other."""
 
@@ -303,16 +264,5 @@ def read_file(path: str, most: int) -> bytes:
                 if len(content) <= most:
                     return content
         raise OSError(errno.EFBIG, f"larger than {most} bytes", path)
-
-    return read_again(read, path)
-
-
-def read_whole(path: str, opener: Callable[[str, int], int] | None = opener) -> bytes:
-    """Return the content of a file. opener: of open(); by default only a regular file is read. Raises
-    OSError."""
-
-    def read() -> bytes:
-        with open(path, "rb", buffering=0, opener=opener) as file:
-            return file.read()
 
     return read_again(read, path)

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from bootfile.ground import accelerator
 from bootfile.ground.data_sets import check_map_style, class_names_of
-from bootfile.ground.errors import BadInput, is_temporary, print_line, refusal
+from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.files import read_again
 from bootfile.loaders.data_fingerprint import find_unstable, fingerprint, hash_rows, hash_value
 from bootfile.loaders.loader import Loader
@@ -245,6 +245,8 @@ class Fetcher:
         except BadInput:
             raise
         except (Exception, SystemExit) as error:  # StopIteration and SystemExit would end the job as if done
+            from bootfile.ground.again import is_temporary, refusal  # no run loads it without an error
+
             line = f"{name} raised {error!r}"
             if is_temporary(error):
                 raise refusal(line, error) from error

@@ -38,8 +38,8 @@ class UrlLease(Lease):
         return self.store.replace(KEY, json.dumps(self.own | {"time": time.time()}).encode(), version)
 
     def delete(self) -> None:
-        """Delete the record. If the store does not delete objects, write into it that nobody holds the lease:
-        the next job would wait 25 s otherwise."""
+        """Delete the record. If the store does not delete objects, write into it that the lease is free: the
+        next job would wait 25 s otherwise."""
         try:
             self.store.delete([KEY])
         except StoreError as error:

@@ -22,7 +22,7 @@ import torch
 from bootfile.exact import dtensors
 from bootfile.exact import files as checkpoint
 from bootfile.exact.foreign_files import CONVERT
-from bootfile.ground.errors import BadInput, import_optional, in_one_line, is_temporary, printable, refusal
+from bootfile.ground.errors import BadInput, import_optional, in_one_line, printable
 from bootfile.ground.files import explained, opener, read_again
 from bootfile.ground.results import CLASSES, checkpoints
 from bootfile.processes import ranks
@@ -133,10 +133,14 @@ def _read_content_once(path: str) -> Any:
             else:
                 _check_crc(path)
     except checkpoint.Refused as error:
+        from bootfile.ground.again import refusal
+
         raise refusal(f"weights {path}: {error}{_hint_for_folder(path)}", error) from error
     except BadInput:
         raise
     except Exception as error:  # of safetensors
+        from bootfile.ground.again import refusal
+
         raise refusal(f"weights {path}: it is damaged: {in_one_line(error)}", error) from error
     return content
 
@@ -189,6 +193,8 @@ def _is_safetensors(path: str) -> bool:
         with open(path, "rb", opener=opener) as file:
             return file.read(9)[8:] == b"{"
     except OSError as error:
+        from bootfile.ground.again import is_temporary
+
         if is_temporary(error):
             raise
         return False

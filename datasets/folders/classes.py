@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bootfile.ground.again import is_folder
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import is_folder
 from datasets.folders.messages import SHOWN, Log, shown
 from datasets.folders.splits import NO_SPLITS, SPLITS, has_word
 

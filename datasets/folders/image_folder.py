@@ -22,8 +22,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bootfile.ground.errors import BadInput, is_temporary, printable, refusal
-from bootfile.ground.files import explained, is_folder, read_again
+from bootfile.ground.again import is_folder, is_temporary, refusal
+from bootfile.ground.errors import BadInput, printable
+from bootfile.ground.files import explained, read_again
 from common.ground.files import locked, own_place
 from datasets.folders import images, listing, tar_files
 from datasets.folders.image_index import CHANGED, COLUMNS, ImageFolderIndex, open_intact, write_index

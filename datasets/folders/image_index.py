@@ -15,8 +15,9 @@ from typing import IO
 
 import numpy as np
 
+from bootfile.ground.again import is_folder
 from bootfile.ground.errors import BadInput, Unavailable
-from bootfile.ground.files import explained, is_folder, read_again
+from bootfile.ground.files import explained, read_again
 from common.ground.files import make_folder_atomic
 from datasets.folders import tar_files
 from datasets.folders.messages import Log, shown

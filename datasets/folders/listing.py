@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bootfile.ground.again import is_file, is_folder, mode_of
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import is_file, is_folder, mode_of
 from datasets import files
 from datasets.folders import images
 from datasets.folders.classes import check_classes, number_classes, number_sets

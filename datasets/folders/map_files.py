@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from bootfile.ground.errors import BadInput, is_temporary, refusal
+from bootfile.ground.again import is_temporary, refusal
+from bootfile.ground.errors import BadInput
 from bootfile.ground.files import read_again
 from datasets.folders.messages import progress, shown
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from bootfile.ground.again import is_folder
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import is_folder
 from bootfile.sampling.plan import Plan
 from datasets import files
 from datasets.folders import images

@@ -7,8 +7,9 @@ import re
 
 import numpy as np
 
+from bootfile.ground.again import is_folder
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import explained, is_folder, read_again
+from bootfile.ground.files import explained, read_again
 from datasets.folders.messages import Log
 from datasets.folders.walk import is_hidden
 

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bootfile.ground.errors import BadInput, refusal
+from bootfile.ground.again import refusal
+from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, open_atomic, read_again
 from common.ground.files import locked, own_place
 from datasets import files

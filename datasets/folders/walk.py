@@ -4,7 +4,7 @@ import functools
 import os
 from collections import Counter
 
-from bootfile.ground.errors import refusal
+from bootfile.ground.again import refusal
 from bootfile.ground.files import read_again
 from datasets.folders import images
 from datasets.folders.messages import progress

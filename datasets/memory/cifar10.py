@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from bootfile.ground.errors import BadInput, refusal
-from bootfile.ground.files import explained, is_file, is_folder, read_whole
+from bootfile.ground.again import is_file, is_folder, read_whole, refusal
+from bootfile.ground.errors import BadInput
+from bootfile.ground.files import explained
 from datasets.files import download, local_folder, read_checked
 from datasets.memory.image_set import ImageSet, generate_sets
 
@@ -166,7 +167,7 @@ def _decode(part: Any) -> torch.Tensor:
     for row, name in enumerate(part.paths):
         path = os.path.join(part.base, name)
         try:
-            image = images.decode(read_whole(path, None))
+            image = images.decode(read_whole(path))
         except (OSError, images.BadImage) as error:
             raise refusal(f"cannot decode {path}: {error}", error) from error
         if image.shape != (32, 32, 3):

@@ -11,8 +11,8 @@ import os
 import numpy as np
 import torch
 
+from bootfile.ground.again import is_file
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import is_file
 from datasets.files import local_folder, read_checked
 from datasets.memory.image_set import ImageSet, generate_sets
 

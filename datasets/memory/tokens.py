@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from bootfile.ground.again import is_file, mode_of, read_whole
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import explained, is_file, mode_of, opener, read_again, read_whole
+from bootfile.ground.files import explained, opener, read_again
 from datasets.files import local_folder
 
 _BINS = "train.bin", "val.bin"
@@ -122,7 +123,7 @@ def _find_texts(folder: str) -> list[str]:
 
 def _read(path: str) -> bytes:
     with explained(f"cannot read {path}"):
-        return read_whole(path)
+        return read_whole(path, opener)
 
 
 def _map(path: str) -> np.ndarray:

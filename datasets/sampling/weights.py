@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from bootfile.ground.errors import BadInput, refusal
+from bootfile.ground.again import refusal
+from bootfile.ground.errors import BadInput
 from bootfile.ground.files import read_file
 from bootfile.ground.numbers import parse_number
 

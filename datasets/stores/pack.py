@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from bootfile.ground.errors import BadInput, Unavailable, import_optional, is_temporary
+from bootfile.ground.again import is_temporary
+from bootfile.ground.errors import BadInput, Unavailable, import_optional
 from bootfile.ground.files import explained, open_atomic, read_again, read_file, sweep, write_atomic
 from bootfile.machine.cores import available_cores
 from common.ground.files import locked

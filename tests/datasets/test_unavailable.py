@@ -8,7 +8,7 @@ import torch
 
 from bootfile.exact import files as checkpoints
 from bootfile.exact.choose import choose
-from bootfile.ground import errors, files
+from bootfile.ground import again, errors
 from bootfile.ground.errors import NOT_SAVED, BadInput, Unavailable
 from bootfile.loaders.map_style import map_style_loader
 from bootfile.receipt import receipt
@@ -31,9 +31,9 @@ LATER = "start it again when the file system answers"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Do not wait between two attempts, and print the line of each test."""
-    monkeypatch.setattr(files, "PAUSES", (0, 0, 0))
-    monkeypatch.setattr(files, "_is_lost", False)
-    monkeypatch.setattr(files, "_warn_once", errors.Once(errors.print_line))
+    monkeypatch.setattr(again, "PAUSES", (0, 0, 0))
+    monkeypatch.setattr(again, "_lost_since", None)
+    monkeypatch.setattr(again, "_warn_once", errors.Once(errors.print_line))
 
 
 @pytest.fixture(scope="module")
@@ -154,9 +154,10 @@ def test_a_file_that_is_missing_is_not_read_again(data, tmp_path):
 def test_a_mount_that_is_gone_is_waited_for_once_and_not_for_each_file(data, tmp_path):
     with failing(tmp_path / "faults", r"/train/.*\.jpg$", "EIO", times=10**6), pytest.raises(Unavailable):
         scan(data, tmp_path / "cache")
-    assert count(tmp_path / "faults") == 8 + len(files.PAUSES)
-    assert not files._is_lost or scan(data, tmp_path / "cache")  # a read that succeeds ends it
-    assert not files._is_lost
+    assert count(tmp_path / "faults") == 1 + len(again.PAUSES) + 7 * 2
+    with failing(tmp_path / "once", r"/train/.*\.jpg$", "EIO"):
+        scan(data, tmp_path / "cache")
+    assert again._lost_since is None
 
 
 def test_a_pack_that_cannot_be_read_for_a_moment_is_not_built_again(data, tmp_path):
