@@ -255,7 +255,7 @@ class Exact:
             signals.watch(self.grace, self.processes.signal_store())
             if ranks.world_size() == 1 and not self.processes.may_change:
                 # several processes would have to agree on a step
-                waits.serve_when_stopped(self._save_while_waiting)
+                waits.serve_when_stopped(self._save_while_waiting, self._save_before_end)
         self.processes.begin(self, step)
 
     def announce(self, step: int) -> None:
@@ -649,6 +649,17 @@ class Exact:
         if self.loader.step == began:
             self._exit(began)
         self.save()  # it returns if gradients wait for an optimizer step
+
+    def _save_before_end(self) -> None:
+        """Save the last step, because the data of the next one cannot be read: an error ends the loop. Called
+        in the thread of the loop, in a job of one process: several would have to agree on a step."""
+        step = self.loader.step
+        if not self.loader.is_whole or self._ended != step or self._saved == step:
+            return
+        self.save()  # it returns if gradients wait for an optimizer step
+        self.saver.collect(wait=True)
+        if self.saver.durable == step:
+            self.say(f"saved at step {step}: the data of the next one cannot be read")
 
     def _exit(self, step: int) -> None:
         """Exit after rank 0 has saved: when one process exits, its parent ends the others."""

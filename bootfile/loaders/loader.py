@@ -12,8 +12,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from bootfile.ground import accelerator
-from bootfile.ground.errors import BadInput
-from bootfile.processes import ranks
+from bootfile.ground.errors import BadInput, Unavailable
+from bootfile.processes import ranks, waits
 from bootfile.processes.waits import waiting
 from bootfile.receipt.receipt import Receipt, sums_of_ids
 from bootfile.sampling import generators
@@ -321,12 +321,16 @@ class Loader:
 
     def _next(self, copies: Iterator[tuple[Batch, Copy]]) -> tuple[Batch, Copy] | None:
         """Return the next batch and its copy; None at the end. If another loader leads, the random numbers of
-        its step continue afterwards. Raises NotDelivered if a worker has died."""
+        its step continue afterwards. Raises NotDelivered if a worker has died, and Unavailable after the last
+        step was saved."""
         # without workers, the engine reads items in this process, and they may draw
         random_numbers = contextlib.nullcontext() if generators.may_seed(self) else generators.restored()
         try:
             with random_numbers, waiting():
                 return next(copies, None)
+        except (Unavailable, OSError):  # OSError: of a DataLoader of the user
+            waits.call_before_end()
+            raise
         except RuntimeError as error:
             text = _first_line(error)
             if not text.startswith("DataLoader worker (pid"):

@@ -50,6 +50,10 @@ def torch_loader(
     if is_iterable or loader.persistent_workers:
         kind = "an IterableDataset" if is_iterable else "persistent_workers=True"
         raise BadInput(f"the DataLoader has {kind}: its batches are not the same after a restart")
+    if loader.num_workers:
+        from bootfile.processes.sockets import find_short_folder
+
+        find_short_folder()
     steps = LoaderSteps(len(loader), seed, epochs, ranks.rank(), ranks.world_size())
     digest, is_stable = find_fingerprint(loader)
     plan = Plan(Index(steps.size, digest), steps)

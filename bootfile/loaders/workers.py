@@ -13,6 +13,7 @@ import signal
 import socket
 import stat
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -118,6 +119,10 @@ class Workers:
 
     def open_loader(self, results: Dataset[Any], **options: Any) -> DataLoader[Any]:
         """Return a DataLoader whose workers begin with _begin(). They start when it is iterated."""
+        if self.count:
+            from bootfile.processes.sockets import find_short_folder  # a loop without workers has no sockets
+
+            find_short_folder()
         in_main_thread = threading.current_thread() is threading.main_thread()
         begin = functools.partial(_begin, self._closing, in_main_thread)
         pins = self.pinned and self.count > 0
@@ -228,6 +233,10 @@ def not_delivered(error: Exception) -> NotDelivered | None:
     """Return the refusal for an error that is due to the limits of the node; None for another error."""
     if "shared memory" in str(error):
         return NotDelivered(f"{_CANNOT_SEND}: /dev/shm is full ({error}): {_MORE_SHM}")
+    if "AF_UNIX path too long" in str(error):
+        from bootfile.processes.sockets import explain_long_folder
+
+        return NotDelivered(f"{_CANNOT_SEND}: {explain_long_folder(tempfile.gettempdir())}")
     if "Too many open files" in str(error):
         return NotDelivered(f"{_CANNOT_SEND}: {error}: set a higher ulimit -n, or use fewer --workers")
     return None

@@ -43,6 +43,7 @@ _SAY = 10.0  # seconds between the lines about the last upload
 _LONGEST_PAUSE = 20.0  # seconds between two attempts; the first pause is 1 s
 _LAST = 10.0  # seconds for the last upload if the job ends with an error
 _FOREVER = re.compile(r".*\.(pt|pth|pt\.json|distcp|metadata)")  # they are never changed in place
+_PROBE = ".bootfile-delete-check.json"  # an object that a start writes and deletes
 
 
 class Mirror:
@@ -70,7 +71,9 @@ class Mirror:
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
         shutil.rmtree(os.path.join(self.folder, SNAPSHOTS), ignore_errors=True)
         self.lease = UrlLease(self.store)
+        self._keeps_all = False  # whether the store does not delete objects
         try:
+            self._check_delete()
             self._read_url(resume)
         except BaseException as error:
             self._release()
@@ -79,6 +82,17 @@ class Mirror:
                 raise BadInput(f"cannot restore into {self.folder}: {reason}") from error
             raise
         endings.at_end("upload", self._end)
+
+    def _check_delete(self) -> None:
+        """Print a warning if the store does not delete objects. The constructor calls it, under the lease:
+        otherwise the first checkpoint that is replaced would show it, hours later."""
+        reason = self.store.explain_kept(_PROBE)
+        if reason:
+            self._keeps_all = True
+            print_line(
+                f"warning: the store of {self.url} does not delete objects ({reason}): {_PROBE} stays there, "
+                f"and every checkpoint of this run; the list {output_list.NAME} names those that count"
+            )
 
     def _read_url(self, resume: str | None) -> None:
         """Find out what is at the URL, and restore its newest checkpoint if `resume` is "auto". The
@@ -237,10 +251,24 @@ class Mirror:
             shutil.rmtree(os.path.join(self.folder, SNAPSHOTS), ignore_errors=True)
         # until a checkpoint of this run is stored, those that the list names stay
         gone = self._doomed if replaces else self._doomed - self._files.keys()
-        if gone:
+        if gone and not self._keeps_all:
             self.lease.check()
-            self.store.delete(sorted(gone))
-            self._doomed = self._doomed - gone
+            self._delete(sorted(gone))
+        self._doomed = self._doomed - gone
+
+    def _delete(self, names: list[str]) -> None:
+        """Delete the files of checkpoints that the list does not name any more, in the thread. If the store
+        refuses it, they stay, with a warning: everything that a restart needs is there."""
+        try:
+            self.store.delete(names)
+        except StoreError as error:
+            if not error.forbidden:
+                raise
+            self._keeps_all = True
+            print_line(
+                f"warning: {error}: the store does not delete {', '.join(names)}: they stay there, and so "
+                "does each checkpoint that a newer one replaces"
+            )
 
     def _find_whole(self, step: int) -> list[str]:
         """Return the files of the checkpoint of a step, its folder first; [] if this node does not have it,

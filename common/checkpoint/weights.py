@@ -8,6 +8,7 @@ prefix of all names, such as Lightning's (model.), are taken off.
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -23,7 +24,7 @@ from bootfile.exact import dtensors
 from bootfile.exact import files as checkpoint
 from bootfile.exact.foreign_files import CONVERT
 from bootfile.ground.errors import BadInput, import_optional, in_one_line, printable
-from bootfile.ground.files import explained, opener
+from bootfile.ground.files import explained, opener, read_again
 from bootfile.ground.results import CLASSES, checkpoints
 from bootfile.processes import ranks
 from common.checkpoint import pretrained
@@ -126,6 +127,10 @@ def read(path: str) -> tuple[dict[str, torch.Tensor], str]:
 
 def _read_content(path: str) -> Any:
     """Return the dictionary in a file of weights, and check its checksum if it has one. Raises BadInput."""
+    return read_again(functools.partial(_read_content_once, path), path)
+
+
+def _read_content_once(path: str) -> Any:
     try:
         if _is_safetensors(path):
             reader = import_optional("safetensors.torch", f"{path} needs safetensors", "safetensors")
@@ -141,11 +146,15 @@ def _read_content(path: str) -> Any:
             else:
                 _check_crc(path)
     except checkpoint.Refused as error:
-        raise BadInput(f"weights {path}: {error}{_hint_for_folder(path)}") from error
+        from bootfile.ground.again import refusal
+
+        raise refusal(f"weights {path}: {error}{_hint_for_folder(path)}", error) from error
     except BadInput:
         raise
     except Exception as error:  # of safetensors
-        raise BadInput(f"weights {path}: it is damaged: {in_one_line(error)}") from error
+        from bootfile.ground.again import refusal
+
+        raise refusal(f"weights {path}: it is damaged: {in_one_line(error)}", error) from error
     return content
 
 
@@ -193,9 +202,15 @@ def _tensors(value: Any) -> dict[str, torch.Tensor]:
 
 def _is_safetensors(path: str) -> bool:
     """Return whether a file begins as safetensors: the length of a JSON text, 8 bytes, and the text."""
-    with contextlib.suppress(OSError), open(path, "rb", opener=opener) as file:
-        return file.read(9)[8:] == b"{"
-    return False
+    try:
+        with open(path, "rb", opener=opener) as file:
+            return file.read(9)[8:] == b"{"
+    except OSError as error:
+        from bootfile.ground.again import is_temporary
+
+        if is_temporary(error):
+            raise
+        return False
 
 
 def _hint_for_folder(path: str) -> str:

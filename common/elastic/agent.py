@@ -31,7 +31,7 @@ import torch
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.machine.cores import available_cores
-from bootfile.processes import signals
+from bootfile.processes import signals, sockets
 from bootfile.processes.forking import why_not
 from common.console.arguments import boolean
 from common.distributed import entry, launcher, process_group, rendezvous
@@ -130,6 +130,7 @@ class _Agent:
         for number in signals.SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._forward)
+        sockets.find_short_folder()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["__main__", _PRELOAD])
         try:

@@ -7,7 +7,6 @@ Exit codes, in addition to those of bootfile/ground/errors.py:
 """
 
 import contextlib
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -102,8 +101,12 @@ def say_error(text: str) -> None:
 
 def say_traceback(error: BaseException) -> None:
     """Print the traceback of an error on stderr, with *** for the values of hide()."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(mask_values("".join(traceback.format_exception(error))))
+    errors.write_error(format_traceback(error))
+
+
+def format_traceback(error: BaseException) -> str:
+    """Return the traceback of an error, with *** for the values of hide()."""
+    return mask_values("".join(traceback.format_exception(error)))
 
 
 def in_group() -> bool:

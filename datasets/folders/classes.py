@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bootfile.ground.again import is_folder
 from bootfile.ground.errors import BadInput
 from datasets.folders.messages import SHOWN, Log, shown
 from datasets.folders.splits import NO_SPLITS, SPLITS, has_word
@@ -42,7 +43,7 @@ def _refuse_one_class(title: str, source: str, paths: list[str], name: str) -> N
     line = f"{source}: {reason}: expected two or more: {_FORMS}"
     inner = os.path.join(source, title)
     has_folders = any(path.count("/") > 1 for path in paths)
-    if title and has_folders and os.path.isdir(inner):
+    if title and has_folders and is_folder(inner):
         line += f"; or --splits {name}/{title},VAL" if name else f"; or --data_url {inner}"
     raise BadInput(line)
 

@@ -12,6 +12,7 @@ rewritten (datasets/stores/files.py). The times of folders would save the list a
 systems change them.
 """
 
+import functools
 import hashlib
 import math
 import os
@@ -21,8 +22,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bootfile.ground.again import is_folder, is_temporary, refusal
 from bootfile.ground.errors import BadInput, printable
-from bootfile.ground.files import explained
+from bootfile.ground.files import explained, read_again
 from common.ground.files import locked, own_place
 from datasets.folders import images, listing, tar_files
 from datasets.folders.image_index import CHANGED, COLUMNS, ImageFolderIndex, open_intact, write_index
@@ -81,9 +83,9 @@ def look(
     labelled: bool = True,
 ) -> Listing:
     """Return the images of a split of a folder, or of tar files. Arguments: those of load()."""
-    if os.path.isdir(root) and tar_files.is_folder(root):
+    if is_folder(root) and tar_files.is_folder(root):
         root = os.path.join(root, "*.tar")
-    if root.endswith(".tar") and not os.path.isdir(root):
+    if root.endswith(".tar") and not is_folder(root):
         return tar_files.look(root, split, cache, classes, log, val_share, splits)
     return listing.look(root, split, classes, log, val_share, splits, labelled)
 
@@ -230,6 +232,7 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     columns = {name: np.zeros(count, COLUMNS[name]) for name in read_columns}
     bad: dict[int, tuple] = {}  # row -> bytes, mtime, reason
     unread: dict[int, str] = {}  # row -> reason
+    failures: list[Exception] = []  # those of the unread files
     if old is not None or listing.is_list:  # a list may name files that do not exist
         columns["bytes"], columns["mtimes"] = listing.get_states().T.copy()
     rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
@@ -242,10 +245,12 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
         good_rows = []
         for row in part:
             member = None if listing.states is None else listing.states[row].tolist()
+            path = prefix + paths[row]
             try:
-                result = _inspect(prefix + paths[row], member)
+                result = read_again(functools.partial(_inspect, path, member), path)
             except (OSError, BadInput) as error:
                 unread[row] = getattr(error, "strerror", None) or str(error)
+                failures.append(error)
                 continue
             is_bad = len(result) == 3  # bytes, mtime, reason
             if is_bad:
@@ -271,7 +276,10 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     index = write_index(folder, [paths[row] for row in np.flatnonzero(good)], columns, **meta)
     if unread:  # raised after write_index(): the next scan reuses the files that were read
         reasons = shown([f"{paths[row]}: {unread[row]}" for row in sorted(unread)])
-        raise BadInput(f"{len(unread)} of {count} files in {listing.base} cannot be read: {reasons}")
+        line = f"{len(unread)} of {count} files in {listing.base} cannot be read: {reasons}"
+        if all(map(is_temporary, failures)):
+            raise refusal(line, failures[0])
+        raise BadInput(line)
     return index
 
 

@@ -5,6 +5,7 @@ image_folder.py scans the files and writes it. A process that has its folder ope
 
 import bisect
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -14,8 +15,9 @@ from typing import IO
 
 import numpy as np
 
-from bootfile.ground.errors import BadInput
-from bootfile.ground.files import explained
+from bootfile.ground.again import is_folder
+from bootfile.ground.errors import BadInput, Unavailable
+from bootfile.ground.files import explained, read_again
 from common.ground.files import make_folder_atomic
 from datasets.folders import tar_files
 from datasets.folders.messages import Log, shown
@@ -139,7 +141,7 @@ def open_index(folder: str, fingerprint: str | None = None) -> ImageFolderIndex:
     """
     failure = f"the index {folder} is damaged or of another version"
     with explained(failure, EOFError, ValueError, KeyError, TypeError, RecursionError):
-        index = ImageFolderIndex(folder)
+        index = read_again(functools.partial(ImageFolderIndex, folder), folder)
     if fingerprint not in (None, index.fingerprint):
         raise BadInput(f"the index {folder} was {fingerprint} and is now {index.fingerprint}: data changed")
     return index
@@ -148,7 +150,7 @@ def open_index(folder: str, fingerprint: str | None = None) -> ImageFolderIndex:
 def open_intact(folder: str, log: Log | None = None) -> ImageFolderIndex | None:
     """Return the index if it exists, and its columns have its checksums and its fingerprint; otherwise None.
     The process that indexes the images calls it at each start. log: gets the reason of a new scan."""
-    if not os.path.isdir(folder):
+    if not is_folder(folder):
         return None
     try:
         index = open_index(folder)
@@ -158,6 +160,8 @@ def open_intact(folder: str, log: Log | None = None) -> ImageFolderIndex | None:
         if _fingerprint(index.classes, vars(index)) != index.fingerprint:
             raise BadInput(f"the index {folder} is damaged: its columns do not have its fingerprint")
         return index
+    except Unavailable:  # a new scan may take hours
+        raise
     except (BadInput, ValueError, TypeError, LookupError) as error:
         if log:
             log(f"{error}: scanning again")

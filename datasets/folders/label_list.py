@@ -8,6 +8,7 @@ import os
 import re
 from typing import NamedTuple
 
+from bootfile.ground.again import read_whole
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
 from datasets.folders.messages import Log
@@ -141,8 +142,8 @@ def _read_row(line: str, columns: _Columns) -> tuple[str, str] | None:
 
 def _read_lines(source: str) -> list[tuple[int, str]]:
     """Return (number, text) of the lines that are neither empty nor comments. Raises BadInput without one."""
-    with explained(f"cannot read {source}"), open(source, "rb") as file:
-        content = file.read()
+    with explained(f"cannot read {source}"):
+        content = read_whole(source)
     code = "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
     try:
         text = io.StringIO(content.decode(code, "surrogateescape"), newline=None)

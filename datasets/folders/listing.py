@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bootfile.ground.again import is_file, is_folder, mode_of
 from bootfile.ground.errors import BadInput
 from datasets import files
 from datasets.folders import images
@@ -76,10 +77,10 @@ def look(
             )
     base = os.path.join(root, name) if name else root
     source = f"{base}.txt"
-    is_list = bool(name) and os.path.isfile(source)
+    is_list = bool(name) and is_file(source)
     if is_list:
         paths, names = read_list(source, log)
-        if os.path.exists(os.path.join(root, paths[0])) or not os.path.isdir(base):
+        if mode_of(os.path.join(root, paths[0])) is not None or not is_folder(base):
             base = root
     else:
         source = base

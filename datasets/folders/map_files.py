@@ -1,5 +1,6 @@
 """Read many files: in threads while they wait for a disk or a network."""
 
+import functools
 import itertools
 import os
 import resource
@@ -11,7 +12,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from bootfile.ground.again import is_temporary, refusal
 from bootfile.ground.errors import BadInput
+from bootfile.ground.files import read_again
 from datasets.folders.messages import progress, shown
 
 _Task = TypeVar("_Task")
@@ -79,10 +82,13 @@ def stat_files(base: str, paths: list[str]) -> np.ndarray:
 
 
 def _size_and_mtime(path: str) -> tuple[int, int]:
-    """Return the size and the modification time (ns) of a file; (-1, -1) if it is missing or not a file."""
+    """Return the size and the modification time (ns) of a file; (-1, -1) if it is missing or not a file.
+    Raises Unavailable."""
     try:
-        status = os.stat(path)
-    except OSError:
+        status = read_again(functools.partial(os.stat, path), path)
+    except OSError as error:
+        if is_temporary(error):
+            raise refusal(f"cannot read {path}: {error.strerror}", error) from error
         return -1, -1
     if not stat.S_ISREG(status.st_mode):
         return -1, -1

@@ -1,13 +1,15 @@
 """The splits of a root folder: their names, and a division by hashes if it has none."""
 
+import functools
 import hashlib
 import os
 import re
 
 import numpy as np
 
+from bootfile.ground.again import is_folder
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import explained
+from bootfile.ground.files import explained, read_again
 from datasets.folders.messages import Log
 from datasets.folders.walk import is_hidden
 
@@ -25,17 +27,11 @@ def find_split(root: str, split: str, splits: str | None = None, log: Log | None
     splits: the names of both, as --splits gives them. log: gets one line for "val" if other folders are left
     out. The process of a node that indexes the images calls it at each start. Raises BadInput.
     """
-    folders: set[str] = set()
-    lists: set[str] = set()
-    with explained(f"cannot list {root}"), os.scandir(root) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                folders.add(entry.name)
-            elif entry.name.endswith(".txt"):
-                lists.add(entry.name.removesuffix(".txt"))
+    with explained(f"cannot list {root}"):
+        folders, lists = read_again(functools.partial(_list_root, root), root)
     candidates = folders | lists
     for name in (splits or "").split(","):  # --splits may name a folder in a folder: photos/train
-        if os.path.isdir(os.path.join(root, name, "")):
+        if is_folder(os.path.join(root, name, "")):
             candidates.add(name)
     # --splits names one folder; the names in SPLITS may have any capitals
     chosen = {}
@@ -49,6 +45,20 @@ def find_split(root: str, split: str, splits: str | None = None, log: Log | None
     if log and split == "val" and unused and used <= folders:
         log(f"{root}: val is {chosen[split]}; not used: {', '.join(unused)}")
     return chosen[split]
+
+
+def _list_root(root: str) -> tuple[set[str], set[str]]:
+    """Return the names of the folders in a folder, and of its files .txt without the ending. Raises
+    OSError."""
+    folders: set[str] = set()
+    lists: set[str] = set()
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                folders.add(entry.name)
+            elif entry.name.endswith(".txt"):
+                lists.add(entry.name.removesuffix(".txt"))
+    return folders, lists
 
 
 def _choose(names: tuple[str, ...], candidates: set[str], any_capitals: bool) -> str:

@@ -4,6 +4,7 @@ The path of an image in a tar file is <tar>/<its first byte, 12 digits>/<its nam
 """
 
 import contextlib
+import functools
 import glob
 import hashlib
 import itertools
@@ -16,8 +17,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bootfile.ground.again import refusal
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import open_atomic
+from bootfile.ground.files import explained, open_atomic, read_again
 from common.ground.files import locked, own_place
 from datasets import files
 from datasets.folders import images
@@ -64,14 +66,19 @@ def find(patterns: str | Iterable[str]) -> list[str]:
 
 def is_folder(path: str) -> bool:
     """Return whether a folder holds tar files and no folders: a platform passes a folder, not a pattern."""
-    has_tar = False
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                return False
-            if os.path.splitext(entry.name)[1] == ".tar":
-                has_tar = True
-    return has_tar
+
+    def look() -> bool:
+        has_tar = False
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    return False
+                if os.path.splitext(entry.name)[1] == ".tar":
+                    has_tar = True
+        return has_tar
+
+    with explained(f"cannot list {path}"):
+        return read_again(look, path)
 
 
 def split_pattern(pattern: str) -> tuple[str, str]:
@@ -89,10 +96,11 @@ def load_index(
     It is made once, and again if the size or the time of a file changes, in the folder `cache` (None: that
     of the first file). Of several processes one makes it, and the others wait. Raises BadInput.
     """
-    try:
-        states = [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths]
-    except OSError as error:
-        raise BadInput(f"cannot read {error.filename}: {error.strerror}") from error
+    states = []
+    for path in paths:
+        with explained(f"cannot read {path}"):
+            status = read_again(functools.partial(os.stat, path), path)
+        states.append((path, status.st_size, status.st_mtime_ns))
     digest = hashlib.blake2b(repr((_FORMAT, states)).encode(), digest_size=8).hexdigest()
     folder = cache or os.path.dirname(paths[0])
     owners = [] if cache else [os.stat(paths[0]).st_uid]  # who could change the files, too
@@ -104,7 +112,7 @@ def load_index(
             with contextlib.suppress(FileNotFoundError, ValueError, EOFError):
                 return np.load(place, mmap_mode="r")
             parts = []
-            for number, rows in enumerate(map_files(scan, paths)):
+            for number, rows in enumerate(map_files(functools.partial(_scan_again, scan), paths)):
                 longest = max((len(name) for *_, name in rows), default=0) or 1
                 parts.append(np.array([(number, *row) for row in rows], [*_FIELDS, ("name", f"S{longest}")]))
                 bar.update()
@@ -113,7 +121,12 @@ def load_index(
         return np.load(place, mmap_mode="r")
     except OSError as error:
         reason = f"{error.strerror or error}; cache_dir: expected a folder that can be written"
-        raise BadInput(f"the index {place}: {reason}") from error
+        raise refusal(f"the index {place}: {reason}", error) from error
+
+
+def _scan_again(scan: Callable[[str], list[Row]], path: str) -> list[Row]:
+    """Return scan(path), which is called again if the file system does not answer. Raises BadInput."""
+    return read_again(functools.partial(scan, path), path)
 
 
 def scan_tar(path: str) -> list[Row]:
@@ -163,7 +176,7 @@ def scan_tar(path: str) -> list[Row]:
             if not rows:
                 raise ValueError("it holds no file")
     except (OSError, ValueError, tarfile.TarError) as error:
-        raise BadInput(f"{path} is damaged, cut or not a tar at byte {position}: {error}") from error
+        raise refusal(f"{path} is damaged, cut or not a tar at byte {position}: {error}", error) from error
     return rows
 
 

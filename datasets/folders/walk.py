@@ -1,9 +1,11 @@
 """Find the images in a tree of folders, by their names."""
 
+import functools
 import os
 from collections import Counter
 
-from bootfile.ground.errors import BadInput
+from bootfile.ground.again import refusal
+from bootfile.ground.files import read_again
 from datasets.folders import images
 from datasets.folders.messages import progress
 
@@ -14,9 +16,17 @@ def walk(base: str) -> tuple[list[str], str, set[str]]:
     """Return (relative paths of the images in a tree, count_endings() of its other files, the folders in it).
     Links are followed. Each start calls it, in the process of a node that indexes the images. Raises BadInput
     if a folder cannot be listed."""
+    try:
+        return read_again(functools.partial(_walk, base), base)
+    except OSError as error:
+        raise refusal(f"cannot list {error.filename or base}: {error.strerror}", error) from error
+
+
+def _walk(base: str) -> tuple[list[str], str, set[str]]:
+    """Do what walk() does, once."""
 
     def fail(error: OSError) -> None:
-        raise BadInput(f"cannot list {error.filename}: {error.strerror}") from error
+        raise error
 
     paths: list[str] = []
     others = Counter[str]()  # ending -> other files than images, and hidden folders

@@ -1,5 +1,6 @@
 """The image files themselves."""
 
+import functools
 import os
 import zlib
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import explained
+from bootfile.ground.files import explained, read_again
 from bootfile.loaders.reading import reading
 from datasets.folders import tar_files
 from datasets.stores.store import Store
@@ -30,14 +31,8 @@ class FileStore(Store):
         """Return the bytes of a file. Raises BadInput, also if the file was changed since it was scanned."""
         path = self.index.path(id)
         with reading(path), explained(f"cannot read {path}"):
-            member = tar_files.split_path(path)
-            if member:  # its time is that of the whole tar file
-                content = tar_files.read_member(*member, int(self.index.bytes[id]))
-                is_same = True
-            else:
-                with open(path, "rb", buffering=0) as file:
-                    content = file.read()
-                    is_same = os.fstat(file.fileno()).st_mtime_ns == self.index.mtimes[id]
+            content, mtime = read_again(functools.partial(self._read, path, id), path)
+        is_same = mtime in (None, self.index.mtimes[id])
         reason = ""
         size = self.index.bytes[id]
         if len(content) != size:
@@ -48,6 +43,15 @@ class FileStore(Store):
             self.index.report_change()
             raise BadInput(f"{path} {reason}")
         return content
+
+    def _read(self, path: str, id: int) -> tuple[bytes, int | None]:
+        """Return the bytes of a file, and its modification time (ns); None for a member of a tar file, whose
+        time is that of the whole file. Raises OSError."""
+        member = tar_files.split_path(path)
+        if member:
+            return tar_files.read_member(*member, int(self.index.bytes[id])), None
+        with open(path, "rb", buffering=0) as file:
+            return file.read(), os.fstat(file.fileno()).st_mtime_ns
 
 
 class PairFiles(FileStore):
