@@ -32,6 +32,7 @@ import torch
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.numbers import count_in
+from bootfile.machine import control_groups
 from common.platform import network
 from common.platform.topology import Topology, is_distributed, promised_gpus
 
@@ -133,16 +134,13 @@ def _saved_bytes(model: torch.nn.Module, shape: tuple[int, ...]) -> int:
 
 
 def available_memory(root: str = "/") -> float:
-    """Return the free bytes of this node, or of the control group; infinity if they are not known."""
+    """Return the free bytes of this node, or of the control groups if that is less; infinity if they are not
+    known. root: see control_groups.py."""
     free = math.inf
     with contextlib.suppress(OSError):
         kilobytes = re.search(r"MemAvailable: +(\d+)", Path(root, "proc/meminfo").read_text())
         free = int(kilobytes[1]) * 1024 if kilobytes else free
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
-            free = min(free, int(Path(root, "sys/fs/cgroup", name).read_text()) - used)
-    return free
+    return min(free, control_groups.free_memory(root))
 
 
 def worst(findings: list[Finding]) -> str:
