@@ -13,6 +13,7 @@ Source: Linux, admin-guide/cgroup-v2.rst and admin-guide/cgroup-v1; cgroups(7); 
 
 import contextlib
 import math
+import os
 import re
 import resource
 from pathlib import Path, PurePosixPath
@@ -68,12 +69,35 @@ def find_folders(controller: str, root: str = "/") -> list[Path]:
 def _list_folders(mount: _Mount, group: PurePosixPath | None) -> list[Path]:
     """Return the folders of a group and of those above it in one mount; [] if the mount has another part of
     the tree."""
-    if group is None or not group.is_relative_to(mount.group):
+    if group is None:
         return []
-    path = group.relative_to(mount.group)
-    if ".." in path.parts:  # a group beside the root of this process's namespace
-        return []
+    if group.is_relative_to(mount.group):
+        path = group.relative_to(mount.group)
+        if ".." in path.parts:  # a group beside the root of this process's namespace
+            return []
+    else:
+        path = _search(mount, group)
+        if path is None:
+            return []
     return [mount.folder / below for below in (path, *path.parents)]
+
+
+def _search(mount: _Mount, group: PurePosixPath) -> PurePosixPath | None:
+    """Return the path of a group below a mount that was made outside of this process's namespace; None if it
+    is not there.
+
+    The mount then has the name /.. or /../.., which tells how far above the namespace it is, but not the
+    names on the way. So the group is found by its list of processes.
+    """
+    steps = mount.group.parts[1:]
+    if set(steps) != {".."}:
+        return None
+    process = str(os.getpid())
+    for top in mount.folder.glob("/".join("*" for _ in steps)):
+        folder = top / group.relative_to("/")
+        if process in _read(folder / "cgroup.procs").split():
+            return PurePosixPath(folder.relative_to(mount.folder))
+    return None
 
 
 def _read_groups(root: str) -> dict[str, PurePosixPath]:
