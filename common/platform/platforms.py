@@ -77,7 +77,7 @@ def of_launcher(env: Mapping[str, str]) -> Claim | None:
     """Return the claim of MPI or Slurm; None if it did not start this process, or contradicts itself."""
     with contextlib.suppress(BadInput):
         claim = _mpi(env)
-        if claim is None and not _is_batch(env):
+        if claim is None and not is_batch(env):
             claim = _slurm(env)
         return claim
     return None
@@ -100,7 +100,7 @@ def is_first_on_node() -> bool:
 
 def has_local_rank_0() -> bool:
     """Return whether this process prints for its node."""
-    local = (names.split()[2] for names in _MPI.values())
+    local = (names.split()[2] for names in MPI.values())
     name = _first(os.environ, "LOCAL_RANK", *local, "SLURM_LOCALID", "ASCEND_DEVICE_ID")
     return not name or os.environ[name] == "0"
 
@@ -210,7 +210,7 @@ def _sagemaker(env: Mapping[str, str]) -> Claim | None:
 
 
 _COMM_WORLD = "{0}_RANK {0}_SIZE {0}_LOCAL_RANK {0}_LOCAL_SIZE"
-_MPI = {  # launcher: its variables of the rank, the size, the local rank, and the local size or the nodes
+MPI = {  # launcher: its variables of the rank, the size, the local rank, and the local size or the nodes
     "openmpi": _COMM_WORLD.format("OMPI_COMM_WORLD"),
     "mvapich2": _COMM_WORLD.format("MV2_COMM_WORLD"),
     "mvapich": _COMM_WORLD.format("MVP_COMM_WORLD"),
@@ -223,19 +223,19 @@ _MPI = {  # launcher: its variables of the rank, the size, the local rank, and t
 
 
 def _mpi(env: Mapping[str, str]) -> Claim | None:
-    """Return the claim of a launcher of _MPI. A single process counts as one that was started without it.
+    """Return the claim of a launcher of MPI. A single process counts as one that was started without it.
 
     It may run inside a job of Slurm or of a platform, whose variables then describe the launcher. If a node
     has one process, this process starts the others, as for Slurm.
     """
-    for source, row in _MPI.items():
+    for source, row in MPI.items():
         names = row.split()
         if not env.keys() >= set(names) or whole(env, names[1]) == 1:
             continue
         rank, size, local_rank, count = (whole(env, name) for name in names)
         if names[3].endswith("NNODES"):  # it gives the nodes, not the processes of a node
             count = size // max(1, count)
-        said = _said(env, *names)
+        said = values_of(env, *names)
         if not 0 <= local_rank < count or size % count or rank % count != local_rank:
             raise BadInput(
                 f"{said} do not fit: every node must run the same number of processes, with ranks in a row: "
@@ -287,85 +287,7 @@ def _own_port(number: int) -> int:
     return 61440 + number % 4096
 
 
-_RANK = re.compile(  # a name of a rank: (beginning of the name of its size)
-    r"(\w*?)(?:RANK|RANK_?ID|NODE_RANK|MACHINE_RANK|PE|PROCID|PROCNO|PROCESS_ID|TRAINER_ID|WORKER_ID|NODE_ID"
-    r"|NODE_INDEX|V?NODENUM|TASKID|ORDINAL)"
-)
-_SIZES = (  # other ends of its name
-    "SIZE", "WORLD_SIZE", "RANK_SIZE", "NPROCS", "NNODES", "NUM_NODES", "NUM_MACHINES", "NUM_PROCESSES",
-    "NUM_WORKER", "WORKER_NUM", "TRAINERS_NUM",
-)  # fmt: skip
-_LAUNCHERS = re.compile(  # launchers whose rank above 0 is a sign without a size
-    r"(OMPI|MV2|MVP|PMIX?|PALS|ALPS|JSM|HOROVOD|MPI|MPIRUN|FLUX_TASK|DMLC|AWS_BATCH|SLURM|CROSS|NODE|PBS|LSF_PM)_"
-)
-
-
-def refuse_unknown(env: Mapping[str, str], claim: Claim | None) -> None:
-    """Raise BadInput if this is one of several processes, and the claim does not describe them. Otherwise
-    each of them would train alone, and they would write into one folder."""
-    if _is_batch(env) and (claim is None or claim.source == "slurm"):
-        _refuse_batch_script(env)
-    if claim and claim.nodes * (claim.processes or 1) > 1:
-        return
-    names = _find_signs(env, claim)
-    if names:
-        raise BadInput(
-            f"{_said(env, *sorted(names))}: this is one of several processes, and their number, nodes or "
-            "local ranks are not known: use torchrun, or set RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, "
-            "MASTER_ADDR and MASTER_PORT; for a job of its own: env -u NAME ... python"
-        )
-
-
-def _refuse_batch_script(env: Mapping[str, str]) -> None:
-    """Raise BadInput for a batch script of Slurm that has several tasks: it runs once, not as each task."""
-    tasks = count_in(env, "SLURM_NTASKS")
-    if not tasks:
-        nodes = count_in(env, "SLURM_NNODES") or 1
-        tasks = nodes * (count_in(env, "SLURM_NTASKS_PER_NODE") or 1)
-    if tasks > 1:
-        said = _said(env, "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NNODES", "SLURM_NTASKS")
-        raise BadInput(
-            f"{said}: a batch script runs once, not as {tasks} tasks: write srun --kill-on-bad-exit=1 "
-            "python jobs/... (guides/slurm.md); srun --ntasks=1 starts one process"
-        )
-
-
-def _find_signs(env: Mapping[str, str], claim: Claim | None) -> set[str]:
-    """Return the names of the variables that show that this is one of several processes: a size above 1 of a
-    launcher, a rank with such a size, and a rank above 0 of a launcher that gives no size (PMI_RANK=1)."""
-    signs = set()
-    for row in _MPI.values():
-        size_name = row.split()[1]
-        if _is_above(env, size_name, 1):
-            signs.add(size_name)
-    for name in env:
-        match = _RANK.fullmatch(name)
-        is_known = claim is not None and name.startswith("SLURM_")
-        if not match or is_known or not env[name].strip().isdigit():
-            continue
-        beginning = match[1]
-        sizes = {beginning + end for end in _SIZES if _is_above(env, beginning + end, 1)}
-        if sizes:
-            signs |= {name, *sizes}
-        elif _is_above(env, name, 0) and _LAUNCHERS.match(name):
-            signs.add(name)
-    if "," in env.get("TPU_WORKER_HOSTNAMES", ""):
-        signs.add("TPU_WORKER_HOSTNAMES")
-    for name in ("TF_CONFIG", "CLUSTER_SPEC"):
-        # JSON: {"cluster": {"worker": [HOST, ...], ...}}; another form does not count
-        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-            cluster = json.loads(env[name])["cluster"]
-            if sum(map(len, cluster.values())) > 1:
-                signs.add(name)
-    return signs
-
-
-def _is_above(env: Mapping[str, str], name: str, number: int) -> bool:
-    """Return whether a variable has a number above this one."""
-    return (count_in(env, name) or 0) > number
-
-
-def _is_batch(env: Mapping[str, str]) -> bool:
+def is_batch(env: Mapping[str, str]) -> bool:
     """Return whether this is the batch script of a Slurm job, and not a task of srun."""
     return env.get("SLURM_PROCID") == "0" and not any(name.startswith("SLURM_STEP") for name in env)
 
@@ -375,7 +297,7 @@ def _rank_table(env: Mapping[str, str]) -> Claim | None:
     HCCL, version 1.0, in JSON."""
     if not env.keys() >= {"RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE"}:
         return None
-    said = _said(env, "RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE")
+    said = values_of(env, "RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE")
     rank, size = whole(env, "RANK_ID"), whole(env, "RANK_SIZE")
     failure = f"{said}: it is not a rank table with servers and their devices"
     with explained(failure, ValueError, LookupError, TypeError, RecursionError):
@@ -405,7 +327,7 @@ def _slurm(env: Mapping[str, str]) -> Claim | None:
     layout_name = _first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or ""
     names = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", tasks_name, nodes_name)
     rank, node_rank, local_rank, tasks, nodes = (whole(env, name) for name in names)
-    said, count = _said(env, *names, layout_name), tasks // max(1, nodes)
+    said, count = values_of(env, *names, layout_name), tasks // max(1, nodes)
     in_a_row = 0 <= local_rank < count and rank == node_rank * count + local_rank
     sizes = set(re.findall(r"(?:^|,)(\d+)", env.get(layout_name, "")))
     if tasks != nodes * count or not in_a_row or len(sizes) > 1:
@@ -488,7 +410,7 @@ def find_master(
     return (host, port(env, name, default_port)) if host else (None, None)
 
 
-def _said(env: Mapping[str, str], *names: str) -> str:
+def values_of(env: Mapping[str, str], *names: str) -> str:
     return " ".join(f"{name}={env[name]}" for name in names if name in env)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import count_in
-from common.platform import platforms
+from common.platform import platforms, unknown_launchers
 from common.platform.platforms import STARTED_BY, Claim, whole
 
 # Variables with the number of GPUs that a platform promises. PET_NPROC_PER_NODE is not one of them: on a node
@@ -122,7 +122,7 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
     if given and claim and claim.place == (rank, size):
         given = False  # mpirun ... --rank $OMPI_COMM_WORLD_RANK repeats the claim
     if not given:
-        platforms.refuse_unknown(env, claim)
+        unknown_launchers.refuse(env, claim)
         claim = claim or Claim("modelarts-arguments" if address else "plain", 0, 1, "", None, None)
     host, port = address or ((claim.host, claim.port) if claim else platforms.find_master(env, []))
     if claim and not given:
