@@ -96,6 +96,11 @@ class TorchBatches(Engine):
                 sampler_of_user.set_epoch(sampler.epoch)
         self._held = generators.find_generators(self._loader)
         self._seed(sampler, sampler.epoch, _ORDER)
+        if self._loader.num_workers:
+            from bootfile.loaders.workers import check_tasks  # a loop without workers needs no limits
+
+            # a process, the thread that sends its results, and one here that sends it the ids
+            check_tasks(self._loader.num_workers, 3)
         batches = iter(self._loader)
         for step in range(begin, end):
             if not self._loader.num_workers:  # the steps of the training draw in this process, too

@@ -39,6 +39,9 @@ from common.platform.topology import Topology, is_distributed, promised_gpus
 _SHM = 1e9  # bytes that platforms guarantee; DataLoader workers pass their batches through /dev/shm
 _NO_ROOM = 0.3e9  # bytes: two checkpoints of 134 MB, because the old one is kept while the new one is written
 _LITTLE_ROOM = 5e9  # bytes
+# Batches in shared memory are open files. Every process has tens of threads, which count as processes.
+_FEW = 128  # open files or processes: too few to train
+_ENOUGH = 1024
 _CODES = {
     "accelerators": 10, "shm": 11, "outputs": 12, "limits": 13, "master": 14, "interface": 14,
     "versions": 15,
@@ -205,18 +208,27 @@ def _outputs(path: str, probe: Callable[[str], str]) -> Finding:
 
 
 def _limits() -> Finding:
-    """Check the soft limits, which the kernel enforces."""
-    kinds = {"open_files": "NOFILE", "processes": "NPROC"}
-    soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{kind}"))[0] for name, kind in kinds.items()}
-    unlimited = resource.RLIM_INFINITY
-    shown = [f"{name}={'unlimited' if value == unlimited else value}" for name, value in soft.items()]
-    errors, warnings = [], []
-    # Batches in shared memory are open files. Every process has tens of threads, which count as processes.
-    for name, option in (("open_files", "-n"), ("processes", "-u")):
-        if soft[name] != unlimited and soft[name] < 1024:
-            few = f"low limit of {name.replace('_', ' ')}: set ulimit {option} 1024 or more"
-            (errors if soft[name] < 128 else warnings).append(few)
-    return Finding("limits", " ".join(shown), errors, warnings)
+    """Check the soft limits, which the kernel enforces, and those of the control groups."""
+    facts = []
+    errors = []
+    warnings = []
+    limits = [
+        ("open_files", "set ulimit -n", resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        ("processes", "set ulimit -u", resource.getrlimit(resource.RLIMIT_NPROC)[0]),
+    ]
+    for limit in control_groups.process_limits():
+        limits.append(("processes", f"raise {limit.name} to", limit.most))
+    for name, advice, most in limits:
+        if most == resource.RLIM_INFINITY:
+            facts.append(f"{name}=unlimited")
+            continue
+        facts.append(f"{name}={most}")
+        few = f"low limit of {name.replace('_', ' ')}: {advice} {_ENOUGH} or more"
+        if most < _FEW:
+            errors.append(few)
+        elif most < _ENOUGH:
+            warnings.append(few)
+    return Finding("limits", " ".join(facts), errors, warnings)
 
 
 def _network(topology: Topology) -> tuple[Finding, Finding]:
