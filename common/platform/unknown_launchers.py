@@ -31,7 +31,7 @@ def refuse(env: Mapping[str, str], claim: platforms.Claim | None) -> None:
     each of them would train alone, and they would write into one folder."""
     if platforms.is_batch(env) and (claim is None or claim.source == "slurm"):
         _refuse_batch_script(env)
-    if claim and claim.nodes * (claim.processes or 1) > 1:
+    if claim and claim.nodes * (claim.processes or 1) > 1:  # it says how the processes belong together
         return
     names = _find_signs(env, claim)
     if names:
@@ -71,6 +71,7 @@ def _find_signs(env: Mapping[str, str], claim: platforms.Claim | None) -> set[st
         if not match or is_known or not env[name].strip().isdigit():
             continue
         beginning = match[1]
+        # a job of one process may have a rank, too, so only a rank with a size above 1 counts
         sizes = {beginning + end for end in _SIZES if _is_above(env, beginning + end, 1)}
         if sizes:
             signs |= {name, *sizes}
