@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from bootfile.ground.errors import BadInput
-from bootfile.machine import differences, facts, process_limits, threads
+from bootfile.machine import differences, facts, threads
 from bootfile.machine.differences import THREADS, in_words
 from bootfile.machine.instructions import OPTION, VARIABLES, level_in_use
 from bootfile.processes import ranks
@@ -106,10 +106,7 @@ class Machines:
                 f"{in_words(THREADS, saved)} in each process, as this run began: {asks} would give "
                 f"{of_this_node}, and other bits (--threads {of_this_node} changes it)"
             )
-        if number > 1:  # OpenMP ends the process with a line of its own if it cannot start a thread
-            line = process_limits.shortage(number - 1, f"{number} threads of torch")
-            if line:
-                raise BadInput(f"{line}, or use --threads N, OMP_NUM_THREADS=N")
+        threads.check_room(number)
         torch.set_num_threads(number)
 
     def _compare_ranks(self, now: facts.Facts) -> None:

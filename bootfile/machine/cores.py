@@ -5,12 +5,12 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from bootfile.machine import control_groups
-
 
 def available_cores(root: str = "/") -> int:
     """Return the number of cores of the CPU affinity, or of the control groups if that is less; at least 1. A
     quota is rounded up. root: see control_groups.py."""
+    from bootfile.machine import control_groups  # when a run begins, not with `import bootfile`
+
     if hasattr(os, "sched_getaffinity"):
         cpus = os.sched_getaffinity(0)
     else:  # not Linux

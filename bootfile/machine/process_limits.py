@@ -15,13 +15,11 @@ import sys
 from pathlib import Path
 
 from bootfile.machine import control_groups
-from bootfile.machine.control_groups import ProcessLimit
+from bootfile.machine.control_groups import MANY_PROCESSES, ProcessLimit
 
 _ADVICE = "raise it (docker run --pids-limit, TasksMax, ulimit -u)"
 _NO_THREAD = "can't start new thread"  # Python's message
 _STARTS = {"fork", "forkpty", "fork_exec", "_fork_exec"}  # functions that start a process
-# ulimit -u of this number and more is not reached by accident: the processes of the user are not counted
-_MANY = 8192
 _EXEMPT = 1 << 21 | 1 << 24  # CAP_SYS_ADMIN and CAP_SYS_RESOURCE: the kernel does not enforce ulimit -u
 _ALL_USERS = "4294967295"  # in /proc/self/uid_map of a process that is in no user namespace
 
@@ -90,7 +88,7 @@ def _refused_kind(error: BaseException) -> str:
 def _user_limit() -> ProcessLimit | None:
     """Return `ulimit -u` with what runs of this user; None if it is not enforced, or high."""
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if sys.platform != "linux" or not 0 <= most < _MANY or _is_exempt():
+    if sys.platform != "linux" or not 0 <= most < MANY_PROCESSES or _is_exempt():
         return None
     return ProcessLimit(most, _count_of_user(os.getuid()), "ulimit -u")
 

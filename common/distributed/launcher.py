@@ -14,7 +14,7 @@ import torch
 
 from bootfile.ground import errors
 from bootfile.ground.errors import ERROR_PIPE, BadInput
-from bootfile.machine import process_limits, threads
+from bootfile.machine import threads
 from bootfile.machine.cores import available_cores
 from bootfile.processes import signals
 from common.ground import endings
@@ -65,6 +65,8 @@ def start(topology: Topology, grace: float) -> int:
     (128 + n if signal n ended it), or 0. Raises BadInput if a limit of processes and threads leaves no room.
     """
     count = topology.processes_per_node
+    from bootfile.machine import process_limits  # only the process that starts the others
+
     line = process_limits.shortage(count * _TASKS_OF_PROCESS, f"{count} processes of this job")
     if line:
         raise BadInput(f"{line}, or use fewer --processes_per_node")
