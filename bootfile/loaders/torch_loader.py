@@ -174,6 +174,11 @@ class TorchBatches(Engine):
         self._seed(sampler, sampler.epoch, _ORDER)
         compares = self._compares
         self._compares = False  # what is read again later belongs to this start
+        if self._loader.num_workers:
+            from bootfile.loaders.workers import check_tasks  # a loop without workers needs no limits
+
+            # a process, the thread that sends its results, and one here that sends it the ids
+            check_tasks(self._loader.num_workers, 3)
         batches = iter(self._loader)
         for step in range(begin, end):
             if not self._loader.num_workers:  # the steps of the training draw in this process, too

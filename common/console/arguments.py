@@ -52,7 +52,8 @@ class Arguments(argparse.Namespace):
     def finish(self, roles: Mapping[str, str], ignored: Sequence[str] = ()) -> "Arguments":
         """Set the role of each option, and the names of options that the job does not know. From now on the
         options are read only."""
-        self.ignored, self.roles = ignored, roles
+        self.ignored = ignored
+        self.roles = roles  # at the end: the options are read only when they have roles
         return self
 
     def replaced(self, values: Mapping[str, Any]) -> "Arguments":
@@ -133,7 +134,7 @@ def _as_plain(part: Any) -> Any:
 
 def without_operation(args: Arguments, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of options that may change the training."""
-    return {name: each for name, each in values.items() if _role(args, name) != OPERATION}
+    return {name: value for name, value in values.items() if _role(args, name) != OPERATION}
 
 
 def _role(args: Arguments, name: str) -> str:
@@ -159,8 +160,14 @@ def seed(text: str) -> int:
 def interval(text: str) -> Interval:
     """Parse "200" (steps), "90s" or "1epoch"."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|epochs?|steps?)?", text, re.ASCII)
-    count = float(match[1]) if match else 0
-    unit = (match[2] or "step").removesuffix("s") or "s" if match else ""
+    count = 0.0
+    unit = ""
+    if match:
+        count = float(match[1])
+        unit = match[2] or "step"
+        if unit != "s":  # seconds
+            unit = unit.removesuffix("s")
+    # a step and an epoch are whole, seconds may have a fraction
     if not 0 < count <= LARGEST or (unit != "s" and count % 1):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number of steps (200), seconds (90s) or epochs (1epoch), at most {LARGEST:g}"
@@ -194,7 +201,8 @@ class _Group(argparse._ArgumentGroup):
 
     def __init__(self, parser: "Parser", *arguments: Any, role: str = "", **options: Any):
         super().__init__(parser, *arguments, **options)
-        self._roles, self._role = parser.roles, role
+        self._roles = parser.roles
+        self._role = role
 
     def add_argument(self, *names: str, role: str | None = None, **options: Any) -> argparse.Action:  # type: ignore[override]
         action = super().add_argument(*names, **options)
@@ -244,8 +252,11 @@ class Parser(parser.Parser):
         this machine is a URL."""
         parsed, unknown = super().parse_known_args(args, namespace)
         for action in self._actions:
-            kind, value = str(action.metavar).partition(".")[0], getattr(parsed, action.dest, None)
-            if kind in ("FOLDER", "FILE") and is_url(value):  # a folder `s3:` would be made
+            kind = str(action.metavar).partition(".")[0]
+            if kind not in ("FOLDER", "FILE"):
+                continue
+            value = getattr(parsed, action.dest, None)  # --config is not among them if it is not given
+            if is_url(value):  # a folder `s3:` would be made
                 name = action.option_strings[-1] if action.option_strings else kind
                 self.error(f"{name} {value}: expected a path of this machine, got a URL")
         return parsed, unknown

@@ -39,15 +39,18 @@ class NoRendezvous(BadInput):
 
 
 def explain(error: Exception) -> str:
-    """Return one line for an error that a job's data or options cause deep inside torch; "" for others. The
-    entry of a job calls it when main() has raised the error, on each rank that did."""
+    """Return one line for an error that a job's data or options cause deep inside torch, or a limit of
+    processes and threads; "" for others. The entry of a job calls it when main() has raised the error, on
+    each rank that did."""
     if _ONE_VALUE in str(error):
         return f"{error}: BatchNorm needs at least 2 samples in each process: raise --batch_size"
     for source in reversed(_sources):
         line = source.explain(error)
         if line:
             return line
-    return ""
+    from bootfile.machine import process_limits  # only after an error
+
+    return process_limits.explain(error)
 
 
 def explain_with(source: Any) -> None:
