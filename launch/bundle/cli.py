@@ -19,6 +19,7 @@ Exit codes: 0 packed, or unchanged; 2 bad input, and nothing was written.
 
 import os
 import re
+import sys
 import zipfile
 from collections import defaultdict
 from collections.abc import Sequence
@@ -117,15 +118,24 @@ def _refuse_secrets(contents: dict[str, str | bytes], allowed: Sequence[str]) ->
     unknown = {*allowed} - contents.keys()
     if unknown:
         raise BadInput(f"--allow_secret {unknown.pop()}: no file of this path is packed")
-    findings = []
+    refused = []  # one line for each file
     for path, source in contents.items():
-        if path not in allowed:
-            findings += secret_scan.scan(path, source)
-    if findings:
-        raise BadInput(
-            f"suspected secrets would be uploaded: {_shorten(findings, ', ')}; remove it, name the file in "
-            ".jobignore, or, if it is not a secret, pass --allow_secret PATH"
-        )
+        if path in allowed:
+            continue
+        findings = secret_scan.scan(path, source)
+        if findings:
+            refused.append(secret_scan.describe(path, findings))
+    if not refused:
+        return
+    what = refused[0]
+    if len(refused) > 1:  # the error is one line: the files have theirs above it
+        what = f"{len(refused)} files, one in each line above"
+        for line in refused:
+            print(f"refused  {line}", file=sys.stderr)
+    raise BadInput(
+        f"suspected secrets would be uploaded: {what}; remove it, name the file in .jobignore, or, if it is "
+        "not a secret, pass --allow_secret PATH"
+    )
 
 
 def _print_files(manifest: dict, skipped: dict[str, str]) -> None:
