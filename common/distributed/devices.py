@@ -3,6 +3,7 @@
 import argparse
 import os
 import socket
+import sys
 import warnings
 
 import torch
@@ -25,9 +26,11 @@ def select(args: argparse.Namespace, topology: Topology) -> torch.device:
     as several.
     """
     if topology.world_size > 1 and not is_distributed(args):
+        advice = "use jobs/train_ddp.py"
+        if not os.path.exists(os.path.join(os.path.dirname(sys.argv[0]), "train_ddp.py")):  # a user's project
+            advice = "add the blocks for several, with `python -m launch new --add ddp PROJECT`"
         raise BadInput(
-            f"this job is one process, but {topology.source} started {topology.world_size}: "
-            "use jobs/train_ddp.py"
+            f"this job is one process, but {topology.source} started {topology.world_size}: {advice}"
         )
     gpus = count_gpus(args)
     promised = promised_gpus(os.environ)

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bootfile.exact import digest_lines
 from bootfile.ground.errors import BadInput
-from bootfile.receipt.compare import compare_machines
+from bootfile.receipt.compare import compare_states
 from bootfile.receipt.reading import read
 from bootfile.receipt.records import ReceiptError
 from bootfile.receipt.steps import compare
@@ -185,14 +184,18 @@ def find_differences(columns: list[dict]) -> list[Row]:
 
 
 def compare_receipts(runs: list[Run]) -> list[list[str]]:
-    """Return rows of two runs and the verdict. Each run is compared with the first."""
+    """Return rows of two runs, a line about their data, and one about their states, as `receipt` prints them.
+
+    Each run is compared with the first. A run whose receipt cannot be read has a row with the reason.
+    """
     receipts = {}
+    by_name = {run.name: run for run in runs}
     rows = []
     for run in runs:
         try:
             receipts[run.name] = read(run.path)
         except BadInput as error:
-            rows.append([run.name, NONE, str(error)])
+            rows.append([run.name, NONE, str(error), NONE])
     first = receipts.pop(runs[0].name, None)
     if first is not None:
         for name, other in receipts.items():
@@ -200,20 +203,24 @@ def compare_receipts(runs: list[Run]) -> list[list[str]]:
                 verdict = compare(first, other)[1]
             except ReceiptError as error:
                 verdict = str(error)
-            cause = _compare_machines(runs[0], next(run for run in runs if run.name == name))
-            rows.append([runs[0].name, name, f"{verdict}; {cause}" if cause else verdict])
+            rows.append([runs[0].name, name, verdict, _compare_states(runs[0], by_name[name])])
     return rows
 
 
-def _compare_machines(first: Run, second: Run) -> str:
-    """Return the first difference between what computed the last states of two runs, in words; or ""."""
-    lines = []
-    for run in (first, second):
-        states = digest_lines.read(run.path)
-        if not states:
-            return ""
-        lines.append(states[max(states)])
-    return compare_machines((first.name, second.name), *lines)
+def _compare_states(first: Run, other: Run) -> str:
+    """Return how the state of a run differs from that of the first one, in words."""
+    try:
+        text = compare_states(first.path, other.path)[1]
+    except BadInput as error:  # a damaged line: the page shows the rest
+        text = str(error)
+    # The page names runs by short names. The longer path comes first: it may begin with the other one.
+    for run in sorted((first, other), key=_length_of_path, reverse=True):
+        text = text.replace(run.path, run.name)
+    return text
+
+
+def _length_of_path(run: Run) -> int:
+    return len(run.path)
 
 
 def _cell(value: object) -> str:
