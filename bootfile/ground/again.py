@@ -14,7 +14,7 @@ from typing import TypeVar
 from bootfile.ground.errors import BadInput, Once, Unavailable, in_one_line, print_line
 
 T = TypeVar("T")
-PAUSES = (0.2, 1.0, 4.0)  # seconds before a file is read again
+PAUSES: tuple[float, ...] = (0.2, 1.0, 4.0)  # seconds before a file is read again
 _RECOVERY = 60.0  # seconds after which a mount that was lost is waited for again
 # Errors of a network mount, or of a disk, that may pass in a moment. Not every system has all of them.
 _TEMPORARY = (
