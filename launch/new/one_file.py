@@ -27,8 +27,8 @@ def join(module: str, read: Callable[[str], str]) -> str:
         head, body = _split(name, tree)
         for node in head:
             _add_import(node, imports)
-        for node in body:
-            for defined in _find_names(node):  # in one file the second one would replace the first
+        for statement in body:
+            for defined in _find_names(statement):  # in one file the second one would replace the first
                 if owners.setdefault(defined, name) != name:
                     raise ValueError(f"{name} and {owners[defined]} define {defined}")
         begin: int | None = 0  # number of the lines before the body: docstring and imports

@@ -172,7 +172,7 @@ def _summarize(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """
     rows = []
     for part in np.array_split(np.arange(len(x)), _INTERVALS):
-        known = part[~np.isnan(y[part])]  # a gap of a few points is no gap of the interval
+        known = part[~np.isnan(y[part])]  # an interval with any value has no gap
         if not len(known):
             known = part[:1]
         rows.append((x[known].mean(), y[known].mean(), y[known].min(), y[known].max()))
