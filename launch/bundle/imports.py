@@ -95,7 +95,9 @@ def _resolve(root: str, path: str, name: str, folders: tuple[str, ...]) -> list[
         if level - 1 > len(above):
             return []
         folders = ("/".join(above[: len(above) - level + 1]),)
-    parts = [part for part in absolute.split(".") if part != "*"]
+    parts = [part for part in absolute.split(".") if part not in ("", "*")]
+    if not all(part.isidentifier() for part in parts):  # a text such as "../x" is a path
+        return []
     for folder in folders:
         modules = []
         for end in range(len(parts) + 1):
