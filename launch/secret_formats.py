@@ -31,7 +31,7 @@ def _is_any(value: str) -> bool:
 
 
 def _is_no_word(value: str) -> bool:
-    """Return whether a value is no word of a sentence: "Bearer authentication", "password protected"."""
+    """Return whether a value is more than a word, as in "Bearer authentication", "password protected"."""
     return _is_any(value) and not _WORD.fullmatch(value)
 
 

@@ -91,7 +91,7 @@ class CodeFolder:
         self.skipped = dict(sorted(self.skipped.items()))
 
     def _follow_imports(self) -> None:
-        """Add the modules beside the job's folder that it imports, and those that these import.
+        """Add the modules outside the job's folder that it imports, and those that these import.
 
         A package at the top comes with all its files, because its modules may read them. Raises BadInput for
         a module that a rule skips, unless the program continues without it.

@@ -41,7 +41,7 @@ def find(root: str, path: str, folders: tuple[str, ...]) -> list[Import]:
         for name in _list_names(node):
             modules = _resolve(root, path, name, folders)
             if modules:
-                imports.append(Import(node.lineno, name, modules, is_optional, is_later))
+                imports.append(Import(getattr(node, "lineno", 0), name, modules, is_optional, is_later))
     return imports
 
 
@@ -81,9 +81,8 @@ def _list_names(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Call) and node.args:
         function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         literal = node.args[0]
-        is_text = isinstance(literal, ast.Constant) and isinstance(literal.value, str)
-        if function in _BY_NAME and is_text:
-            return [str(literal.value)]
+        if function in _BY_NAME and isinstance(literal, ast.Constant) and isinstance(literal.value, str):
+            return [literal.value]
     return []
 
 
@@ -92,11 +91,13 @@ def _resolve(root: str, path: str, name: str, folders: tuple[str, ...]) -> list[
     absolute = name.lstrip(".")
     level = len(name) - len(absolute)
     if level:  # relative to the folder of the program, or to one above it
-        folder = path.split("/")[:-1]
-        if level - 1 > len(folder):
+        above = path.split("/")[:-1]
+        if level - 1 > len(above):
             return []
-        folders = ("/".join(folder[: len(folder) - level + 1]),)
-    parts = [part for part in absolute.split(".") if part != "*"]
+        folders = ("/".join(above[: len(above) - level + 1]),)
+    parts = [part for part in absolute.split(".") if part not in ("", "*")]
+    if not all(part.isidentifier() for part in parts):  # a text such as "../x" is a path
+        return []
     for folder in folders:
         modules = []
         for end in range(len(parts) + 1):
@@ -104,7 +105,7 @@ def _resolve(root: str, path: str, name: str, folders: tuple[str, ...]) -> list[
                 continue
             start = os.path.join(folder, *parts[:end])
             candidates = [os.path.join(start, "__init__.py")]
-            if end:  # not for `from . import x`, whose folder is no module
+            if end:  # `from . import x` reads only the folder
                 candidates.insert(0, f"{start}.py")
             for candidate in candidates:
                 if os.path.isfile(os.path.join(root, candidate)):

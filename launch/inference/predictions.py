@@ -63,7 +63,7 @@ def write(args: argparse.Namespace) -> int:
     header = []
     for rank in range(1, top + 1):
         header += [f"class_{rank}", f"probability_{rank}"]
-    # After the columns of before, which programs may read by position. A name can be NA, null or 007, which
+    # After the earlier columns, which programs may read by position. A name can be NA, null or 007, which
     # pandas reads as missing or as a number.
     numbers = [f"number_{rank}" for rank in range(1, top + 1)]
     unreadable = 0

@@ -34,9 +34,9 @@ def add(text: str, base: str, variant: str, name: str) -> tuple[str, int]:
 
     Raises BadInput if the lines next to a block were changed or removed. Before, it prints the block.
     """
-    docstrings = [job.removesuffix(blocks.without_docstring(job)) for job in (base, variant)]
-    if text.startswith(docstrings[0]):  # it names the blocks; one of the user's own stays
-        text = docstrings[1] + text.removeprefix(docstrings[0])
+    docstring = _get_docstring(base)
+    if text.startswith(docstring):  # it names the blocks; one of the user's own stays
+        text = _get_docstring(variant) + text.removeprefix(docstring)
     lines = text.splitlines(True)
     count = 0
     for block in _list_blocks(variant):
@@ -53,6 +53,11 @@ def add(text: str, base: str, variant: str, name: str) -> tuple[str, int]:
         lines[place:place] = block.text.splitlines(True)
         count += 1
     return "".join(lines), count
+
+
+def _get_docstring(job: str) -> str:
+    """Return the beginning of a job, up to the end of its docstring."""
+    return job.removesuffix(blocks.without_docstring(job))
 
 
 def _list_blocks(variant: str) -> list[_Block]:
@@ -82,8 +87,8 @@ def _find_place(lines: list[str], block: _Block) -> int | None:
         code = line.rstrip("\n")
         if code == block.before:
             befores.append(number)
-            following = [other for other in lines[number + 1 :] if other.strip()]
-            if following and following[0].rstrip("\n") == block.after:
+            following = "".join(lines[number + 1 :]).lstrip("\n").split("\n")[0]
+            if following == block.after:
                 both.append(number + 1)
         if code == block.after:
             afters.append(number)

@@ -23,7 +23,9 @@ def replaced_lines(line: str) -> list[str]:
     indent, sign, code = line.partition("# - ")
     if sign and not indent.strip():
         return [indent + code]
-    return [""] if line.strip() == "# -" else []
+    if line.strip() == "# -":
+        return [""]
+    return []
 
 
 def without_docstring(text: str) -> str:

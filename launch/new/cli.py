@@ -125,7 +125,9 @@ def _add_ddp(folder: Path) -> None:
     test = folder / "tests/test_train.py"
     option = "--processes_per_node=2"
     line = f'OPTIONS += ["{option}"]\n'
-    content = test.read_text(encoding="utf-8") if test.is_file() else ""
+    content = ""
+    if test.is_file():
+        content = test.read_text(encoding="utf-8")
     if option in content:
         return
     begin, options, rest = content.partition("\nOPTIONS = ")
@@ -151,7 +153,7 @@ def _write_receipt(folder: Path) -> None:
 
 def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text: bool = False) -> str:
     """Return the text of a project's jobs/train.py. Raises BadInput if a job of Bootfile is missing."""
-    job_of_user = "train_text.py" if text else "train_own.py"
+    job_of_user = _choose_job(text)
     names = [job_of_user]
     if ddp:
         names.append("train_ddp.py")
@@ -165,7 +167,10 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
         variants[0] = variants[0].replace(step_of_user, step)  # another variant may have its own
     combined = blocks.combine(base, *variants)
     if exact or fsdp:  # its base is train_ddp.py
-        names.append("train_exact.py" if exact else "train_fsdp.py")
+        more = "train_fsdp.py"
+        if exact:
+            more = "train_exact.py"
+        names.append(more)
         variant = _read(f"jobs/{names[-1]}")
         if text:
             variant = _FUSED_SGD.sub("", variant)
@@ -185,9 +190,19 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
     return _DOCSTRING.format(example=example, others=" and ".join(names), **_RATES[job_of_user]) + job
 
 
+def _choose_job(text: bool) -> str:
+    """Return the job of Bootfile whose blocks are the user's. text: a language model."""
+    if text:
+        return "train_text.py"
+    return "train_own.py"
+
+
 def _mark(step: str, mark: str) -> str:
     """Return the step of a job as one block, without the marks inside."""
-    lines = [line for line in step.replace("logits", "outputs").split("\n") if line and "###" not in line]
+    lines = []
+    for line in step.replace("logits", "outputs").split("\n"):
+        if line and "###" not in line:
+            lines.append(line)
     return "\n".join([mark, *lines, mark, ""])
 
 
@@ -200,7 +215,7 @@ def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
         given.append("ddp")
     if args.text:
         given.append("text")
-    values = {"name": name, **_RATES["train_text.py" if args.text else "train_own.py"]}
+    values = {"name": name, **_RATES[_choose_job(args.text)]}
     for part in ("jobs", "tests"):
         (folder / part).mkdir()
     (folder / "jobs/train.py").write_text(job, encoding="utf-8")

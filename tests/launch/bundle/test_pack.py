@@ -115,7 +115,7 @@ def test_what_a_job_needs_is_kept(repository):
 
 
 def test_what_a_job_imports_goes_along(repository, tmp_path, capsys):
-    """Modules and packages beside the job's folder, as `launch new` leaves them: by any kind of import."""
+    """Modules and packages outside the job's folder, as `launch new` leaves them: by any kind of import."""
     tree(repository, {
         "jobs/job.py": "import importlib\nfrom common import a\nimport model\n"
         "def main():\n    from mine.nets import Net\n    importlib.import_module('late')\n"

@@ -40,7 +40,7 @@ def test_the_accuracy_is_that_of_the_run(trained, tmp_path):
 
 
 def test_classes_that_pandas_does_not_read_as_text_have_numbers(trained, tmp_path):
-    """The columns of before stay, in their places."""
+    """The earlier columns stay, in their places."""
     output, data = trained
     shutil.copytree(output, tmp_path / "run")
     names = ["NA", "null", "None", "007", "1e3", "TRUE", "nan", "", "a,b", "N/A"]
