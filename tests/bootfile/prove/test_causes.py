@@ -25,7 +25,7 @@ CAUSES = {  # bug of the script -> the cause
     r"is the scheduler in the checkpoint, .*\? last.pt has model, ema, optimizer, scaler, progress,",
     "cosine": r"the learning rate differs after the restart .*: is the scheduler in the checkpoint",
     "warmup": r"the learning rate differs after the restart \(step \d+: 0.0005, .*the step of a warm-up in",
-    "optimizer": r"the optimizer has no state at step \d+ .*: is the optimizer in the checkpoint\? last.pt has",
+    "optimizer": r"the optimizer has no state at step \d+ .*: is the optimizer in the checkpoint\? last.pt",
     "sgd_optimizer": r"the optimizer has no state at step \d+ .*: is the optimizer in the checkpoint",
     "all": r"the optimizer has no state at step \d+ .*: is the optimizer in the checkpoint",
     "epoch": r"the order of the data begins again, step 43 .* has the batch of step 1: are the epoch, .*"
