@@ -66,7 +66,7 @@ def _read_rank(folder: str, rank: int) -> list[Start]:
         head = part[0]  # the record of the start
         steps = part[1:]
         samples = []
-        sizes = []
+        sizes: list[tuple[int, ...]] = []
         for number, record in enumerate(steps, 1):
             begin = end
             end += int(record["sums"][1])
