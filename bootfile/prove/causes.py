@@ -19,7 +19,6 @@ Step = dict[str, Any]  # a line of traced.py
 # the source of random numbers -> (its name, what returns its state)
 _SOURCES = {
     "torch": ("torch", "torch.get_rng_state()"),
-    "torch.cuda": ("torch on the GPU", "torch.cuda.get_rng_state()"),
     "numpy": ("NumPy", "np.random.get_state()"),
     "random": ("Python", "random.getstate()"),
 }
@@ -339,7 +338,8 @@ def _name_sources(sources: list[str]) -> tuple[str, str]:
     names = []
     states = []
     for source in sources:
-        name, state = _SOURCES[source]
+        of_accelerator = f"torch on {source}", f"torch.{source}.get_rng_state()"
+        name, state = _SOURCES.get(source, of_accelerator)
         names.append(name)
         states.append(state)
     return _join(names), _join(states)

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 _MOST = 2**14  # elements of a tensor that are hashed
+_ACCELERATORS = ("cuda", "npu", "xpu")
 _NOT_OPTIONS = {"params", "fused", "foreach", "capturable", "differentiable"}
 
 
@@ -49,11 +50,12 @@ class _Trace:
 
         register_optimizer_step_pre_hook(self._before_step)
         torch.nn.Module.__call__ = self._watch_calls(torch.nn.Module.__call__)  # type: ignore[method-assign]
-        scalers: list[Any] = [torch.cuda.amp.GradScaler]
-        if hasattr(torch.amp, "GradScaler"):  # torch 2.3 and later
-            scalers.append(torch.amp.GradScaler)
+        # torch.amp has it since torch 2.3; those of accelerators are its subclasses, or stand alone
+        scalers = [getattr(torch.amp, "GradScaler", None)]
+        for _, module in _find_accelerators():
+            scalers.append(getattr(getattr(module, "amp", None), "GradScaler", None))
         for scaler in scalers:
-            if "step" in vars(scaler):  # else it inherits the step that is watched
+            if scaler and "step" in vars(scaler):  # else it inherits the step that is watched
                 scaler.step = self._watch_scale(scaler.step)
 
     def _before_step(self, optimizer: Any, args: object, kwargs: object) -> None:
@@ -93,7 +95,7 @@ class _Trace:
         def watched(module: Any, *args: Any, **kwargs: Any) -> Any:
             if self._depth == 0 and torch.is_grad_enabled():
                 tensors = list(_find_tensors([*args, *kwargs.values()]))
-                # a criterion, or a second model, gets what a model has computed: that is no batch
+                # a criterion, or a second model, gets what a model has computed: not a batch
                 if tensors and not any(tensor.grad_fn for tensor in tensors):
                     self._batches.append(_digest(tensors))
                     self._buffers.append(_digest(module.buffers()))
@@ -147,14 +149,23 @@ def _digest_random() -> dict[str, str]:
     import torch
 
     states: dict[str, Any] = {"torch": torch.get_rng_state().numpy().tobytes()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states["torch.cuda"] = torch.cuda.get_rng_state().numpy().tobytes()
+    for name, module in _find_accelerators():
+        if module.is_available() and module.is_initialized():  # else the script does not use it
+            states[name] = module.get_rng_state().numpy().tobytes()
     if "numpy" in sys.modules:
         _, key, place, *_ = sys.modules["numpy"].random.get_state()
         states["numpy"] = key.tobytes() + str(place).encode()
     if "random" in sys.modules:
         states["random"] = repr(sys.modules["random"].getstate()).encode()
     return {name: hashlib.blake2b(state, digest_size=8).hexdigest() for name, state in states.items()}
+
+
+def _find_accelerators() -> list[tuple[str, Any]]:
+    """Return the names and the modules of the kinds of accelerators that torch knows."""
+    import torch
+
+    modules = [(name, getattr(torch, name, None)) for name in _ACCELERATORS]
+    return [(name, module) for name, module in modules if hasattr(module, "is_initialized")]
 
 
 def _find_tensors(values: Iterable[Any]) -> Iterable[Any]:

@@ -66,7 +66,7 @@ def _read_rank(folder: str, rank: int) -> list[Start]:
         head = part[0]  # the record of the start
         steps = part[1:]
         samples = []
-        sizes = []
+        sizes: list[tuple[int, ...]] = []
         for number, record in enumerate(steps, 1):
             begin = end
             end += int(record["sums"][1])
@@ -108,7 +108,7 @@ def _merge(ranks: list[Steps]) -> Steps:
             key = epoch, counts[epoch]  # the epoch and the number of the step in it
             parts.setdefault(key, []).append((sums, samples))
         ends.append(key)
-    last = min(ends)  # a kill may end the ranks at different steps: the rest is no step of all of them
+    last = min(ends)  # a kill may end the ranks at different steps: not all of them made the rest
     keys = [key for key in sorted(parts) if key <= last]
     records = np.zeros(len(keys), RECORD)
     hashes = []
