@@ -36,15 +36,10 @@ CEILINGS = {
     "datasets/folders": (0, 0, 1, 0, 0, 0, 49),
     "datasets/loaders": (0, 0, 0, 0, 11, 0, 25),
     "jobs": (0, 0, 24, 3, 3, 11, 15),
-<<<<<<< HEAD
-    "launch/platforms": (0, 0, 0, 0, 0, 0, 35),
-    "launch/report": (0, 0, 0, 0, 0, 0, 76),
-=======
     "launch/new": (0, 0, 0, 0, 0, 0, 26),
-    "launch/platforms": (0, 0, 5, 0, 1, 1, 48),
+    "launch/platforms": (0, 0, 0, 0, 0, 0, 35),
     "launch/report": (0, 0, 0, 0, 0, 0, 17),
     "launch/transfer": (0, 0, 0, 0, 0, 0, 15),
->>>>>>> h-launch
 }
 # files in the list "not calm yet" of pyproject.toml
 MOST_EXCEPTIONS = 1

@@ -1,6 +1,5 @@
 """The content of a checkpoint: the state of a run, and the settings that identify the run."""
 
-import os
 import uuid
 from collections.abc import Mapping
 from typing import Any, Protocol, TypedDict
@@ -178,7 +177,9 @@ class RunState:
             there = values_there.get(name)
             here = values_here.get(name)
             if there != here and not self._may_change(name):
-                hint = _hint_of_path(name, there, here)
+                from bootfile.exact.refusals import hint_of_path  # only a refusal needs it
+
+                hint = hint_of_path(name, there, here)
                 raise files.Refused(f"its {name} is {there}, this run's is {here}{hint}")
         for name, there in state.get("sampling", {}).items():  # version 0.21 did not write it
             here = self.sampling.get(name)
@@ -369,15 +370,6 @@ class RunState:
 
 def _options(settings: dict[str, Any]) -> dict[str, Any]:
     return {f"--{name}": value for name, value in settings.items()}
-
-
-def _hint_of_path(name: str, there: object, here: object) -> str:
-    """Return what to do if an option is refused whose values are paths: the same files may be elsewhere."""
-    if not name.startswith("--") or not isinstance(there, str) or not isinstance(here, str):
-        return ""
-    if not any(os.sep in value or os.path.exists(value) for value in (there, here)):
-        return ""
-    return f'; if {name} says only where files are, add it with role="operation", then it may change'
 
 
 def _shape(name: str, weights: Mapping[str, Any]) -> object:
