@@ -57,10 +57,10 @@ def find_folders(controller: str, root: str = "/") -> list[Path]:
     controller: one of _CONTROLLERS. A group above the mount is not visible, as in most containers.
     """
     groups = _read_groups(root)
-    folders = []
+    folders: list[Path] = []
     for version in (_SECOND_VERSION, controller):
         mounts = [mount for mount in _find_mounts(root) if version in mount.controllers]
-        inside = []
+        inside: list[Path] = []
         for mount in mounts:
             inside += _list_folders(mount, groups.get(version))
         # A container may see its group by the name on the host. Then its own group is what is mounted.
