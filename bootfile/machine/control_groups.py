@@ -75,7 +75,7 @@ def _list_folders(mount: _Mount, group: PurePosixPath | None) -> list[Path]:
         return []
     if group.is_relative_to(mount.group):
         path = group.relative_to(mount.group)
-        if ".." in path.parts:  # a group beside the root of this process's namespace
+        if ".." in path.parts:  # a group outside of the root of this process's namespace
             return []
     else:
         path = _search(mount, group)
