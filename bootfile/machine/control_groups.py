@@ -78,9 +78,10 @@ def _list_folders(mount: _Mount, group: PurePosixPath | None) -> list[Path]:
         if ".." in path.parts:  # a group outside of the root of this process's namespace
             return []
     else:
-        path = _search(mount, group)
-        if path is None:
+        below_mount = _search(mount, group)
+        if below_mount is None:
             return []
+        path = below_mount
     return [mount.folder / below for below in (path, *path.parents)]
 
 
