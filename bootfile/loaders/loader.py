@@ -278,8 +278,8 @@ class Loader:
         if explain is None:
             return ""
         with contextlib.suppress(Exception):  # the item cannot be read again
-            line = explain(_first_line(error), self.batch)
-            return line
+            of_engine: str = explain(_first_line(error), self.batch)
+            return of_engine
         return ""
 
     def __len__(self) -> int:

@@ -57,10 +57,10 @@ def find_folders(controller: str, root: str = "/") -> list[Path]:
     controller: one of _CONTROLLERS. A group above the mount is not visible, as in most containers.
     """
     groups = _read_groups(root)
-    folders = []
+    folders: list[Path] = []
     for version in (_SECOND_VERSION, controller):
         mounts = [mount for mount in _find_mounts(root) if version in mount.controllers]
-        inside = []
+        inside: list[Path] = []
         for mount in mounts:
             inside += _list_folders(mount, groups.get(version))
         # A container may see its group by the name on the host. Then its own group is what is mounted.
@@ -75,12 +75,13 @@ def _list_folders(mount: _Mount, group: PurePosixPath | None) -> list[Path]:
         return []
     if group.is_relative_to(mount.group):
         path = group.relative_to(mount.group)
-        if ".." in path.parts:  # a group beside the root of this process's namespace
+        if ".." in path.parts:  # a group outside of the root of this process's namespace
             return []
     else:
-        path = _search(mount, group)
-        if path is None:
+        below_mount = _search(mount, group)
+        if below_mount is None:
             return []
+        path = below_mount
     return [mount.folder / below for below in (path, *path.parents)]
 
 

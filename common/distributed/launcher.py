@@ -55,6 +55,16 @@ def hold_store() -> tuple[torch.distributed.Store, str, int]:
     return store, host, port
 
 
+def check_room(count: int) -> None:
+    """Raise BadInput if a limit of processes and threads leaves no room for `count` processes of a job. The
+    process that starts them calls it before."""
+    from bootfile.machine import process_limits
+
+    line = process_limits.shortage(count * _TASKS_OF_PROCESS, f"{count} processes of this job")
+    if line:
+        raise BadInput(f"{line}, or use fewer --processes_per_node")
+
+
 def start(topology: Topology, grace: float) -> int:
     """Run this process's command once for every process of the node, and wait until all have ended.
 
@@ -65,11 +75,7 @@ def start(topology: Topology, grace: float) -> int:
     (128 + n if signal n ended it), or 0. Raises BadInput if a limit of processes and threads leaves no room.
     """
     count = topology.processes_per_node
-    from bootfile.machine import process_limits  # only the process that starts the others
-
-    line = process_limits.shortage(count * _TASKS_OF_PROCESS, f"{count} processes of this job")
-    if line:
-        raise BadInput(f"{line}, or use fewer --processes_per_node")
+    check_room(count)
     environment = dict(os.environ)
     if topology.nodes == 1:
         store, host, port = hold_store()

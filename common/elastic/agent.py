@@ -110,7 +110,9 @@ class _Agent:
         self._is_over = False  # the job ends: nothing is forked any more
 
     def run(self) -> int:
-        """Return the exit code of the job on this node. start() calls it once, and exits with the code."""
+        """Return the exit code of the job on this node. start() calls it once, and exits with the code.
+        Raises BadInput if a limit of processes and threads leaves no room."""
+        launcher.check_room(self._topology.processes_per_node)
         server = self._open_store()
         process_group.choose_interface(self._topology, "gloo")  # its processes inherit the choice
         for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):

@@ -87,7 +87,7 @@ class ModelArts:
         host = urllib.parse.urlsplit(self.endpoint)
         named = os.environ.get("MODELARTS_ENDPOINT", "")
         self._host = host.netloc
-        # whoever gets a request could use it, so a wrong host in job.toml is named before the first one
+        # a host that gets a signed request could use it: a wrong one is named before the first request
         is_known = host.scheme == "http" or f".{host.hostname}".endswith(f".{_DOMAIN}")
         if not is_known and self.endpoint != named.rstrip("/"):
             text = f"{self.endpoint} is not a host of {_DOMAIN}, and requests are signed with your keys"

@@ -31,7 +31,7 @@ PLACES = {
     "host's tree in a container": (
         "0::/job\n", NAMESPACE.replace(" / /sys/fs/cgroup ", " /../.. /host/cgroup ") + NAMESPACE, "job",
     ),
-    "beside the namespace": (
+    "next to the namespace": (
         "0::/../b\n", NAMESPACE.replace(" / ", " /.. "), "b",
     ),
     "another name": ("0::/docker/c1\n", NAMESPACE.replace(" / ", " /lxc/c1 "), "."),

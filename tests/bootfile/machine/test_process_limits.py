@@ -137,3 +137,25 @@ def test_the_limit_of_a_user(tmp_path):
     job = subprocess.run([*limit, *words], cwd=ROOT, env=env, capture_output=True, text=True)
     assert job.returncode == 2 and "Traceback" not in job.stderr, job.stderr
     assert "limit of 12 processes and threads (ulimit -u)" in job.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("options", [[], ["--elastic=true"]])
+def test_a_job_that_may_not_start_its_processes_is_refused(options, tmp_path):
+    words = ["jobs/train_ddp.py", "--dataset=digits", "--processes_per_node=4", f"--output_dir={tmp_path}"]
+    with real_group("pids", {"pids.max": "16"}) as folder:
+        job = run(
+            *words, *options, "--enable_gpu=false", fresh=True, preexec_fn=lambda: enter(folder), code=2
+        )
+        wait_until_empty(folder)
+    (line,) = job.stderr.splitlines()
+    assert line.startswith("error: limit of 16 processes and threads (pids.max of ")
+    assert "4 processes of this job need about" in line
+
+
+def test_threads_of_torch_that_may_not_be_started_are_refused(tmp_path):
+    """OpenMP would end the process in the first step, with a line of its own."""
+    words = ["jobs/train.py", "--dataset=digits", "--max_steps=1", "--threads=64", f"--output_dir={tmp_path}"]
+    with real_group("pids", {"pids.max": "32"}) as folder:
+        job = run(*words, "--enable_gpu=false", fresh=True, preexec_fn=lambda: enter(folder), code=2)
+        wait_until_empty(folder)
+    assert "64 threads of torch need about 63 more" in job.stderr.splitlines()[-1]
