@@ -120,6 +120,7 @@ class Log:
             "laps": {**self._laps},
             "training data": loader.receipt.fingerprint,
             "data backend": getattr(loader, "backend", ""),
+            "division": getattr(loader, "division", ""),
             "sampling": getattr(loader, "sampling", {}),
         }
         endings.at_end("results", self._end)

@@ -78,7 +78,7 @@ def load(data_url: str | None, context: int) -> tuple[TokenWindows, TokenWindows
     if is_file and path.endswith(".bin"):
         raise BadInput(f"{path}: expected its folder, with {' and '.join(_BINS)}")
     folder = path if is_file else local_folder(path)
-    if not is_file and any(os.path.exists(os.path.join(folder, name)) for name in _BINS):
+    if not is_file and any(os.path.lexists(os.path.join(folder, name)) for name in _BINS):
         train, test = [_map(os.path.join(folder, name)) for name in _BINS]
         largest = max(int(train.max()), int(test.max()))
         if largest >= _MOST_TOKENS:

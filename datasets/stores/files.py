@@ -15,7 +15,7 @@ from datasets.stores.store import Store
 
 class FileStore(Store):
     """The files of a folder, or of its tar files. A start compares only a part of a large data set with its
-    index, so each read compares size and time, and if only the time differs, the CRC-32. verified: compare
+    index, so each read compares size and times, and if only a time differs, the CRC-32. verified: compare
     the CRC-32 in any case. This is needed for copies that are stored under the index's fingerprint."""
 
     def __init__(self, index: Any, verified: bool = False):
@@ -37,7 +37,10 @@ class FileStore(Store):
             else:
                 with open(path, "rb", buffering=0) as file:
                     content = file.read()
-                    is_same = os.fstat(file.fileno()).st_mtime_ns == self.index.mtimes[id]
+                    status = os.fstat(file.fileno())
+                is_same = status.st_mtime_ns == self.index.mtimes[id]
+                if len(self.index.ctimes):
+                    is_same = is_same and status.st_ctime_ns == self.index.ctimes[id]
         reason = ""
         size = self.index.bytes[id]
         if len(content) != size:
