@@ -19,7 +19,7 @@ def walk(base: str) -> tuple[list[str], str, set[str]]:
     others = Counter[str]()  # ending -> other files than images, and hidden folders
     first_folders: set[str] = set()
     # folders to list, each with its real path and those of its parents; the last one is next
-    waiting = [(base, (os.path.realpath(base),))]
+    waiting: list[tuple[str, tuple[str, ...]]] = [(base, (os.path.realpath(base),))]
     with progress(None, f"listing {base}") as bar:
         while waiting:
             folder, parents = waiting.pop()
