@@ -40,7 +40,7 @@ def local_folder(data_url: str | None) -> str:
             "download it before the start (ModelArts: an input named data_url), and pass the folder"
         )
     if not os.path.isdir(data_url):
-        from datasets.folders import links  # only for the message
+        from datasets import links  # only for the message
 
         reason = links.describe(data_url) or f"{data_url} does not exist or is not a folder"
         raise BadInput(f"data_url {reason}")

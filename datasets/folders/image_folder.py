@@ -24,7 +24,8 @@ import numpy as np
 from bootfile.ground.errors import BadInput, printable
 from bootfile.ground.files import explained
 from common.ground.files import locked, own_place
-from datasets.folders import images, links, listing, tar_files
+from datasets import links
+from datasets.folders import images, listing, tar_files
 from datasets.folders.image_index import CHANGED, COLUMNS, ImageFolderIndex, open_intact, write_index
 from datasets.folders.listing import Listing
 from datasets.folders.map_files import FILES_PER_TASK, map_files

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from bootfile.ground.errors import BadInput
-from datasets import files
-from datasets.folders import images, links
+from datasets import files, links
+from datasets.folders import images
 from datasets.folders.classes import check_classes, number_classes, number_sets
 from datasets.folders.label_list import read_list
 from datasets.folders.map_files import stat_files

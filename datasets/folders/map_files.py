@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from bootfile.ground.errors import BadInput
-from datasets.folders import links
+from datasets import links
 from datasets.folders.messages import SHOWN, progress, shown
 
 _Task = TypeVar("_Task")

@@ -15,8 +15,8 @@ import numpy as np
 
 from bootfile.ground.errors import BadInput
 from bootfile.sampling.plan import Plan
-from datasets import files
-from datasets.folders import images, links
+from datasets import files, links
+from datasets.folders import images
 from datasets.folders.image_folder import one_line, scan_listing
 from datasets.folders.image_index import ImageFolderIndex
 from datasets.folders.listing import Listing

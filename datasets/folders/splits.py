@@ -11,7 +11,7 @@ import numpy as np
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
-from datasets.folders import links
+from datasets import links
 from datasets.folders.messages import Log, shown
 from datasets.folders.walk import is_folder, is_hidden
 

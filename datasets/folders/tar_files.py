@@ -19,8 +19,8 @@ import numpy as np
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import open_atomic
 from common.ground.files import locked, own_place
-from datasets import files
-from datasets.folders import images, links
+from datasets import files, links
+from datasets.folders import images
 from datasets.folders.classes import check_classes, number_classes
 from datasets.folders.listing import Listing
 from datasets.folders.map_files import map_files

@@ -4,7 +4,8 @@ import os
 from collections import Counter
 
 from bootfile.ground.errors import BadInput
-from datasets.folders import images, links
+from datasets import links
+from datasets.folders import images
 from datasets.folders.messages import progress
 
 _SYSTEM = {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "lost+found"}  # folders that systems add
