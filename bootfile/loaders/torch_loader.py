@@ -50,6 +50,11 @@ def torch_loader(
     if is_iterable or loader.persistent_workers:
         kind = "an IterableDataset" if is_iterable else "persistent_workers=True"
         raise BadInput(f"the DataLoader has {kind}: its batches are not the same after a restart")
+    if not len(loader):
+        raise BadInput(
+            f"the DataLoader has no batch: batch_size {loader.batch_size} is larger than the data set "
+            f"({len(loader.dataset)} samples): expected a smaller one, or drop_last=False"  # type: ignore[arg-type]
+        )
     if loader.num_workers:
         from bootfile.processes.sockets import find_short_folder
 

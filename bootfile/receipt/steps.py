@@ -239,7 +239,14 @@ def _describe_epoch(expected: Steps, read: Steps, step: int, epoch: int) -> str:
         return _OTHER
     twice = np.isin(samples, before).sum()
     skipped = np.isin(wanted, samples, invert=True).sum()
-    return f"{twice} samples of the epoch were read twice, {skipped} were skipped up to step {rest.last}"
+    if not twice and not skipped:
+        return _OTHER
+    if not twice:
+        return f"{skipped} samples of the epoch were skipped up to step {rest.last}"
+    text = f"{twice} samples of the epoch were read twice"
+    if skipped:
+        text += f", {skipped} were skipped"
+    return f"{text} up to step {rest.last}"
 
 
 def _join_samples(steps: Steps) -> np.ndarray:

@@ -104,6 +104,7 @@ class Log:
             "laps": {**self._laps},
             "training data": loader.receipt.fingerprint,
             "data backend": getattr(loader, "backend", ""),
+            "division": getattr(loader, "division", ""),
             "sampling": getattr(loader, "sampling", {}),
         }
         self._files.begin(Beginning(step, total_steps, run, repeats, continues, loader.receipt, facts))

@@ -21,7 +21,7 @@ from bootfile.ground.again import refusal
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, open_atomic, read_again
 from common.ground.files import locked, own_place
-from datasets import files
+from datasets import files, links
 from datasets.folders import images
 from datasets.folders.classes import check_classes, number_classes
 from datasets.folders.listing import Listing
@@ -56,6 +56,7 @@ def find(patterns: str | Iterable[str]) -> list[str]:
                 raise BadInput(f"{pattern}: {span[0]} has no number: expected the lower one first")
         for name in names:
             matches = glob.glob(os.path.join(glob.escape(folder), name), recursive=True)
+            _refuse_dead_folders(folder, name)
             if not matches:
                 raise BadInput(f"{pattern}: no file {name} in {folder}")
             paths.update(map(os.path.abspath, matches))
@@ -64,21 +65,40 @@ def find(patterns: str | Iterable[str]) -> list[str]:
     return sorted(paths)
 
 
+def _refuse_dead_folders(folder: str, pattern: str) -> None:
+    """Raise BadInput if a folder that a pattern matches is a link that leads nowhere: glob() leaves it out.
+    find() calls it for each pattern. folder: that before the first wildcard."""
+    parent = os.path.dirname(pattern)
+    while parent:
+        for path in glob.iglob(os.path.join(glob.escape(folder), parent), recursive=True):
+            if os.path.islink(path) and links.may_be_folder(path):
+                links.refuse(path)
+        parent = os.path.dirname(parent)
+
+
 def is_folder(path: str) -> bool:
-    """Return whether a folder holds tar files and no folders: a platform passes a folder, not a pattern."""
+    """Return whether a folder holds tar files and no folders: a platform passes a folder, not a pattern.
+    Raises BadInput if a link in it leads nowhere."""
+    others: list[str] = []  # links that are not folders
 
     def look() -> bool:
         has_tar = False
+        others.clear()
         with os.scandir(path) as entries:
             for entry in entries:
                 if entry.is_dir():
                     return False
                 if os.path.splitext(entry.name)[1] == ".tar":
                     has_tar = True
+                elif entry.is_symlink() and not is_hidden(entry.name) and links.may_be_folder(entry.name):
+                    others.append(entry.path)
         return has_tar
 
     with explained(f"cannot list {path}"):
-        return read_again(look, path)
+        has_tar = read_again(look, path)
+    for link in others if has_tar else []:
+        links.refuse(link)
+    return has_tar
 
 
 def split_pattern(pattern: str) -> tuple[str, str]:
@@ -98,7 +118,7 @@ def load_index(
     """
     states = []
     for path in paths:
-        with explained(f"cannot read {path}"):
+        with explained(f"cannot read {links.describe(path) or path}"):
             status = read_again(functools.partial(os.stat, path), path)
         states.append((path, status.st_size, status.st_mtime_ns))
     digest = hashlib.blake2b(repr((_FORMAT, states)).encode(), digest_size=8).hexdigest()
@@ -231,6 +251,7 @@ def look(
     log: Log,
     val_share: float,
     splits: str | None = None,
+    by_class: bool = True,
 ) -> Listing:
     """Return the images of a split in tar files, as listing.look() does for a folder.
 
@@ -277,11 +298,22 @@ def look(
     if are_named:
         val_share = 0.0
     if val_share:  # last way: the hashes of the names
-        kept = divide(pattern, split, names, labels, val_share, log)
-    states = np.array([(member.size, member.mtime) for member in members])[kept]
+        kept = divide(pattern, split, names, labels, ordered, val_share, log, by_class)
+    states = np.array([(member.size, member.mtime, 0) for member in members])[kept]  # without a ctime
     kept_paths = [members[place].path for place in kept]
     root = os.path.abspath(pattern)
-    return Listing(root, split, base, ordered, kept_paths, labels[kept], val_share, splits, states)
+    return Listing(
+        root,
+        split,
+        base,
+        ordered,
+        kept_paths,
+        labels[kept],
+        val_share,
+        splits,
+        states,
+        by_class=by_class,
+    )
 
 
 def _select_tars(

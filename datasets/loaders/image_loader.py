@@ -251,6 +251,11 @@ class ImageLoader(Loader):
         batch, change = pixels.plan_change(self.plan, batch, self.effects, self.transform, self._mean)
         return batch, self._normalise.begin(batch, data, change)
 
+    @property
+    def division(self) -> str:
+        """Return how the images for validation were chosen, for starts.jsonl; "" if the data have splits."""
+        return getattr(self.plan.index, "division", "")
+
     def example(self, count: int, size: int | None = None) -> Any:
         """Return the inputs of `count` samples as a step gets them: images of zeros, so no data are read.
         size: their side, pixels (default: that of this epoch)."""

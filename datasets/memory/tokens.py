@@ -79,8 +79,8 @@ def load(data_url: str | None, context: int) -> tuple[TokenWindows, TokenWindows
     if is_text and path.endswith(".bin"):
         raise BadInput(f"{path}: expected its folder, with {' and '.join(_BINS)}")
     folder = path if is_text else local_folder(path)
-    if not is_text and any(mode_of(os.path.join(folder, name)) is not None for name in _BINS):
-        paths = [os.path.join(folder, name) for name in _BINS]
+    paths = [os.path.join(folder, name) for name in _BINS]
+    if not is_text and any(mode_of(path) is not None or os.path.islink(path) for path in paths):
         train, test = [read_again(functools.partial(_map, path), path) for path in paths]
         largest = max(int(train.max()), int(test.max()))
         if largest >= _MOST_TOKENS:
