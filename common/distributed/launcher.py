@@ -23,7 +23,7 @@ from common.platform.topology import Topology
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" in the children if their parent holds the store
 # A process of a job with its threads for signals, communication and saves; operators and loaders have more.
-_TASKS_OF_PROCESS = 6
+_TASKS_OF_PROCESS = 8
 # seconds from SIGTERM to SIGKILL after another process has failed: enough to finish a save in flight
 GRACE = 5.0
 
