@@ -51,10 +51,8 @@ def torch_loader(
         kind = "an IterableDataset" if is_iterable else "persistent_workers=True"
         raise BadInput(f"the DataLoader has {kind}: its batches are not the same after a restart")
     if not len(loader):
-        raise BadInput(
-            f"the DataLoader has no batch: batch_size {loader.batch_size} is larger than the data set "
-            f"({len(loader.dataset)} samples): expected a smaller one, or drop_last=False"  # type: ignore[arg-type]
-        )
+        sizes = f"batch_size {loader.batch_size} exceeds the {len(loader.dataset)} samples"  # type: ignore[arg-type]
+        raise BadInput(f"the DataLoader has no batch: {sizes}: expected a smaller one, or drop_last=False")
     if loader.num_workers:
         from bootfile.processes.sockets import find_short_folder
 

@@ -240,6 +240,7 @@ class ImageLoader(Loader):
         self._mean = mean
         self.effects: Any = None
         self.transform: Change | None = None
+        self.division = getattr(plan.index, "division", "")  # for starts.jsonl
 
     def begin(self, batch: Batch, data: Any) -> tuple[Batch, Copy]:
         """Start moving a batch of the engine to the device, and add the parameters of the effects to it. On a
@@ -250,11 +251,6 @@ class ImageLoader(Loader):
 
         batch, change = pixels.plan_change(self.plan, batch, self.effects, self.transform, self._mean)
         return batch, self._normalise.begin(batch, data, change)
-
-    @property
-    def division(self) -> str:
-        """Return how the images for validation were chosen, for starts.jsonl; "" if the data have splits."""
-        return getattr(self.plan.index, "division", "")
 
     def example(self, count: int, size: int | None = None) -> Any:
         """Return the inputs of `count` samples as a step gets them: images of zeros, so no data are read.

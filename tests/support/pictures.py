@@ -1,10 +1,14 @@
 """Make a small folder of photographs for tests: odd sizes, some larger than in a cache, unusual formats."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import torch
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
+from datasets.folders.image_index import ImageFolderIndex, open_index
 from datasets.loaders.image_loader import MEAN, STD
 
 _SIZES = [(320, 240), (201, 333), (64, 48), (400, 300), (97, 400), (31, 31), (290, 427)]
@@ -44,6 +48,15 @@ def write(folder, count: int, size: tuple[int, int], ending: str) -> None:
     for number in range(count):
         pixels = draw.integers(0, 256, (*size, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.{ending}")
+
+
+def without_ctimes(index: ImageFolderIndex) -> ImageFolderIndex:
+    """Return an index as an earlier version has written it: a file is the same if its size and mtime are."""
+    path = Path(index.folder, "index.json")
+    meta = json.loads(path.read_text())
+    del meta["checksums"]["ctimes"]
+    path.write_text(json.dumps(meta))
+    return open_index(index.folder)
 
 
 def to_pixels(images: torch.Tensor) -> torch.Tensor:

@@ -324,8 +324,6 @@ def test_a_data_loader_without_a_batch_is_refused():
     """Its loop would end at once, without an error."""
     data = TensorDataset(torch.arange(8.0), torch.arange(8))
     loader = DataLoader(data, batch_size=9, drop_last=True)
-    with pytest.raises(
-        BadInput, match=r"batch_size 9 is larger than the data set \(8 samples\): expected a "
-    ):
+    with pytest.raises(BadInput, match=r"batch_size 9 exceeds the 8 samples: expected a "):
         torch_loader(loader, CPU)
     assert len(torch_loader(DataLoader(data, batch_size=9), CPU)) == 1
