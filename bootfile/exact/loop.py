@@ -431,7 +431,9 @@ class Exact:
             return None
 
         def load(state: SavedState) -> None:
-            self._machines.compare_starts(state)
+            is_other = self._machines.compare_starts(state)
+            self.state.is_other_machine = is_other
+            self.loader.receipt.expects_same = not is_other
             self.state.load(state, self.most_steps)
 
         is_whole = not self.state.is_sharded  # otherwise each rank reads its part

@@ -40,8 +40,8 @@ class Machines:
         self._say = say
         self.history: list[dict[str, Any]] = []
 
-    def compare_starts(self, state: Mapping[str, Any]) -> None:
-        """Name what differs from the machine before.
+    def compare_starts(self, state: Mapping[str, Any]) -> bool:
+        """Name what differs from the machine before, and return whether its instruction set does.
 
         Call it on rank 0, before a checkpoint is compared with the run: generated data may differ by the same
         cause. state: of the checkpoint. Raises BadInput if the instruction set has to be the same.
@@ -49,7 +49,7 @@ class Machines:
         saved = state.get("machines")  # a version before 0.30 has none
         step = state["step"]
         if not saved:
-            return
+            return False
         before = saved[-1]
         now = facts.describe()
         difference = differences.other_instructions(before, now)
@@ -64,13 +64,14 @@ class Machines:
         every = differences.find_differences(before, now)
         others = [(name, there, here) for name, there, here in every if name not in _MAY_DIFFER]
         if not others:
-            return
+            return False
         name, there, here = others[0]
         more = f" ({len(others) - 1} more facts differ)" if len(others) > 1 else ""
         self._say(
             f"warning: this run computed with {in_words(name, there)} until step {step}, and this machine "
             f"computes with {in_words(name, here)}{more}: its bits may differ from here on"
         )
+        return difference is not None
 
     def settle(self, step: int, saved: Sequence[dict[str, Any]], is_fixed: bool) -> None:
         """Compute with the threads of the run from here on, and add this machine to the history.

@@ -10,9 +10,11 @@ class StepReceipt(Protocol):
 
     step: the last step that it covers. fingerprint: a text that changes if a sample of the training data
     does; "" if it is not known. shared: sums of all ranks of steps that it does not cover yet, or None.
+    expects_same: whether samples that are read again have to be the same.
     """
 
     step: int
+    expects_same: bool
     fingerprint: str
     shared: list[torch.Tensor] | None
 

@@ -14,6 +14,7 @@ from bootfile.ground.errors import BadInput
 
 FORMAT = 2
 _DATA = "training data"  # a name in the identity
+COMPUTED = "items-"  # a fingerprint of samples that a program may have computed begins with this
 
 
 class Extras(Protocol):
@@ -95,6 +96,7 @@ class RunState:
         self.bad_steps = 0  # steps that were skipped
         self.bad_in_a_row = 0
         self.extras: Extras | None = None
+        self.is_other_machine = False  # the one of the checkpoint had another instruction set
         self.generators: list[str] = []  # names of those that were added, in their order
         self._notes: list[str] = []  # what restore() has to say
         self._frozen_before: set[str] | None = None  # at the restored checkpoint, until the first step
@@ -176,7 +178,13 @@ class RunState:
         for name in sorted(names):
             there = values_there.get(name)
             here = values_here.get(name)
-            if there != here and not self._may_change(name):
+            if name == _DATA and there != here and self._may_compute_other_data(there, here):
+                self._notes.append(
+                    f"warning: its {name} is {there}, this run's is {here}: this machine has other "
+                    "instructions, and samples that a program computes may have other bits. If the data are "
+                    "others, stop it now"
+                )
+            elif there != here and not self._may_change(name):
                 from bootfile.exact.refusals import hint_of_path  # only a refusal needs it
 
                 hint = hint_of_path(name, there, here)
@@ -214,6 +222,11 @@ class RunState:
         option = name.removeprefix("--")
         is_operation = option in self.settings and option not in self.schedule.settings
         return is_operation and name not in self.identity
+
+    def _may_compute_other_data(self, there: Any, here: Any) -> bool:
+        """Return whether two fingerprints may differ only because another machine computed the samples."""
+        are_computed = str(there).startswith(COMPUTED) and str(here).startswith(COMPUTED)
+        return self.is_other_machine and are_computed
 
     def broadcast(self, state: SavedState | None) -> SavedState | None:
         """Return rank 0's state on every rank, with the tensors of a sharded model as this rank's parts."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from bootfile.exact.state import COMPUTED
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.loaders.data_fingerprint import find_unstable, fingerprint, hash_value
 from bootfile.loaders.loader import Data, Engine, Loader
@@ -108,7 +109,7 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, bool]:
             f"warning: {unstable}: it depends on something that is not seeded, and a restart will not be "
             "exact. Draw from the global generators of torch, NumPy or random"
         )
-    return digest, not unstable
+    return COMPUTED + digest, not unstable
 
 
 def _read_nothing(ids: np.ndarray) -> list[Any]:

@@ -41,6 +41,7 @@ class Receipt:
         self.batches = batches
         self.digest = bytes(8)
         self.step = 0  # the last step that is in the digest
+        self.expects_same = True  # False on another instruction set: computed samples may have other bits
         self._batches: list[_Batch] = []  # (ids, labels, crops) whose sums are not computed yet
         self._sums: list[np.ndarray] = []
         self._content = bytearray()  # of FILE: it may be deleted or cut while the job runs
@@ -119,6 +120,8 @@ class Receipt:
 
         first: the number of the first step. sums: int64 [steps, 3], over all ranks.
         """
+        if not self.expects_same:
+            return 0
         try:
             records, _ = parse_records(read_file(os.path.join(folder, FILE), MOST))
         except OSError:

@@ -118,8 +118,11 @@ def load_index(
     """
     states = []
     for path in paths:
-        with explained(f"cannot read {links.describe(path) or path}"):
+        try:
             status = read_again(functools.partial(os.stat, path), path)
+        except OSError as error:
+            reason = links.describe(path) or error.strerror
+            raise refusal(f"cannot read {path}: {reason}", error) from error
         states.append((path, status.st_size, status.st_mtime_ns))
     digest = hashlib.blake2b(repr((_FORMAT, states)).encode(), digest_size=8).hexdigest()
     folder = cache or os.path.dirname(paths[0])

@@ -133,7 +133,7 @@ def test_tar_files_at_a_url_train_as_the_folder_and_resume(server, images, plain
 
 
 def test_results_that_cannot_be_stored_are_exit_code_6(server, images, tmp_path):
-    with FaultProxy(server.port, "forbidden", share=1, after=6) as proxy:
+    with FaultProxy(server.port, "forbidden", share=1, after=9) as proxy:
         env = node(server, tmp_path, BOOTFILE_STORE_ATTEMPTS="2") | proxy.environment
         arguments = (f"--data_url={images}", "--train_url=s3://runs/shut", "--max_steps=4", "--training_only")
         result = run(*JOB, *arguments, env=env, code=6)
