@@ -275,13 +275,10 @@ def main() -> None:
                 checkpoint.save()
         if not args.training_only:
             ranks.broadcast_buffers(evaluated)
-            evaluate = functools.partial(
-                evaluation.evaluate,
-                evaluated,
-                criterion=criterion,
-                metrics=log.metrics,
-                stop=checkpoint.must_stop,
-            )
+
+            def evaluate(part: Any) -> torch.Tensor:
+                return evaluation.evaluate(evaluated, part, criterion, log.metrics, checkpoint.must_stop)
+
             with autocast:
                 val_rows = shards.rows(evaluate, val_loader) if shards else evaluate(val_loader)[None]
             if world_size > 1:
