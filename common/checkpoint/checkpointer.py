@@ -97,6 +97,7 @@ class Checkpointer(Events):
             evaluate_every=args.evaluate_every,
             keep=args.keep,
             max_bad_steps=args.max_bad_steps,
+            slow_rank=args.slow_rank,
             grace=args.grace,
             same_instructions=same_instructions,
             threads=getattr(args, "threads", None),
@@ -319,6 +320,8 @@ class Checkpointer(Events):
         if processes.may_change:
             was_begun = processes.was_begun
             self.log.members = processes.figures
+        if exact.pace:
+            self.log.pace = exact.pace.figures
         self.log.start(
             self.loader, step, self.total_steps, exact.model, lambda: exact.rate,
             exact.state.objects["scheduler"], exact.state.run, processes.due.report, was_begun,

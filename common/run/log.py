@@ -60,6 +60,7 @@ class Log:
         self._result = ""  # text about the last evaluation
         self.lost = ""  # why receipt.bin is not whole, after finish()
         self.members: Callable[[], dict[str, float]] = dict  # Members.figures(), if processes may be lost
+        self.pace: Callable[[], dict[str, Any]] = dict  # Pace.figures(), if there are several ranks
         self._trains = False  # whether the job reports steps, and not only epochs of loading
         self._end_lap("imports and set-up")
 
@@ -204,6 +205,7 @@ class Log:
             memory_mb=peak_memory(),
             **self.members(),
             receipt=str(self._loader.receipt),
+            ranks=self.pace(),
         )
 
     def validation(self, val_sums: torch.Tensor) -> None:
@@ -324,10 +326,10 @@ class Log:
                 f"\ngenerations {figures['generations']}, lost processes {figures['lost_processes']}, "
                 f"{figures['lost_seconds']:.1f} s without a step: useful share {figures['useful_share']:.1%}"
             )
-        print(
-            f"\n{self._result}training_seconds={self._laps['training']:.1f} receipt={loader.receipt}",
-            flush=True,
-        )
+        seconds = f"training_seconds={self._laps['training']:.1f}"
+        if of_ranks := self.pace():
+            seconds += f" lost_to_slowest={of_ranks['lost']:.1%}"
+        print(f"\n{self._result}{seconds} receipt={loader.receipt}", flush=True)
 
     def _commit(self, step: int) -> None:
         """Extend the receipt on every rank, with each report; rank 0 writes it."""
@@ -339,14 +341,15 @@ class Log:
         except OSError as error:
             self.warn_once(f"warning: {self.output.folder} lacks a part of the receipt: {error}")
 
-    def _write(self, step: int, **figures: float | str) -> None:
+    def _write(self, step: int, ranks: Mapping[str, Any] | None = None, **figures: float | str) -> None:
         """Write a report to metrics.jsonl and the trackers, and print it. Each kind of report calls it, on
-        rank 0."""
+        rank 0. ranks: the seconds of the ranks, which the log does not show."""
         self._open()
         line: dict[str, Any] = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
+        others: dict[str, Any] = {"ranks": ranks} if ranks else {}
         with self._reported():
             if self._trackers is not None:
-                append_json_line(self._path, line | {"time": round(time.time(), 3)})
+                append_json_line(self._path, {**line, **others, "time": round(time.time(), 3)})
         scalars = {name: float(figures[name]) for name in figures.keys() - {"val_count", "receipt"}}
         for name, tracker in (self._trackers or {}).items():
             with self._reported(name):
