@@ -225,7 +225,7 @@ class Pace:
         if self._is_queued or _current is not self:
             return
         self._is_queued = True
-        queue = torch.autograd.Variable._execution_engine.queue_callback  # type: ignore[attr-defined]
+        queue = torch.autograd.Variable._execution_engine.queue_callback
 
         def end_backward() -> None:
             self._clock.cut(_OWN)

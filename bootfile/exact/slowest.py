@@ -140,11 +140,13 @@ def _cost_alone(times: Sequence[Times], rank: int, node: Node, waits_inside: boo
 
 
 def _mean(times: Sequence[Times], name: str) -> float:
-    return statistics.fmean(getattr(time, name) for time in times)
+    values: list[float] = [getattr(time, name) for time in times]
+    return statistics.fmean(values)
 
 
 def _median(times: Sequence[Times], name: str) -> float:
-    return statistics.median(getattr(time, name) for time in times)
+    values: list[float] = [getattr(time, name) for time in times]
+    return statistics.median(values)
 
 
 class Announcer:

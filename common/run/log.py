@@ -31,6 +31,7 @@ from common.run.metrics import Metrics
 from common.run.output import Output, writes_nothing
 
 CONFUSION = "confusion.json"  # in the same folder: the last evaluation per class, and the confusion matrix
+_NO_SCALARS = {"val_count", "receipt", "ranks"}  # figures that trackers do not get
 _MOST_CLASSES = 100  # with more classes the matrix is not written
 
 
@@ -190,6 +191,7 @@ class Log:
         rate = None
         if self._rate is not None:
             rate = self._rate()
+        of_ranks = {"ranks": self.pace()} if self.pace() else {}
         unit, per_sample = self._unit
         if self._bar:
             self._bar.set_postfix(loss=_short(loss), refresh=False)
@@ -205,7 +207,7 @@ class Log:
             memory_mb=peak_memory(),
             **self.members(),
             receipt=str(self._loader.receipt),
-            ranks=self.pace(),
+            **of_ranks,
         )
 
     def validation(self, val_sums: torch.Tensor) -> None:
@@ -341,16 +343,16 @@ class Log:
         except OSError as error:
             self.warn_once(f"warning: {self.output.folder} lacks a part of the receipt: {error}")
 
-    def _write(self, step: int, ranks: Mapping[str, Any] | None = None, **figures: float | str) -> None:
+    def _write(self, step: int, **figures: Any) -> None:
         """Write a report to metrics.jsonl and the trackers, and print it. Each kind of report calls it, on
-        rank 0. ranks: the seconds of the ranks, which the log does not show."""
+        rank 0. figures: numbers, and texts; `ranks`, a dictionary, is only written to the file."""
         self._open()
         line: dict[str, Any] = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
-        others: dict[str, Any] = {"ranks": ranks} if ranks else {}
         with self._reported():
             if self._trackers is not None:
-                append_json_line(self._path, {**line, **others, "time": round(time.time(), 3)})
-        scalars = {name: float(figures[name]) for name in figures.keys() - {"val_count", "receipt"}}
+                append_json_line(self._path, line | {"time": round(time.time(), 3)})
+        line.pop("ranks", None)
+        scalars = {name: float(figures[name]) for name in figures.keys() - _NO_SCALARS}
         for name, tracker in (self._trackers or {}).items():
             with self._reported(name):
                 tracker.log(scalars, step)
