@@ -28,6 +28,10 @@ _MOST_POINTS = 400  # points of a curve; more become intervals
 _INTERVALS = 120
 _MOST_DOTS = 60
 _MOST_MARKS = 60
+_OF_RANKS = (
+    "Without waiting for the other ranks. Line: the median rank. Area: from the fastest rank to the slowest, "
+    "whose number is above it."
+)
 _MOST_NAMES = 12  # numbers of ranks in a chart
 _CHARTS = (  # heading, figure of training, figure of validation
     ("Loss", "loss", "val_loss"),
@@ -67,7 +71,7 @@ _STYLE = {
 
 
 def draw(runs: list[Run]) -> list[dict]:
-    """Return the charts that have a value: heading, svg, and whether it shows training and validation.
+    """Return the charts that have a value: heading, svg, note, and whether it shows training and validation.
 
     cli.render_page() calls it once, in the process of `launch report`.
     """
@@ -91,7 +95,8 @@ def draw(runs: list[Run]) -> list[dict]:
                 axes.minorticks_off()
             about = f"{heading} by step, of {', '.join(run.name for run in runs)}"
             both = all(any(name in run.figures for run in runs) for name in names) and len(names) > 1
-            charts.append({"heading": heading, "svg": _render(axes, heading, about), "both": both})
+            chart = {"heading": heading, "svg": _render(axes, heading, about), "both": both, "note": ""}
+            charts.append(chart)
     if any(run.ranks.size for run in runs):
         with matplotlib.rc_context(_STYLE):
             charts.append(_draw_ranks(runs))
@@ -115,7 +120,7 @@ def _draw_ranks(runs: list[Run]) -> dict:
     axes.set_ylim(bottom=0)
     heading = "Seconds of a step, by rank"
     about = f"{heading}, of {', '.join(run.name for run in runs)}"
-    return {"heading": heading, "svg": _render(axes, heading, about), "both": False, "ranks": True}
+    return {"heading": heading, "svg": _render(axes, heading, about), "both": False, "note": _OF_RANKS}
 
 
 def _find_changes(slowest: np.ndarray) -> list[int]:

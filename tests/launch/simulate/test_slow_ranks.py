@@ -85,7 +85,7 @@ def slow_lines(folder, fault: str, *words: str, steps: int = 60, sleep: float = 
 
 @pytest.mark.faults
 def test_a_throttled_core_is_slow_in_computing(tmp_path):
-    lines, printed = slow_lines(tmp_path, "throttle:rank=3,step=10,to=4%", burn=0.02)
+    lines, printed = slow_lines(tmp_path, "throttle:rank=3,step=10,to=4%", steps=40, burn=0.02)
     assert lines and re.match(r"slowest rank 3 \(node 1\): compute [\d.]+ s of each step", lines[0]), printed
 
 
@@ -128,8 +128,8 @@ def test_a_rank_that_is_stopped_now_and_then(tmp_path):
 @pytest.mark.faults
 def test_a_job_names_its_throttled_rank(tmp_path):
     out = tmp_path / "out"
-    fault = "throttle:rank=1,step=5,to=4%"
-    command = ["--processes=2", f"--fault={fault}", "jobs/train_ddp.py", "--", *QUICK, "--max_steps=60"]
+    fault = "throttle:rank=1,step=3,to=8%"
+    command = ["--processes=2", f"--fault={fault}", "jobs/train_ddp.py", "--", *QUICK, "--max_steps=30"]
     printed = simulate(*command, "--batch_size=64", f"--output_dir={out}").stdout
     line = re.search(r"^\[node 0\] slowest rank 1 \(node \S+\): compute .*$", printed, re.MULTILINE)
     assert line, printed
