@@ -8,6 +8,7 @@ At each report one collective gathers a few numbers of each rank.
 
 import collections
 import contextlib
+import math
 import os
 import socket
 import statistics
@@ -31,6 +32,7 @@ _MOST = 20_000  # steps that are kept
 _STEPS = 20  # the least that are looked at: some are slow only now and then
 _SECONDS = 5.0
 _FEWEST = 5  # from which on a rank is named
+_CLEAR = 1.5  # times the seconds of the steps before: from there on a rank is slow
 _TRIES = 4  # steps in a row without a known gradient
 
 
@@ -381,18 +383,33 @@ def _summarize(steps: list[_Step], step: int) -> Times:
         usual,
         len(peaks),
         sum(peaks) / count,
-        step - _find_onset(steps, min(own), highest),
+        step - _find_onset(steps, 2 * typical),
     )
 
 
-def _find_onset(steps: list[_Step], lowest: float, highest: float) -> int:
-    """Return the first step that took more than the middle of the shortest and the longest one, if the
-    longest took twice as long; otherwise the first of all: then it has begun before them."""
-    if highest > 2 * lowest:
-        for one in steps:
-            if one.own > (lowest + highest) / 2:
-                return one.step
-    return steps[0].step
+def _find_onset(steps: list[_Step], slow: float) -> int:
+    """Return the step from which on the own seconds were larger: where the means before and after it differ
+    most. The highest fifth counts as its least one, so that single slow steps do not move it. If there is no
+    such step: the first that took more than `slow` seconds, or the first of all."""
+    count = len(steps)
+    most = sorted(one.own for one in steps)[count * 4 // 5]
+    own = [min(one.own, most) for one in steps]
+    total = sum(own)
+    before = 0.0
+    widest = 0.0
+    onset = None
+    for place in range(1, count):
+        before += own[place - 1]
+        mean_before = before / place
+        mean_after = (total - before) / (count - place)
+        contrast = (mean_after - mean_before) * math.sqrt(place * (count - place))
+        if contrast > widest:
+            widest = contrast
+            is_clear = mean_after > mean_before * _CLEAR
+            onset = steps[place].step if is_clear else None
+    if onset is not None:
+        return onset
+    return next((one.step for one in steps if one.own > slow), steps[0].step)
 
 
 def _has_sync_batchnorm(forward: torch.nn.Module) -> bool:
