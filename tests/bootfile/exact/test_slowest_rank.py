@@ -186,6 +186,5 @@ def test_a_loop_of_ones_own_names_its_slow_rank(where, tmp_path):
     )
     end = next(place for place, line in enumerate(lines) if "no longer slow" in line)
     assert data < compute < end, first.stdout
-    since = int(re.search(r"since step (\d+)", lines[data])[1])
-    assert 15 <= since <= 30
-    assert re.search(r"^\d+% of the time was lost to the slowest rank$", first.stdout, re.MULTILINE)
+    lost = float(re.search(r"^lost (\S+)$", first.stdout, re.MULTILINE)[1])
+    assert 0 < lost < 1
