@@ -35,7 +35,7 @@ _ERROR = re.compile(
     r"(?:\[\w+\]: )?((?:\S+: )?error: \S.*|(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit): \S.*)"
 )
 _FINE = 0.05  # of a period: how often a throttled process is looked at
-_LOOK = 1.0  # seconds until its processes are looked for again
+_LOOK = 20.0  # seconds until its processes are looked for again
 _PERIOD = 0.1  # seconds in which a throttled process runs and stops once: that of a quota of cgroups
 _STANDSTILL = 10.0  # seconds that the parent of a stopped process has to end it
 
@@ -50,6 +50,14 @@ def _describe_target(fault: Fault) -> str:
     if fault.rank is not None:
         return f"rank {fault.rank}"
     return f"node {fault.node}"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _send(pids: Iterable[int], number: int) -> None:
@@ -245,8 +253,8 @@ class Simulation:
         each _PERIOD.
         """
         now = time.monotonic()
-        pid = self._find_first(fault)
-        if fault in self._pending and pid is not None:
+        pid = self._find_first(fault) if fault in self._pending else None
+        if pid is not None:
             self._ends[fault] = now + (fault.seconds or math.inf)
             if fault.delay:
                 for node in self._find_nodes(fault):
@@ -270,9 +278,9 @@ class Simulation:
             self._continue(fault)
         elif fault not in self._paused:
             looked, pids = self._targets.get(fault, (-math.inf, set()))
-            if now > looked + _LOOK:  # to look for processes takes longer than a part of a period
-                pids = self._find_pids(fault)
-                self._targets[fault] = (now, pids)
+            if now > looked + _LOOK or not all(map(_is_alive, pids)):
+                pids = self._find_pids(fault)  # takes longer than a period
+                self._targets[fault] = (time.monotonic(), pids)
             self._stop(fault, pids)
 
     def _find_nodes(self, fault: Fault) -> list[Node]:
