@@ -191,7 +191,7 @@ class Announcer:
                 if now.share >= self._share * _HALF:
                     return  # it is still slow, and it was named
                 self._say(
-                    f"{_name(named, nodes)} is no longer slow after step {step}: since step {self._since} it "
+                    f"{_name(named, nodes)} is not slow any more after step {step}: since step {self._since} it "
                     f"cost {self._lost / self._passed:.0%} of the time"
                 )
                 self._named = None

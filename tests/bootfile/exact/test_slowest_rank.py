@@ -143,7 +143,7 @@ def test_a_slow_rank_is_named_once_and_again_when_it_changes_or_ends():
     assert line.startswith("slowest rank 0 (node a): compute 0.97 s of each step"), "it costs more now"
     line, = said.note(*even)  # fmt: skip
     assert re.fullmatch(
-        r"rank 0 \(node a\) is no longer slow after step 280: since step 200 it cost \d+% .*", line
+        r"rank 0 \(node a\) is not slow any more after step 280: since step 200 it cost \d+% .*", line
     )
     assert said.note(*even) == []
     assert said.note(*even[:2], make(0.9), make(0.9)) == [
@@ -184,7 +184,7 @@ def test_a_loop_of_ones_own_names_its_slow_rank(where, tmp_path):
         for place, line in enumerate(lines)
         if re.match(r"slowest rank 1 \(node .*\): compute 0\.", line)
     )
-    end = next(place for place, line in enumerate(lines) if "no longer slow" in line)
+    end = next(place for place, line in enumerate(lines) if "not slow any more" in line)
     assert data < compute < end, first.stdout
     lost = float(re.search(r"^lost (\S+)$", first.stdout, re.MULTILINE)[1])
     assert 0 < lost < 1
