@@ -191,8 +191,8 @@ class Announcer:
                 if now.share >= self._share * _HALF:
                     return  # it is still slow, and it was named
                 self._say(
-                    f"{_name(named, nodes)} is not slow any more after step {step}: since step {self._since} it "
-                    f"cost {self._lost / self._passed:.0%} of the time"
+                    f"{_name(named, nodes)} is not slow any more after step {step}: since step {self._since} "
+                    f"it cost {self._lost / self._passed:.0%} of the time"
                 )
                 self._named = None
         if slowest.share < self._share:
