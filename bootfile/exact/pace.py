@@ -54,7 +54,7 @@ class _Step(NamedTuple):
     """A step that was measured, in seconds. waiting: None if others may have waited for a save of rank 0."""
 
     step: int
-    own: float
+    busy: float
     data: float
     waiting: float | None
 
@@ -303,11 +303,11 @@ class Pace:
         for context, seconds in self._clock.take():
             if not context.counts:
                 continue
-            own = max(0.0, seconds[_OWN] + seconds[_BEFORE] - context.pause)
+            busy = max(0.0, seconds[_OWN] + seconds[_BEFORE] - context.pause)
             # a device that computes while the host waits for data loses nothing
-            most = seconds[_BEFORE] if self._is_device and seconds[_BEFORE] else own
+            most = seconds[_BEFORE] if self._is_device and seconds[_BEFORE] else busy
             waiting_seconds = None if context.is_after else seconds[_WAITING]
-            self._steps.append(_Step(context.step, own, min(context.data, most, own), waiting_seconds))
+            self._steps.append(_Step(context.step, busy, min(context.data, most, busy), waiting_seconds))
 
     def _report(self, step: int) -> None:
         """Gather the seconds of all ranks, and say what has changed. Called on every rank."""
@@ -337,7 +337,7 @@ class Pace:
             if kept >= max(_STEPS, unreported) and seconds >= _SECONDS:
                 break
             kept += 1
-            seconds += one.own + (one.waiting or 0.0)
+            seconds += one.busy + (one.waiting or 0.0)
         while len(self._steps) > kept:
             self._steps.popleft()
 
@@ -366,15 +366,15 @@ def _summarize(steps: list[_Step], step: int) -> Times:
     count = len(steps)
     if not count:
         return Times(0, 0, 0, 0, 0, 0, 0, 0)
-    own = [one.own for one in steps]
+    busy = [one.busy for one in steps]
     waited = [one.waiting for one in steps if one.waiting is not None]
-    total = sum(own)
-    highest = max(own)
+    total = sum(busy)
+    highest = max(busy)
     usual = total / count
     if count > 1:  # one pause of a program is not a slow rank
         usual = (total - highest) / (count - 1)
-    typical = statistics.median(own)
-    peaks = [seconds - typical for seconds in own if seconds > 2 * typical]
+    typical = statistics.median(busy)
+    peaks = [seconds - typical for seconds in busy if seconds > 2 * typical]
     return Times(
         count,
         total / count,
@@ -388,18 +388,18 @@ def _summarize(steps: list[_Step], step: int) -> Times:
 
 
 def _find_onset(steps: list[_Step], slow: float) -> int:
-    """Return the step from which on the own seconds were larger: where the means before and after it differ
+    """Return the step from which on the busy seconds were larger: where the means before and after it differ
     most. The highest fifth counts as its least one, so that single slow steps do not move it. If there is no
     such step: the first that took more than `slow` seconds, or the first of all."""
     count = len(steps)
-    most = sorted(one.own for one in steps)[count * 4 // 5]
-    own = [min(one.own, most) for one in steps]
-    total = sum(own)
+    most = sorted(one.busy for one in steps)[count * 4 // 5]
+    busy = [min(one.busy, most) for one in steps]
+    total = sum(busy)
     before = 0.0
     widest = 0.0
     onset = None
     for place in range(1, count):
-        before += own[place - 1]
+        before += busy[place - 1]
         mean_before = before / place
         mean_after = (total - before) / (count - place)
         contrast = (mean_after - mean_before) * math.sqrt(place * (count - place))
@@ -409,7 +409,7 @@ def _find_onset(steps: list[_Step], slow: float) -> int:
             onset = steps[place].step if is_clear else None
     if onset is not None:
         return onset
-    return next((one.step for one in steps if one.own > slow), steps[0].step)
+    return next((one.step for one in steps if one.busy > slow), steps[0].step)
 
 
 def _has_sync_batchnorm(forward: torch.nn.Module) -> bool:

@@ -16,14 +16,14 @@ _HALF = 0.5
 class Times(NamedTuple):
     """The mean seconds of a step of one rank, over the last steps.
 
-    steps: that were measured. own: without waiting for other ranks: data + compute. data: waiting for the
-    loader. waiting: for other ranks. usual: as `own`, without the step that took longest. slow_steps: those
+    steps: that were measured. busy: without waiting for other ranks: data + compute. data: waiting for the
+    loader. waiting: for other ranks. usual: as `busy`, without the step that took longest. slow_steps: those
     that took more than twice the median, and peaks: their seconds above it, as a mean over all steps. ago:
-    steps since the own seconds became larger.
+    steps since the busy seconds became larger.
     """
 
     steps: float
-    own: float
+    busy: float
     data: float
     waiting: float
     usual: float
@@ -33,7 +33,7 @@ class Times(NamedTuple):
 
     @property
     def compute(self) -> float:
-        return self.own - self.data
+        return self.busy - self.data
 
 
 class Node(NamedTuple):
@@ -128,7 +128,7 @@ def measure(
         _mean(chosen, phase),
         _median(others, phase),
         max(0.0, cost),
-        _mean(chosen, "own") + _mean(chosen, "waiting"),
+        _mean(chosen, "busy") + _mean(chosen, "waiting"),
         int(max(one.ago for one in chosen)),
     )
 
@@ -239,7 +239,7 @@ def _name(slow: Slow, nodes: Sequence[Node]) -> str:
 def figures(times: Sequence[Times]) -> dict[str, dict[str, float]]:
     """Return the seconds of a step over all ranks: phase -> min, median, max, and the rank of the max."""
     table = {}
-    for name in ("own", *PHASES, "waiting"):
+    for name in ("busy", *PHASES, "waiting"):
         values = [float(getattr(time, name)) for time in times]
         table[name] = {
             "min": round(min(values), 6),

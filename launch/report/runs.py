@@ -181,8 +181,8 @@ def _read_ranks(run: Run, objects: list[dict]) -> None:
         if not isinstance(of_ranks, dict):
             continue
         step = _numbers(line).get("step", math.nan)
-        own = _numbers(of_ranks.get("own"))
-        row = [step, *(own.get(name, math.nan) for name in ("min", "median", "max", "rank"))]
+        busy = _numbers(of_ranks.get("busy"))
+        row = [step, *(busy.get(name, math.nan) for name in ("min", "median", "max", "rank"))]
         if np.isfinite(row).all():
             rows.append(row)
             run.lost = _numbers(of_ranks).get("lost", math.nan)

@@ -98,4 +98,4 @@ def test_the_step_since_which_a_rank_is_slow():
     steps = [_Step(step, 2.1 if step % 10 == 0 else 0.1, 0.0, None) for step in range(1, 41)]
     times = pace._summarize(steps, 40)
     assert (times.slow_steps, 40 - times.ago, times.waiting) == (4, 10, 0)
-    assert times.peaks == pytest.approx(0.2) and times.usual < times.own
+    assert times.peaks == pytest.approx(0.2) and times.usual < times.busy

@@ -69,10 +69,10 @@ torch.distributed.destroy_process_group()
 """
 
 
-def make(own: float, data: float = 0.02, **others: float) -> Times:
+def make(busy: float, data: float = 0.02, **others: float) -> Times:
     """Return the times of a rank whose steps are all alike, of 1 second."""
-    values = {"usual": own, "slow_steps": 0, "peaks": 0, "ago": 40} | others
-    return Times(steps=40, own=own, data=data, waiting=max(0.0, 1 - own), **values)
+    values = {"usual": busy, "slow_steps": 0, "peaks": 0, "ago": 40} | others
+    return Times(steps=40, busy=busy, data=data, waiting=max(0.0, 1 - busy), **values)
 
 
 def test_a_rank_is_slow_in_its_data_or_in_its_computing():

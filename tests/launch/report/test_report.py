@@ -276,10 +276,10 @@ def test_the_ranks_over_time_have_a_chart(tmp_path):
     lines = some_lines(40)
     for line in lines:
         slowest = 3 if line["step"] > 20 else 1
-        own = {"min": 0.1, "median": 0.12, "max": 0.3, "rank": slowest}
+        busy = {"min": 0.1, "median": 0.12, "max": 0.3, "rank": slowest}
         if "loss" in line:
-            line["ranks"] = {"own": own, "data": own, "lost": 0.123}
-    lines[0]["ranks"] = {"own": {"min": "x"}}  # damaged
+            line["ranks"] = {"busy": busy, "data": busy, "lost": 0.123}
+    lines[0]["ranks"] = {"busy": {"min": "x"}}  # damaged
     page = made(tmp_path, write_run(tmp_path / "several", lines), write_run(tmp_path / "one", some_lines(9)))
     label = next(tags["aria-label"] for _, tags in page.tags if "by rank" in tags.get("aria-label", ""))
     assert label.startswith("Seconds of a step, by rank")

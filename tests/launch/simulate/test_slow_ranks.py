@@ -134,7 +134,7 @@ def test_a_job_names_its_throttled_rank(tmp_path):
     line = re.search(r"^\[node 0\] slowest rank 1 \(node \S+\): compute .*$", printed, re.MULTILINE)
     assert line, printed
     of_ranks = [line["ranks"] for line in records(out) if "ranks" in line][-1]
-    assert of_ranks["own"]["rank"] == of_ranks["compute"]["rank"] == 1
-    assert of_ranks["own"]["min"] <= of_ranks["own"]["median"] <= of_ranks["own"]["max"]
+    assert of_ranks["busy"]["rank"] == of_ranks["compute"]["rank"] == 1
+    assert of_ranks["busy"]["min"] <= of_ranks["busy"]["median"] <= of_ranks["busy"]["max"]
     lost = re.search(r"training_seconds=\S+ lost_to_slowest=([\d.]+)% receipt=", printed)
     assert float(lost[1]) > 10, json.dumps(of_ranks)
