@@ -397,7 +397,7 @@ def _find_onset(steps: list[_Step], slow: float) -> int:
     total = sum(busy)
     before = 0.0
     widest = 0.0
-    onset = None
+    onset: int | None = None
     for place in range(1, count):
         before += busy[place - 1]
         mean_before = before / place
