@@ -117,6 +117,13 @@ def test_memory_of_a_rank_falls_as_its_shard():
 
 
 @pytest.mark.faults
+def test_pace():
+    small = ("--processes=2", "--steps=20", "--rounds=1", "--milliseconds=1")
+    printed = run("-m", "tests.benchmarks.pace", *small).stdout
+    assert re.search(r"^ratio: \d\.\d{4} \(", printed, re.MULTILINE)
+
+
+@pytest.mark.faults
 def test_exact():
     small = ("--width=2", "--batch_size=8", "--shards=4", "--rounds=1")
     printed = run("-m", "tests.benchmarks.exact", *small).stdout

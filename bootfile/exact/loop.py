@@ -46,6 +46,7 @@ from bootfile.processes import ranks, signals, waits
 
 if TYPE_CHECKING:
     from bootfile.exact.loss_means import LabelMeanWatcher
+    from bootfile.exact.pace import Pace
     from bootfile.exact.replicas import Replicas
 
 _EPOCH = Interval(1, "epoch")
@@ -74,6 +75,7 @@ class Exact:
     evaluate_every: the steps between two evaluations within an epoch, before which a report is due; 0: none.
     keep: the number of newest checkpoints to keep.
     max_bad_steps: the run ends after as many steps in a row that are not finite.
+    slow_rank: the share of the time from which on a line names the rank that costs it, with a report.
     grace: seconds from a signal to the end of the process.
     same_instructions: whether a restart on another instruction set is refused (default: only with exact
         shards; otherwise a line names it).
@@ -105,6 +107,7 @@ class Exact:
         evaluate_every: int = 0,
         keep: int = 3,
         max_bad_steps: int = 20,
+        slow_rank: float = 0.1,
         grace: float = 25.0,
         same_instructions: bool | None = None,
         threads: int | None = None,
@@ -131,6 +134,7 @@ class Exact:
         self._report_every = report_every
         self._report_after = report_after
         self._max_bad_steps = max_bad_steps
+        self._slow_rank = slow_rank
         self._events = events or Events()
         self._writes = writes
         self._lock: FolderLock | None = None  # a job holds the folder of its output itself
@@ -157,6 +161,7 @@ class Exact:
         self._guard: Guard
         self._steps: OptimizerSteps | None = None
         self._replicas: Replicas | None = None  # if there are several ranks
+        self.pace: Pace | None = None  # as well
         self._label_mean: LabelMeanWatcher | None = None  # if gradients are averaged
         self._first = 0  # the first step of this process
         self._ended = 0  # steps that end_step() has counted
@@ -316,6 +321,8 @@ class Exact:
         self.processes.end_step(self, step, due)
         if self._replicas and (due.report or due.save or self.is_stopping):
             self._replicas.compare_steps(step, self._waits)
+        if self.pace:
+            self.pace.end_step(self.loader, due.report)
         return due
 
     def save(self) -> None:
@@ -382,6 +389,8 @@ class Exact:
             self.save()
         signals.unfollow()
         lost = self.saver.finish()
+        if self.pace and self.pace.lost >= self._slow_rank:
+            self.say(f"{self.pace.lost:.0%} of the time was lost to the slowest rank")
         if ranks.is_first():
             lost.append(self.loader.receipt.finish(self.saver.folder))
         self._release()
@@ -405,6 +414,8 @@ class Exact:
         """Undo what the present step has changed, because it cannot end. finished: the last step that has."""
         if self._label_mean:
             self._label_mean.end()
+        if self.pace:
+            self.pace.detach()
         shards = getattr(self.forward, "exact_shards", None)
         if shards is None:
             return
@@ -477,10 +488,12 @@ class Exact:
         shards = getattr(self.forward, "exact_shards", None)
         watchers: list[Watcher] = []
         if several:
+            from bootfile.exact.pace import Pace
             from bootfile.exact.replicas import Replicas  # a job of one process has none
 
+            self.pace = Pace(self.forward, self.state.is_sharded, self._slow_rank, self.say)
             self._replicas = Replicas(objects, self.forward, self.say_once)
-            watchers.append(self._replicas)
+            watchers += [self.pace, self._replicas]
         if shards:  # they have no buckets
             shards.watch(objects | {"criterion": self.criterion}, self.loader, self.processes)
         elif ranks.world_size() > 2 and isinstance(self.forward, torch.nn.parallel.DistributedDataParallel):
@@ -500,6 +513,8 @@ class Exact:
             Agreement(self._wants_change, self._note_change),
         ]
         self._steps = OptimizerSteps(objects, self.state.before_step, self.say_once)
+        if self.pace:
+            self.pace.watch(self._steps.optimizers)
         self._guard = Guard(self.model, *self._steps.optimizers, watchers=watchers)
         self.saver.infinite = find_infinite(self.model.state_dict())
 
@@ -552,7 +567,10 @@ class Exact:
             if isinstance(rate, torch.Tensor):
                 rate = rate.clone()  # scheduler.step() changes it
             self.rate = rate
-        return self._guard.vote(loss)
+        takes_step = self._guard.vote(loss)
+        if self.pace:
+            self.pace.end_vote()
+        return takes_step
 
     def _find_due(self, step: int) -> Due:
         """Return what is due after a step; the same on every rank."""

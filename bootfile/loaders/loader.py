@@ -113,7 +113,8 @@ class Loader:
     `generators`: your own generators; each step seeds them too.
     `step`: the number of the step whose batch was handed out last, from 1; 0 before the first.
     `batch`: the last Batch that was handed out. `is_whole`: all shards of its step were handed out.
-    `waited`: seconds that the caller has waited for batches so far.
+    `waited`: seconds that the caller has waited for batches so far. `asked_at`: when it asked for the first
+    batch of its step, by time.perf_counter().
     `receipt`: the digest of the yielded batches (bootfile/receipt/receipt.py).
     `backend`: the name of the engine, if it was chosen by name.
     """
@@ -124,6 +125,7 @@ class Loader:
         self.to_device = to_device or MoveToDevice(device)
         self._shards = getattr(plan.sampler, "shards", 1)  # batches a step, each with its own random numbers
         self.waited = 0.0
+        self.asked_at = 0.0
         self.receipt = Receipt(plan.fingerprint, self._shards)
         self.step = 0
         self.is_whole = True
@@ -287,6 +289,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         start = time.perf_counter()  # the caller waits for a batch from here on
+        self.asked_at = start
         sampler = self.plan.sampler
         step = sampler.step
         epoch = sampler.epoch
@@ -318,6 +321,8 @@ class Loader:
                 # the caller asks for the next batch: the memory of this one may be reused
                 del following, copy, delivered
                 start = time.perf_counter()
+                if self.is_whole:  # else it asks for another shard of the same step
+                    self.asked_at = start
         if missing > 0:
             raise RuntimeError(f"the data of epoch {epoch} ended at step {step}, {missing} steps too early")
         self._seed(epoch, generators.EPOCH_END)

@@ -125,6 +125,7 @@ class Checkpointer(Events):
             evaluate_every=args.evaluate_every,
             keep=args.keep,
             max_bad_steps=args.max_bad_steps,
+            slow_rank=args.slow_rank,
             grace=args.grace,
             same_instructions=same_instructions,
             threads=options.threads,
@@ -374,6 +375,8 @@ class Checkpointer(Events):
         if processes.may_change:
             was_begun = processes.was_begun
             self.log.members = processes.figures
+        if exact.pace:
+            self.log.pace = exact.pace.figures
 
         def find_rate() -> Any:
             """Return the learning rate of the last step. Each report asks for it."""

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from bootfile.exact import pace
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 
@@ -96,7 +97,8 @@ class _Normalize(torch.autograd.Function):
         square = accelerator.double(square)
         count = mean.new_full((1,), len(rows))
         sums = torch.cat([count * mean, square + count * mean.square(), count])
-        torch.distributed.all_reduce(sums)
+        with pace.waiting():
+            torch.distributed.all_reduce(sums)
         count = sums[-1]
         if count < 2:
             raise ValueError(
@@ -121,7 +123,8 @@ class _Normalize(torch.autograd.Function):
             gradient, features, weight, mean, variance, None, None, False, ctx.eps, (True, True, True)
         )
         sums = accelerator.double(torch.cat([of_bias, of_weight]))
-        torch.distributed.all_reduce(sums)
+        with pace.waiting():
+            torch.distributed.all_reduce(sums)
         first, second = sums.div(count.to(sums)).chunk(2)
         # Add the gradient through the batch statistics; per channel it is affine in the features.
         factor = accelerator.double(weight)

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from bootfile.exact import pace
 from bootfile.exact.processes import Processes
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
@@ -213,7 +214,8 @@ class Shards:
         self._losses = []
         self._buffers = []
         if self.world_size > 1:
-            torch.distributed.all_reduce(rows)
+            with pace.waiting():
+                torch.distributed.all_reduce(rows)
         self.guards.end_step()
         return sum_rows(rows) / self.count
 
@@ -401,12 +403,13 @@ class Shards:
         width = widths[ranks.rank()]  # of the slice that this rank adds
         sent = rows.view(-1) if len(rows) == 1 else torch.cat([columns.reshape(-1) for columns in slices])
         received = rows.new_empty(sum(map(len, nodes)), width)
-        torch.distributed.all_to_all_single(
-            received.view(-1),
-            sent,
-            [len(nodes_of_rank) * width for nodes_of_rank in nodes],
-            [len(rows) * columns for columns in widths],
-        )
+        with pace.waiting():
+            torch.distributed.all_to_all_single(
+                received.view(-1),
+                sent,
+                [len(nodes_of_rank) * width for nodes_of_rank in nodes],
+                [len(rows) * columns for columns in widths],
+            )
         sums: list[torch.Tensor] = []
         joined: list[range] = []
         for node, row in zip(itertools.chain.from_iterable(nodes), received, strict=True):
@@ -415,7 +418,8 @@ class Shards:
                 right = sums.pop()
                 sums[-1].add_(right)
         total = rows.new_empty(sum(widths))
-        torch.distributed.all_to_all_single(total, sums[0].repeat(size), widths, [width] * size)
+        with pace.waiting():
+            torch.distributed.all_to_all_single(total, sums[0].repeat(size), widths, [width] * size)
         return total
 
 
@@ -463,7 +467,8 @@ def _broadcast(tensors: list[torch.Tensor]) -> None:
     """Copy rank 0's values into the tensors of every rank, which are sent as few flat ones [n]."""
     for part in torch._utils._take_tensors(tensors, _FLAT):
         flat = torch.cat([tensor.reshape(-1) for tensor in part])
-        torch.distributed.broadcast(flat, 0)
+        with pace.waiting():
+            torch.distributed.broadcast(flat, 0)
         pieces = flat.split([tensor.numel() for tensor in part])
         for tensor, piece in zip(part, pieces, strict=True):
             tensor.copy_(piece.view_as(tensor))

@@ -24,6 +24,8 @@ from common.run.metrics import Metrics
 from common.run.output import Output, Purpose, writes_nothing
 from common.run.report_files import Beginning, ReportFiles
 
+_NO_SCALARS = {"val_count", "receipt", "ranks"}  # figures that trackers do not get
+
 
 class Log:
     """Prints the lines of a run, and writes metrics.jsonl, starts.jsonl, receipt.bin, TensorBoard events.
@@ -50,6 +52,7 @@ class Log:
         self._result = ""  # text about the last evaluation
         self.lost = ""  # why receipt.bin is not whole, after finish()
         self.members: Callable[[], dict[str, float]] = dict  # Members.figures(), if processes may be lost
+        self.pace: Callable[[], dict[str, Any]] = dict  # Pace.figures(), if there are several ranks
         self._trains = False  # whether the job reports steps, and not only epochs of loading
         self._end_lap("imports and set-up")
 
@@ -175,6 +178,7 @@ class Log:
         rate = None
         if self._rate is not None:
             rate = self._rate()
+        of_ranks = {"ranks": self.pace()} if self.pace() else {}
         unit, per_sample = self._unit
         if self._bar:
             self._bar.set_postfix(loss=_short(loss), refresh=False)
@@ -190,6 +194,7 @@ class Log:
             memory_mb=peak_memory(),
             **self.members(),
             receipt=str(self._loader.receipt),
+            **of_ranks,
         )
 
     def validation(self, val_sums: torch.Tensor) -> None:
@@ -304,10 +309,10 @@ class Log:
                 f"\ngenerations {figures['generations']}, lost processes {figures['lost_processes']}, "
                 f"{figures['lost_seconds']:.1f} s without a step: useful share {figures['useful_share']:.1%}"
             )
-        print(
-            f"\n{self._result}training_seconds={self._laps['training']:.1f} receipt={loader.receipt}",
-            flush=True,
-        )
+        seconds = f"training_seconds={self._laps['training']:.1f}"
+        if of_ranks := self.pace():
+            seconds += f" lost_to_slowest={of_ranks['lost']:.1%}"
+        print(f"\n{self._result}{seconds} receipt={loader.receipt}", flush=True)
 
     def _commit(self, step: int) -> None:
         """Extend the receipt on every rank, with each report; rank 0 writes it."""
@@ -319,12 +324,14 @@ class Log:
         except OSError as error:
             self.warn_once(f"warning: {self.output.folder} lacks a part of the receipt: {error}")
 
-    def _write(self, step: int, **figures: float | str) -> None:
-        """Write a report to the files, and print it. Each kind of report calls it, on rank 0."""
+    def _write(self, step: int, **figures: Any) -> None:
+        """Write a report to the files, and print it. Each kind of report calls it, on rank 0. figures:
+        numbers, and texts; `ranks`, a dictionary, is only written to metrics.jsonl."""
         self._files.open()
         line: dict[str, Any] = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
-        scalars = {name: float(figures[name]) for name in figures.keys() - {"val_count", "receipt"}}
+        scalars = {name: float(figures[name]) for name in figures.keys() - _NO_SCALARS}
         self._files.write(step, line, scalars)
+        line.pop("ranks", None)
         self.info(_line(line))
 
 

@@ -5,6 +5,7 @@ The drawings contain CSS variables of the page instead of colours. One drawing s
 
 import html
 import io
+import math
 import re
 from typing import Any
 
@@ -27,6 +28,11 @@ _MOST_POINTS = 400  # points of a curve; more become intervals
 _INTERVALS = 120
 _MOST_DOTS = 60
 _MOST_MARKS = 60
+_OF_RANKS = (
+    "Without waiting for the other ranks. Line: the median rank. Area: from the fastest rank to the slowest, "
+    "whose number is above it."
+)
+_MOST_NAMES = 12  # numbers of ranks in a chart
 _CHARTS = (  # heading, figure of training, figure of validation
     ("Loss", "loss", "val_loss"),
     ("Accuracy", "acc", "val_acc"),
@@ -65,7 +71,7 @@ _STYLE = {
 
 
 def draw(runs: list[Run]) -> list[dict]:
-    """Return the charts that have a value: heading, svg, and whether it shows training and validation.
+    """Return the charts that have a value: heading, svg, note, and whether it shows training and validation.
 
     cli.render_page() calls it once, in the process of `launch report`.
     """
@@ -94,8 +100,39 @@ def draw(runs: list[Run]) -> list[dict]:
             both = len(names) > 1
             for name in names:
                 both = both and any(name in run.figures for run in runs)
-            charts.append({"heading": heading, "svg": _render(axes, heading, about), "both": both})
+            chart = {"heading": heading, "svg": _render(axes, heading, about), "both": both, "note": ""}
+            charts.append(chart)
+    if any(run.ranks.size for run in runs):
+        with matplotlib.rc_context(_STYLE):
+            charts.append(_draw_ranks(runs))
     return charts
+
+
+def _draw_ranks(runs: list[Run]) -> dict:
+    """Return the chart of the ranks: a line for the median, an area from the fastest to the slowest, and the
+    number of the slowest rank wherever it changes."""
+    axes = _make_axes()
+    for place, run in enumerate(runs):
+        if not run.ranks.size:
+            continue
+        steps, lowest, median, highest, slowest = run.ranks
+        colour = _colour(f"c{place % len(DASHES)}")
+        axes.fill_between(steps, lowest, highest, color=colour, alpha=0.25, linewidth=0)
+        _draw_curve(axes, steps, median, place, False)
+        for index in _find_changes(slowest):
+            rank = f"{slowest[index]:.0f}"
+            axes.annotate(rank, (steps[index], highest[index]), color=_colour("text"), ha="center")
+    axes.set_ylim(bottom=0)
+    heading = "Seconds of a step, by rank"
+    about = f"{heading}, of {', '.join(_name_all(runs))}"
+    return {"heading": heading, "svg": _render(axes, heading, about), "both": False, "note": _OF_RANKS}
+
+
+def _find_changes(slowest: np.ndarray) -> list[int]:
+    """Return where another rank is the slowest than before, at most _MOST_NAMES places. slowest: float64
+    [n]."""
+    changes = [0, *(np.flatnonzero(np.diff(slowest)) + 1).tolist()]
+    return changes[:: math.ceil(len(changes) / _MOST_NAMES)]
 
 
 def _list_charts(runs: list[Run]) -> list[tuple[str, ...]]:

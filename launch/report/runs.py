@@ -51,6 +51,9 @@ class Run:
     split: epoch -> seconds of each of SPLIT
     ends: epoch -> {name: last value}
     receipt: the last one that was reported
+    ranks: of a step over all ranks: steps, then min, median and max of the seconds that a rank needs without
+        waiting for the others, and the rank of the max: float64 [5, n]
+    lost: the share of the time that was lost to the slowest rank; NaN if it is not known
     notes: what is missing or damaged
     """
 
@@ -62,6 +65,8 @@ class Run:
     ends: dict[int, dict[str, float]] = field(default_factory=dict)
     starts: list[Start] = field(default_factory=list)
     receipt: str = ""
+    ranks: np.ndarray = field(default_factory=lambda: np.empty((5, 0)))
+    lost: float = math.nan
     notes: list[str] = field(default_factory=list)
 
     def last(self, name: str) -> float:
@@ -166,6 +171,7 @@ def _read_lines(run: Run) -> list[dict[str, float]]:
         numbers = _numbers(line)
         if numbers.get("step", math.nan) >= 0:
             lines.append(numbers)
+    _read_ranks(run, objects)
     if not lines:
         run.notes.append(f"{METRICS} is missing or empty: nothing was reported yet")
     bad = len(content.splitlines()) - len(lines)
@@ -174,6 +180,22 @@ def _read_lines(run: Run) -> list[dict[str, float]]:
             f"{METRICS}: {bad} lines could not be read (a killed job leaves the last one incomplete)"
         )
     return lines
+
+
+def _read_ranks(run: Run, objects: list[dict]) -> None:
+    """Fill what the lines of metrics.jsonl tell of the ranks, if there were several."""
+    rows = []
+    for line in objects:
+        of_ranks = line.get("ranks")
+        if not isinstance(of_ranks, dict):
+            continue
+        step = _numbers(line).get("step", math.nan)
+        busy = _numbers(of_ranks.get("busy"))
+        row = [step, *(busy.get(name, math.nan) for name in ("min", "median", "max", "rank"))]
+        if np.isfinite(row).all():
+            rows.append(row)
+            run.lost = _numbers(of_ranks).get("lost", math.nan)
+    run.ranks = np.array(rows).reshape(-1, 5).T
 
 
 def _read_metrics(run: Run) -> None:

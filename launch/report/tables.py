@@ -56,6 +56,7 @@ def _final(run: Run) -> dict[str, str]:
             rate = run.figures[f"{unit}_per_s"][1]
             cells[f"{unit} per second, median"] = format_number(np.nanmedian(rate))
     cells |= _split_time(run)
+    cells["lost to the slowest rank"] = format_number(run.lost, PERCENT)
     set_up = sum(start.time - start.begun for start in run.starts)
     cells["set-up, all starts"] = format_duration(set_up or -1)  # NONE without starts
     # Without starts.jsonl a run has no known start: it may have had restarts.

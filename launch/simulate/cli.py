@@ -20,10 +20,16 @@ gets only the arguments that the platform passes (guides/own_script.md).
     kill:rank=R,step=S  term:...  stop:...    SIGKILL, SIGTERM, SIGSTOP to the process of a global rank
     kill:every=20step                         SIGKILL to a random process, every 20 steps; every=10s: seconds
     pause:node=N,step=S,for=20s               SIGSTOP to all processes of a node, and SIGCONT after 20 s
+    pause:rank=R,every=10step,for=2s          the same to a rank, again every 10 steps
+    throttle:rank=R,step=S,to=30%             the process runs 30 % of each 0.1 s, as with a cgroup's quota
+    slow_data:node=N,step=S,by=0.2s           a slow mount: each file of --data_url opens 0.2 s later
     restart:node=N,step=S                     SIGKILL, then the command again in the same folders
     reschedule:node=N,step=S                  SIGKILL, then a new container with only a copy of the nodes'
                                               outputs; all nodes if none is named
-After the last two, another node that fails is restarted in place once, as platforms with a restart policy do.
+After restart and reschedule, another node that fails is restarted in place once, as platforms with a restart
+policy do.
+pause, throttle and slow_data take rank= or node=; the last two end with for=20s. slow_data delays open() of
+Python below the node's input folder, also in workers: data that a job holds in memory are not slow.
 The processes of a job with --elastic true are those of its newest line `generation N: pids ...`.
 
 Exit code: 0 if every node that was started ended with 0, else that of the node that failed first; 2 bad

@@ -14,6 +14,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.machine.cores import available_cores
 from common.object_store.paths import SCRATCH
 from launch.profiles import VARIABLES, make_rank_table, make_starts
+from launch.simulate import slow_data
 from launch.simulate.nodes import INPUT, Node
 
 
@@ -76,7 +77,10 @@ class Commands:
                 added["MA_SCHEDULE_CNT"] = str(node.scheduled)
                 added["MA_PROC_START_CNT"] = str(node.started + 1)  # with the start that follows
             of_node = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), SCRATCH: node.folders.scratch}
-            commands.append((command, self._environment | of_node | added, added))
+            environment = self._environment | of_node | added
+            if any(fault.delay for fault in args.faults):
+                environment = slow_data.prepare(environment, node.folders)
+            commands.append((command, environment, added))
         return commands
 
     def _is_mounted(self, name: str) -> bool:

@@ -11,7 +11,10 @@ KINDS = {  # kind: its keys, in [] if they may be missing
     "kill": "rank step or every",  # SIGKILL to a rank, or to a random process every N steps or seconds
     "term": "rank step",  # SIGTERM
     "stop": "rank step",  # SIGSTOP: the process hangs, its connections stay open
-    "pause": "node step for",  # SIGSTOP to all processes of a node, and SIGCONT
+    # SIGSTOP and SIGCONT, to all processes of a node or to that of a rank, once or every N steps
+    "pause": "node step for or rank step for or node every for or rank every for",
+    "throttle": "rank step to [for] or node step to [for]",  # less time on the CPU
+    "slow_data": "rank step by [for] or node step by [for]",  # each file below --data_url opens later
     "restart": "node step",  # in place: the same folders, the command again
     "reschedule": "[node] step",  # a new container; without a node: all nodes
 }
@@ -25,8 +28,10 @@ class Fault:
     step: the optimizer step that the fault waits for, of the job: any node may print it
     rank: global; None for a fault of nodes
     node: its index; None for a fault of a rank, or of all nodes
-    seconds: between two kills, or of a pause; 0 for others
-    steps: between two kills; 0 for others
+    seconds: between two kills, or until the end of a fault that lasts; 0 for others
+    steps: between two kills or pauses; 0 for others
+    delay: seconds until a file opens; 0 for others
+    share: of the time that a process may run; 1 for others
     """
 
     text: str
@@ -36,6 +41,8 @@ class Fault:
     node: int | None = None
     seconds: float = 0
     steps: int = 0
+    delay: float = 0
+    share: float = 1
 
 
 def parse(spec: str, nodes: int, processes: int) -> Fault:
@@ -52,24 +59,37 @@ def parse(spec: str, nodes: int, processes: int) -> Fault:
     given = [key for key, _ in pairs]
     are_keys = any(_are_keys(given, keys) for keys in choices)
     if not are_keys or len({*given}) < len(given):
-        names = " or ".join(", ".join(keys) for keys in choices)
+        near = [keys for keys in choices if {*given} <= _names(keys)]
+        names = " or ".join(", ".join(keys) for keys in near or choices)
         raise BadInput(f"--fault {spec}: expected {kind} with the keys {names}, each once")
     limits = {"step": (1, _MOST), "rank": (0, nodes * processes - 1), "node": (0, nodes - 1)}
     numbers = {key: _number(spec, key, value, *limits[key]) for key, value in pairs if key in limits}
-    time = Interval(0, "s")
+    seconds = 0.0
+    steps = 0
+    delay = 0.0
+    share = 1.0
     for key, value in pairs:
-        if key not in limits:
-            time = _interval(spec, key, value)
-    if time.unit == "step":
-        return Fault(spec, kind, **numbers, steps=int(time.number))
-    return Fault(spec, kind, **numbers, seconds=time.number)
+        if key == "to":
+            share = _share(spec, value)
+        elif key not in limits:
+            time = _interval(spec, kind, key, value)
+            if time.unit == "step":
+                steps = int(time.number)
+            elif key == "by":
+                delay = time.number
+            else:
+                seconds = time.number
+    return Fault(spec, kind, **numbers, seconds=seconds, steps=steps, delay=delay, share=share)
 
 
 def _are_keys(given: list[str], keys: list[str]) -> bool:
     """Return whether the given keys are those of a kind of fault. keys: "[node]" may be missing."""
     needed = {key for key in keys if not key.startswith("[")}
-    allowed = {key.strip("[]") for key in keys}
-    return needed <= {*given} <= allowed
+    return needed <= {*given} <= _names(keys)
+
+
+def _names(keys: list[str]) -> set[str]:
+    return {key.strip("[]") for key in keys}
 
 
 def _number(spec: str, key: str, value: str, least: int, most: int) -> int:
@@ -79,11 +99,23 @@ def _number(spec: str, key: str, value: str, least: int, most: int) -> int:
     return int(value)
 
 
-def _interval(spec: str, key: str, value: str) -> Interval:
-    """Return the value of "for" or "every". Raises BadInput if it is not one of the units of that key."""
+def _share(spec: str, value: str) -> float:
+    """Return the value of "to": "30%" is 0.3. Raises BadInput if it is not above 0 and below 100 %."""
+    number = value.removesuffix("%")
+    if not (value.endswith("%") and number.isdecimal() and 0 < int(number) < 100):
+        raise BadInput(f"--fault {spec}: to={value} is not a share in 1%..99%")
+    return int(number) / 100
+
+
+def _interval(spec: str, kind: str, key: str, value: str) -> Interval:
+    """Return the value of "for", "by" or "every". Raises BadInput if it is not one of the units of that
+    key."""
     expected = "a number of seconds such as 10s or 0.5s"
     units = ["s"]
-    if key == "every":
+    if key == "every" and kind == "pause":
+        expected = "a number of steps such as 20step"
+        units = ["step"]
+    elif key == "every":
         expected = "a number of steps such as 20step, or of seconds such as 10s"
         units = ["s", "step"]
     try:

@@ -5,6 +5,7 @@ sees only the lines that the nodes print, and the processes of this machine.
 """
 
 import contextlib
+import math
 import os
 import random
 import re
@@ -13,10 +14,12 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 
 from bootfile.console.words import mask_words
 from bootfile.ground.exit_codes import TIME_LIMIT, explain_end
 from bootfile.processes.sessions import GENERATION
+from launch.simulate import slow_data
 from launch.simulate.commands import Commands
 from launch.simulate.faults import Fault
 from launch.simulate.nodes import Node, copy_tree
@@ -31,12 +34,37 @@ _LONGEST = 300  # characters of an error that are shown
 _ERROR = re.compile(
     r"(?:\[\w+\]: )?((?:\S+: )?error: \S.*|(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Exit): \S.*)"
 )
+_FINE = 0.05  # of a period: how often a throttled process is looked at
+_LOOK = 20.0  # seconds until its processes are looked for again
+_PERIOD = 0.1  # seconds in which a throttled process runs and stops once: that of a quota of cgroups
 _STANDSTILL = 10.0  # seconds that the parent of a stopped process has to end it
 
 
 def log(line: str) -> None:
     """Print a line of the simulation itself."""
     print(f"[simulate] {line}", flush=True)
+
+
+def _describe_target(fault: Fault) -> str:
+    """Return "rank 1" or "node 0"."""
+    if fault.rank is not None:
+        return f"rank {fault.rank}"
+    return f"node {fault.node}"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _send(pids: Iterable[int], number: int) -> None:
+    """Send a signal to processes, as far as they still run."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 class Simulation:
@@ -55,7 +83,10 @@ class Simulation:
         self._step = 0
         self._members: list[int] = []  # process ids by rank, if the job prints them
         self._random = random.Random(0)  # chooses the ranks of kill:every=...
-        self._due: dict[Fault, float] = {}  # time.monotonic() or step of the next kill, or the end of a pause
+        self._due: dict[Fault, float] = {}  # time.monotonic() or step of the next kill or pause
+        self._ends: dict[Fault, float] = {}  # time.monotonic() of the end of a fault that lasts
+        self._targets: dict[Fault, tuple[float, set[int]]] = {}  # when they were looked for, process ids
+        self._paused: dict[Fault, set[int]] = {}  # process ids that a pause or a throttle has stopped
         self._interrupts: list[int] = []  # numbers of the signals that the simulation got
         self._stopped: set[int] = set()  # process ids that got SIGSTOP from a fault, and never SIGCONT
         self._stopped_since: float | None = None  # time.monotonic() since which nothing else runs
@@ -109,7 +140,7 @@ class Simulation:
 
     def _read(self) -> None:
         """Wait a moment, and print the new lines of the nodes. Each round of run() begins with it."""
-        time.sleep(_POLL)
+        time.sleep(_PERIOD * _FINE if self._targets else _POLL)
         for node in self._running:
             self._show(node, node.read())
 
@@ -143,7 +174,9 @@ class Simulation:
             if self._step < fault.step:
                 continue
             if fault.kind == "pause":
-                self._pause(fault, self._nodes[fault.node or 0])
+                self._pause(fault)
+            elif fault.kind in ("throttle", "slow_data"):
+                self._slow_down(fault)
             elif fault.seconds or fault.steps:
                 self._kill_again(fault)
             elif fault not in self._pending:
@@ -188,26 +221,94 @@ class Simulation:
             self._due[fault] = position + interval
             self._signal_rank(fault, self._random.choice(ranks))
 
-    def _pause(self, fault: Fault, node: Node) -> None:
-        """Stop all processes of a node, or let them continue if it is time.
+    def _pause(self, fault: Fault) -> None:
+        """Stop the processes of a fault, or let them continue if it is time.
 
-        _fire_faults() calls it in each round from the fault's step on: the first call stops the node.
+        _fire_faults() calls it in each round from the fault's step on: the first call stops them, unless
+        every=... names a later step.
         """
-        if fault in self._pending and node.running:
-            self._send(node, signal.SIGSTOP)
-            self._send(node, signal.SIGSTOP)  # again: some may just have forked
-            self._due[fault] = time.monotonic() + fault.seconds
-            self._note(fault, f"SIGSTOP to node {node.index}", node.pids[0])
-        elif time.monotonic() > self._due.get(fault, float("inf")):
-            del self._due[fault]
-            self._send(node, signal.SIGCONT)
-            log(f"fault {fault.text}: SIGCONT to node {node.index}")
+        if fault in self._ends:
+            if time.monotonic() > self._ends[fault]:
+                del self._ends[fault]
+                self._continue(fault)
+                log(f"fault {fault.text}: SIGCONT to {_describe_target(fault)}")
+            return
+        if fault.steps:
+            is_due = self._step >= self._due.setdefault(fault, fault.steps)
+        else:
+            is_due = fault in self._pending
+        pid = self._find_first(fault) if is_due else None
+        if pid is None:
+            return
+        self._due[fault] = self._step + fault.steps
+        self._stop(fault, self._find_pids(fault))
+        self._stop(fault, self._find_pids(fault))  # again: some may just have forked
+        self._ends[fault] = time.monotonic() + fault.seconds
+        self._note(fault, f"SIGSTOP to {_describe_target(fault)}", pid)
 
-    def _send(self, node: Node, number: int) -> None:
-        """Send a signal of a pause to all processes of a node, but those that another fault has stopped."""
-        for pid in node.find().keys() - self._stopped:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+    def _slow_down(self, fault: Fault) -> None:
+        """Begin a fault that makes a rank or a node slow, and end it if it is time.
+
+        _fire_faults() calls it in each round from the fault's step on. A throttled process runs in a part of
+        each _PERIOD.
+        """
+        now = time.monotonic()
+        pid = self._find_first(fault) if fault in self._pending else None
+        if pid is not None:
+            self._ends[fault] = now + (fault.seconds or math.inf)
+            if fault.delay:
+                for node in self._find_nodes(fault):
+                    slow_data.begin(node.folders, fault.rank, fault.delay)
+            self._note(fault, f"{fault.kind} of {_describe_target(fault)}", pid)
+        if fault not in self._ends:
+            return
+        if now > self._ends[fault]:
+            del self._ends[fault]
+            self._targets.pop(fault, None)
+            self._continue(fault)
+            for node in self._find_nodes(fault):
+                slow_data.end(node.folders, fault.rank)
+            log(f"fault {fault.text}: the end for {_describe_target(fault)}")
+        elif fault.kind == "throttle":
+            self._throttle(fault, now)
+
+    def _throttle(self, fault: Fault, now: float) -> None:
+        """Let the processes of a fault run in a part of each _PERIOD, and stop them in the rest of it."""
+        if now % _PERIOD < _PERIOD * fault.share:
+            self._continue(fault)
+        elif fault not in self._paused:
+            looked, pids = self._targets.get(fault, (-math.inf, set()))
+            if now > looked + _LOOK or not all(map(_is_alive, pids)):
+                pids = self._find_pids(fault)  # takes longer than a period
+                self._targets[fault] = (time.monotonic(), pids)
+            self._stop(fault, pids)
+
+    def _find_nodes(self, fault: Fault) -> list[Node]:
+        """Return the node of a fault, or all nodes for a fault of a rank."""
+        return [node for node in self._nodes if fault.node in (None, node.index)]
+
+    def _find_first(self, fault: Fault) -> int | None:
+        """Return the process of the fault's rank, or the first one of its node; None if it does not run."""
+        if fault.rank is not None:
+            return self._find_ranks().get(fault.rank, (None, None))[1]
+        node = self._nodes[fault.node or 0]
+        return node.pids[0] if node.running and node.pids else None
+
+    def _find_pids(self, fault: Fault) -> set[int]:
+        """Return the process of a fault's rank, or all processes of its node."""
+        if fault.rank is not None:
+            return {pid for rank, (_, pid) in self._find_ranks().items() if rank == fault.rank}
+        return {*self._nodes[fault.node or 0].find()}
+
+    def _stop(self, fault: Fault, pids: set[int]) -> None:
+        """Send SIGSTOP to processes for a while, but not to those that another fault has stopped."""
+        pids = pids.difference(self._stopped, *self._paused.values())
+        self._paused.setdefault(fault, set()).update(pids)
+        _send(pids, signal.SIGSTOP)
+
+    def _continue(self, fault: Fault) -> None:
+        """Send SIGCONT to the processes that a fault has stopped for a while."""
+        _send(self._paused.pop(fault, set()), signal.SIGCONT)
 
     def _signal_rank(self, fault: Fault, rank: int) -> None:
         """Send the fault's signal to a rank. If the rank is just being replaced, a later round does it."""
@@ -318,6 +419,8 @@ class Simulation:
         else:
             return None
         log(f"{reason} after {seconds:.1f} s: ending all nodes")
+        for fault in [*self._paused]:
+            self._continue(fault)  # a stopped process could not save
         for node in self._running:
             node.runs[-1].note = f"ended by {reason}"
             node.restarts = 0  # _reap() must not start it again

@@ -36,7 +36,7 @@ ONE = ("jobs/train.py", *DATA)
 
 def figures(output) -> list[dict]:
     """Return the records of metrics.jsonl without times."""
-    clocks = ("time", "data_time", "compute_time", "memory_mb")
+    clocks = ("time", "data_time", "compute_time", "memory_mb", "ranks")
     return [
         {name: line[name] for name in line if name not in clocks and not name.endswith("_per_s")}
         for line in records(output)

@@ -13,6 +13,7 @@ _OF_TIME = {
     "samples_per_s",
     "tokens_per_s",
     "data_time",
+    "ranks",
     "compute_time",
     "memory_mb",
     "generations",

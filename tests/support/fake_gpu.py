@@ -81,6 +81,12 @@ class Event:
     def wait(self, stream=None):
         (stream or Stream.current).wait_event(self)
 
+    def query(self):
+        return self.step < Stream.order.steps
+
+    def elapsed_time(self, end):
+        return float(end.step - self.step)
+
     def synchronize(self):
         assert self.blocking, f"the host spins and does not sleep: {_where()}"
         Stream.order.host |= self.clock

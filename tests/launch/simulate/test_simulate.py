@@ -257,6 +257,31 @@ def test_faults_of_a_time():
     assert faults.parse(text, 2, 1) == faults.Fault(text, "pause", step=5, node=1, seconds=20)
 
 
+def test_faults_that_make_a_rank_slow():
+    text = "pause:rank=1,every=10step,for=2s"
+    assert faults.parse(text, 2, 1) == faults.Fault(text, "pause", rank=1, seconds=2, steps=10)
+    text = "throttle:rank=1,step=5,to=30%"
+    assert faults.parse(text, 2, 1) == faults.Fault(text, "throttle", step=5, rank=1, share=0.3)
+    text = "slow_data:node=1,step=5,by=0.2s,for=20s"
+    assert faults.parse(text, 2, 1) == faults.Fault(text, "slow_data", step=5, node=1, seconds=20, delay=0.2)
+
+
+@pytest.mark.parametrize(
+    "spec, part",
+    [
+        ("throttle:rank=1,step=5,to=0.3", "is not a share in 1%..99%"),
+        ("throttle:rank=1,step=5,to=100%", "is not a share in 1%..99%"),
+        ("throttle:rank=1,step=5", "expected throttle with the keys rank, step, to"),
+        ("pause:rank=1,every=3s,for=2s", "is not a number of steps"),
+        ("slow_data:node=0,step=1,by=3step", "is not a number of seconds"),
+        ("slow_data:node=0,rank=1,step=1,by=3s", "expected slow_data with the keys"),
+    ],
+)
+def test_a_wrong_slow_fault_is_refused(spec, part):
+    with pytest.raises(BadInput, match=re.escape(part)):
+        faults.parse(spec, 2, 1)
+
+
 def test_a_random_rank_is_killed_again_and_again(script):
     """The job does not print its processes: the first kill ends node 0 or 1, and the second the other."""
     fault = "kill:every=0.2s"
