@@ -41,7 +41,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.folder_lock import FolderLock
 from bootfile.ground.intervals import Interval
 from bootfile.machine import convolution, instructions
-from bootfile.processes import ranks, signals, waits
+from bootfile.processes import ranks, signals, stuck, waits
 
 if TYPE_CHECKING:
     from bootfile.exact.loss_means import LabelMeanWatcher
@@ -74,6 +74,8 @@ class Exact:
     keep: the number of newest checkpoints to keep.
     max_bad_steps: the run ends after as many steps in a row that are not finite.
     grace: seconds from a signal to the end of the process.
+    stuck_after: seconds without the end of a step after which a line says where each rank is (stuck.py); 0:
+        never. stuck_exit: end the run then.
     same_instructions: whether a restart on another instruction set is refused (default: only with exact
         shards; otherwise a line names it).
     threads: of an operator on the CPU in each process (default: those of the checkpoint; in a first start
@@ -105,6 +107,8 @@ class Exact:
         keep: int = 3,
         max_bad_steps: int = 20,
         grace: float = 25.0,
+        stuck_after: float = stuck.AFTER,
+        stuck_exit: bool = False,
         same_instructions: bool | None = None,
         threads: int | None = None,
         processes: Processes | None = None,
@@ -124,6 +128,7 @@ class Exact:
         self.saves = SaveTimes(Interval(save_every) if isinstance(save_every, int) else save_every)
         self.evaluate_every = evaluate_every
         self.grace = grace
+        self._stuck_options = (stuck_after, stuck_exit)
         self.processes = processes or Processes()
         self.say = say or _say
         self.say_once = errors.Once(self.say)  # a line, or the first line of a subject
@@ -154,6 +159,7 @@ class Exact:
 
         # from _watch() on
         self._guard: Guard
+        self._progress: stuck.Watch | None = None
         self._steps: OptimizerSteps | None = None
         self._replicas: Replicas | None = None  # if there are several ranks
         self._label_mean: LabelMeanWatcher | None = None  # if gradients are averaged
@@ -256,6 +262,9 @@ class Exact:
                 # several processes would have to agree on a step
                 waits.serve_when_stopped(self._save_while_waiting)
         self.processes.begin(self, step)
+        self._progress = stuck.start(
+            self.saver.folder, step, *self._stuck_options, tells_ends=not self.processes.may_change
+        )
 
     def announce(self, step: int) -> None:
         """Say which processes continue, and do what their last step had still to do, because rank 0 may have
@@ -315,6 +324,9 @@ class Exact:
         self.processes.end_step(self, step, due)
         if self._replicas and (due.report or due.save or self.is_stopping):
             self._replicas.compare_steps(step, self._waits)
+        ends_part = step % len(self.loader) == 0 or (self.evaluate_every and step % self.evaluate_every == 0)
+        if self._progress:
+            self._progress.note(step, is_longer=bool(due.save or ends_part))
         return due
 
     def save(self) -> None:
@@ -346,6 +358,8 @@ class Exact:
         self._save_is_late = False
         self._saved = step
         self.saves.saved_at = time.monotonic()
+        if self._progress:
+            self._progress.touch()
         if self.is_stopping:
             self._exit(step)
 
@@ -380,6 +394,7 @@ class Exact:
             self._save_is_late = True
             self.save()
         signals.unfollow()
+        stuck.stop()
         lost = self.saver.finish()
         if ranks.is_first():
             lost.append(self.loader.receipt.finish(self.saver.folder))
@@ -389,6 +404,7 @@ class Exact:
 
     def give_up(self) -> None:
         """End the writes of a run that ends with an error: wait some seconds for those in flight."""
+        stuck.stop()
         self.saver.wait(_LAST_WRITE)
         self.saver.stop()
 
@@ -660,6 +676,7 @@ class Exact:
         self._events.stopping(step, self.saver.durable)
         if ranks.world_size() > 1:
             torch.distributed.barrier()
+        stuck.stop()
         self._events.leaving()
         self._release()
         errors.leave(signals.exit_code())

@@ -14,7 +14,10 @@ from bootfile.ground.errors import BadInput
 from bootfile.machine.cores import available_cores
 from common.object_store.paths import SCRATCH
 from launch.profiles import VARIABLES, make_rank_table, make_starts
+from launch.simulate.faults import HANGS
 from launch.simulate.nodes import INPUT, Node
+
+_HANGING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hanging")  # its sitecustomize.py
 
 
 class Commands:
@@ -41,6 +44,9 @@ class Commands:
             if not VARIABLES.fullmatch(name) and not name.startswith("BOOTFILE_"):
                 self._environment[name] = value
         self._environment["PYTHONUNBUFFERED"] = "1"
+        if any(fault.kind in HANGS for fault in args.faults):
+            paths = [_HANGING, self._environment.get("PYTHONPATH", "")]
+            self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         if not self._gpus:  # all nodes share the cores of this machine
             threads = max(1, available_cores() // (args.nodes * args.processes))
             self._environment.setdefault("OMP_NUM_THREADS", str(threads))

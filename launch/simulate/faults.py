@@ -11,10 +11,13 @@ KINDS = {  # kind: its keys, in [] if they may be missing
     "kill": "rank step or every",  # SIGKILL to a rank, or to a random process every N steps or seconds
     "term": "rank step",  # SIGTERM
     "stop": "rank step",  # SIGSTOP: the process hangs, its connections stay open
+    "hang": "rank step [for]",  # the main thread waits, as for data that never come
+    "hold": "rank step [for]",  # the main thread waits in C code that holds the lock of Python
     "pause": "node step for",  # SIGSTOP to all processes of a node, and SIGCONT
     "restart": "node step",  # in place: the same folders, the command again
     "reschedule": "[node] step",  # a new container; without a node: all nodes
 }
+HANGS = ("hang", "hold")  # kinds that the job needs a handler for (hanging/sitecustomize.py)
 _MOST = 10**9
 
 
@@ -25,7 +28,7 @@ class Fault:
     step: the optimizer step that the fault waits for, of the job: any node may print it
     rank: global; None for a fault of nodes
     node: its index; None for a fault of a rank, or of all nodes
-    seconds: between two kills, or of a pause; 0 for others
+    seconds: between two kills, or of a pause or a hang; 0 for others, and for a hang without an end
     steps: between two kills; 0 for others
     """
 

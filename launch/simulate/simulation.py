@@ -18,12 +18,15 @@ from bootfile.console.words import mask_words
 from bootfile.ground.exit_codes import TIME_LIMIT, explain_end
 from bootfile.processes.sessions import GENERATION
 from launch.simulate.commands import Commands
-from launch.simulate.faults import Fault
+from launch.simulate.faults import HANGS, Fault
 from launch.simulate.nodes import Node, copy_tree
 
 NEVER_FIRED = 3  # exit code: every node ended with 0, but a fault never fired
 _STEP = re.compile(r"epoch=\d+ step=(\d+) ")  # the beginning of a job's log line
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
+# of the handlers in hanging/sitecustomize.py
+_HANG_SIGNALS = {"hang": signal.SIGRTMAX - 6, "hold": signal.SIGRTMAX - 7}
+_RELEASE = signal.SIGRTMAX - 8
 _POLL = 0.02  # seconds
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 _LONGEST = 300  # characters of an error that are shown
@@ -56,6 +59,7 @@ class Simulation:
         self._members: list[int] = []  # process ids by rank, if the job prints them
         self._random = random.Random(0)  # chooses the ranks of kill:every=...
         self._due: dict[Fault, float] = {}  # time.monotonic() or step of the next kill, or the end of a pause
+        self._hung: dict[Fault, int] = {}  # process ids
         self._interrupts: list[int] = []  # numbers of the signals that the simulation got
         self._stopped: set[int] = set()  # process ids that got SIGSTOP from a fault, and never SIGCONT
         self._stopped_since: float | None = None  # time.monotonic() since which nothing else runs
@@ -144,6 +148,8 @@ class Simulation:
                 continue
             if fault.kind == "pause":
                 self._pause(fault, self._nodes[fault.node or 0])
+            elif fault.kind in HANGS:
+                self._hang_rank(fault)
             elif fault.seconds or fault.steps:
                 self._kill_again(fault)
             elif fault not in self._pending:
@@ -222,6 +228,33 @@ class Simulation:
         if number == signal.SIGSTOP:
             self._stopped.add(pid)
         self._note(fault, f"{number.name} to rank {rank} on node {node.index}", pid)
+
+    def _hang_rank(self, fault: Fault) -> None:
+        """Make a rank hang, or let it continue if it is time. _fire_faults() calls it in each round from the
+        fault's step on."""
+        if fault in self._due and time.monotonic() > self._due[fault]:
+            self._release(fault)
+        if fault not in self._pending:
+            return
+        node, pid = self._find_ranks().get(fault.rank or 0, (None, None))
+        number = _HANG_SIGNALS[fault.kind]
+        if node is None or pid is None or not _catches(pid, number):
+            return  # a later round does it: the signal would end a process that has no handler yet
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            if fault.seconds:
+                self._due[fault] = time.monotonic() + fault.seconds
+                self._hung[fault] = pid
+            else:
+                self._stopped.add(pid)  # it never ends by itself
+            self._note(fault, f"rank {fault.rank} on node {node.index} hangs", pid)
+
+    def _release(self, fault: Fault) -> None:
+        """Let a rank continue that a fault has made hang."""
+        del self._due[fault]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._hung[fault], _RELEASE)
+        log(f"fault {fault.text}: rank {fault.rank} continues")
 
     def _start_again(self, fault: Fault) -> None:
         """Restart nodes in place, or in new containers with a copy of the outputs of all nodes.
@@ -356,3 +389,12 @@ class Simulation:
             if run.code:
                 return run.code
         return NEVER_FIRED if self._pending else 0
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
