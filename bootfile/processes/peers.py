@@ -82,6 +82,11 @@ class Peers:
         self._asked_at = 0.0
         self._silent_since: float | None = None
 
+    def list_node(self) -> list[list[int]]:
+        """Return [rank, process id, descriptor of its stacks] of the ranks of this node."""
+        members = sorted([*self._local, self.rank])
+        return [[rank, self.facts[rank]["pid"], self.facts[rank]["dump"]] for rank in members]
+
     def sleep(self, seconds: float) -> None:
         """Wait, at most until a rank of this node ends or the run does."""
         for descriptor, _ in self._poll.poll(seconds * 1000):

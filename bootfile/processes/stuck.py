@@ -7,7 +7,7 @@
 If no step ends for some time, each rank writes the stacks of its threads to FOLDER/stuck, and one rank prints
 a line with the place of each rank (peers.py). That is done by a thread. If the main thread holds the lock of
 Python in C code, no thread of Python runs: then a timer of faulthandler, a thread of C, writes the stacks to
-a file in memory, which another rank of the node reads.
+a file in memory, which another rank of the node reads, or the process of speaker.py if none can.
 """
 
 import atexit
@@ -19,6 +19,7 @@ import os
 import re
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -30,7 +31,7 @@ import torch
 
 from bootfile.ground import errors
 from bootfile.ground.errors import print_line
-from bootfile.processes import ranks, stacks, waits
+from bootfile.processes import ranks, speaker, stacks, waits
 from bootfile.processes.stacks import IN, Place, Stack
 
 if TYPE_CHECKING:
@@ -89,11 +90,30 @@ class Watch:
         self._writer: threading.Thread | None = None
         self.dump = peers.facts[peers.rank]["dump"] if peers else new_file("stacks")
         self._thread = threading.Thread(target=self._run, name="stuck", daemon=True)
+        self._speaker: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, and the process of speaker.py once on each node."""
         if self._after or self._peers:
             self._thread.start()
+        if not self._after or sys.platform != "linux":
+            return
+        members = [[0, os.getpid(), self.dump]]
+        names = ["the process"]
+        if self._peers:
+            members = self._peers.list_node()
+            names = [self._peers.name([rank]) for rank, _, _ in members]
+        if members[0][1] == os.getpid():
+            self._speaker = speaker.start(
+                {
+                    "parent": os.getpid(),
+                    "ranks": members,
+                    "names": names,
+                    "folder": self._folder,
+                    "after": self._after,
+                    "exits": self._exits,
+                }
+            )
 
     def note(self, step: int, is_longer: bool = False) -> None:
         """Note the end of a step. is_longer: before the next one ends, the run evaluates or saves."""
@@ -111,6 +131,10 @@ class Watch:
     def stop(self) -> None:
         """End the threads: the run has ended, or this process ends with an error."""
         self._is_stopped.set()
+        if self._speaker:
+            self._speaker.kill()
+            self._speaker.wait()
+            self._speaker = None
         faulthandler.cancel_dump_traceback_later()
         if self._peers:
             self._peers.leave()
@@ -180,6 +204,8 @@ class Watch:
         self._armed_at = now
         if os.fstat(self.dump).st_size:  # the lock was held, and is free again
             empty(self.dump)
+            if not self._peers and self._stuck_since is None:
+                self._stuck_since = self.at
         faulthandler.dump_traceback_later(limit, file=self.dump)
 
     def describe(self, now: float) -> dict[str, Any]:
