@@ -11,19 +11,24 @@ import secrets
 import select
 import signal
 import socket
+import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bootfile.ground import errors
 from bootfile.ground.errors import print_line
-from bootfile.processes import ranks, signals, stacks, stuck
+from bootfile.processes import memory_files, ranks, signals, stacks
 from bootfile.processes.board import Board
 from bootfile.processes.ends import MemoryKills, Process, describe
 from bootfile.processes.stacks import Place
 
+if TYPE_CHECKING:
+    from bootfile.processes.stuck import Watch
+
 _LONGEST_WAIT = 10.0  # seconds for the answers of all ranks
 _SHORTEST_WAIT = 1.0
 _TURN = 1.5  # seconds that the next rank waits for the one before it to print
+_MOST_TURNS = 5
 _LOSS = 3.0  # seconds in which a rank that has lost contact waits for the reason
 _CALM = 1.0  # seconds before an end is told that may be one of all ranks
 _MOST_DUMP = 2**17  # bytes of the stacks of another rank
@@ -43,8 +48,8 @@ def meet(tells_ends: bool) -> "Peers":
         "node": ranks.rank() // count,
         "machine": machine,
         "pid": os.getpid(),
-        "dump": stuck.new_file("stacks"),
-        "mail": stuck.new_file("place"),
+        "dump": memory_files.make("stacks"),
+        "mail": memory_files.make("place"),
         "name": secrets.token_hex(8),
     }
     return Peers(ranks.gather_objects(facts), tells_ends)
@@ -75,6 +80,7 @@ class Peers:
                 self._poll.register(process.descriptor, select.POLLIN)
         self._ended: dict[int, float] = {}  # ranks of this node that have ended, and since when it is known
         self._texts: dict[int, str] = {}  # their reasons
+        self._lock = threading.Lock()  # the main thread tells an end before it gives up
         self._told = False
         self._first_at: float | None = None  # since when the first end is known here
         self._cycle = 0  # the number of the last question
@@ -92,18 +98,20 @@ class Peers:
         for descriptor, _ in self._poll.poll(seconds * 1000):
             self._poll.unregister(descriptor)
 
-    def look(self, watch: "stuck.Watch", now: float, is_due: bool) -> None:
+    def look(self, watch: "Watch", now: float, is_due: bool) -> None:
         """Answer the others, ask them if the run does not move, and tell the end of a rank. The thread of
         the Watch calls it in each of its rounds."""
         if self._tells_ends:
-            self._note_ends(now)
+            with self._lock:
+                self._note_ends(now)
         answer = self._board.read("cycle", "first end")
         if answer is None:
             self._look_alone(watch, now, is_due)
             return
         self._silent_since = None
         if self._tells_ends and answer[1]:
-            self._tell(int(answer[1]), now)
+            with self._lock:
+                self._tell(int(answer[1]), now)
         cycle = int(answer[0] or 0)
         if is_due and not self._is_open and cycle == self._cycle:
             key = answer[0]
@@ -118,22 +126,21 @@ class Peers:
             if now - self._asked_at > self._patience(watch):
                 self._close_cycle(watch, now)
 
-    def _patience(self, watch: "stuck.Watch") -> float:
+    def _patience(self, watch: "Watch") -> float:
         """Return the seconds for the answers of all: a rank whose lock is held answers by a timer."""
         return min(_LONGEST_WAIT, max(_SHORTEST_WAIT, watch.limit() / 3))
 
-    def _answer(self, watch: "stuck.Watch", now: float) -> dict[str, Any]:
+    def _answer(self, watch: "Watch", now: float) -> dict[str, Any]:
         """Say where this rank is, in the store and to the ranks of this node."""
         state = watch.describe(now) | {"cycle": self._cycle, "at": now}
         text = json.dumps(state)
-        stuck.empty(self._mine["mail"])
-        os.write(self._mine["mail"], text.encode())
+        memory_files.replace(self._mine["mail"], text)
         self._board.write(f"state/{self.rank}", text)
         if not state["moves"]:
             watch.write_stacks(self.rank, state["idle"])
         return state
 
-    def _answer_for_others(self, watch: "stuck.Watch", now: float) -> None:
+    def _answer_for_others(self, watch: "Watch", now: float) -> None:
         """Say where the ranks of this node are that cannot do it themselves."""
         for rank in self._local:
             if self._read_mail(rank).get("cycle") == self._cycle:
@@ -146,38 +153,47 @@ class Peers:
             if place.verb == "held":
                 watch.write_stacks(rank, now - watch.at, self._read_file(rank, "dump"))
 
-    def _close_cycle(self, watch: "stuck.Watch", now: float) -> None:
+    def _close_cycle(self, watch: "Watch", now: float) -> None:
         """Print the line, if it is the turn of this rank, or note that another one has."""
-        keys = [f"state/{rank}" for rank in range(len(self.facts))]
-        keys += [f"seen/{rank}" for rank in range(len(self.facts))]
         claim = f"claim/{self._cycle}"
-        answers = self._board.read(claim, *keys)
+        answers = self._board.read(claim)
         if answers is None:
             return
-        claimed, *texts = answers
-        states = [json.loads(text or "{}") for text in texts]
-        idle = now - max(watch.at, watch._floor)
-        posted = states[: len(self.facts)]
-        present = [rank for rank, state in enumerate(posted) if state.get("cycle") == self._cycle]
-        moves = any(posted[rank]["moves"] for rank in present)
+        claimed = answers[0]
         if not claimed:
-            turn = present.index(self.rank) if self.rank in present else len(present)
-            if now - self._asked_at < self._patience(watch) + turn * _TURN:
+            turn = min(self.rank, _MOST_TURNS) * _TURN
+            if now - self._asked_at < self._patience(watch) + turn:
                 return
-            is_silent = moves and not watch.is_last_chance(max(posted[rank]["idle"] for rank in present))
-            text = f"{self.rank} {'moves' if is_silent else 'stuck'}"
-            claimed = self._board.replace(claim, "", text) or ""
-            if claimed == text and not is_silent:
-                places = {}
-                for rank in range(len(self.facts)):
-                    places[rank] = self._choose(rank, posted[rank], states[len(self.facts) + rank])
-                longest = max([posted[rank]["idle"] for rank in present], default=idle)
-                watch.report(longest, places, self.name)
+            claimed = self._report(watch, claim)
+            if not claimed:  # the store does not answer
+                return
         self._is_open = False
-        if claimed.endswith("moves") or not claimed:
+        idle = now - max(watch.at, watch.floor)
+        if claimed.endswith("moves"):
             watch.postpone(idle)
         else:
             watch.close_report(idle)
+
+    def _report(self, watch: "Watch", claim: str) -> str:
+        """Print the line, unless a rank still moves or another one is faster. Return what the ranks then
+        find at `claim`."""
+        count = len(self.facts)
+        keys = [f"state/{rank}" for rank in range(count)] + [f"seen/{rank}" for rank in range(count)]
+        texts = self._board.read(*keys)
+        if texts is None:
+            return ""
+        states = [json.loads(text or "{}") for text in texts]
+        present = [state for state in states[:count] if state.get("cycle") == self._cycle]
+        longest = max([state["idle"] for state in present], default=0.0)
+        moves = any(state["moves"] for state in present) and not watch.is_last_chance(longest)
+        text = f"{self.rank} {'moves' if moves else 'stuck'}"
+        claimed = self._board.replace(claim, "", text) or ""
+        if claimed == text and not moves:
+            places = {}
+            for rank in range(count):
+                places[rank] = self._choose(rank, states[rank], states[count + rank])
+            watch.report(longest, places, self.name)
+        return claimed
 
     def _choose(self, rank: int, state: dict[str, Any], seen: dict[str, Any]) -> Place:
         """Return where a rank is, from its answer, or from that of a rank of its node."""
@@ -188,12 +204,13 @@ class Peers:
             return self._look_at(rank) or _SILENT
         return _SILENT
 
-    def _look_alone(self, watch: "stuck.Watch", now: float, is_due: bool) -> None:
+    def _look_alone(self, watch: "Watch", now: float, is_due: bool) -> None:
         """Print the line of this node if the store does not answer: its process is stopped or cut off."""
         if self._silent_since is None:
             self._silent_since = now
-        if self._board.lost and self._tells_ends and not self._told:
-            self._tell_local(now)
+        if self._board.lost and self._tells_ends:
+            with self._lock:
+                self._tell_local(now)
         if not is_due:
             return
         mine = self._answer_locally(watch, now)
@@ -218,11 +235,10 @@ class Peers:
             watch.report(idle, places, self.name)
         watch.close_report(idle)
 
-    def _answer_locally(self, watch: "stuck.Watch", now: float) -> dict[str, Any]:
+    def _answer_locally(self, watch: "Watch", now: float) -> dict[str, Any]:
         """Say where this rank is to the ranks of this node only."""
         state = watch.describe(now) | {"cycle": -1, "at": now}
-        stuck.empty(self._mine["mail"])
-        os.write(self._mine["mail"], json.dumps(state).encode())
+        memory_files.replace(self._mine["mail"], json.dumps(state))
         watch.write_stacks(self.rank, state["idle"])
         return state
 
@@ -321,6 +337,8 @@ class Peers:
 
     def _tell_local(self, now: float) -> None:
         """Print why a rank has ended if the store has ended with it: on the lowest rank of each node."""
+        if self._told:
+            return
         others = [rank for rank, process in self._local.items() if not process.has_ended()]
         if self.rank > min([*others, self.rank]) or _PARENT in os.environ:
             return
@@ -331,7 +349,10 @@ class Peers:
                 return
         if 0 not in self._local and now - (self._silent_since or now) > _CALM:
             self._told = True
-            print_line(f"{self._describe_rank(0)} has ended, or cannot be reached: {self._board.lost}")
+            holder = self._describe_rank(0)
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+                holder = "the launcher of the first node, which holds the store,"
+            print_line(f"{holder} has ended, or cannot be reached: {self._board.lost}")
 
     def explain_loss(self) -> None:
         """Wait for the reason why this rank has lost contact with another one, and tell it. The main thread
@@ -340,14 +361,15 @@ class Peers:
         deadline = time.monotonic() + _LOSS
         while self._tells_ends and not self._told and time.monotonic() < deadline:
             now = time.monotonic()
-            self._note_ends(now)
             answer = self._board.read("first end")
-            if answer and answer[0]:
-                self._tell(int(answer[0]), now)
-                return
-            if answer is None:
-                self._silent_since = self._silent_since or now
-                self._tell_local(now)
+            with self._lock:
+                self._note_ends(now)
+                if answer and answer[0]:
+                    self._tell(int(answer[0]), now)
+                    return
+                if answer is None:
+                    self._silent_since = self._silent_since or now
+                    self._tell_local(now)
             time.sleep(0.05)
 
     def announce_end(self, reason: str) -> None:
@@ -363,11 +385,19 @@ class Peers:
                 with contextlib.suppress(OSError):
                     os.kill(process.pid, signal.SIGKILL)
 
+    def wake(self) -> None:
+        """End sleep(): the run has ended."""
+        if not self._has_left:
+            os.write(self._writer, b"\0")
+
     def leave(self) -> None:
         """End the threads that use the store."""
         if self._has_left:
             return
         self._has_left = True
         self._board.write(f"left/{self.rank}", "done")
-        os.write(self._writer, b"\0")
         self._board.close()
+        for descriptor in (self._mine["mail"], self._mine["dump"], self._reader, self._writer):
+            os.close(descriptor)
+        for process in self._local.values():
+            process.close()

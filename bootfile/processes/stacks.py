@@ -12,6 +12,7 @@ _LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "pur
 _LIBRARIES |= {os.path.realpath(folder) for folder in _LIBRARIES}
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # may be in site-packages
 _GROUP = os.path.join("elastic", "group.py")  # it waits for gloo in the place of torch
+_WRAPPERS = ("__torch_function__", "__torch_dispatch__")  # of an operation that the loop calls
 _DEEPEST = 100  # frames of a stack that are shown
 _DISTRIBUTED = f"torch{os.sep}distributed{os.sep}"
 _LOADERS = (f"torch{os.sep}utils{os.sep}data{os.sep}", f"bootfile{os.sep}loaders{os.sep}")
@@ -34,7 +35,7 @@ Stack = list[Frame]  # the newest frame first
 
 
 class Place(NamedTuple):
-    """Where a thread is. verb: IN, or WAITS in a collective. name: "all_reduce (loop.py:210)"."""
+    """Where a thread is. verb: IN, or WAITS, if it is for other ranks. name: "all_reduce (loop.py:210)"."""
 
     verb: str
     name: str
@@ -66,11 +67,12 @@ def show(stack: Stack) -> Iterator[str]:
 
 
 def find_place(stack: Stack) -> Place:
-    """Return where a stack is: in a collective, or else in the newest line that belongs to no library."""
+    """Return where a stack is: in a collective or a backward pass, or else in the newest line that belongs to
+    no library."""
     library = []
     rest = []
     for frame in stack:
-        if rest or not _is_library(frame.file):
+        if rest or not (_is_library(frame.file) or frame.function in _WRAPPERS):
             rest.append(frame)
         else:
             library.append(frame)
@@ -80,6 +82,8 @@ def find_place(stack: Stack) -> Place:
     named = [function for function in collectives if function != "wrapper"]  # torch's decorator
     if named:
         return Place(WAITS, f"{named[-1]} {where}")
+    if any(frame.function == "backward" for frame in library):  # DistributedDataParallel waits in it
+        return Place(WAITS, f"backward {where}")
     return Place(IN, f"{newest.function} {where}")
 
 

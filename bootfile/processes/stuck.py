@@ -21,7 +21,6 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from types import TracebackType
@@ -31,7 +30,7 @@ import torch
 
 from bootfile.ground import errors
 from bootfile.ground.errors import print_line
-from bootfile.processes import ranks, speaker, stacks, waits
+from bootfile.processes import memory_files, ranks, speaker, stacks, waits
 from bootfile.processes.stacks import IN, Place, Stack
 
 if TYPE_CHECKING:
@@ -50,6 +49,7 @@ _MOST_BYTES = 2**17  # of a file of stacks
 _MOST_GROUPS = 12  # of ranks in a line
 _MOST_WORKERS = 16  # of a loader whose stacks are written
 _WORKER_ANSWER = 1.0  # seconds
+_FAREWELL = 2.0  # seconds that the end waits for the thread
 # free on Linux: it makes a worker of a loader write its stacks. The signals of real time have no other use.
 _SIGNAL = getattr(signal, "SIGRTMAX", 0) - 5
 _CONTACT = re.compile(
@@ -83,12 +83,13 @@ class Watch:
         self._timeout = _find_timeout()
         self._main = threading.get_ident()
         self._is_stopped = threading.Event()
-        self._floor = 0.0  # time.monotonic() at which this process continued, if it was stopped itself
+        self.floor = 0.0  # time.monotonic() at which this process continued, if it was stopped itself
         self._next = 0.0  # seconds without progress after which the next line is due; 0: none was due
         self._armed_at = 0.0
         self._stuck_since: float | None = None  # `at` of the line; None if the run has moved since
+        self._stuck_step = 0
         self._writer: threading.Thread | None = None
-        self.dump = peers.facts[peers.rank]["dump"] if peers else new_file("stacks")
+        self.dump = peers.facts[peers.rank]["dump"] if peers else memory_files.make("stacks")
         self._thread = threading.Thread(target=self._run, name="stuck", daemon=True)
         self._speaker: subprocess.Popen[bytes] | None = None
 
@@ -135,21 +136,30 @@ class Watch:
             self._speaker.kill()
             self._speaker.wait()
             self._speaker = None
+        if self._peers:
+            self._peers.wake()
+        if self._thread.is_alive():
+            self._thread.join(_FAREWELL)
         faulthandler.cancel_dump_traceback_later()
         if self._peers:
             self._peers.leave()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(1)
+        else:
+            os.close(self.dump)
 
     def limit(self) -> float:
         """Return the seconds without progress after which the run is stuck."""
-        limit = self._after
-        if self._durations:
-            limit = max(limit, _MEDIANS * statistics.median([*self._durations]))
+        limit = self._shortest_limit()
         if self._is_longer:
             limit *= _LONGER
         if self._timeout:
             limit = min(limit, _SHARE * self._timeout)
+        return limit
+
+    def _shortest_limit(self) -> float:
+        """Return that of a step without an evaluation and a save."""
+        limit = self._after
+        if self._durations:
+            limit = max(limit, _MEDIANS * statistics.median([*self._durations]))
         return limit
 
     def _run(self) -> None:
@@ -157,7 +167,7 @@ class Watch:
         while not self._is_stopped.is_set():
             pause = _LONGEST_LOOK
             if self._after:
-                pause = min(pause, self.limit() / _LOOKS)
+                pause = min(pause, self._shortest_limit() / _LOOKS)
             began = time.monotonic()
             if self._peers:
                 self._peers.sleep(pause)
@@ -165,7 +175,7 @@ class Watch:
                 self._is_stopped.wait(pause)
             now = time.monotonic()
             if now - began > pause + max(3.0, 3 * pause):  # this process was stopped, or its lock was held
-                self._floor = now
+                self.floor = now
             if not self._is_stopped.is_set():
                 self._look(now)
 
@@ -174,16 +184,17 @@ class Watch:
         if waits.batches != self._batches:  # an evaluation reads batches
             self._batches = waits.batches
             self.at = max(self.at, now)
-        idle = now - max(self.at, self._floor)
+        idle = now - max(self.at, self.floor)
         if self._stuck_since is not None and self.at > self._stuck_since:
             lost = self.at - self._stuck_since
-            print_line(f"the run moves again: {lost:.0f} s were lost at step {self.step}")
+            print_line(f"the run moves again: {lost:.0f} s were lost at step {self._stuck_step}")
             self._stuck_since = None
         limit = self.limit()
         if idle < limit:
             self._next = 0.0
         if self._after:
-            self._arm(now, limit)
+            # the lock of Python is not held for so long, also in an evaluation or a save
+            self._arm(now, self._shortest_limit() if self._durations else limit)
         is_due = self._after > 0 and idle >= max(limit, self._next)
         if self._peers:
             self._peers.look(self, now, is_due)
@@ -203,9 +214,10 @@ class Watch:
             return
         self._armed_at = now
         if os.fstat(self.dump).st_size:  # the lock was held, and is free again
-            empty(self.dump)
+            memory_files.replace(self.dump)
             if not self._peers and self._stuck_since is None:
                 self._stuck_since = self.at
+                self._stuck_step = self.step + 1
         faulthandler.dump_traceback_later(limit, file=self.dump)
 
     def describe(self, now: float) -> dict[str, Any]:
@@ -213,7 +225,7 @@ class Watch:
         frames = sys._current_frames()
         stack = stacks.read(frames.get(self._main))
         place = stacks.find_place(stack)
-        idle = now - max(self.at, self._floor)
+        idle = now - max(self.at, self.floor)
         limit = self.limit()
         moves = idle < limit or stacks.is_at_rest(stack)
         if stacks.is_compiling(stack) and idle < _LONGER * self._after:
@@ -238,12 +250,15 @@ class Watch:
         if self._exits:
             if self._peers:
                 self._peers.kill_others()
+            if self.line:  # this rank may hold the store, in which the others find that they end
+                time.sleep(_FAREWELL)
             errors.leave(errors.LOST_CONTACT)
 
     def report(self, idle: float, places: "dict[Any, Place]", names: "Any") -> None:
         """Print the line. places: by rank. names: see peers.py."""
         self.line = compose(idle, self.step + 1, places, names) + f" (stacks: {self._folder})"
         self._stuck_since = self.at
+        self._stuck_step = self.step + 1
         if self._exits:
             errors.say_error(f"{self.line}; this run ends because of --stuck_exit true")
         else:
@@ -287,8 +302,7 @@ class Watch:
 
     def _find_read(self, frames: dict[int, Any]) -> Place | None:
         """Return where the thread or the worker is whose batch the loop waits for."""
-        reading = sys.modules.get("bootfile.loaders.reading")
-        reads = reading._reads.copy() if reading else {}
+        reads = waits.reads.copy()
         for thread in sorted(reads, key=reads.__getitem__):  # that which began first
             if thread != self._main:
                 name = stacks.find_place(stacks.read(frames.get(thread))).name
@@ -305,7 +319,7 @@ class Watch:
         for child in children[:_MOST_WORKERS]:
             if _worker_dump is None or child.pid is None or not _catches(child.pid):
                 continue
-            empty(_worker_dump)
+            memory_files.replace(_worker_dump)
             with contextlib.suppress(OSError):
                 os.kill(child.pid, _SIGNAL)
                 answers.append((child.pid, stacks.parse(_wait_for_dump(_worker_dump))))
@@ -390,20 +404,6 @@ _VERBS = {
 }
 
 
-def new_file(name: str) -> int:
-    """Return the descriptor of a file in memory. Other processes of the user open it in /proc/PID/fd."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(f"bootfile-{name}")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
-
-
-def empty(descriptor: int) -> None:
-    """Remove the content of a file in memory."""
-    os.ftruncate(descriptor, 0)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-
-
 def _find_timeout() -> float | None:
     """Return the seconds after which a collective of the default group fails; None if it is not known."""
     if ranks.world_size() == 1:
@@ -477,5 +477,5 @@ def _register_once(after: float) -> None:
     sys.excepthook = report
     is_free = _SIGNAL > 0 and sys.platform == "linux" and signal.getsignal(_SIGNAL) == signal.SIG_DFL
     if after and is_free and not _catches(os.getpid()):
-        _worker_dump = new_file("workers")
+        _worker_dump = memory_files.make("workers")
         faulthandler.register(_SIGNAL, file=_worker_dump, all_threads=True)

@@ -11,6 +11,7 @@ _SOON = 2.0  # seconds
 
 _working = threading.Lock()  # held by the thread of the loop while it does not wait
 _serve: Callable[[], object] | None = None  # function of the last serve_when_stopped()
+reads: dict[int, tuple[float, str]] = {}  # thread -> start, name of the sample that it reads
 batches = 0  # waits that have begun: stuck.py sees that they do
 
 

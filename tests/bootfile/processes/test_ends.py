@@ -84,6 +84,13 @@ def test_places():
         Frame("/job/loop.py", 210, "accepts"),
     ]
     assert find_place(stack) == Place(WAITS, "all_reduce (loop.py:210)")
+    backward = [
+        Frame("/venv/lib/python3/site-packages/torch/autograd/graph.py", 5, "_engine_run_backward"),
+        Frame("/venv/lib/python3/site-packages/torch/_tensor.py", 6, "backward"),
+        Frame("/repository/bootfile/exact/loss_means.py", 37, "__torch_function__"),
+        Frame("/job/own.py", 35, "<module>"),
+    ]
+    assert find_place(backward) == Place(WAITS, "backward (own.py:35)")
     assert find_place([Frame(os.__file__, 3, "read"), Frame("/job/own.py", 41, "__getitem__")]) == Place(
         IN, "__getitem__ (own.py:41)"
     )
