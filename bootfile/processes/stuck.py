@@ -73,6 +73,7 @@ class Watch:
         self.step = step
         self.at = time.monotonic()  # of the last thing that has moved
         self.line = ""  # the last one that this process has printed
+        self.is_ending = False  # the thread ends this process
         self._is_longer = True
         self._batches = waits.batches
         self._durations: collections.deque[float] = collections.deque(maxlen=_STEPS)
@@ -260,6 +261,7 @@ class Watch:
         self._stuck_since = self.at
         self._stuck_step = self.step + 1
         if self._exits:
+            self.is_ending = True
             errors.say_error(f"{self.line}; this run ends because of --stuck_exit true")
         else:
             print_line(self.line)
@@ -363,6 +365,8 @@ def explain(error: BaseException) -> None:
     watch = _watch
     if watch is None:
         return
+    if watch.is_ending:
+        time.sleep(2 * _FAREWELL)
     first_line = next(iter(str(error).splitlines()), "")
     is_contact = isinstance(error, RuntimeError) and _CONTACT.search(f"{type(error).__name__} {first_line}")
     if watch._peers and is_contact:

@@ -10,6 +10,7 @@ import pytest
 
 from bootfile.processes.ends import MemoryKills, Process, describe
 from bootfile.processes.stacks import IN, WAITS, Frame, Place, find_place, parse
+from tests.conftest import LONGEST, ROOT
 
 GROUPS = {
     "version 2": ("0::/job\n", "job/memory.events", "oom 1\noom_kill {}\n", "job/memory.max", "2147483648\n"),
@@ -101,3 +102,47 @@ def test_places():
         "Extension modules: numpy\n"
     )
     assert parse(dump) == [Frame("/job/own.py", 12, "__getitem__"), Frame("/job/own.py", 30, "<module>")]
+
+
+PARENT = """
+import os, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+with open(sys.argv[2], "w") as file:
+    file.write(str(os.getpid()))
+from bootfile.processes.ends import MemoryKills, Process, describe
+kills = MemoryKills()
+code = "input(); x = bytearray(2**28); input()"
+child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+process = Process(child.pid)
+child.stdin.write(b"\\n")
+child.stdin.flush()
+os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+print(describe(process.read_status(), kills))
+"""
+
+
+def test_a_real_oom_kill():
+    """In a memory group of version 1 or 2, if this user may make one."""
+    paths = {}
+    with open("/proc/self/cgroup") as file:
+        for line in file:
+            _, controllers, path = line.strip().split(":", 2)
+            paths[controllers] = path.strip("/")
+    group, limit = Path("/sys/fs/cgroup", paths.get("", "")), "memory.max"
+    if "memory" in paths:
+        group, limit = Path("/sys/fs/cgroup/memory", paths["memory"]), "memory.limit_in_bytes"
+    group /= f"bootfile-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory group: {error}")
+    try:
+        (group / limit).write_text(str(2**26))
+        command = [sys.executable, "-c", PARENT, str(ROOT), str(group / "cgroup.procs")]
+        text = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
+    except OSError as error:
+        pytest.skip(f"no limit of memory: {error}")
+    finally:
+        group.rmdir()
+    reason = "the kernel's OOM killer ended a process of this container (memory limit 0.1 GB)"
+    assert text.stdout.strip() == f"was killed by SIGKILL: {reason}", text.stderr
