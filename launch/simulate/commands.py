@@ -44,9 +44,6 @@ class Commands:
             if not VARIABLES.fullmatch(name) and not name.startswith("BOOTFILE_"):
                 self._environment[name] = value
         self._environment["PYTHONUNBUFFERED"] = "1"
-        if any(fault.kind in HANGS for fault in args.faults):
-            paths = [_HANGING, self._environment.get("PYTHONPATH", "")]
-            self._environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         if not self._gpus:  # all nodes share the cores of this machine
             threads = max(1, available_cores() // (args.nodes * args.processes))
             self._environment.setdefault("OMP_NUM_THREADS", str(threads))
@@ -82,7 +79,11 @@ class Commands:
                 added["MA_SCHEDULE_CNT"] = str(node.scheduled)
                 added["MA_PROC_START_CNT"] = str(node.started + 1)  # with the start that follows
             of_node = {"CUDA_VISIBLE_DEVICES": ",".join(gpus), SCRATCH: node.folders.scratch}
-            commands.append((command, self._environment | of_node | added, added))
+            environment = self._environment | of_node | added
+            if any(fault.kind in HANGS for fault in args.faults):
+                paths = [_HANGING, environment.get("PYTHONPATH", "")]
+                environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+            commands.append((command, environment, added))
         return commands
 
     def _is_mounted(self, name: str) -> bool:
