@@ -108,7 +108,7 @@ def test_one_process_says_where_it_hangs_and_that_it_moves_again(tmp_path, kind)
     read_until(jobs[0], "^the run moves again")
     end(jobs)
     text = (tmp_path / "OUT" / "stuck" / "rank_0.txt").read_text()
-    assert "MainThread" in text and "own.py" in text and ("worker" in text) == (kind == "worker")
+    assert "MainThread" in text and "own.py" in text and ("\nworker " in text) == (kind == "worker")
 
 
 @pytest.mark.faults
