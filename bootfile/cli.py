@@ -58,7 +58,15 @@ def run_verb(verb: str, module: str, arguments: list[str]) -> int:
     try:
         main_of_verb: Callable[[list[str]], int] = importlib.import_module(module).main
         return main_of_verb(arguments)
-    except OSError as error:  # of a path, or of a folder that is needed to work; a verb names most itself
+    except (OSError, RuntimeError) as error:
+        from bootfile.machine import process_limits  # only after an error
+
+        line = process_limits.explain(error)
+        if line:
+            raise BadInput(f"{verb}: {line}") from error
+        if not isinstance(error, OSError):
+            raise
+        # of a path, or of a folder that is needed to work; a verb names most itself
         place = f"{error.filename}: " if error.filename is not None else ""
         raise BadInput(f"{verb}: {place}{error.strerror or error}") from error
     except UnicodeError as error:

@@ -39,16 +39,23 @@ def local_folder(data_url: str | None) -> str:
             f"data_url {data_url} is a {scheme} URL; expected a folder, s3:// or obs://: let the platform "
             "download it before the start (ModelArts: an input named data_url), and pass the folder"
         )
-    if not os.path.isdir(data_url):
-        raise BadInput(f"data_url {data_url} does not exist or is not a folder")
+    from bootfile.ground.again import is_folder  # the default folder needs no look
+
+    if not is_folder(data_url):
+        from datasets import links  # only for the message
+
+        reason = links.describe(data_url) or f"{data_url} does not exist or is not a folder"
+        raise BadInput(f"data_url {reason}")
     return data_url
 
 
 def read_checked(path: str, md5: str) -> bytes:
     """Return a file's bytes, unpacked if its name ends in .gz. md5: of the packed file. Data sets in memory
     call it on every rank. Raises BadInput."""
-    with explained(f"cannot read {path}"), open(path, "rb") as file:
-        content = file.read()
+    from bootfile.ground.again import read_whole  # data sets that are generated need none
+
+    with explained(f"cannot read {path}"):
+        content = read_whole(path)
     actual = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if actual != md5:
         raise BadInput(

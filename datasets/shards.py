@@ -13,7 +13,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from bootfile.ground.errors import BadInput, import_optional
-from bootfile.ground.files import explained
+from bootfile.ground.files import explained, read_again
 from common.ground.files import is_url
 from datasets.folders import tar_files
 
@@ -70,7 +70,9 @@ class TarShards(Dataset):
         sample: dict[str, Any] = {}
         for place, offset, size, _, _, name in self.index[self._first[id] : self._first[id + 1]].tolist():
             sample["__key__"], kind = tar_files.split_name(os.fsdecode(name))
-            sample[kind] = tar_files.read_member(self.paths[place], offset, size)
+            path = self.paths[place]
+            with explained(f"cannot read {path}"):
+                sample[kind] = read_again(functools.partial(tar_files.read_member, path, offset, size), path)
         if self.transform:
             return self.transform(sample)
         return sample
@@ -96,7 +98,8 @@ class ParquetRows(Dataset):
         self.transform = transform
         self._first = np.append(0, np.cumsum(self.index["size"]))  # rows of the groups
         for path in self.paths if self.columns else []:
-            known = _parquet().read_schema(path).names
+            with explained(f"cannot read {path}", ValueError):
+                known = read_again(functools.partial(_parquet().read_schema, path), path).names
             missing = set(self.columns or ()).difference(known)
             if missing:
                 raise BadInput(f"{path} has no column {min(missing)}; it has {', '.join(known)}")
@@ -109,7 +112,8 @@ class ParquetRows(Dataset):
         id = range(len(self))[id]
         group = int(np.searchsorted(self._first, id, "right")) - 1
         place, number, *_ = self.index[group].tolist()
-        table = _read_group(self.paths[place], number, self.columns)
+        path = self.paths[place]
+        table = read_again(functools.partial(_read_group, path, number, self.columns), path)
         row = table.slice(id - int(self._first[group]), 1).to_pylist()[0]
         if self.transform:
             return self.transform(row)

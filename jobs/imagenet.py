@@ -99,8 +99,12 @@ def parse_args() -> arguments.Arguments:
     help = "seed of weights, order and crops (default: 0)"
     add("--seed", role=IDENTITY, type=arguments.seed, default=0, help=help)
     names = ("acc", "loss", "class_acc", "top5", "f1")
-    metric = lambda name: {"top1": "acc"}.get(name, name)  # noqa: E731 - timm's name
-    add("--best_metric", type=metric, choices=names, help="metric that chooses best.pth (default: acc or f1)")
+    add(
+        "--best_metric",
+        type=metric_name,
+        choices=names,
+        help="metric that chooses best.pth (default: acc or f1)",
+    )
     help = "stop after N evaluations in a row without a better score (default: none)"
     add("--early_stopping", role=OPERATION, type=positive_int, metavar="N", help=help)
     add = parser.add_argument_group("what to do").add_argument
@@ -114,6 +118,11 @@ def parse_args() -> arguments.Arguments:
     process_group.add_arguments(parser)
     parser.checks += [aliases.merge, optimizers.check, check]
     return parser.parse_args()
+
+
+def metric_name(name: str) -> str:
+    """Return our name of a metric for --best_metric; top1 is that of timm."""
+    return "acc" if name == "top1" else name
 
 
 def check(args: argparse.Namespace) -> dict[str, Any]:
@@ -145,7 +154,9 @@ def main() -> None:
     run = Run(args)
     _, world_size = run.join()  # step by step: train_ddp.py
     run = run.replaced(image_folders.complete(args))  # mean, std, crop share: the model's own
-    args, device, log = run.args, run.device, run.log
+    args = run.args
+    device = run.device
+    log = run.log
     # see train_exact.py
     shards = exact_shards.Shards(args.exact_shards, device) if args.exact_shards else None
     # First the checks that need only the arguments: the scan of the images may take hours.
@@ -198,15 +209,22 @@ def main() -> None:
     if shards:
         shards.attach(forward)
     no_sync = forward.no_sync if isinstance(forward, DistributedDataParallel) else contextlib.nullcontext
-    steps_per_epoch, total_steps = len(train_loader), train_loader.total_steps
+    steps_per_epoch = len(train_loader)
+    total_steps = train_loader.total_steps
     optimizer = optimizers.build(args, model, device)
     scheduler = optimizers.build_scheduler(args, optimizer, steps_per_epoch, total_steps)
     if args.warmup * steps_per_epoch > total_steps and not (args.evaluate or args.prof):
         log.info(f"warning: --warmup {args.warmup:g} epochs is longer than the run: the rate only rises")
     checkpoint = Checkpointer(
-        run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
-        scheduler=scheduler, loader=train_loader,
-    )  # fmt: skip
+        run,
+        model=model,
+        forward=forward,
+        criterion=criterion,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        loader=train_loader,
+        val_loader=None if args.training_only else val_loader,
+    )
     checkpoint.add(scaler=scaler)
     evaluated = model
     if args.ema:
@@ -257,8 +275,12 @@ def main() -> None:
                 checkpoint.save()
         if not args.training_only:
             ranks.broadcast_buffers(evaluated)
-            evaluate = lambda part: evaluation.evaluate(  # noqa: E731
-                evaluated, part, criterion, log.metrics, checkpoint.must_stop
+            evaluate = functools.partial(
+                evaluation.evaluate,
+                evaluated,
+                criterion=criterion,
+                metrics=log.metrics,
+                stop=checkpoint.must_stop,
             )
             with autocast:
                 val_rows = shards.rows(evaluate, val_loader) if shards else evaluate(val_loader)[None]

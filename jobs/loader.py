@@ -60,7 +60,8 @@ def main() -> None:
     process_group.add_arguments(parser)
     args = parser.parse_args()
     run = Run(args)
-    device, log = run.device, run.log
+    device = run.device
+    log = run.log
     rank, world_size = run.join()
 
     cache = args.cache_dir or run.output.index_folder
@@ -73,14 +74,17 @@ def main() -> None:
     sampler = sampler.for_rank(rank, world_size)
     plan = paired_images.plan(pairs, sampler, args.crop, augment=training)
     log.info(f"data {args.split}={len(pairs)} pairs, steps_per_epoch={len(plan)} source={pairs.source}")
-    workers, store = args.num_workers or backends.cores(), PairFiles(pairs)
+    workers = args.num_workers or backends.cores()
+    store = PairFiles(pairs)
     engine = backends.engine("threads", store, device, workers)
     with ImageLoader(engine, plan, device, mean=(0.5,) * 3, std=(0.5,) * 3) as loader:  # pixels in -1..1
         resume.claim(args, run.output)
         log.start(loader, 0, loader.total_steps)
-        step, total = 0, 0.0
+        step = 0
+        total = 0.0
         for epoch in loader.epochs_from(0):
-            delivered, seconds = torch.zeros(1, dtype=torch.int64, device=device), 0.0
+            delivered = torch.zeros(1, dtype=torch.int64, device=device)
+            seconds = 0.0
             start = time.perf_counter()
             for images, _ in loader:
                 blurry, sharp = images.tensor_split(2)

@@ -53,6 +53,8 @@ def main() -> None:
     ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
 
     ### 新增 (new) 1/13, a step is V shards on any number of processes: each a forward and backward pass ###
+    import functools
+
     from common.elastic import agent
     from common.parallel import exact_shards
 
@@ -64,7 +66,8 @@ def main() -> None:
     args = parser.parse_args()
 
     run = Run(args)  # finds the device, and opens the output folder and the log
-    device, log = run.device, run.log
+    device = run.device
+    log = run.log
 
     ### 新增 (new) 2/13, replace processes that die: the others run main() again, and resume() from memory ###
     if args.elastic:  # starts the processes of the node as below, and exits with their code
@@ -76,7 +79,8 @@ def main() -> None:
     if topology.starts_processes:  # started once for the node: start the others, wait, exit with their code
         sys.exit(launcher.start(topology, args.grace))
     torch.distributed.init_process_group(**process_group.meet(args, topology))  # nccl on GPUs, else gloo
-    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank = torch.distributed.get_rank()
+    world_size = torch.distributed.get_world_size()
     ### 分布式改造 (distributed) 2/6, one process per GPU: started by torchrun, or here; then they connect ###
 
     ### 新增 (new) 3/13, a process computes neighbouring shards, each with its own BatchNorm ###
@@ -134,9 +138,15 @@ def main() -> None:
     ### 新增 (new) 6/13, the figures of each shard have a row of their own ###
 
     checkpoint = Checkpointer(
-        run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
-        scheduler=scheduler, loader=train_loader,
-    )  # fmt: skip
+        run,
+        model=model,
+        forward=forward,
+        criterion=criterion,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        loader=train_loader,
+        val_loader=test_loader,
+    )
 
     ### 新增 (new) 7/13, a process that comes gets the figures since the last report ###
     checkpoint.running = running
@@ -184,10 +194,14 @@ def main() -> None:
 
         ### 新增 (new) 12/13, evaluate V parts of the test set, with a row of sums for each ###
         # - val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
-        val_sums = shards.rows(
-            lambda part: evaluation.evaluate(model, part, criterion, log.metrics, checkpoint.must_stop),
-            test_loader,
+        evaluate = functools.partial(
+            evaluation.evaluate,
+            model,
+            criterion=criterion,
+            metrics=log.metrics,
+            stop=checkpoint.must_stop,
         )
+        val_sums = shards.rows(evaluate, test_loader)
         ### 新增 (new) 12/13, evaluate V parts of the test set, with a row of sums for each ###
 
         ### 分布式改造 (distributed) 6/6, sum the evaluation over all ranks; rank 0 writes the weights ###

@@ -59,14 +59,16 @@ def main() -> None:
     args = parser.parse_args()
 
     run = Run(args)  # finds the device, and opens the output folder and the log
-    device, log = run.device, run.log
+    device = run.device
+    log = run.log
 
     ### 分布式改造 (distributed) 2/6, one process per GPU: started by torchrun, or here; then they connect ###
     topology = run.print_topology()
     if topology.starts_processes:  # started once for the node: start the others, wait, exit with their code
         sys.exit(launcher.start(topology, args.grace))
     torch.distributed.init_process_group(**process_group.meet(args, topology))  # nccl on GPUs, else gloo
-    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    rank = torch.distributed.get_rank()
+    world_size = torch.distributed.get_world_size()
     ### 分布式改造 (distributed) 2/6, one process per GPU: started by torchrun, or here; then they connect ###
     torch.manual_seed(args.seed)
 
@@ -123,9 +125,15 @@ def main() -> None:
     running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
-        run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
-        scheduler=scheduler, loader=train_loader,
-    )  # fmt: skip
+        run,
+        model=model,
+        forward=forward,
+        criterion=criterion,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        loader=train_loader,
+        val_loader=test_loader,
+    )
     step = checkpoint.resume()  # 0, or the step of the newest checkpoint
 
     for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch

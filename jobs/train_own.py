@@ -53,7 +53,8 @@ def main() -> None:
     args = parser.parse_args()
 
     run = Run(args)  # finds the device, and opens the output folder and the log
-    device, log = run.device, run.log
+    device = run.device
+    log = run.log
     torch.manual_seed(args.seed)
 
     # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
@@ -66,7 +67,7 @@ def main() -> None:
     from bootfile.loaders.map_style import map_style_loader
 
     # - train_set, test_set = image_set.load(args.dataset, args.data_url, args.custom_data)
-    table, progression = (torch.from_numpy(each).float() for each in load_diabetes(return_X_y=True))
+    table, progression = (torch.from_numpy(array).float() for array in load_diabetes(return_X_y=True))
     table, progression = table / table.std(0), (progression - 152) / 77  # about mean 0, deviation 1
     patients = torch.utils.data.TensorDataset(table, progression)  # items are (input, target)
     split = torch.Generator().manual_seed(0)
@@ -102,15 +103,21 @@ def main() -> None:
     from common.run import metrics
 
     criterion = torch.nn.MSELoss()
-    mae, r2 = metrics.absolute_error, metrics.R2()  # reported as val_mae and val_r2
-    log.use(metrics.Metrics(mae=mae, r2=r2, best="mae", lowest=True))
+    # reported as val_mae and val_r2
+    log.use(metrics.Metrics(mae=metrics.absolute_error, r2=metrics.R2(), best="mae", lowest=True))
     ### 新增 (new) 4/5, your loss: a mean over the batch; your metrics, and the one that chooses best.pth ###
     running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
-        run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
-        scheduler=scheduler, loader=train_loader,
-    )  # fmt: skip
+        run,
+        model=model,
+        forward=forward,
+        criterion=criterion,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        loader=train_loader,
+        val_loader=test_loader,
+    )
     step = checkpoint.resume()  # 0, or the step of the newest checkpoint
 
     for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch

@@ -57,7 +57,8 @@ def main() -> None:
     args = parser.parse_args()
 
     run = Run(args)  # finds the device, and opens the output folder and the log
-    device, log = run.device, run.log
+    device = run.device
+    log = run.log
     torch.manual_seed(args.seed)
 
     # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
@@ -91,9 +92,15 @@ def main() -> None:
     running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
-        run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
-        scheduler=scheduler, loader=train_loader,
-    )  # fmt: skip
+        run,
+        model=model,
+        forward=forward,
+        criterion=criterion,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        loader=train_loader,
+        val_loader=test_loader,
+    )
     step = checkpoint.resume()  # 0, or the step of the newest checkpoint
 
     for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch

@@ -72,7 +72,8 @@ def main() -> None:
     args = parser.parse_args()
 
     run = Run(args)  # finds the device, and opens the output folder and the log
-    device, log = run.device, run.log
+    device = run.device
+    log = run.log
     torch.manual_seed(args.seed)
 
     # The samples of a step and their crops are a function of (seed, step): a restart continues exactly.
@@ -121,8 +122,8 @@ def main() -> None:
 
     from common.run import metrics
 
-    matrices = [each for each in model.parameters() if each.ndim > 1]
-    others = [each for each in model.parameters() if each.ndim <= 1]
+    matrices = [weight for weight in model.parameters() if weight.ndim > 1]
+    others = [weight for weight in model.parameters() if weight.ndim <= 1]
     recipe = models.FUSED[device.type] | {"betas": (0.9, 0.99), "weight_decay": args.weight_decay}
     groups: list[dict] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=args.lr, **recipe)
@@ -142,9 +143,15 @@ def main() -> None:
     running = evaluation.zero_sums(device, 3)  # float64: loss_sum, correct, count since a report
 
     checkpoint = Checkpointer(
-        run, model=model, forward=forward, criterion=criterion, optimizer=optimizer,
-        scheduler=scheduler, loader=train_loader,
-    )  # fmt: skip
+        run,
+        model=model,
+        forward=forward,
+        criterion=criterion,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        loader=train_loader,
+        val_loader=test_loader,
+    )
     step = checkpoint.resume()  # 0, or the step of the newest checkpoint
 
     for epoch in train_loader.epochs_from(step):  # after a restart: first the rest of the epoch

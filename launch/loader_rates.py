@@ -14,6 +14,7 @@ import torch
 from tqdm import tqdm
 
 from bootfile.ground import accelerator
+from bootfile.machine.cores import available_cores
 from bootfile.sampling.plan import Plan
 from bootfile.sampling.sampler import BatchSampler
 from common.compute import classifiers
@@ -53,7 +54,7 @@ def compare(args: argparse.Namespace) -> int:
     log(f"measuring the speed of {args.arch} without data, the last part")
     ceiling = _compute_rate(args, len(index.classes), device)
     slowest = next(row.warm for row in rows if row.backend == "pytorch")
-    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, {device.type}"
+    machine = f"{platform.processor() or platform.machine()}, {available_cores()} cores, {device.type}"
     print(f"\n{machine}, load average {os.getloadavg()[0]:.2f}")
     print(f"{index.root}: {len(index)} images, {int(index.bytes.mean()) / 1000:.0f} kB on average")
     print(f"{'backend':<18}{'images/s':>10}{'range':>14}{'ratio':>8}{'cold':>10}{'wait':>8}{'(cold)':>8}")

@@ -27,16 +27,18 @@ from tests.support.density import (
 MOST_COMPACT = 60
 # room -> the number of places of each of KINDS, and compact expressions in 1,000 lines
 CEILINGS = {
-    "bootfile/prove": (0, 0, 2, 3, 0, 0, 36),
-    "common/checkpoint": (0, 0, 8, 2, 3, 2, 34),
-    "common/compute": (0, 1, 13, 3, 7, 0, 50),
-    "common/console": (1, 1, 3, 0, 3, 0, 64),
-    "common/platform": (4, 4, 18, 1, 7, 1, 70),
-    "datasets/folders": (0, 0, 1, 0, 0, 0, 49),
-    "datasets/loaders": (0, 0, 0, 0, 11, 0, 25),
-    "jobs": (0, 0, 24, 3, 3, 11, 15),
-    "launch/platforms": (0, 0, 5, 0, 1, 1, 48),
-    "launch/report": (0, 0, 0, 0, 0, 0, 76),
+    "bootfile/console": (0, 0, 0, 0, 0, 0, 15),
+    "bootfile/prove": (0, 0, 0, 0, 0, 0, 27),
+    "bootfile/receipt": (0, 0, 0, 0, 0, 0, 18),
+    "common/console": (0, 0, 0, 0, 0, 0, 30),
+    "common/platform": (0, 0, 0, 0, 0, 0, 30),
+    "datasets/folders": (0, 0, 0, 0, 0, 0, 45),
+    "datasets/loaders": (0, 0, 0, 0, 0, 0, 21),
+    "launch/data": (0, 0, 0, 0, 0, 0, 40),
+    "launch/new": (0, 0, 0, 0, 0, 0, 26),
+    "launch/platforms": (0, 0, 0, 0, 0, 0, 35),
+    "launch/report": (0, 0, 0, 0, 0, 0, 17),
+    "launch/transfer": (0, 0, 0, 0, 0, 0, 15),
 }
 # files in the list "not calm yet" of pyproject.toml
 MOST_EXCEPTIONS = 1

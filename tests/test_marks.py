@@ -89,7 +89,7 @@ MUTANTS = {
     "wrong total": lambda text: re.sub(r"(### \S+ \S+ \d+)/\d+", r"\1/99", text),
     "no blank line before": lambda text: _drop(text, find_marks(text)[0] - 1),
     "shared line edited": lambda text: text.replace("Run(args)", "Run(arg)"),
-    "unmarked line": lambda text: _insert(text, _line(text, "device, log = "), "    args = args"),
+    "unmarked line": lambda text: _insert(text, _line(text, "device = run.device"), "    args = args"),
     "shared line moved into a block": lambda text: _insert(
         _drop(text, find_marks(text)[1]), find_marks(text)[1] + 1, text.split("\n")[find_marks(text)[1]]
     ),

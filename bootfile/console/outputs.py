@@ -22,6 +22,7 @@ def check_replaceable(path: str, mark: re.Pattern[str], force: bool) -> None:
         raise BadInput(f"--to {path}: {folder} is not a folder in which this user can write")
     if force or not os.path.lexists(path):
         return
+    # a file that cannot be read, such as a pipe, is not one of ours
     with contextlib.suppress(OSError), open(path, "rb", opener=opener) as file:
         if mark.search(file.read(_HEAD).decode(errors="replace")):
             return

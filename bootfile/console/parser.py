@@ -108,7 +108,8 @@ class Parser(argparse.ArgumentParser):
         raise BadInput(message)
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
-        words = list(sys.argv[1:] if args is None else args)
+        words = _list_words(args)
+        # before any value is parsed: an unknown option may make the next word look like a wrong value
         _, unknown = self._split([*words])
         if not unknown:
             parsed, unknown = self.parse_known_args(words, namespace)
@@ -123,14 +124,16 @@ class Parser(argparse.ArgumentParser):
 
         Values may be secrets: NAMELESS stands for those without an option.
         """
-        words = list(sys.argv[1:] if args is None else args)
+        words = _list_words(args)
         self._hide_secrets(words)
         known, unknown = self._split(words)
         for action in self._actions:  # one that a job takes from the environment
             if isinstance(action.default, str) and action.default != argparse.SUPPRESS:
                 action.default = expand_home(action.default)
         parsed, rest = super().parse_known_args([*map(expand_home, known)], namespace)
-        unknown += [NAMELESS for word in rest if word != _UNKNOWN]
+        for word in rest:
+            if word != _UNKNOWN:  # its text may be a secret, for example a password after a space
+                unknown.append(NAMELESS)
         return parsed, list(dict.fromkeys(unknown))
 
     def _split(self, words: list[str]) -> tuple[list[str], list[str]]:
@@ -140,7 +143,7 @@ class Parser(argparse.ArgumentParser):
         unknown = []
         while words:
             word = words.pop(0)
-            if word == "--":
+            if word == "--":  # the options of a job follow, which it reads itself
                 return [*known, word, *words], unknown
             given, equals, value = word.partition("=")
             option = self._spelled(given)
@@ -161,7 +164,9 @@ class Parser(argparse.ArgumentParser):
                 else:
                     known.append(f"{option}={action.const}")
             else:
-                attached = "" if given.startswith("--") else given[len(option) :]  # -j5
+                attached = ""
+                if not given.startswith("--"):
+                    attached = given[len(option) :]  # -j5
                 known.append(f"{option}{attached}{equals}{value}")
         return known, unknown
 
@@ -189,7 +194,9 @@ class Parser(argparse.ArgumentParser):
         if given in self._option_string_actions:
             return given
         if not given.startswith("--"):
-            return given[:2] if given[:2] in self._option_string_actions else None
+            if given[:2] in self._option_string_actions:
+                return given[:2]
+            return None
         return self.by_name().get(self.other_names.get(plain(given), plain(given)))
 
     def by_name(self) -> dict[str, str]:
@@ -200,6 +207,7 @@ class Parser(argparse.ArgumentParser):
     def resembling(self, name: str) -> str | None:
         """Return the defined option whose name is similar to an unknown one; None if there is none."""
         options = self.by_name()
+        # the names that other programs use come first, then misspelled ones, then the beginnings of names
         name = plain(name).lower()
         similar = [self.short_names.get(name)]
         similar += difflib.get_close_matches(name, options, 1, 0.75)
@@ -218,9 +226,21 @@ class Parser(argparse.ArgumentParser):
             meant = self.resembling(name)
             if not hint and meant:
                 hint = f"did you mean {meant}?"
-            shown.append(f"{name} ({hint})" if hint else name)
-        plural = "s" if len(shown) > 1 else ""
+            text = name
+            if hint:
+                text += f" ({hint})"
+            shown.append(text)
+        plural = ""
+        if len(shown) > 1:
+            plural = "s"
         return f"unknown option{plural}: {', '.join(shown)}"
+
+
+def _list_words(args: Iterable[str] | None) -> list[str]:
+    """Return the words of a command line as a list of its own, which _split() empties."""
+    if args is None:
+        return sys.argv[1:]
+    return list(args)
 
 
 def expand_home(word: str) -> str:
@@ -231,7 +251,10 @@ def expand_home(word: str) -> str:
     value = word
     if word.startswith("-"):
         option, equals, value = word.partition("=")
-    path = os.path.expanduser(value) if value.startswith("~") else value
+    path = value
+    if value.startswith("~"):
+        path = os.path.expanduser(value)
+    # expanduser() leaves the name of an unknown user as it is; "~" alone needs $HOME
     if path.startswith("~") and (path == "~" or "/" in path):
         user = path.partition("/")[0]
         raise BadInput(f"{user} is not the home folder of a user: write ./{user} for a folder of this name")

@@ -38,7 +38,9 @@ def mask_words(words: Iterable[str], ignored: Collection[str] = ()) -> tuple[lis
                 option = word[:2]
                 value = word[2:]
             lead = word.removesuffix(value)
-            count = 1 if value else 0
+            count = 0  # without "=" the value is the next word
+            if value:
+                count = 1
         else:
             value = word
             lead = ""
@@ -46,7 +48,10 @@ def mask_words(words: Iterable[str], ignored: Collection[str] = ()) -> tuple[lis
         # an option has one value: a second one, and a word before all options, may belong to no option
         is_nameless = count > 1 and NAMELESS in ignored
         is_hidden = name_of(option) in ignored or is_nameless or is_secret(option, value)
-        text = f"{lead}***" if value and is_hidden else mask(word)
+        # also a word that is not hidden by its option may be one that a store or a hub has given
+        text = mask(word)
+        if value and is_hidden:
+            text = f"{lead}***"
         shown.append(text)
         if text != word:
             masked.append(option or NAMELESS)

@@ -1,5 +1,6 @@
 """Choose the checkpoint that a run continues from."""
 
+import functools
 import os
 from collections.abc import Callable
 from typing import cast
@@ -7,6 +8,7 @@ from typing import cast
 from bootfile.exact import files
 from bootfile.exact.state import SavedState
 from bootfile.ground.errors import BadInput, in_one_line
+from bootfile.ground.files import read_again
 
 
 def choose(
@@ -29,24 +31,30 @@ def choose(
     if not paths and wanted != "auto":
         raise BadInput(f"--resume {wanted}: no such file, or folder with checkpoints")
     refused = []
+    failures = []
     for path in paths:
         try:
-            state = cast(SavedState, files.read(path, whole))  # load() checks it
+            read = functools.partial(files.read, path, whole)
+            state = cast(SavedState, read_again(read, path))  # load() checks it
             load(state)
             return path, state
         except BadInput as error:  # this is the right checkpoint: do not try older ones
             raise BadInput(f"{path}: {error}") from None
         except files.Refused as reason:
             refused.append(f"{path}: {reason}")
+            failures.append(reason)
         except Exception as error:  # load_state_dict() failed: the file is of another program
             refused.append(f"{path}: it does not hold the state of this job: {in_one_line(error)}")
         print(f"checkpoint refused: {refused[-1]}", flush=True)
     if refused and os.path.isfile(wanted) and not os.path.exists(f"{wanted}.json"):
         raise BadInput(f"--resume {refused[0]}; to take its weights only: --weights {wanted}")
     if refused:
-        raise BadInput(
-            f"no checkpoint can be used: {'; '.join(refused)} (to start a new run, use another --output_dir)"
-        )
+        line = f"no checkpoint can be used: {'; '.join(refused)}"
+        from bootfile.ground.again import is_temporary, refusal
+
+        for failure in filter(is_temporary, failures):
+            raise refusal(line, failure)
+        raise BadInput(f"{line} (to start a new run, use another --output_dir)")
     return "", None
 
 

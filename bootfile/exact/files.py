@@ -11,6 +11,7 @@ this checkpoint is refused.
 """
 
 import contextlib
+import functools
 import glob
 import hashlib
 import io
@@ -34,6 +35,7 @@ from bootfile.ground.files import (
     explained,
     open_atomic,
     opener,
+    read_again,
     read_file,
     sha256_file,
     state_of,
@@ -231,7 +233,8 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True, file: Any = Non
 def list_newest_first(folder: str) -> list[str]:
     """Return the paths of the checkpoints in a folder, the highest step first."""
     with explained(f"checkpoints in {folder} cannot be listed"):
-        return [os.path.join(folder, name) for name in reversed(checkpoint_names(folder))]
+        names = read_again(functools.partial(checkpoint_names, folder), folder)
+    return [os.path.join(folder, name) for name in reversed(names)]
 
 
 def keep(newest: str, count: int, whole: dict[str, tuple[Any, ...]]) -> None:
@@ -275,7 +278,11 @@ def discard(path: str) -> None:
     for file in (path, f"{path}.json"):
         with contextlib.suppress(OSError):
             os.unlink(file)
-    shutil.rmtree(dtensor_folder(path), ignore_errors=True)
+    folder = dtensor_folder(path)
+    if os.path.islink(folder):  # what it points to belongs to another run
+        with contextlib.suppress(OSError):
+            os.unlink(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _save(state: dict[str, Any], file: "_Checked") -> None:
@@ -385,7 +392,10 @@ class _Summed:
 def _verified(path: str, facts: dict[str, Any]) -> Iterator[_Summed | None]:
     """Open a checkpoint for torch.load, and verify each byte at the end of the block. One of version 0.25 or
     earlier, which has no sum, is verified before the block, and not opened. Raises Refused."""
-    for name, (size, sha256) in facts.get("shards", {}).items():
+    shards = facts.get("shards", {})
+    if shards and os.path.islink(dtensor_folder(path)):
+        raise Refused(f"its folder {os.path.basename(dtensor_folder(path))} is a link")
+    for name, (size, sha256) in shards.items():
         _verify(os.path.join(dtensor_folder(path), name), size, sha256, f"its file {name}")
     if "sum" not in facts:
         _verify(path, facts["size"], facts["sha256"], "it")

@@ -40,6 +40,7 @@ from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.folder_lock import FolderLock
 from bootfile.ground.intervals import Interval
+from bootfile.ground.results import refuse_links
 from bootfile.machine import convolution, instructions
 from bootfile.processes import ranks, signals, stuck, waits
 
@@ -260,7 +261,7 @@ class Exact:
             signals.watch(self.grace, self.processes.signal_store())
             if ranks.world_size() == 1 and not self.processes.may_change:
                 # several processes would have to agree on a step
-                waits.serve_when_stopped(self._save_while_waiting)
+                waits.serve_when_stopped(self._save_while_waiting, self._save_before_end)
         self.processes.begin(self, step)
         self._progress = stuck.start(
             self.saver.folder, step, *self._stuck_options, tells_ends=not self.processes.may_change
@@ -440,6 +441,7 @@ class Exact:
             self._lock.hold()
         if self._writes:
             self.state.check_saveable()
+            refuse_links(self.saver.folder)
         wanted = self._events.choose_checkpoint()
         if wanted == "never":
             return None
@@ -663,6 +665,17 @@ class Exact:
         if self.loader.step == began:
             self._exit(began)
         self.save()  # it returns if gradients wait for an optimizer step
+
+    def _save_before_end(self) -> None:
+        """Save the last step, because the data of the next one cannot be read: an error ends the loop. Called
+        in the thread of the loop, in a job of one process: several would have to agree on a step."""
+        step = self.loader.step
+        if not self.loader.is_whole or self._ended != step or self._saved == step:
+            return
+        self.save()  # it returns if gradients wait for an optimizer step
+        self.saver.collect(wait=True)
+        if self.saver.durable == step:
+            self.say(f"saved at step {step}: the data of the next one cannot be read")
 
     def _exit(self, step: int) -> None:
         """Exit after rank 0 has saved: when one process exits, its parent ends the others."""

@@ -106,6 +106,7 @@ class Machines:
                 f"{in_words(THREADS, saved)} in each process, as this run began: {asks} would give "
                 f"{of_this_node}, and other bits (--threads {of_this_node} changes it)"
             )
+        threads.check_room(number)
         torch.set_num_threads(number)
 
     def _compare_ranks(self, now: facts.Facts) -> None:

@@ -285,6 +285,8 @@ class Saver:
         """Make the folder for a state, and delete what a killed write has left. Raises OSError if the disk is
         full."""
         check_mounted(self.folder)
+        if os.path.islink(folder) and folder != self.folder:  # it was made after the start
+            raise OSError(errno.ELOOP, f"{folder} is a link")
         if not os.path.isdir(folder):
             os.makedirs(folder, exist_ok=True)
             if self.durable:

@@ -176,8 +176,11 @@ class RunState:
         for name in sorted(names):
             there = values_there.get(name)
             here = values_here.get(name)
-            if there != here:
-                raise files.Refused(f"its {name} is {there}, this run's is {here}")
+            if there != here and not self._may_change(name):
+                from bootfile.exact.refusals import hint_of_path  # only a refusal needs it
+
+                hint = hint_of_path(name, there, here)
+                raise files.Refused(f"its {name} is {there}, this run's is {here}{hint}")
         for name, there in state.get("sampling", {}).items():  # version 0.21 did not write it
             here = self.sampling.get(name)
             if there != here and name == "processes":
@@ -204,6 +207,13 @@ class RunState:
             self._give_by_name(state)
         if not self.is_sharded:
             self.restore(state)
+
+    def _may_change(self, name: str) -> bool:
+        """Return whether a value of the checkpoint's identity is none of this run's, but an option that may
+        change at a restart: the user has changed the role of the option, or a new version has."""
+        option = name.removeprefix("--")
+        is_operation = option in self.settings and option not in self.schedule.settings
+        return is_operation and name not in self.identity
 
     def broadcast(self, state: SavedState | None) -> SavedState | None:
         """Return rank 0's state on every rank, with the tensors of a sharded model as this rank's parts."""

@@ -3,7 +3,7 @@
 0        done
 1        an error in the program, with its traceback
 2        bad input: an argument, a path or a file; no result was written
-6        the last results could not be written
+6        the last results could not be written, or a file system did not answer: a restart may succeed
 7        training diverged: too many steps in a row without a finite loss and gradient
 130      interrupted by Ctrl-C (SIGINT), after a last checkpoint if training had begun
 128 + n  signal n ended a process of this node
@@ -34,6 +34,13 @@ class BadInput(ValueError):
     """An input (argument, file, folder, network) is not usable. The message shows the values."""
 
     code = BAD_INPUT
+
+
+class Unavailable(BadInput):
+    """A file system does not answer, or its connection was lost: nothing is wrong with the input, and a
+    restart may succeed."""
+
+    code = NOT_SAVED
 
 
 class MissingPackage(BadInput, ImportError):
@@ -99,6 +106,21 @@ def import_optional(module: str, purpose: str, package: str | None = None) -> Mo
         raise MissingPackage(f"{purpose} ({reason}): pip install {package or module}") from error
 
 
+def write_error(text: str) -> None:
+    """Write text on standard error, which may be closed."""
+    error_writers[-1](text)
+
+
+def _write_error(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+# The last one writes the errors: a job adds a function whose text arrives although sys.stderr was replaced.
+error_writers: list[Callable[[str], None]] = [_write_error]
+
+
 def say_error(text: str) -> None:
     """Print `error: text` as one printable line on stderr. Processes that one parent started send it to the
     parent, which prints it once."""
@@ -106,16 +128,15 @@ def say_error(text: str) -> None:
     try:
         os.write(int(os.environ[ERROR_PIPE]), line.encode())
     except (KeyError, OSError, ValueError, OverflowError):  # no parent
-        with contextlib.suppress(OSError, ValueError):  # stderr may be closed; that must not stop the process
-            sys.stderr.write(line)
-            sys.stderr.flush()
+        write_error(line)
 
 
 def leave(code: int) -> None:
     """End the process at once, without destructors: a communication library may wait for a lost peer in its
     destructor."""
     try:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):  # closed, None, or an object of the job's code
+                stream.flush()
     finally:
         os._exit(code)

@@ -15,7 +15,7 @@ _CODES = {
     BAD_INPUT: "bad input: the log has one line `error: ...` with the value",
     NO_RENDEZVOUS: "the processes did not connect to each other: the log names the missing or wrong ones",
     LOST_CONTACT: "contact with another process was lost: look at the node that failed first",
-    NOT_SAVED: "the last results could not be written: the log names them and the reason",
+    NOT_SAVED: "the last results could not be written, or files could not be read: the log names the reason",
     DIVERGED: "training diverged: too many steps in a row without a finite loss and gradient",
     DIFFERS: "a run that should equal the reference differs",
     UNVERIFIED: "the runs are equal, but they prove nothing",

@@ -15,10 +15,12 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterator
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, TypeVar
 
 from bootfile.ground.errors import BadInput, in_one_line, print_line
+
+T = TypeVar("T")
 
 PARTIAL = ".partial-"  # the names of temporary files and folders begin with this
 _BLOCK = 2**20  # bytes
@@ -170,6 +172,9 @@ def explain_write(error: Exception, path: str) -> str:
         return reason
     with contextlib.suppress(OSError):  # a stale mount
         space = os.statvfs(path)
+        is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        if is_full and space.f_files and not space.f_favail:  # some file systems do not count their files
+            return f"{reason} (no free inodes at {path}: it has as many files as it can hold)"
         return f"{reason} ({space.f_bavail * space.f_frsize / 1e6:.1f} MB free at {path})"
     return reason
 
@@ -177,6 +182,7 @@ def explain_write(error: Exception, path: str) -> str:
 @contextlib.contextmanager
 def explained(failure: str, *others: type[Exception], kind: type[Exception] = BadInput) -> Iterator[None]:
     """Raise `kind` for an OSError of the block, or one of the others: "cannot read FILE: Permission denied".
+    In place of BadInput it is Unavailable if the file system may answer later.
 
     failure: the text before the reason. A BadInput of the block, which has a text for users, stays as it is,
     and so does an error of this kind.
@@ -190,7 +196,25 @@ def explained(failure: str, *others: type[Exception], kind: type[Exception] = Ba
         reason = ""
         if isinstance(error, OSError):
             reason = error.strerror or str(error)
-        raise kind(f"{failure}: {reason or in_one_line(error)}") from error
+        line = f"{failure}: {reason or in_one_line(error)}"
+        if kind is BadInput:
+            from bootfile.ground.again import refusal
+
+            raise refusal(line, error) from error
+        raise kind(line) from error
+
+
+def read_again(read: Callable[[], T], path: str) -> T:
+    """Return read(), which is repeated for some seconds if the file system of `path` does not answer. Readers
+    call it for each file, in any thread or process. Raises the exceptions of read()."""
+    try:
+        return read()
+    except FileNotFoundError:
+        raise
+    except Exception as error:
+        from bootfile.ground import again  # no run loads it without such an error
+
+        return again.repeat(read, path, error)
 
 
 def sha256_file(file: str | BinaryIO) -> str:
@@ -240,9 +264,13 @@ def is_at(handle: int, path: str) -> bool:
 
 def read_file(path: str, most: int) -> bytes:
     """Return the content of a regular file of at most `most` bytes. Raises OSError for any other."""
-    with open(path, "rb", opener=opener) as file:
-        if os.fstat(file.fileno()).st_size <= most:
-            content = file.read(most + 1)  # files of /proc have the size 0, whatever they hold
-            if len(content) <= most:
-                return content
-    raise OSError(errno.EFBIG, f"larger than {most} bytes", path)
+
+    def read() -> bytes:
+        with open(path, "rb", opener=opener) as file:
+            if os.fstat(file.fileno()).st_size <= most:
+                content = file.read(most + 1)  # files of /proc have the size 0, whatever they hold
+                if len(content) <= most:
+                    return content
+        raise OSError(errno.EFBIG, f"larger than {most} bytes", path)
+
+    return read_again(read, path)

@@ -15,8 +15,8 @@ from typing import Any
 from bootfile.ground import errors
 from bootfile.ground.files import opener
 from bootfile.ground.lease import Lease
+from bootfile.ground.mounts import LEASE as FOLDER
 
-FOLDER = ".lease"
 _NAME = re.compile(r"(?P<version>\d{8})-(?P<id>[0-9a-f]{32})-(?P<pid>\d+)-(?P<host>.*)")
 
 

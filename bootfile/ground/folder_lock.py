@@ -1,39 +1,26 @@
 """Hold the output folder of a run: one process at a time writes to it.
 
-    FOLDER/.lock      exists while a process holds FOLDER; a killed one leaves it there
-    FOLDER/.lease/    the same on mounts whose locks end at this node (folder_lease.py)
+FOLDER/.lock      exists while a process holds FOLDER; a killed one leaves it there
+FOLDER/.lease/    the same on mounts whose locks end at this node (folder_lease.py)
 """
 
 import contextlib
 import fcntl
 import io
 import os
-import re
 import time
 from typing import TYPE_CHECKING
 
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.files import explained, is_at, opener
 from bootfile.ground.heartbeat import watched
+from bootfile.ground.mounts import find_local_locks
 
 if TYPE_CHECKING:
     from bootfile.ground.folder_lease import FolderLease
 
 LOCK = ".lock"
 _BUSY = 10.0  # seconds that a start waits for the previous one to end
-_MOUNTS = "/proc/self/mountinfo"
-_SHARES_LOCKS = re.compile(r"fuse\.(juicefs|ceph.*|gluster.*|beegfs|moosefs|mfs.*|.*overlayfs)")
-_LOCAL_OPTIONS = {  # type of a mount -> options with which its locks are local; "": they always are
-    "nfs": "nolock|local_lock=(all|posix)",
-    "nfs4": "nolock|local_lock=(all|posix)",
-    "lustre": "localflock",
-    "cifs": "nobrl",
-    "smb3": "nobrl",
-    "9p": "",
-    "virtiofs": "",
-    "fuse": "",
-}
-
 
 # (process, path of the file LOCK) -> what that process holds. A record lock ends when its process closes the
 # file anywhere, so a process opens the file once, also if a notebook starts its loop again.
@@ -150,30 +137,3 @@ def remove_empty(folders: list[str]) -> None:
     for folder in reversed(folders):
         with contextlib.suppress(OSError):
             os.rmdir(folder)
-
-
-def find_local_locks(path: str) -> str:
-    """Return the type of the mount that holds a path if its locks may end at this node, else "". Rank 0
-    calls it when it holds the folder of the run."""
-    kind = ""
-    options = ""
-    longest = 0  # characters of the mount point: the innermost mount holds the path
-    with contextlib.suppress(OSError), open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            mount, _, device = line.partition(" - ")
-            point = re.sub(r"\\(\d{3})", _read_octal, mount.split()[4])
-            if os.path.commonpath([point, path]) == point and len(point) >= longest:
-                longest = len(point)
-                kind, _, options = (*device.split(), "", "")[:3]
-                options = f"{mount.split()[5]},{options}"
-    expected = _LOCAL_OPTIONS.get(kind.partition(".")[0])
-    if expected is None or _SHARES_LOCKS.fullmatch(kind):
-        return ""
-    if expected and not re.search(rf"(^|,)({expected})(,|$)", options):
-        return ""
-    return kind
-
-
-def _read_octal(match: re.Match[str]) -> str:
-    """Return the character of an escape in a mount point: a space is written as \\040."""
-    return chr(int(match[1], 8))

@@ -3,6 +3,9 @@
 import contextlib
 import os
 import re
+from collections.abc import Iterable
+
+from bootfile.ground.errors import BadInput
 
 CHECKPOINTS = "checkpoints"
 CLASSES = "classes.json"  # the names of the classes, in the order of the labels
@@ -25,6 +28,21 @@ def checkpoint_names(folder: str) -> list[str]:
                 steps.append((int(match[1]), name))
     steps.sort(key=lambda checkpoint: checkpoint[0])
     return [name for _, name in steps]
+
+
+def refuse_links(folder: str, names: Iterable[str] = (CHECKPOINTS,)) -> None:
+    """Raise BadInput if a folder into which a run writes is a link. A run calls it on rank 0 before it looks
+    for a checkpoint: it would continue another run, and delete the checkpoints of that run.
+
+    folder: the output folder, which may be a link itself. names: of the folders in it.
+    """
+    for name in names:
+        path = os.path.join(folder, name)
+        if os.path.islink(path):
+            raise BadInput(
+                f"{path} is a link to {os.readlink(path)}, and a run writes and deletes files there: remove "
+                "the link, or let the whole output folder be elsewhere"
+            )
 
 
 def dtensor_folder(path: str) -> str:

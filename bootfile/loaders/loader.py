@@ -12,8 +12,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from bootfile.ground import accelerator
-from bootfile.ground.errors import BadInput
-from bootfile.processes import ranks
+from bootfile.ground.errors import BadInput, Unavailable
+from bootfile.processes import ranks, waits
 from bootfile.processes.waits import waiting
 from bootfile.receipt.receipt import Receipt, sums_of_ids
 from bootfile.sampling import generators
@@ -270,13 +270,16 @@ class Loader:
         return self.engine.example(count)  # type: ignore[attr-defined]  # those that need none have none
 
     def explain(self, error: Exception) -> str:
-        """Return one line for an error of torch that an item of the last batch causes, or ""."""
+        """Return one line for an error of torch that an item of the last batch or a worker causes, or ""."""
+        line = self._explain_workers(error)  # torch raises it in whatever the job does when the worker ends
+        if line:
+            return line
         explain = getattr(self.engine, "explain", None)
         if explain is None:
             return ""
         with contextlib.suppress(Exception):  # the item cannot be read again
-            line: str = explain(_first_line(error), self.batch)
-            return line
+            of_engine: str = explain(_first_line(error), self.batch)
+            return of_engine
         return ""
 
     def __len__(self) -> int:
@@ -321,17 +324,36 @@ class Loader:
 
     def _next(self, copies: Iterator[tuple[Batch, Copy]]) -> tuple[Batch, Copy] | None:
         """Return the next batch and its copy; None at the end. If another loader leads, the random numbers of
-        its step continue afterwards. Raises NotDelivered if a worker has died."""
+        its step continue afterwards. Raises NotDelivered if a worker has died, and Unavailable after the last
+        step was saved."""
         # without workers, the engine reads items in this process, and they may draw
         random_numbers = contextlib.nullcontext() if generators.may_seed(self) else generators.restored()
         try:
             with random_numbers, waiting():
                 return next(copies, None)
-        except RuntimeError as error:
-            text = _first_line(error)
-            if not text.startswith("DataLoader worker (pid"):
-                raise
-            raise NotDelivered(f"{text} {_DEAD_WORKER}") from error
+        except Unavailable:
+            waits.call_before_end()
+            raise
+        except (RuntimeError, OSError) as error:
+            line = self._explain_workers(error)
+            if line:
+                raise NotDelivered(line) from error
+            if isinstance(error, OSError):  # of a DataLoader of the user
+                waits.call_before_end()
+            raise
+
+    def _explain_workers(self, error: Exception) -> str:
+        """Return one line if a worker has ended, or cannot be started; "" for another error."""
+        from bootfile.machine import process_limits  # only after an error
+
+        line = process_limits.explain(error)
+        text = _first_line(error)
+        if line or not text.startswith("DataLoader worker (pid"):
+            return line
+        why_ended = getattr(self.engine, "why_ended", None)
+        if why_ended is not None:
+            line = why_ended(error)
+        return line or f"{text} {_DEAD_WORKER}"
 
     def _seed(self, step: int, moment: int, shard: int = 0) -> None:
         """Seed all generators for a step (or an epoch) of this rank, or for one of its shards, unless another

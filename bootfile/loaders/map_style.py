@@ -19,6 +19,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 from bootfile.ground import accelerator
 from bootfile.ground.data_sets import check_map_style, class_names_of
 from bootfile.ground.errors import BadInput, print_line
+from bootfile.ground.files import read_again
 from bootfile.loaders.data_fingerprint import find_unstable, fingerprint, hash_rows, hash_value
 from bootfile.loaders.loader import Loader
 from bootfile.loaders.pairs import Index, pair_of, split
@@ -220,25 +221,39 @@ class Fetcher:
         """
         if not self._draws and not self._held:
             before = generators.snapshot()
-            items = [self._read(id) for id in ids.tolist()]
+            items = [self._read_again(id) for id in ids.tolist()]
             if generators.snapshot() == before:
                 return items
             self._draws = True
         items = []
         for id, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
-            self._seed(seed)
-            items.append(self._read(id))
+            items.append(self._read_again(id, seed))
         return items
 
-    def _read(self, id: int) -> Any:
-        """Return the item of a sample. An error names the sample."""
+    def _read_again(self, id: int, seed: int | None = None) -> Any:
+        """Return _read(), which is called again if a file system does not answer."""
+        return read_again(functools.partial(self._read, id, seed), self._describe_id(id))
+
+    def _read(self, id: int, seed: int | None = None) -> Any:
+        """Return the item of a sample, for which all generators get the seed. An error names the sample."""
+        name = self._describe_id(id)
+        if seed is not None:
+            self._seed(seed)
         try:
-            with reading(f"sample {id} of {self._name}"):
+            with reading(name):
                 return self.dataset[id]
         except BadInput:
             raise
         except (Exception, SystemExit) as error:  # StopIteration and SystemExit would end the job as if done
-            raise RuntimeError(f"sample {id} of {self._name} raised {error!r}") from error
+            from bootfile.ground.again import is_temporary, refusal  # no run loads it without an error
+
+            line = f"{name} raised {error!r}"
+            if is_temporary(error):
+                raise refusal(line, error) from error
+            raise RuntimeError(line) from error
+
+    def _describe_id(self, id: int) -> str:
+        return f"sample {id} of {self._name}"
 
     def _seed(self, seed: int) -> None:
         """Seed all generators of this process, and those that the dataset and collate_fn hold."""

@@ -50,6 +50,15 @@ def torch_loader(
     if is_iterable or loader.persistent_workers:
         kind = "an IterableDataset" if is_iterable else "persistent_workers=True"
         raise BadInput(f"the DataLoader has {kind}: its batches are not the same after a restart")
+    if not len(loader):
+        raise BadInput(
+            f"the DataLoader has no batch: batch_size {loader.batch_size} is larger than the data set "
+            f"({len(loader.dataset)} samples): expected a smaller one, or drop_last=False"  # type: ignore[arg-type]
+        )
+    if loader.num_workers:
+        from bootfile.processes.sockets import find_short_folder
+
+        find_short_folder()
     steps = LoaderSteps(len(loader), seed, epochs, ranks.rank(), ranks.world_size())
     digest, is_stable = find_fingerprint(loader)
     plan = Plan(Index(steps.size, digest), steps)
@@ -170,6 +179,11 @@ class TorchBatches(Engine):
         self._seed(sampler, sampler.epoch, _ORDER)
         compares = self._compares
         self._compares = False  # what is read again later belongs to this start
+        if self._loader.num_workers:
+            from bootfile.loaders.workers import check_tasks  # a loop without workers needs no limits
+
+            # a process, the thread that sends its results, and one here that sends it the ids
+            check_tasks(self._loader.num_workers, 3)
         batches = iter(self._loader)
         for step in range(begin, end):
             if not self._loader.num_workers:  # the steps of the training draw in this process, too

@@ -1,6 +1,7 @@
 """The worker processes of torch's DataLoader, and an engine whose batches they make."""
 
 import concurrent.futures
+import contextlib
 import fcntl
 import functools
 import gc
@@ -13,6 +14,7 @@ import signal
 import socket
 import stat
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from bootfile.ground.errors import BadInput
 from bootfile.loaders.loader import Data, Engine, NotDelivered
@@ -29,6 +32,12 @@ from bootfile.processes import signals
 from bootfile.sampling import generators
 from bootfile.sampling.plan import Batch, Plan
 
+# A worker is a process with a thread that sends its results, and one that watches its reads (reading.py).
+# The job has a thread for each worker, which sends it the ids of its batches.
+_TASKS_OF_WORKER = 4
+# what close() and a worker write into the memory that they share, see _begin()
+_CLOSING = 1
+_NO_THREAD = 2
 # what a forked process must not use; files are opened again, see _reopen_files().
 _CONNECTIONS = {"sqlite3": "Connection", "lmdb": "Environment", "psycopg": "Connection",
                 "psycopg2.extensions": "connection", "duckdb": "DuckDBPyConnection", "zmq": "Socket",
@@ -40,6 +49,7 @@ _CANNOT_SEND = "a worker of the loader cannot send a batch"
 _MORE_SHM = (
     "give the container more (docker run --shm-size 8g), or use --data_backend threads or fewer --workers"
 )
+_FEWER = "fewer --workers"
 
 
 class Workers:
@@ -56,7 +66,7 @@ class Workers:
             method = multiprocessing.get_all_start_methods()[0]
         # by "spawn" and "forkserver" they get a copy of the data set, in which no handle is open
         self.forks = count > 0 and method == "fork"
-        # memory that the workers share: 1 when they may end at a SIGTERM, see _begin()
+        # memory that the workers share: see _begin()
         self._closing = multiprocessing.Value("b", 0, lock=False) if count else None
         weakref.finalize(self, _close, self._closing)
 
@@ -82,10 +92,10 @@ class Workers:
                 persistent_workers=self.count > 0,
                 generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
             )
-        batches = _started(self._loader)
+        batches = self._start(self._loader, self.count)
         if self.pinned and not self.count:  # pin_memory=True of torch 2.1 would make lists of nested tuples
             batches = map(_pin, batches)
-        for batch, result in batches:
+        for batch, result in self._explained(batches, self.count):
             if isinstance(result, BadInput):
                 raise result
             yield batch, result
@@ -104,7 +114,9 @@ class Workers:
             num_workers=count,
             generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
         )
-        results = [result for _, result in _started(workers)]
+        check_tasks(count)
+        batches = self._explained(self._start(workers, count), count)
+        results = [result for _, result in batches]
         for result in results:
             if isinstance(result, BadInput):
                 raise result
@@ -118,21 +130,72 @@ class Workers:
 
     def open_loader(self, results: Dataset[Any], **options: Any) -> DataLoader[Any]:
         """Return a DataLoader whose workers begin with _begin(). They start when it is iterated."""
+        if self.count:
+            from bootfile.processes.sockets import find_short_folder  # a loop without workers has no sockets
+
+            find_short_folder()
         in_main_thread = threading.current_thread() is threading.main_thread()
         begin = functools.partial(_begin, self._closing, in_main_thread)
         pins = self.pinned and self.count > 0
-        return DataLoader(results, pin_memory=pins, worker_init_fn=begin, **options)
+        return _DataLoader(results, pin_memory=pins, worker_init_fn=begin, **options)
+
+    def _start(self, loader: DataLoader[Any], count: int) -> Iterator[Any]:
+        """Return iter(loader), which starts `count` workers. They begin without a garbage collector: _begin()
+        starts it. Raises NotDelivered if a limit of processes and threads does not allow them."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return iter(loader)
+        except (RuntimeError, OSError) as error:
+            line = self.explain(error, count)
+            if not line:
+                raise
+            self.close()  # the workers that have started end at a SIGTERM
+            raise NotDelivered(line) from error
+        finally:
+            if collects:
+                gc.enable()
+
+    def _explained(self, batches: Iterator[Any], count: int) -> Iterator[Any]:
+        """Yield what the workers send. Raises NotDelivered if a thread for one of them cannot be started."""
+        try:
+            yield from batches
+        except RuntimeError as error:
+            line = self.explain(error, count)
+            if not line:
+                raise
+            self.close()  # the workers that have started end at a SIGTERM
+            raise NotDelivered(line) from error
+
+    def explain(self, error: Exception, count: int = 0) -> str:
+        """Return a line if a process or a thread for `count` workers cannot be started, here or in one of
+        them, else "". torch only says that a worker has ended, in whatever the job does then."""
+        from bootfile.machine import process_limits  # only after an error
+
+        count = count or self.count
+        needs = f"{count} workers need about {count * _TASKS_OF_WORKER}"
+        line = process_limits.explain(error, needs)
+        if not line and self._closing is not None and self._closing.value == _NO_THREAD:
+            line = f"a worker of the loader cannot start a thread: {process_limits.explain_refusal(needs)}"
+        return f"{line}, or use {_FEWER}" if line else ""
 
 
-def _started(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Return iter(loader). Its workers begin without a garbage collector: _begin() starts it."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        return iter(loader)
-    finally:
-        if collects:
-            gc.enable()
+class _Iterator(_MultiProcessingDataLoaderIter):
+    """torch's iterator of a DataLoader, which ends its workers. If only some of them could be started, torch
+    would print a traceback of its own at the end, after the line of Workers.explain()."""
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            super().__del__()
+
+
+class _DataLoader(DataLoader[Any]):
+    def _get_iterator(self) -> Any:
+        """Return the iterator of an epoch. iter() calls it, for persistent workers once."""
+        if not self.num_workers:
+            return super()._get_iterator()
+        self.check_worker_number_rationality()  # a warning of torch
+        return _Iterator(self)
 
 
 class WorkerEngine(Engine):
@@ -149,6 +212,11 @@ class WorkerEngine(Engine):
     def run(self, plan: Plan) -> Data:
         for batch, images in self._workers.load(plan, self._function):
             yield batch, torch.as_tensor(images)
+
+    def why_ended(self, error: Exception) -> str:
+        """Return why a worker has ended, or "" if that is not known. A Loader asks after torch's error."""
+        line: str = self._workers.explain(error)
+        return line
 
     def close(self) -> None:
         self._workers.close()
@@ -194,22 +262,34 @@ def _begin(closing: Any, in_main_thread: bool, worker: int) -> None:
     saves a checkpoint after it, and may need batches until then. After close(), the DataLoader sends a
     SIGTERM to a worker that does not end by itself, and the worker obeys that one.
 
-    closing: shared with the job, 1 after close().
+    closing: shared with the job: _CLOSING after close(), _NO_THREAD if a worker cannot start its thread.
     in_main_thread: whether the main thread of the job has started this worker. Then the kernel kills it when
         the job ends, also if its read hangs. The kernel does so when the thread ends that has started the
         worker. If that is another thread, the job may continue, so torch's own check of the parent must do.
     """
     gc.freeze()  # a worker that deletes a pipeline of the job's DALI would wait for its threads for ever
-    gc.enable()  # _started() has disabled it before the fork
+    gc.enable()  # Workers._start() has disabled it before the fork
     signals.ignore()
     if in_main_thread:
         signals.die_with_parent(signal.SIGKILL)
 
     def end_if_closing(number: int, frame: Any) -> None:
-        if closing.value:
+        if closing.value == _CLOSING:
             os._exit(0)
 
+    start_thread = Queue._start_thread  # type: ignore[attr-defined]
+
+    def start_sending(queue: Any) -> None:
+        """Start the thread that sends the results of this worker, at the first of them. Without it the worker
+        can tell nothing, so it ends: the job reads the reason from the shared memory (Workers.explain)."""
+        try:
+            start_thread(queue)
+        except RuntimeError:
+            closing.value = _NO_THREAD
+            os._exit(1)
+
     signal.signal(signal.SIGTERM, end_if_closing)
+    Queue._start_thread = start_sending  # type: ignore[attr-defined]
     Queue._on_queue_feeder_error = _send_error  # type: ignore[attr-defined]  # it would only print the error
     try:
         _reopen_files()
@@ -228,8 +308,17 @@ def not_delivered(error: Exception) -> NotDelivered | None:
     """Return the refusal for an error that is due to the limits of the node; None for another error."""
     if "shared memory" in str(error):
         return NotDelivered(f"{_CANNOT_SEND}: /dev/shm is full ({error}): {_MORE_SHM}")
+    if "AF_UNIX path too long" in str(error):
+        from bootfile.processes.sockets import explain_long_folder
+
+        return NotDelivered(f"{_CANNOT_SEND}: {explain_long_folder(tempfile.gettempdir())}")
     if "Too many open files" in str(error):
         return NotDelivered(f"{_CANNOT_SEND}: {error}: set a higher ulimit -n, or use fewer --workers")
+    from bootfile.machine import process_limits  # only after an error
+
+    reason = process_limits.explain(error)
+    if reason:
+        return NotDelivered(f"in a worker of the loader {reason}, or use {_FEWER}")
     return None
 
 
@@ -254,6 +343,19 @@ def _check_room(workers: int, batch_bytes: int) -> None:
             f"{workers} workers need about {files} open files, and the limit is {limit}: set ulimit -n 1024, "
             "or use --data_backend threads or fewer --workers"
         )
+    check_tasks(workers)
+
+
+def check_tasks(workers: int, tasks: int = _TASKS_OF_WORKER) -> None:
+    """Raise NotDelivered if a limit of processes and threads leaves no room for workers. Each rank calls it
+    before it starts them. tasks: processes and threads of a worker."""
+    if not workers:
+        return
+    from bootfile.machine import process_limits  # a loop without workers needs no limits
+
+    line = process_limits.shortage(workers * tasks, f"{workers} workers")
+    if line:
+        raise NotDelivered(f"{line}, or use {_FEWER}")
 
 
 def _reopen_files() -> None:
@@ -328,4 +430,4 @@ def _connection(value: Any) -> str:
 def _close(closing: Any) -> None:
     """Let the workers end at a SIGTERM. close() calls it, or the end of the Workers. None: it has none."""
     if closing is not None:
-        closing.value = 1
+        closing.value = _CLOSING

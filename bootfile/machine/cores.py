@@ -1,30 +1,25 @@
 """Count the cores that this process may use. This module imports no torch."""
 
-import contextlib
 import math
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 
-def available_cores(cgroups: str = "/sys/fs/cgroup") -> int:
-    """Return the number of cores of the CPU affinity, or of the control group's quota if that is less; at
-    least 1. A quota is rounded up.
+def available_cores(root: str = "/") -> int:
+    """Return the number of cores of the CPU affinity, or of the control groups if that is less; at least 1. A
+    quota is rounded up. root: see control_groups.py."""
+    from bootfile.machine import control_groups  # when a run begins, not with `import bootfile`
 
-    cgroups: the folder where control groups are mounted. Source: Linux, admin-guide/cgroup-v2.rst (cpu.max)
-    and scheduler/sched-bwc.rst (cpu.cfs_quota_us).
-    """
     if hasattr(os, "sched_getaffinity"):
-        count = len(os.sched_getaffinity(0))
+        cpus = os.sched_getaffinity(0)
     else:  # not Linux
-        count = os.cpu_count() or 1
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
-            texts = [Path(cgroups, name).read_text(encoding="ascii") for name in names]
-            quota, period = map(int, " ".join(texts).split())  # microseconds
-            if quota > 0 and period > 0:
-                count = min(count, math.ceil(quota / period))
-    return max(1, count)
+        cpus = set(range(os.cpu_count() or 1))
+    allowed = control_groups.allowed_cpus(root)
+    count = len(cpus)
+    if allowed:  # Linux binds a process to the CPUs of its group; a sandbox may not, or may renumber them
+        count = min(count, len(allowed & cpus) or len(allowed))
+    return max(1, math.ceil(min(count, control_groups.cpu_quota(root))))
 
 
 def physical_cores(cpus: Iterable[int] | None = None, folder: str = "/sys/devices/system/cpu") -> list[str]:

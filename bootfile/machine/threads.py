@@ -6,12 +6,14 @@ the user did not, so a 1 under torchrun is not a wish.
 """
 
 import os
+import resource
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from bootfile.ground.errors import BadInput
 from bootfile.machine.cores import available_cores, physical_cores
 
 VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -64,6 +66,22 @@ def choose(places: Sequence[Any]) -> int:
 def share(processes: int) -> int:
     """Return the threads of each of several processes that this one will start on its node."""
     return max(1, min(len(physical_cores()), available_cores()) // processes)
+
+
+def check_room(number: int) -> None:
+    """Raise BadInput if a limit of processes and threads leaves no room for this number of torch's threads:
+    OpenMP would end the process when it starts them. Each rank calls it before its first step."""
+    from bootfile.machine import control_groups
+
+    user_limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    is_limited = 0 <= user_limit < control_groups.MANY_PROCESSES or control_groups.process_limits()
+    if number == 1 or not is_limited:
+        return
+    from bootfile.machine import process_limits  # most machines have no such limit
+
+    line = process_limits.shortage(number - 1, f"{number} threads of torch")
+    if line:
+        raise BadInput(f"{line}, or use --threads N, OMP_NUM_THREADS=N")
 
 
 def _count_in(env: Mapping[str, str], name: str) -> int:

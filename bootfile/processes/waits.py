@@ -13,6 +13,7 @@ _working = threading.Lock()  # held by the thread of the loop while it does not 
 _serve: Callable[[], object] | None = None  # function of the last serve_when_stopped()
 reads: dict[int, tuple[float, str]] = {}  # thread -> start, name of the sample that it reads
 batches = 0  # waits that have begun: stuck.py sees that they do
+_before_end: Callable[[], object] | None = None  # its function for data that cannot be read
 
 
 @contextlib.contextmanager
@@ -33,16 +34,25 @@ def waiting() -> Iterator[None]:
             _working.acquire()
 
 
-def serve_when_stopped(serve: Callable[[], object]) -> None:
+def call_before_end() -> None:
+    """Save what the loop has done. A loader calls it in the thread of the loop before it raises Unavailable,
+    which ends the loop. Nothing happens in a job of several processes, or before the training."""
+    if _before_end:
+        _before_end()
+
+
+def serve_when_stopped(serve: Callable[[], object], before_end: Callable[[], object]) -> None:
     """Call serve() in a thread if the process is asked to stop while the calling thread is in waiting().
+    before_end: see call_before_end().
 
     The loop calls it when training begins, in a job of one process: several would have to agree on a step.
     The calling thread continues when serve() returns. A process may call this again, as a notebook does: the
     last function counts.
     """
-    global _serve
+    global _serve, _before_end
     is_first = _serve is None
     _serve = serve
+    _before_end = before_end
     if is_first:
         _working.acquire()
         threading.Thread(target=_wait, name="stop while waiting", daemon=True).start()

@@ -20,6 +20,7 @@ def describe(job: Job, rows: list[Row]) -> tuple[str, list[str]]:
     run = Run(folder)
     per_epoch = 0  # steps of an epoch as the job cuts it; 0: not known
     whole = 0  # steps of an epoch that is not cut
+    # a job of Bootfile describes its sampler in starts.jsonl, from which the length of an epoch follows
     with contextlib.suppress(BadInput):  # not known: weighted samples, or a loader of the user's own
         sampler = run.sampler(run.first)
         per_epoch = len(sampler)
@@ -31,12 +32,17 @@ def describe(job: Job, rows: list[Row]) -> tuple[str, list[str]]:
     if run.last == last * per_epoch:
         ends = last
     text = _describe_steps(run, last, per_epoch)
-    text += f"; ends of epochs: {ends}" if ends else "; no end of an epoch"
+    if ends:
+        text += f"; ends of epochs: {ends}"
+    else:
+        text += "; no end of an epoch"
     unchecked = []
     if whole > per_epoch:
         unchecked.append(f"the steps after {per_epoch} of an epoch of {whole}")
     if not ends:
-        hint = f": give --max_steps {per_epoch} or more" if per_epoch else ""
+        hint = ""
+        if per_epoch:
+            hint = f": give --max_steps {per_epoch} or more"
         unchecked.append(f"the end of an epoch{hint}")
     if not _has_late_restart(job, rows, epochs):
         unchecked.append("a restart in a later epoch than 1")

@@ -20,7 +20,10 @@ def change(state: dict[str, Any], case: Case) -> str:
         return ""
     tensors.sort(key=lambda row: row[:2])  # by size, and then by name
     _, largest_name, _ = tensors[-1]
-    damaged = tensors if case.damages == "all" else tensors[-1:]
+    # first the largest alone, which most models use; if it has no effect, a second case changes all of them
+    damaged = tensors[-1:]
+    if case.damages == "all":
+        damaged = tensors
     for _, _, tensor in damaged:
         tensor.mul_(_FACTOR)
     return largest_name

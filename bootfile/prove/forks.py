@@ -54,6 +54,7 @@ class Forks:
             "folder": os.getcwd(),
             "environment": sessions.marked(environment, mark),
         }
+        # the server reads it when the fork before has ended: it runs one script at a time
         assert self._server.stdin
         self._server.stdin.write(json.dumps(request).encode() + b"\n")
         return Forked(self._server)
@@ -77,6 +78,7 @@ class Forked:
 
     def poll(self) -> int | None:
         """Return the exit code; None while the script runs."""
+        # trial.run() asks every 5 ms: it must not wait for a script that trains
         if self.returncode is None and select.select([self._answers], [], [], 0)[0]:
             self.wait()
         return self.returncode

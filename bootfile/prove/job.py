@@ -58,6 +58,14 @@ class Job:
         """Return whether a run that equals the reference has refused its damaged checkpoint."""
         raise NotImplementedError
 
+    def find_cause(self, case: Case) -> str:
+        """Return why a run with SIGKILLs differs, in words; "" if that is not known. Raises BadInput."""
+        return ""
+
+    def find_notes(self) -> list[str]:
+        """Return facts about the script that no run shows."""
+        return []
+
     def command(self, options: tuple[str, ...] = ()) -> list[str]:
         """Return the command of a run, with these options besides those of the user."""
         return [sys.executable, self.script, *self.options, *options]
@@ -75,6 +83,7 @@ class Job:
         except (trial.Failed, BadInput):
             if not self._forks:
                 raise
+            # a script may fail in a fork only, for example if it asks for another start method
             self._run_reference_again()
 
     def repeat(self, case: Case) -> bool:
@@ -85,7 +94,7 @@ class Job:
             return False
         self._run_reference_again()
         shutil.rmtree(self.folder(case.name), ignore_errors=True)
-        if case.name == KILLED:
+        if case.name == KILLED:  # the damaged checkpoints are then made from the new run
             shutil.rmtree(self._snapshot, ignore_errors=True)
         return True
 

@@ -46,12 +46,14 @@ class Losses:
         steps = self._progress()
         if self._gone and time.monotonic() - self._killed_at > _PATIENCE:
             raise trial.Failed(f"no generation began within {_PATIENCE:g} s", 1)
+        # the next SIGKILL waits until the job has continued after the one before
         is_ready = self._pids and self._plan and not self._gone
         if is_ready and steps >= self._plan[0][0]:
             _, ranks = self._plan.popleft()
             self._gone = {self._pids[rank] for rank in ranks}
             self._killed_at = time.monotonic()
-            for pid in self._gone & sessions.find(self._log).keys():  # else not of this run
+            # a process id of the log may be another program's by now: those with the mark are killed
+            for pid in self._gone & sessions.find(self._log).keys():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.killed.append((steps, ranks))
@@ -87,5 +89,6 @@ class Losses:
             if match:
                 self.generation = int(match[1])
                 self._pids = [int(pid) for pid in match[2].split()]
+                # a generation that still names a killed process began before its loss was noticed
                 if not self._gone & {*self._pids}:
                     self._gone = set()

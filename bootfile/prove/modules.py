@@ -25,11 +25,13 @@ def find_modules(script: str) -> Modules:
     with explained(f"the modules of {script} cannot be read"):
         while folders:
             for entry in os.scandir(folders.pop()):
+                # a link may lead out of the project, for example to all data
                 if entry.is_dir(follow_symlinks=False):
                     if not _is_skipped(entry):
                         folders.append(entry.path)
                 elif entry.name.endswith(".py") and entry.is_file():
                     modules[os.path.relpath(entry.path, root).replace(os.sep, "/")] = entry.path
+            # a script in the home folder, for example: its digests would take longer than the runs
             if len(modules) > _MOST:
                 raise BadInput(f"{root} has more than {_MOST} modules")
     return dict(sorted(modules.items()))

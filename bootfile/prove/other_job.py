@@ -2,26 +2,39 @@
 
 import contextlib
 import itertools
+import json
 import os
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import torch
 
 from bootfile.exact import files
 from bootfile.ground.errors import BadInput
-from bootfile.prove import surroundings, trial
+from bootfile.processes import sessions
+from bootfile.prove import causes, surroundings, trial
 from bootfile.prove.cases import AGAIN, DAMAGED, KILLED, REFERENCE, Case
 from bootfile.prove.damage import change, describe
 from bootfile.prove.job import Job
+from bootfile.prove.modules import find_modules
+from bootfile.receipt import weights
 from bootfile.receipt.compare import find_files
 from bootfile.receipt.reading import find_receipt
 
 _NOT_KNOWN = ("another number of processes", "a restart with 2 processes", "another number of workers")
+_TRACED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "traced.py")
 Version = tuple[str, int, int]  # path, inode and time of the last change of a file, in ns
+
+
+class Left(NamedTuple):
+    """What a start has left: its files of tensors, and the digests of their tensors and counters."""
+
+    versions: set[Version]
+    digests: frozenset[str] = frozenset()
 
 
 class OtherJob(Job):
@@ -39,7 +52,9 @@ class OtherJob(Job):
     ):
         super().__init__(script, options, root, kills)
         folder = re.split(r"[*?\[]", compare)[0]
-        self._output = os.path.dirname(folder) if folder != compare else os.path.dirname(compare)
+        self._output = os.path.dirname(compare)
+        if folder != compare:  # the folder before the first wildcard, which may be one above the files
+            self._output = os.path.dirname(folder)
         if not self._output:
             raise BadInput(f'--compare {compare}: expected files in a folder of the run, as "OUT/*.pt"')
         if os.path.lexists(self._output):
@@ -77,7 +92,7 @@ class OtherJob(Job):
             last = int(0.8 * self._writes)
             kills = trial.choose_steps(case.kills, max(1, first), max(1, last))
         writes = set[tuple[int, int]]()  # (inode, time) of each file that was seen
-        left: list[set[Version]] = []  # the files at each kill with a restart, and at the end
+        left: list[Left] = []  # the files at each kill with a restart, and at the end
 
         def watch() -> float:
             """Return the number of files of tensors that were written: a kill waits for the first one."""
@@ -93,15 +108,16 @@ class OtherJob(Job):
             """Return the command of the restart; that of a first start if no file can be read yet."""
             if not any(map(self._load, self._files())):
                 return self.command()
-            left.append(self._versions())
+            left.append(self._read_left())
             if not os.path.exists(self._snapshot):
                 shutil.copytree(self._output, self._snapshot)
             return self._restart()
 
         command = self.command()
         done = ""
-        damaged = self._damage(case) if case.damages else []
-        if damaged:
+        damaged = []
+        if case.damages:
+            damaged = self._damage(case)
             command = self._restart()
             done = describe(case, "the largest tensor", damaged)
         if case.kills:
@@ -110,14 +126,15 @@ class OtherJob(Job):
             self._record(case, command)
         before = self._versions()
         with _watch_reads(damaged) as read:
-            progress = watch_nothing if damaged else watch
+            progress = watch
+            if damaged:
+                progress = watch_nothing
             start = self._start(case, place)
             killed = trial.run(command, self._log(case.name), progress, kills, after_kill, start)
         self._is_read = bool(read)
-        after = self._versions()
-        left.append(after)
-        self._restore_damaged(damaged, before & after)
+        self._restore_damaged(damaged, before & self._versions())
         if case.kills:
+            left.append(self._read_left())
             done = self._describe_kills(killed, left)
         return done, len(writes)
 
@@ -129,7 +146,7 @@ class OtherJob(Job):
                 name = os.path.relpath(path, self._output)
                 shutil.copy2(os.path.join(self._snapshot, name), path)
 
-    def _describe_kills(self, killed: list[float], left: list[set[Version]]) -> str:
+    def _describe_kills(self, killed: list[float], left: list[Left]) -> str:
         """Return what was done in a case with SIGKILLs. It is a doubt if no restart had to train on. killed:
         files at each SIGKILL. left: as in _run()."""
         if not any(_has_trained(before, after) for before, after in itertools.pairwise(left)):
@@ -143,13 +160,84 @@ class OtherJob(Job):
 
     def _check_reference(self) -> None:
         """Raise BadInput if the reference has no files to compare. A missing receipt is a line."""
-        if not find_files(self.folder(REFERENCE), self.weights):
+        names = find_files(self.folder(REFERENCE), self.weights)
+        if not names:
             raise BadInput(f"{self.script} wrote no file {os.path.join(self._output, self.weights)}")
+        for name in names:  # a file that cannot be compared is refused before the other runs
+            weights.read_parts(os.path.join(self.folder(REFERENCE), name))
         if not find_receipt(self.folder(REFERENCE)):
             self.unchecked.append("the samples: no receipt (python -m launch new --receipt FOLDER)")
 
     def refused(self, case: Case) -> bool:
         return case.damages == "all" and self._is_read  # one tensor may have no effect
+
+    def find_cause(self, case: Case) -> str:
+        """Return why a run with SIGKILLs differs, in words; "" if that is not known.
+
+        `prove` calls it once, after all runs: it runs the reference again, and a restart from the files of
+        the first SIGKILL, both with a line for each step (traced.py).
+        """
+        if not os.path.isdir(self._snapshot):
+            return ""
+        print("looking for the cause: the reference and a restart run again", flush=True)
+        states = {}
+        for name in find_files(self._snapshot, "**/*"):
+            state = self._load(os.path.join(self._snapshot, name))
+            if state:
+                states[name] = state
+        saved = causes.describe_saved(states)
+        del states  # they may need much memory, and so do the runs that follow
+        names = find_files(self.folder(REFERENCE), self.weights)
+        differences = []
+        if names == find_files(self.folder(case.name), self.weights):
+            differences = weights.find_differences(self.folder(REFERENCE), self.folder(case.name), names)
+        # new processes, with the threads of this one: the cause must be in what the restart has read
+        try:
+            reference = self._trace("traced-reference", self.command())
+            shutil.copytree(self._snapshot, self._output)
+            restart = self._trace("traced-restart", self._restart())
+        except trial.Failed:  # a script that cannot be run by traced.py, or needs a folder with another name
+            reference = []
+            restart = []
+        finally:
+            shutil.rmtree(self._output, ignore_errors=True)
+        return causes.explain(reference, restart, saved, differences)
+
+    def find_notes(self) -> list[str]:
+        """Return a line if the script has a DistributedSampler and calls no set_epoch(): all epochs then have
+        the same order, also after a restart."""
+        text = ""
+        with contextlib.suppress(BadInput, OSError):  # a folder with thousands of modules, for example
+            for path in find_modules(self.script).values():
+                with open(path, encoding="utf-8", errors="replace") as file:
+                    text += file.read()
+        if "DistributedSampler(" not in text or "set_epoch" in text:
+            return []
+        return [
+            "DistributedSampler without set_epoch(): each epoch has the same order, also without a restart"
+        ]
+
+    def _trace(self, name: str, command: list[str]) -> list[causes.Step]:
+        """Run a command of the script to its end in a new process, and return its steps. Its output is
+        deleted. Raises trial.Failed."""
+        path = os.path.join(self.root, f"{name}.jsonl")
+        traced = [sys.executable, _TRACED, path, *command[1:]]
+
+        def start(command: list[str], mark: str, output: IO[Any]) -> Any:
+            return sessions.start(command, mark, output, surroundings.environment())
+
+        def watch_nothing() -> float:
+            return 0.0
+
+        def refuse() -> list[str]:
+            raise AssertionError("it is not killed")
+
+        trial.run(traced, self._log(name), watch_nothing, [], refuse, start)
+        shutil.rmtree(self._output, ignore_errors=True)
+        if not os.path.exists(path):  # the script has no optimizer of torch
+            return []
+        with open(path, encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
 
     def _restart(self) -> list[str]:
         """Return the command that continues from the files of an earlier start."""
@@ -168,9 +256,18 @@ class OtherJob(Job):
                     versions.add((path, status.st_ino, status.st_mtime_ns))
         return versions
 
+    def _read_left(self) -> Left:
+        """Return the files as they are, for example after a SIGKILL."""
+        versions = self._versions()
+        digests = set[str]()
+        for path, _, _ in versions:
+            with contextlib.suppress(BadInput):  # a file that the kill has cut
+                digests |= weights.read_progress(path)
+        return Left(versions, frozenset(digests))
+
     def _load(self, path: str) -> dict[str, Any]:
         try:
-            return files.load(path)
+            return weights.load(path)
         except files.Refused:
             return {}
 
@@ -205,9 +302,13 @@ def _watch_reads(paths: list[str]) -> Iterator[list[str]]:
         read += [file.name for file in opened if os.fstat(file.fileno()).st_atime_ns]
 
 
-def _has_trained(before: set[Version], after: set[Version]) -> bool:
-    """Return whether a start wrote a file again, or two new ones: the last file alone proves no training."""
-    old_paths = {path for path, _, _ in before}
-    new_paths = {path for path, _, _ in after} - old_paths
-    written_again = {path for path, _, _ in after - before} & old_paths
+def _has_trained(before: Left, after: Left) -> bool:
+    """Return whether a start has trained: it wrote a file again, or two new ones (the last file alone proves
+    no training), with a tensor or a counter that no file had before. A script that was killed after its last
+    step writes what it has read."""
+    if after.digests <= before.digests:
+        return False
+    old_paths = {path for path, _, _ in before.versions}
+    new_paths = {path for path, _, _ in after.versions} - old_paths
+    written_again = {path for path, _, _ in after.versions - before.versions} & old_paths
     return bool(written_again) or len(new_paths) > 1

@@ -88,12 +88,17 @@ class OwnJob(Job):
         """Return what --help prints. Raises BadInput if it fails, or does not end."""
         begin = time.monotonic()
 
+        def measure_seconds() -> float:
+            return time.monotonic() - begin
+
         def refuse() -> list[str]:
+            # trial.run() has killed it: a script that takes no notice of --help has begun to train
             raise BadInput(f"{self.script} --help did not end within {_HELP_SECONDS} s: {_HINT}")
 
-        command, log = [sys.executable, self.script, "--help"], self._log("help")
+        command = [sys.executable, self.script, "--help"]
+        log = self._log("help")
         try:
-            trial.run(command, log, lambda: time.monotonic() - begin, [_HELP_SECONDS], refuse)
+            trial.run(command, log, measure_seconds, [_HELP_SECONDS], refuse)
         except trial.Failed as error:
             raise BadInput(f"{error} ({_HINT})") from error
         with open(log, encoding="utf-8", errors="replace") as file:
@@ -196,7 +201,9 @@ class OwnJob(Job):
         folder = self.folder(case.name)
         if not os.path.isdir(self.folder(case.against)) and case.against != REFERENCE:
             raise NotRun(f"there is no run: {case.against}")
-        done = self._damage(folder, case) if case.damages else ""
+        done = ""
+        if case.damages:
+            done = self._damage(folder, case)
         options = []
         if case.option:
             options.append(f"{case.option}={self._choose(case)}")
@@ -206,6 +213,7 @@ class OwnJob(Job):
         self._record(case, command)
         if case.losses:
             return self._replace_processes(case, command)
+        # a job refuses an option with BAD_INPUT: that case is not run, and the verdict does not depend on it
         try:
             killed = self._run_with_kills(case, command)
         except trial.Failed as error:
@@ -214,6 +222,7 @@ class OwnJob(Job):
             shutil.rmtree(folder, ignore_errors=True)
             self.unchecked.append(f"{case.name}: {error}")
             raise NotRun(str(error)) from error
+        # a data set may have fewer steps in an epoch than the options of the reference expect
         trained = self._progress(folder)
         if case.name == REFERENCE and 0 < trained < self.steps and self._fit(trained):
             shutil.rmtree(folder)
@@ -256,6 +265,7 @@ class OwnJob(Job):
         if not killed:
             self.doubts.append(f"{case.name}: no SIGKILL came before the end: give more --max_steps")
             return "no SIGKILL"
+        # a restart from step 0 has lost the checkpoints, and one from the last step trains nothing
         if not any(0 < step < self.steps for step in resumed):
             self.doubts.append(f"{case.name}: no restart had to train on: give more --max_steps")
         killed_after = ", ".join(f"{step:.0f}" for step in killed)
@@ -265,14 +275,23 @@ class OwnJob(Job):
     def _replace_processes(self, case: Case, command: list[str]) -> str:
         """Run a case with losses, and return what was done. If a SIGKILL comes too late, the run is made
         again, once and with other steps. Raises trial.Failed, NotRun."""
-        folder, log = self.folder(case.name), self._log(case.name)
+        folder = self.folder(case.name)
+        log = self._log(case.name)
+
+        def find_progress() -> int:
+            return self._progress(folder)
+
+        def repeat_command() -> list[str]:
+            # only trial.run() asks for it, after a kill of all processes: here the losses kill some of them
+            return command
+
         gap = max(1, self.steps // (len(case.losses) + 1))  # a part of the run follows the last one
         for seed in (0, 1):
             shutil.rmtree(folder, ignore_errors=True)
             steps = trial.choose_steps(len(case.losses), 1, self.steps - gap, gap, seed)
-            losses = Losses(log, lambda: self._progress(folder), [*zip(steps, case.losses, strict=False)])
+            losses = Losses(log, find_progress, [*zip(steps, case.losses, strict=False)])
             try:
-                trial.run(command, log, losses.watch, [], lambda: command, self._start(case, None))
+                trial.run(command, log, losses.watch, [], repeat_command, self._start(case, None))
             except trial.Failed as error:
                 if losses.killed or error.code != _BAD_INPUT:
                     raise losses.explain(error) from error

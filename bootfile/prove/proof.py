@@ -231,6 +231,7 @@ def find_changes(
     if not is_exact:
         changes.append(f"the verdict was not exact: {proof.verdict}")
     code, _ = describe_code(job, find_modules)
+    # it imports torch and asks for the GPUs, but no job runs
     now = code | describe_node()
     for group in ("tree", "versions", "hardware"):
         before = getattr(proof, group)

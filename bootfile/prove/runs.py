@@ -48,7 +48,8 @@ def run(
         outputs.check_replaceable(args.to, re.compile(proof.PAGE_MARK), args.force)
         outputs.check_replaceable(record, re.compile(proof.MARK, re.MULTILINE), args.force)
         importlib.import_module("bootfile.console.page")  # it is refused without jinja2 before the runs
-        code, limits = proof.describe_code(args.job, find_modules)  # before the runs: a later change counts
+        # before the runs: a change of the code while they run makes the proof invalid
+        code, limits = proof.describe_code(args.job, find_modules)
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) == signal.SIG_DFL:  # under nohup it stays ignored
             signal.signal(number, _exit_by_signal)
@@ -66,12 +67,12 @@ def run(
             job = OwnJob(args.job, options, root, args.kills)
         stack.callback(job.close)
         rows = _run_all(job)
-        text, exit_code = verdict.conclude(job, rows)
+        text, exit_code = verdict.conclude(job, rows, _find_cause(job, rows))
         covered, uncovered = coverage.describe(job, rows)
         notes = []
         if covered:
             notes.append(f"covered: {covered}")
-        notes += [f"note: {line}" for line in verdict.find_notes(rows)]
+        notes += [f"note: {line}" for line in (*verdict.find_notes(rows), *job.find_notes())]
         notes += [f"not checked: {line}" for line in (*job.unchecked, *uncovered)]
         notes += [f"note: {line}" for line in limits]
         print(text, *notes, sep="\n")
@@ -102,6 +103,18 @@ def check(
 def _exit_by_signal(number: int, frame: object) -> None:
     """End this program as an exception does: the blocks that it is in end the job's processes."""
     sys.exit(128 + number)
+
+
+def _find_cause(job: Job, rows: list[Row]) -> str:
+    """Return why a restart differs, in words; "" if none differs, or if the reason is not known. Raises
+    BadInput."""
+    row = verdict.find_difference(rows)
+    if not row or not row.case.kills:
+        return ""
+    part = row.different[0].part
+    if part in ("", "data"):  # the run failed, or its samples differ: these are causes themselves
+        return ""
+    return job.find_cause(row.case)
 
 
 def _run_all(job: Job) -> list[Row]:

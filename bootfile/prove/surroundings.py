@@ -24,7 +24,7 @@ def environment(changes: tuple[str, ...] = (), seed: int = 1) -> dict[str, str]:
     variables = {"PYTHONHASHSEED": str(seed)} | dict(os.environ)
     if THREADS in changes:
         variables["OMP_NUM_THREADS"] = str(choose_other_threads())
-    if LISTING in changes:
+    if LISTING in changes:  # Python imports sitecustomize.py of this folder at its start
         folders = [_REVERSED]
         if variables.get("PYTHONPATH"):
             folders.append(variables["PYTHONPATH"])

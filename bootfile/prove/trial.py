@@ -48,6 +48,7 @@ def run(
                 task = start(command, mark, output)
                 tasks.append(task)
                 while True:
+                    # it may end on its own before a SIGKILL is due: then no restart follows
                     has_ended = task.poll() is not None
                     if has_ended:
                         break

@@ -6,10 +6,10 @@ import re
 from typing import Any, NamedTuple
 
 from bootfile.exact import digest_lines
-from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, read_json_lines
 from bootfile.machine.differences import first_difference
 from bootfile.receipt import starts
+from bootfile.receipt.kinds import find_kind
 from bootfile.receipt.reading import bad_input, find_receipt, read
 from bootfile.receipt.steps import compare
 
@@ -61,9 +61,10 @@ def compare_runs(first: str, second: str, pattern: str) -> list[Line]:
 
 def compare_receipts(first: str, second: str) -> tuple[bool, str]:
     """Return (whether the samples of two runs are equal, one line about it). Raises BadInput."""
-    names = [find_receipt(folder) for folder in (first, second)]
-    if names[0] != names[1]:
-        return False, f"only one run has {names[0] or names[1]}"
+    first_name = find_receipt(first)
+    second_name = find_receipt(second)
+    if first_name != second_name:
+        return False, f"only one run has {first_name or second_name}"
     with bad_input():
         return compare(read(first), read(second))
 
@@ -76,13 +77,19 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
     """
     first_lines = digest_lines.read(first, whole=True)
     second_lines = digest_lines.read(second, whole=True)
+    # a killed run has digests at other steps than an undisturbed one: its last save is another one
     common = sorted(first_lines.keys() & second_lines.keys())
     if not common:
         return True, "not compared: the runs have no digest of the same step (a checkpoint or an epoch's end)"
-    steps = [step for step in common if _form(first_lines[step]) == _form(second_lines[step])]
+    steps = []
+    other_forms = []  # steps whose digests were computed in two ways: a run began before an update
+    for step in common:
+        if _form(first_lines[step]) == _form(second_lines[step]):
+            steps.append(step)
+        else:
+            other_forms.append(step)
     note = ""
-    if len(steps) < len(common):
-        other_forms = [step for step in common if step not in steps]
+    if other_forms:
         note = (
             f"not comparable at {_name_steps(other_forms)}: digests of an earlier version, and of a later one"
         )
@@ -90,8 +97,13 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
             return True, note
         note = f"; {note}"  # it follows the result of the other steps
 
-    different = [step for step in steps if first_lines[step]["digest"] != second_lines[step]["digest"]]
-    equal = [step for step in steps if step not in different]
+    different = []
+    equal = []
+    for step in steps:
+        if first_lines[step]["digest"] == second_lines[step]["digest"]:
+            equal.append(step)
+        else:
+            different.append(step)
     equal_text = f"equal at {_name_steps(equal)}{note}"
     first_shards = read_setting(first, "exact_shards")
     second_shards = read_setting(second, "exact_shards")
@@ -100,7 +112,9 @@ def compare_states(first: str, second: str) -> tuple[bool, str]:
         figure = ""
         if is_exact:  # equal weights have equal figures of evaluations, at any number of processes
             figure = _find_other_figure(_read_figures(first, "val_"), _read_figures(second, "val_"))
-        return not figure, f"{equal_text}; {figure}" if figure else equal_text
+        if figure:
+            return False, f"{equal_text}; {figure}"
+        return True, equal_text
 
     step = different[0]
     runs = first, second
@@ -139,7 +153,11 @@ def _read_machines(line: dict[str, Any]) -> list[dict[str, Any]]:
     machines = line.get("machines")
     if not isinstance(machines, list):
         return []
-    return [machine for machine in machines if isinstance(machine, dict)]
+    whole = []
+    for machine in machines:
+        if isinstance(machine, dict):
+            whole.append(machine)
+    return whole
 
 
 def _form(line: dict[str, Any]) -> tuple[Any, bool]:
@@ -185,7 +203,7 @@ def _name_steps(steps: list[int]) -> str:
         return "no step"
     if len(steps) == 1:
         return f"step {steps[0]}"
-    shown = [str(step) for step in steps]
+    shown = [*map(str, steps)]
     if len(steps) >= 8:
         shown = [*shown[:3], "...", *shown[-3:]]
     return f"steps {', '.join(shown)}"
@@ -196,15 +214,23 @@ def _describe(step: int, runs: tuple[str, str], lines: tuple[dict[str, Any], dic
     those of the step in state.jsonl of both runs."""
     first_parts = lines[0]["parts"]
     second_parts = lines[1]["parts"]
-    all_names = sorted(first_parts.keys() | second_parts.keys())
-    names = [name for name in all_names if first_parts.get(name) != second_parts.get(name)]
+    names = []
+    for name in sorted(first_parts.keys() | second_parts.keys()):
+        if first_parts.get(name) != second_parts.get(name):
+            names.append(name)
+    names.sort(key=find_kind)  # a learning rate is a cause, and the weights are its effects
     if not names:
         return "a part that has no digest of its own"
-    others = f", and {len(names) - 1} more" if len(names) > 1 else ""
+    others = ""
+    if len(names) > 1:
+        others = f", and {len(names) - 1} more"
     sizes = _find_differences(runs, step, names)
     if not sizes:
         return f"{names[0]}{others} (by how much: keep the checkpoints of both runs)"
-    name = max(names, key=lambda name: sizes[name])
+    name = names[0]
+    for other in names[1:]:
+        if find_kind(other) == find_kind(name) and sizes[other] > sizes[name]:
+            name = other
     return f"{name}{others} (largest relative difference {sizes[name]:.1g})"
 
 
@@ -212,11 +238,13 @@ def _find_differences(runs: tuple[str, str], step: int, names: list[str]) -> dic
     """Return how much these parts of the checkpoints of a step differ; {} if a checkpoint cannot be read."""
     from bootfile.exact import digest, files  # import torch, which records do not need
 
-    paths = [os.path.join(run, "checkpoints", files.name_of(step)) for run in runs]
-    try:
-        states = [dict(digest.leaves(files.read(path)["objects"])) for path in paths]
-    except (files.Refused, KeyError, TypeError, AttributeError):
-        return {}
+    states = []
+    for run in runs:
+        path = os.path.join(run, "checkpoints", files.name_of(step))
+        try:
+            states.append(dict(digest.leaves(files.read(path)["objects"])))
+        except (files.Refused, KeyError, TypeError, AttributeError):  # most jobs keep the newest ones only
+            return {}
     first_state, second_state = states
     return {name: _difference(first_state.get(name), second_state.get(name)) for name in names}
 
@@ -244,9 +272,12 @@ def read_setting(run: str, name: str) -> object:
 
 def _world_size(run: str) -> int:
     """Return the largest number of processes that a start of a run had; 1 if no start is known."""
-    sizes = [start["environment"].get("world size", 1) for start in starts.read(run, whole=True)]
-    known = [size for size in sizes if isinstance(size, int)]
-    return max(known, default=1)
+    largest = 1
+    for start in starts.read(run, whole=True):
+        size = start["environment"].get("world size", 1)
+        if isinstance(size, int):  # else a user has edited the line
+            largest = max(largest, size)
+    return largest
 
 
 def _compare_weights(first: str, second: str, first_names: list[str], second_names: list[str]) -> Line:
@@ -254,30 +285,18 @@ def _compare_weights(first: str, second: str, first_names: list[str], second_nam
     first_names, second_names: the paths of their files below them, sorted. Raises BadInput.
 
     compare_runs() calls it, for `prove`, after each case of a proof."""
+    from bootfile.receipt import weights  # imports torch, which records do not need
+
     if first_names != second_names:
         missing = set(first_names) ^ set(second_names)
         return Line("weights", False, f"only one run has {min(missing)}")
-    for name in first_names:
-        first_digests = _summarize(os.path.join(first, name))
-        second_digests = _summarize(os.path.join(second, name))
-        tensors = sorted(first_digests.keys() | second_digests.keys())
-        different = [tensor for tensor in tensors if first_digests.get(tensor) != second_digests.get(tensor)]
-        if different:
-            more = f", and {len(different) - 1} more" if len(different) > 1 else ""
-            return Line("weights", False, f"{name} differs: {different[0]}{more}")
-    plural = "s" if len(first_names) > 1 else ""
+    differences = weights.find_differences(first, second, first_names)
+    if differences:
+        return Line("weights", False, weights.describe(differences))
+    plural = ""
+    if len(first_names) > 1:
+        plural = "s"
     return Line("weights", True, f"equal in {len(first_names)} file{plural}")
-
-
-def _summarize(path: str) -> dict[str, str]:
-    """Return a digest of each tensor and number in a file of weights. Raises BadInput."""
-    from bootfile.exact import digest, files
-
-    try:
-        parts: dict[str, str] = digest.summarize(0, files.load(path))["parts"]
-    except files.Refused as reason:
-        raise BadInput(f"{path} cannot be compared: {reason}") from reason
-    return parts
 
 
 def find_files(folder: str, pattern: str) -> list[str]:

@@ -17,7 +17,9 @@ _LINE = 64  # bytes of such a part
 
 def hash_ids(ids: Any) -> np.ndarray:
     """Return a hash of each id, uint64 [n]. ids: integers (tensor, array or list) or strings."""
-    array = np.asarray(ids.cpu() if isinstance(ids, torch.Tensor) else ids)
+    if isinstance(ids, torch.Tensor):
+        ids = ids.cpu()  # waits for the GPU, if the loop has moved them already
+    array = np.asarray(ids)
     if array.dtype.kind in "iu":
         return mix(array.reshape(-1).astype(np.uint64))
     return np.array([_hash_text(text) for text in ids], np.uint64)
@@ -38,14 +40,16 @@ def hash_batch(batch: Any) -> np.ndarray:
 def _sizes(value: Any) -> list[int]:
     """Return the possible numbers of samples in a part of a batch, the most likely one first."""
     if isinstance(value, torch.Tensor | np.ndarray):
-        return [len(value)] if value.ndim else []
+        return list(value.shape[:1])  # none of a scalar, which counts for each sample
     if not isinstance(value, Mapping | list | tuple):
         return []
-    parts = list(value.values()) if isinstance(value, Mapping) else list(value)
+    if isinstance(value, Mapping):
+        parts = list(value.values())
+    else:
+        parts = list(value)
     lengths = [len(parts)]
-    if isinstance(value, Mapping) or hasattr(
-        value, "_fields"
-    ):  # its parts have names, so they are not samples
+    has_names = isinstance(value, Mapping) or hasattr(value, "_fields")
+    if has_names:  # its parts are tensors of all samples, and no samples
         lengths = []
     if isinstance(value, list) and all(isinstance(part, str | Mapping | tuple) for part in parts):
         return lengths  # a list of samples
@@ -54,7 +58,11 @@ def _sizes(value: Any) -> list[int]:
         sizes += _sizes(part)
     times = Counter(sizes)
     most = max(times.values(), default=0)
-    return [size for size in times if times[size] == most] + lengths
+    likely = []
+    for size in times:  # in the order of the parts: equally likely sizes keep it
+        if times[size] == most:
+            likely.append(size)
+    return likely + lengths
 
 
 def _hash(value: Any, count: int) -> np.ndarray:
@@ -63,7 +71,9 @@ def _hash(value: Any, count: int) -> np.ndarray:
         value = torch.from_numpy(np.array(value))
     if isinstance(value, torch.Tensor):
         has_samples = value.ndim > 0 and len(value) == count
-        return _hash_rows(value if has_samples else value[None])
+        if not has_samples:
+            value = value[None]  # one row, which counts for each sample
+        return _hash_rows(value)
     if isinstance(value, Mapping):
         parts = []
         for key in sorted(value, key=repr):

@@ -67,8 +67,13 @@ class Receipt:
         if not 0 <= rank < world_size:
             raise ReceiptError(f"rank {rank} is not in 0..{world_size - 1}")
         os.makedirs(folder, exist_ok=True)
-        self._find_ids = operator.itemgetter(ids) if isinstance(ids, str) else ids
-        self._paths = [os.path.join(folder, name.format(rank)) for name in (LOOP_FILE, SAMPLES_FILE)]
+        self._find_ids: Callable[[Any], Any] | None
+        if isinstance(ids, str):
+            self._find_ids = operator.itemgetter(ids)
+        else:
+            self._find_ids = ids
+        self._path = os.path.join(folder, LOOP_FILE.format(rank))
+        self._samples_path = os.path.join(folder, SAMPLES_FILE.format(rank))
         self._files: list[io.FileIO] = []  # they are opened at the first batch
         self._seed = seed
         self._world_size = world_size
@@ -77,7 +82,8 @@ class Receipt:
         self._epoch = 0
 
     def watch(self, loader: Iterable[_Batch]) -> Iterator[_Batch]:
-        """Yield the batches of an epoch, and record each one before it is used."""
+        """Yield the batches of one epoch, and record each one before it is used. Call it for each epoch: of
+        several epochs in one call, samples seem to come twice."""
         self._epoch += 1
         for batch in loader:
             self.add(batch, self._epoch)
@@ -109,16 +115,21 @@ class Receipt:
         """
         # before the files are opened for writing: s3fs has no name for a new file that is open
         records = np.zeros(0, RECORD)
-        with contextlib.suppress(FileNotFoundError), open(self._paths[0], "rb") as file:
+        with contextlib.suppress(FileNotFoundError), open(self._path, "rb") as file:
             records, _ = parse_records(file.read())
-        receipt, hashes = [open(path, "ab", 0) for path in self._paths]  # noqa: SIM115
+        receipt = open(self._path, "ab", 0)  # noqa: SIM115 - it stays open until the program ends
+        hashes = open(self._samples_path, "ab", 0)  # noqa: SIM115
         self._files = [receipt, hashes]
         # a kill may have left a part of a record, or samples of a step that has no record
         receipt.truncate(records.nbytes)
         hashes.truncate(8 * int(records["sums"][records["step"] > 0, 1].sum()))
         # 0 is "unknown" in the record of a start
-        seed = 0 if self._seed is None else self._seed + 1
-        first = 0 if self._first is None else self._first + 1
+        seed = 0
+        if self._seed is not None:
+            seed = self._seed + 1
+        first = 0
+        if self._first is not None:
+            first = self._first + 1
         sums = self._world_size, seed, time.time_ns()
         receipt.write(np.array([(first, 0, sums)], RECORD).tobytes())
         return self._files
@@ -138,12 +149,14 @@ def main(words: list[str]) -> int:
     """Judge one run or compare two, print the result, and return the exit code. words: the arguments."""
     try:
         folders, options = parse(words, __doc__)
-        is_right, lines = report(folders, [read(folder) for folder in folders], options)
+        is_right, lines = report(folders, [*map(read, folders)], options)
     except ReceiptError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print("\n".join(lines))
-    return 0 if is_right else 1
+    if is_right:
+        return 0
+    return 1
 
 
 if __name__ == "__main__":

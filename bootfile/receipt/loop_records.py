@@ -20,14 +20,24 @@ from bootfile.receipt.records import (
 def read(folder: str) -> History:
     """Return the starts that have steps, each with the samples of all ranks. Raises ReceiptError."""
     starts = _read_rank(folder, 0)
-    others = [_read_rank(folder, rank) for rank in range(1, max(start.world_size for start in starts))]
+    most = 0  # the largest world size of a start: a restart may have another one
+    for start in starts:
+        most = max(most, start.world_size)
+    others = []
+    for rank in range(1, most):
+        others.append(_read_rank(folder, rank))
     whole = []
     for start in starts:
         # The files of the ranks do not say which starts belong together: it is the nearest one in time. If a
         # rank was killed before its first batch, its nearest start belongs to another start of rank 0.
-        same = [_find_nearest(rank, start.time) for rank in others[: start.world_size - 1]]
-        is_complete = all(_find_nearest(starts, other.time) is start for other in same)
-        steps = _merge([part.steps for part in (start, *same)]).renumber(start.first or 0)
+        is_complete = True
+        parts = [start.steps]
+        for rank_starts in others[: start.world_size - 1]:
+            nearest = _find_nearest(rank_starts, start.time)
+            parts.append(nearest.steps)
+            if _find_nearest(starts, nearest.time) is not start:
+                is_complete = False
+        steps = _merge(parts).renumber(start.first or 0)
         if len(steps) and is_complete:
             whole.append(start._replace(steps=steps))
     if not whole:
@@ -56,25 +66,34 @@ def _read_rank(folder: str, rank: int) -> list[Start]:
         head = part[0]  # the record of the start
         steps = part[1:]
         samples = []
+        sizes: list[tuple[int, ...]] = []
         for number, record in enumerate(steps, 1):
             begin = end
             end += int(record["sums"][1])
             if record["step"] != number or end > len(hashes):
                 raise ReceiptError(f"{path} is damaged: step {record['step']} does not follow")
             samples.append(hashes[begin:end])
+            sizes.append((end - begin,))
         world_size, seed, time = head["sums"].tolist()
         starts.append(
             Start(
-                first=int(head["epoch"]) - 1 if head["epoch"] else None,
+                first=_subtract_1(int(head["epoch"])),
                 world_size=world_size,
-                seed=seed - 1 if seed else None,
+                seed=_subtract_1(seed),
                 time=time,
-                steps=Steps(steps, samples, [(len(hashes_of_step),) for hashes_of_step in samples]),
+                steps=Steps(steps, samples, sizes),
             )
         )
     if not starts or is_cut:
         raise ReceiptError(f"{path} is cut: it ends within a record, or holds no start")
     return starts
+
+
+def _subtract_1(number: int) -> int | None:
+    """Return the value of a field in the record of a start, where 0 stands for an unknown one."""
+    if number:
+        return number - 1
+    return None
 
 
 def _merge(ranks: list[Steps]) -> Steps:
@@ -89,15 +108,21 @@ def _merge(ranks: list[Steps]) -> Steps:
             key = epoch, counts[epoch]  # the epoch and the number of the step in it
             parts.setdefault(key, []).append((sums, samples))
         ends.append(key)
-    keys = [key for key in sorted(parts) if key <= min(ends)]
+    last = min(ends)  # a kill may end the ranks at different steps: not all of them made the rest
+    keys = [key for key in sorted(parts) if key <= last]
     records = np.zeros(len(keys), RECORD)
     hashes = []
     sizes = []
     for place, key in enumerate(keys):
-        sums_of_ranks = [sums for sums, _ in parts[key]]
-        samples_of_ranks = [samples for _, samples in parts[key]]
+        sums_of_ranks = []
+        samples_of_ranks = []
+        sizes_of_ranks = []
+        for sums, samples in parts[key]:
+            sums_of_ranks.append(sums)
+            samples_of_ranks.append(samples)
+            sizes_of_ranks.append(len(samples))
         records["epoch"][place] = key[0]
         records["sums"][place] = np.sum(sums_of_ranks, axis=0)  # modulo 2^64
         hashes.append(np.concatenate(samples_of_ranks))
-        sizes.append(tuple(len(samples) for samples in samples_of_ranks))
+        sizes.append(tuple(sizes_of_ranks))
     return Steps(records, hashes, sizes)

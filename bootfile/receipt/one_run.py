@@ -58,15 +58,23 @@ def find_unusual(steps: Steps, restarts: int, options: Options) -> list[str]:
     Samples that come twice are not seen if the receipt has only sums.
     """
     numbers = np.unique(steps.epochs).tolist()
-    epochs = [Epoch(number, steps.select(steps.epochs == number)) for number in numbers]
+    epochs = []
+    has_ids = not steps.samples
+    for number in numbers:
+        epoch = Epoch(number, steps.select(steps.epochs == number))
+        epochs.append(epoch)
+        # a loop without ids writes the hashes of contents for both
+        if (epoch.orders != epoch.contents).any():
+            has_ids = True
     epochs = mark_whole(epochs, restarts)
-    # a loop without ids writes the hashes of contents for both
-    has_ids = not steps.samples or any((epoch.orders != epoch.contents).any() for epoch in epochs)
     lines = []
     if not options.same_order:
         lines += find_same_orders(epochs)
     if steps.samples and not options.repeats:
-        lines += find_repeats(epochs, has_ids)
+        repeats = find_repeats(epochs, has_ids)
+        if repeats and len(epochs) <= restarts + 1:  # no start has recorded a second epoch
+            repeats[-1] += "; if watch() got several epochs at once, call it once for each epoch"
+        lines += repeats
         lines += find_same_ranks(steps)
     if options.augmented:
         lines += find_same_contents(epochs, has_ids)
@@ -78,12 +86,13 @@ def mark_whole(epochs: list[Epoch], restarts: int) -> list[Epoch]:
     also all before the last one."""
     counts = Counter(len(epoch.steps) for epoch in epochs)
     most = max(counts, default=0)
-    whole = set()
-    if not restarts:
-        whole.update(epoch.number for epoch in epochs[:-1])
-    if counts[most] > 1:
-        whole.update(epoch.number for epoch in epochs if len(epoch.steps) == most)
-    return [epoch._replace(is_whole=epoch.number in whole) for epoch in epochs]
+    marked = []
+    for epoch in epochs:
+        is_longest = counts[most] > 1 and len(epoch.steps) == most
+        # a restart may have cut an epoch before the last one
+        is_followed = not restarts and epoch is not epochs[-1]
+        marked.append(epoch._replace(is_whole=is_longest or is_followed))
+    return marked
 
 
 def find_same_orders(epochs: list[Epoch]) -> list[str]:
@@ -95,14 +104,15 @@ def find_same_orders(epochs: list[Epoch]) -> list[str]:
             groups.setdefault(tuple(epoch.orders[:2].tolist()), []).append(epoch)
     lines = []
     for first, *others in groups.values():
-        same = []
+        numbers = [first.number]
+        begin = 0  # the first step of the second epoch with this order
         for epoch in others:
             count = min(len(first.orders), len(epoch.orders))  # a run may end within an epoch
             if np.array_equal(first.orders[:count], epoch.orders[:count]):
-                same.append(epoch)
-        if same:
-            numbers = name_numbers([epoch.number for epoch in (first, *same)])
-            lines.append(f"epochs {numbers} have the same order, from step {same[0].first} on")
+                numbers.append(epoch.number)
+                begin = begin or epoch.first
+        if begin:
+            lines.append(f"epochs {name_numbers(numbers)} have the same order, from step {begin} on")
     return lines
 
 
@@ -112,14 +122,21 @@ def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:
     has_ids: samples are known by ids. Otherwise, up to a tenth of the samples may be equal to another one, if
     all whole epochs have the same ones twice; and a sample is missing only if another one takes its place.
     """
-    tables = [np.unique(np.concatenate(epoch.steps.samples), return_counts=True) for epoch in epochs]
+    tables = []
+    total = 0  # of the different samples of each epoch
+    samples_of_epochs = []
+    for epoch in epochs:
+        samples, counts = np.unique(np.concatenate(epoch.steps.samples), return_counts=True)
+        tables.append((samples, counts))
+        samples_of_epochs.append(samples)
+        total += len(samples)
     usual_samples = np.zeros(0, np.uint64)
     usual_counts = np.zeros(0, np.int64)
     if not has_ids:
         usual_samples, usual_counts = _find_usual_repeats(epochs, tables)
-    all_samples = np.unique(np.concatenate([samples for samples, _ in tables]))
+    all_samples = np.unique(np.concatenate(samples_of_epochs))
     # with random augmentation, no content of an epoch comes again in another one
-    is_each_epoch_new = sum(len(samples) for samples, _ in tables) == len(all_samples)
+    is_each_epoch_new = total == len(all_samples)
     lines = []
     for epoch, (samples, counts) in zip(epochs, tables, strict=True):
         allowed = np.ones_like(counts)
@@ -135,11 +152,12 @@ def find_repeats(epochs: list[Epoch], has_ids: bool) -> list[str]:
             never = len(all_samples) - len(samples)
         if not has_ids and (never != extra or is_each_epoch_new):
             never = 0
-        batch = max(len(samples_of_step) for samples_of_step in epoch.steps.samples)
+        batch = max(map(len, epoch.steps.samples))
         if len(repeated):
             step = _find_repeat(epoch.steps, repeated)
-            missing = f", and {never} never" if never else ""
-            text = f"{_count(len(repeated))} came twice or more, first in step {step}{missing}"
+            text = f"{_count(len(repeated))} came twice or more, first in step {step}"
+            if never:
+                text += f", and {never} never"
             lines.append(f"epoch {epoch.number}: {text}")
         elif never >= batch:  # fewer are those of an incomplete batch, which a loader may skip
             lines.append(f"epoch {epoch.number}: {_count(never)} never came, which other epochs have")
@@ -156,7 +174,10 @@ def _find_usual_repeats(
     Data may have equal samples. None are returned if the whole epochs do not have the same ones, or if they
     are more than _EQUAL_SHARE. tables: for each epoch (the different contents, how often each one comes).
     """
-    whole = [table for epoch, table in zip(epochs, tables, strict=True) if epoch.is_whole]
+    whole = []
+    for epoch, table in zip(epochs, tables, strict=True):
+        if epoch.is_whole:  # a part of an epoch may not have come to the second one of two equal samples
+            whole.append(table)
     if whole and all(np.array_equal(table, whole[0]) for table in whole):
         samples, counts = whole[0]
         is_repeated = counts > 1
@@ -185,11 +206,12 @@ def find_same_ranks(steps: Steps) -> list[str]:
         for rank, part in enumerate(np.split(samples, np.cumsum(sizes[:-1]))):
             if len(part):
                 ranks.setdefault(np.sort(part).tobytes(), []).append(rank)
-        same = [numbers for numbers in ranks.values() if len(numbers) > 1]
+        # the ranks that share samples: of several groups, the first one is named
+        same = next(filter(_has_several, ranks.values()), None)
         if same:
             count += 1
         if same and not first_text:
-            first_text = f"ranks {name_numbers(same[0])} were given the same samples in step {number}"
+            first_text = f"ranks {name_numbers(same)} were given the same samples in step {number}"
     if not first_text:
         return []
     if count > 1:
@@ -200,7 +222,10 @@ def find_same_ranks(steps: Steps) -> list[str]:
 def find_same_contents(epochs: list[Epoch], has_ids: bool) -> list[str]:
     """Return a line if samples look the same in two epochs, for data that are augmented at random."""
     if not has_ids:  # the hashes of contents
-        hashes = np.concatenate([np.unique(np.concatenate(epoch.steps.samples)) for epoch in epochs])
+        contents = []
+        for epoch in epochs:
+            contents.append(np.unique(np.concatenate(epoch.steps.samples)))
+        hashes = np.concatenate(contents)
         count = len(hashes) - len(np.unique(hashes))
         if not count:
             return []
@@ -210,17 +235,25 @@ def find_same_contents(epochs: list[Epoch], has_ids: bool) -> list[str]:
     for epoch in epochs:
         if epoch.is_whole:
             totals.setdefault((epoch.orders.sum(), epoch.contents.sum()), []).append(epoch.number)
-    same = [numbers for numbers in totals.values() if len(numbers) > 1]
-    return [f"epochs {name_numbers(numbers)} have the same content for each sample" for numbers in same]
+    lines = []
+    for numbers in filter(_has_several, totals.values()):
+        lines.append(f"epochs {name_numbers(numbers)} have the same content for each sample")
+    return lines
 
 
 def name_numbers(numbers: list[int]) -> str:
     """Return "1, 2 and 3"; more than six ascending numbers as "1, 2, ... and 9"."""
-    shown = [str(number) for number in numbers]
+    shown = [*map(str, numbers)]
     if len(shown) > 6:
         shown = [*shown[:2], "...", shown[-1]]
     return f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
+def _has_several(numbers: list[int]) -> bool:
+    return len(numbers) > 1
+
+
 def _count(samples: int) -> str:
-    return "1 sample" if samples == 1 else f"{samples} samples"
+    if samples == 1:
+        return "1 sample"
+    return f"{samples} samples"

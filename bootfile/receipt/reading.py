@@ -27,8 +27,11 @@ def read(folder: str) -> History:
     if find_receipt(folder) == LOOP:
         with bad_input():
             return loop_records.read(folder)
-    known = [start for start in starts.read(folder) if isinstance(start.get("step"), int)]
-    restarts = max(0, len(known) - 1)
+    count = 0  # of the starts; a damaged line is none
+    for start in starts.read(folder):
+        if isinstance(start.get("step"), int):
+            count += 1
+    restarts = max(0, count - 1)
     steps = Steps(read_records(folder))
     # a Loader's receipt has one record of a step, whichever start made it: seed and time are not known
     return History([Start(first=None, world_size=1, seed=None, time=0, steps=steps)], restarts)

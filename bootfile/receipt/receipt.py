@@ -143,6 +143,7 @@ class Receipt:
         chain() and finish() call it on rank 0. compare: also read FILE, and write it again if it differs.
         FILE is open only here, and is not read meanwhile: s3fs has no name for a new file that is open.
         """
+        # a lost mount leaves an empty folder, in which the records of earlier starts seem to be deleted
         check_mounted(folder)
         path = os.path.join(folder, FILE)
         if self._stored is None:  # the first records of this start: those of earlier ones come before them
@@ -150,7 +151,9 @@ class Receipt:
             kept = self._restore(path)
             self._content[:0] = kept
             self._stored = len(kept)
-        size = os.path.getsize(path) if os.path.exists(path) else 0
+        size = 0
+        if os.path.exists(path):
+            size = os.path.getsize(path)
         is_changed = size != self._stored
         if compare and size and not is_changed:
             is_changed = read_file(path, MOST) != self._content
@@ -169,7 +172,10 @@ class Receipt:
         """Return the records of earlier starts, and delete those that a resumed run writes again. A warning
         is printed if steps of this run are missing."""
         step, digest = self._begun
-        records, _ = parse_records(read_file(path, MOST) if os.path.exists(path) else b"")
+        content = b""
+        if os.path.exists(path):
+            content = read_file(path, MOST)
+        records, _ = parse_records(content)
         if (np.diff(records["step"].astype(np.int64)) <= 0).any():
             records = records[:0]
         kept = records[records["step"] <= step]
@@ -178,7 +184,9 @@ class Receipt:
                 file.truncate(kept.nbytes)
         first = self._first
         if first is None:
-            first = int(kept["step"][0]) - 1 if len(kept) else step
+            first = step
+            if len(kept):  # the first start of this run began before its first record
+                first = int(kept["step"][0]) - 1
         missing = max(0, step - first) - int((kept["step"] > first).sum())
         fault = ""
         if missing:

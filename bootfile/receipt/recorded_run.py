@@ -28,7 +28,7 @@ class Run:
         self.records = read_records(folder)
         known = starts.read(folder, whole=True)
         self.starts = [start for start in known if isinstance(start.get("step"), int)]
-        if not self.starts:
+        if not self.starts:  # the ids of a step follow from the seed, which only a start has
             raise BadInput(f"{self.path} has no start that can be read: seed and world size are unknown")
         self.first, self.last = self.records["step"][[0, -1]].tolist()
 

@@ -64,13 +64,19 @@ class Steps:
     @property
     def last(self) -> int:
         """Return the number of the last step, 0 without steps."""
-        return int(self.records["step"][-1]) if len(self) else 0
+        if not len(self):
+            return 0
+        return int(self.records["step"][-1])
 
     def select(self, is_chosen: np.ndarray) -> "Steps":
         """Return some of the steps. is_chosen: bool [n]."""
         places = np.flatnonzero(is_chosen).tolist()
-        samples = [self.samples[place] for place in places] if self.samples else []
-        sizes = [self.sizes[place] for place in places] if self.sizes else []
+        samples = []
+        sizes = []
+        if self.samples:  # else it is the receipt of a Loader, which has only sums
+            samples = [self.samples[place] for place in places]
+        if self.sizes:
+            sizes = [self.sizes[place] for place in places]
         return Steps(self.records[is_chosen], samples, sizes)
 
     def renumber(self, first: int) -> "Steps":

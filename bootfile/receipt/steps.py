@@ -1,5 +1,7 @@
 """Compare the steps of two runs, and follow a run over its restarts."""
 
+import itertools
+import operator
 from collections import Counter
 from typing import NamedTuple
 
@@ -47,11 +49,13 @@ def find_difference(first: Steps, second: Steps) -> Difference:
         return Difference(len(first_records), 0, 0, ())
     place = int(is_different.argmax())
     record = first_records[place]
-    names: tuple[str, ...] = LOOP_PARTS if first.samples else PARTS
+    names: tuple[str, ...] = PARTS
+    if first.samples:
+        names = LOOP_PARTS
     if is_other[place, 0]:  # if the ids differ, labels and crops differ too: report only the ids
         parts = names[:1]
     elif is_other[place].any():
-        parts = tuple(name for name, differs in zip(names, is_other[place], strict=True) if differs)
+        parts = tuple(itertools.compress(names, is_other[place]))
     else:
         parts = ("epoch",)
     return Difference(len(first_records), int(record["epoch"]), int(record["step"]), parts)
@@ -74,17 +78,23 @@ def compare(first: History, second: History) -> tuple[bool, str]:
     if difference.steps < max(len(first_steps), len(second_steps)):
         end = _describe_end(first_steps, second_steps)
         return False, f"equal in the {difference.steps} steps of both; {end}"
-    parts = "" if first_steps.samples else ": the same ids, labels and augmentation"
-    return True, f"equal for {difference.steps} steps{parts}"
+    text = f"equal for {difference.steps} steps"
+    if not first_steps.samples:
+        text += ": the same ids, labels and augmentation"
+    return True, text
 
 
 def describe_size(steps: Steps) -> str:
     """Return the number of steps, of epochs for the receipt of a Loader, and of steps without a record."""
-    lost = f", {steps.last - len(steps)} without a record" if steps.last > len(steps) else ""
+    lost = ""
+    if steps.last > len(steps):  # a kill was faster than the write of these records
+        lost = f", {steps.last - len(steps)} without a record"
     if steps.samples:  # a plain loop may have a stream without epochs
         return f"{steps.last} steps{lost}"
     epochs = int(steps.epochs[-1])
-    plural = "" if epochs == 1 else "s"
+    plural = ""
+    if epochs != 1:
+        plural = "s"
     return f"{steps.last} steps, {epochs} epoch{plural}{lost}"
 
 
@@ -107,7 +117,9 @@ def follow(history: History) -> Kept:
             text += f": {_name(steps.last + 1, first)} have no record"
             is_equal = False
         elif last_again > first:
-            verb = "was" if last_again == first + 1 else "were"
+            verb = "were"
+            if last_again == first + 1:
+                verb = "was"
             text += f": {_name(first + 1, last_again)} {verb} read twice, "
             difference = find_difference(steps, made)
             if difference.step:
@@ -137,12 +149,16 @@ def _count_equal(first: np.ndarray, second: np.ndarray) -> int:
     """Return the number of steps before the first difference. first, second: uint64 [n, 3], sums of steps."""
     count = min(len(first), len(second))
     is_other = (first[:count] != second[:count]).any(axis=1)
-    return int(is_other.argmax()) if is_other.any() else count
+    if is_other.any():
+        return int(is_other.argmax())
+    return count
 
 
 def _continue_epochs(before: Steps, steps: Steps) -> Steps:
     """Return the steps of a start, which may count its epochs from 1, with epochs that follow the others."""
-    last = int(before.epochs[-1]) if len(before) else 0
+    last = 0
+    if len(before):  # else the start before was killed before its first step
+        last = int(before.epochs[-1])
     first = int(steps.epochs[0])
     if first > last:
         return steps
@@ -172,7 +188,7 @@ def _describe_end(first: Steps, second: Steps) -> str:
         return "one run has no record of the others"
     if first.samples:
         return "one run ends there"
-    short = min(first, second, key=lambda steps: steps.last)
+    short = min(first, second, key=operator.attrgetter("last"))
     return f"one ends at epoch {short.epochs[-1]}, step {short.last}"
 
 
@@ -223,7 +239,14 @@ def _describe_epoch(expected: Steps, read: Steps, step: int, epoch: int) -> str:
         return _OTHER
     twice = np.isin(samples, before).sum()
     skipped = np.isin(wanted, samples, invert=True).sum()
-    return f"{twice} samples of the epoch were read twice, {skipped} were skipped up to step {rest.last}"
+    if not twice and not skipped:
+        return _OTHER
+    if not twice:
+        return f"{skipped} samples of the epoch were skipped up to step {rest.last}"
+    text = f"{twice} samples of the epoch were read twice"
+    if skipped:
+        text += f", {skipped} were skipped"
+    return f"{text} up to step {rest.last}"
 
 
 def _join_samples(steps: Steps) -> np.ndarray:
@@ -233,4 +256,6 @@ def _join_samples(steps: Steps) -> np.ndarray:
 
 def _name(first: int, last: int) -> str:
     """Return the steps first..last in words."""
-    return f"step {last}" if last == first else f"steps {first}-{last}"
+    if last == first:
+        return f"step {last}"
+    return f"steps {first}-{last}"

@@ -125,7 +125,10 @@ class BatchSampler(Positions):
         self.epoch_steps = epoch_steps
         self.shares = None if weights is None else _cumulative(weights, size)
         if not len(self):
-            raise BadInput(f"batch size {global_batch} is larger than the data set ({size} samples)")
+            raise BadInput(
+                f"batch size {global_batch} is larger than the data set ({size} samples): expected at most "
+                f"{size}, with a learning rate that is smaller by the same factor"
+            )
         if not 0 <= seed < 2**64:
             raise BadInput(f"seed {seed} is not in 0..2^64-1")
         self._set_rank(rank, world_size)

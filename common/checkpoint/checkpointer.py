@@ -4,6 +4,7 @@ Checkpoints are in checkpoints/ below the output folder. Weights are in the outp
 each epoch and best.pth after the best.
 """
 
+import dataclasses
 import math
 import os
 import shlex
@@ -44,22 +45,45 @@ def _find_processes(topology: Topology) -> Processes | None:
     return Memory(topology.members)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """The options that only some jobs have, and of which a Checkpointer has to know.
+
+    arch: the name of the network. checkpoint_format: of a sharded model, "full" or "sharded".
+    cpu_level, threads, max_steps, epoch_steps: of the group "run". partial_weights: of --weights.
+    prof: --prof, the steps to measure.
+    """
+
+    arch: str | None = None
+    checkpoint_format: str = "full"
+    cpu_level: str | None = None
+    threads: int | None = None
+    max_steps: int | None = None
+    epoch_steps: int | None = None
+    partial_weights: bool = False
+    prof: int | None = None
+
+
 class Checkpointer(Events):
     """Saves, continues and stops a job.
 
     run: the job's; its options are those of a TrainingParser.
     loader, model, optimizer, scheduler, forward, criterion, objects: see Exact.
+    val_loader: the Loader of the validation set that chooses best.pth. If a restart has another set, the
+        scores begin again. None, or a loader without a receipt: the sets are not compared.
     Raises BadInput if the optimizer or the scheduler cannot be resumed exactly.
 
     `exact` does the work; this class decides with the options of the job, and says and writes what a job says
     and writes. `running` of a job with exact shards: its sums since the last report.
     """
 
-    def __init__(self, run: Run, *, loader: Any, **parts: Any):
+    def __init__(self, run: Run, *, loader: Any, val_loader: Any = None, **parts: Any):
         self.args = run.args
+        self._options = arguments.pick(_Options, run.args)
         self.log = run.log
         self.output = run.output
         self.loader = loader
+        self._val_loader = val_loader
         self.scores = Scores(run.args.weights)
         self._writes = not output.writes_nothing(run.args)
         self._wanted = run.args.resume  # "auto", "never", or the path to continue from
@@ -79,15 +103,19 @@ class Checkpointer(Events):
             )
 
     def _make_exact(self, run: Run, **parts: Any) -> Exact:
+        """Return the Exact of this job. The constructor calls it on every rank, before anything is read."""
         args = run.args
+        options = self._options
         settings = arguments.settings(args)
-        same_instructions = None
-        if getattr(args, "cpu_level", None) == instructions.NATIVE:
+        same_instructions = None  # Exact decides
+        if options.cpu_level == instructions.NATIVE:
+            # the user accepts that the checkpoint may be of another instruction set
             same_instructions = False
         report_after = None
-        if profiled := getattr(args, "prof", None):  # before the last N steps, and after them
+        if options.prof:
+            # The clock is read before the last N steps, and after them. The first steps are slower.
             total = self.loader.total_steps
-            report_after = ((total or 0) - profiled, total)
+            report_after = ((total or 0) - options.prof, total)
         return Exact(
             run.output.folder,
             self.loader,
@@ -101,12 +129,12 @@ class Checkpointer(Events):
             stuck_after=args.stuck_after,
             stuck_exit=args.stuck_exit,
             same_instructions=same_instructions,
-            threads=getattr(args, "threads", None),
+            threads=options.threads,
             processes=_find_processes(run.topology),
             events=self,
             say=self.say,
             writes=self._writes,
-            by_rank=getattr(args, "checkpoint_format", "full") == "sharded",
+            by_rank=options.checkpoint_format == "sharded",
             identity=arguments.identity(args),
             settings=settings,
             learned=arguments.without_operation(args, settings),
@@ -115,8 +143,12 @@ class Checkpointer(Events):
 
     def _refuse_unused_limits(self) -> None:
         """Raise BadInput if the job does not give a limit of its options to its sampler."""
-        for name, steps in (("max_steps", self.total_steps), ("epoch_steps", len(self.loader))):
-            most = getattr(self.args, name, None)
+        limits = {
+            "max_steps": (self._options.max_steps, self.total_steps),
+            "epoch_steps": (self._options.epoch_steps, len(self.loader)),
+        }
+        for name, (most, steps) in limits.items():
+            # A copy of a job may have a sampler of its own, which would train longer without a line.
             if most is not None and (steps is None or steps > most):
                 raise BadInput(f"--{name} {most}: the job does not give it to its sampler")
 
@@ -157,6 +189,7 @@ class Checkpointer(Events):
         elif step:
             self._warn_of_checkpoint()
         self._load_initial_weights(step)
+        self._compare_validation_sets()
         is_saved_here = self._wanted == "auto"  # another run's checkpoint is not in this folder
         exact.begin(step, is_saved_here)
         endings.explain_with(self.loader)
@@ -165,8 +198,10 @@ class Checkpointer(Events):
         if self._sample_losses:
             self._sample_losses.begin(step)
         if self._mirror:
+            # Only now is it known which checkpoints at the URL this run has left behind.
             self._mirror.start(step if is_saved_here else 0)
         self._start_log(step)
+        # The last: it may have to repeat a report or a save that a lost rank 0 has left out.
         exact.announce(step)
         return step
 
@@ -183,6 +218,7 @@ class Checkpointer(Events):
         """End a step and return what is due, as Exact.end_step()."""
         due = self.exact.end_step()
         if due.report and self._sample_losses:
+            # With the report, because reading the losses waits for the device, as a report does.
             self._sample_losses.write()
         self.log.advance(self.loader.step)
         return due
@@ -203,8 +239,10 @@ class Checkpointer(Events):
         val_sums: the result of evaluation.evaluate(), over all ranks.
         model: the model that was evaluated (default: the model that is trained).
         """
-        exact, step = self.exact, self.loader.step
+        exact = self.exact
+        step = self.loader.step
         if exact.end_evaluation():
+            # The signal may have ended the evaluation: its sums are not those of the whole set.
             exact.stop(saves=not self.args.evaluate)
         if self.args.evaluate:
             return
@@ -217,14 +255,16 @@ class Checkpointer(Events):
             )
         self.scores.note(score, self.log.metrics.best_of)
         if not ranks.is_first() and not exact.state.is_sharded:
-            return
+            return  # rank 0 has all weights, unless each rank has a part of them
 
-        best, name = "best.pth", f"epoch_{epoch}.pth"
+        best = "best.pth"
+        name = f"epoch_{epoch}.pth"
         if self.args.evaluate_every and step % len(self.loader) and step != self.total_steps:
-            name = best
+            name = best  # within an epoch
 
         def write(tensors: dict) -> None:
             """Write the files. The saver calls it in its thread, with a copy of the weights."""
+            # A program that reads the file has no wrappers around the model.
             tensors = plain_names(model or exact.model, tensors)
             if name != best:
                 write_weights(os.path.join(self.output.folder, name), tensors)
@@ -232,9 +272,17 @@ class Checkpointer(Events):
                 write_weights(os.path.join(self.output.folder, best), tensors)
                 self.scores.best = score  # once it is written
 
-        average = None if model is exact.model else model
-        written = name if self.args.epoch_weights else ""
-        exact.saver.save_weights(written, step, average, lambda: exact.state.capture(step)["objects"], write)
+        def capture_objects() -> dict[str, Any]:
+            """Return what the digest of this step covers. The saver calls it before this method returns."""
+            return exact.state.capture(step)["objects"]
+
+        average = model
+        if model is exact.model:
+            average = None  # its weights are in the state
+        written = ""  # only the digest
+        if self.args.epoch_weights:
+            written = name
+        exact.saver.save_weights(written, step, average, capture_objects, write)
 
     def stop_early(self, evaluations: int | None) -> bool:
         """Save and return True if the last `evaluations` were not better than the best before them; None:
@@ -244,6 +292,7 @@ class Checkpointer(Events):
         """
         if evaluations is None or self.scores.epochs_not_better < evaluations:
             return False
+        # A restart has to know the count, or it would train on.
         self.exact.save_unplanned()
         self.say(f"stopped early: {self.scores.epochs_not_better} evaluations without a better score")
         return True
@@ -256,7 +305,7 @@ class Checkpointer(Events):
         self.log.finish()
         stuck.stop()
         lost = [self.log.lost, *self.exact.saver.finish()]
-        if self._mirror:
+        if self._mirror:  # after the last write, which it has to upload
             lost.append(self._mirror.finish())
         if any(lost):
             raise NotSaved("; ".join(filter(None, lost)))
@@ -271,11 +320,13 @@ class Checkpointer(Events):
 
     def choose_checkpoint(self) -> str:
         if self._writes:
+            # Under the lock of the output: another job cannot write a checkpoint between this and the choice.
             self._mirror = resume.take_output(
                 self.args, self.output, self._is_of_this_run, self.args.keep, self._is_later
             )
             self._wanted = resume.wanted(self.args, self.output, self._is_later)
             if self._mirror:
+                # The thread that writes wakes the one that uploads.
                 self.exact.saver.saved = self._mirror.saved
         return self._wanted
 
@@ -291,11 +342,15 @@ class Checkpointer(Events):
 
     def stopping(self, step: int, saved: int) -> None:
         if not ranks.is_first() or self.args.evaluate:
-            return
+            return  # an evaluation has nothing to continue
         self.say(stopped_line(step, saved))
-        start = "torchrun ..." if "TORCHELASTIC_RUN_ID" in os.environ else "python"
-        folder = [] if self.args.output_dir else ["--output_dir", self.output.folder]
-        words, masked = mask_words([*sys.argv[1:], *folder], getattr(self.args, "ignored", ()))
+        start = "python"
+        if "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun has started this process
+            start = "torchrun ..."
+        words = sys.argv[1:]
+        if not self.args.output_dir:  # the same command would begin a new run in a folder of its own
+            words = [*words, "--output_dir", self.output.folder]
+        words, masked = mask_words(words, self.args.ignored)
         self.say(f"to continue: {start} {shlex.join([sys.argv[0], *words])}")
         if masked:
             self.say(f"(fill in: {', '.join(masked)})")
@@ -323,14 +378,27 @@ class Checkpointer(Events):
         if processes.may_change:
             was_begun = processes.was_begun
             self.log.members = processes.figures
+
+        def find_rate() -> Any:
+            """Return the learning rate of the last step. Each report asks for it."""
+            return exact.rate
+
         self.log.start(
-            self.loader, step, self.total_steps, exact.model, lambda: exact.rate,
-            exact.state.objects["scheduler"], exact.state.run, processes.due.report, was_begun,
-        )  # fmt: skip
+            self.loader,
+            step,
+            self.total_steps,
+            exact.model,
+            find_rate,
+            exact.state.objects["scheduler"],
+            exact.state.run,
+            repeats=processes.due.report,
+            continues=was_begun,
+        )
 
     def _resume_to_evaluate(self) -> int:
         """Load only weights, for --evaluate, and return the last step. Raises BadInput."""
         self._load_weights(self.args.weights or newest(self._wanted), complete=True)
+        # Exact.begin() is not called: nothing is trained, and a signal only ends the evaluation.
         signals.watch(self.args.grace, ranks.store())
         self.log.start(self.loader, self.total_steps or 0, self.total_steps)
         return self.total_steps or 0
@@ -343,22 +411,43 @@ class Checkpointer(Events):
             self.say("warning: the training data are not compared: the receipt has no fingerprint")
         former.warn(self.scores.settings_before, self.say)
 
+    def _compare_validation_sets(self) -> None:
+        """Say it if the scores of the checkpoint are those of another validation set, and begin them again.
+
+        resume() calls it on every rank. Without it best.pth would need a score that was measured on other
+        samples.
+        """
+        receipt = getattr(self._val_loader, "receipt", None)
+        # Rank 0 decides: items that are not seeded give each rank a digest of its own, and ranks with other
+        # counts would not stop early together.
+        digest_now = ranks.broadcast_object(str(getattr(receipt, "fingerprint", "")))
+        digest_before = self.scores.begin(digest_now)
+        if digest_before:
+            self.say(
+                "warning: the validation set is another one than in the evaluations before (digest "
+                f"{digest_now[:12]}, it was {digest_before[:12]}): their scores do not count any more, and "
+                "the next evaluation writes best.pth; keep a copy of best.pth if you need the one before"
+            )
+
     def _load_initial_weights(self, step: int) -> None:
         """Load --weights if the run begins, on every rank. step: of the checkpoint; 0 without one."""
         given = self.args.weights
         if step and given:
+            # The same command is started again: its first start has used the weights.
             began = self.scores.initial_weights or "random weights"
             self.say(f"--weights {given} is not used: the resumed run began with {began}")
         elif given:
             self._load_weights(given)
 
     def _load_weights(self, path: str, complete: bool = False) -> None:
+        """Load a file of weights into the model, on every rank. complete: all of the model's tensors must be
+        in the file. Raises BadInput."""
         from common.checkpoint import pretrained, weights  # only a run with --weights or --evaluate needs it
 
-        arch = getattr(self.args, "arch", None)
-        partial = getattr(self.args, "partial_weights", False)
-        model, objects = self.exact.model, self.exact.state.objects
-        self.say(weights.load(path, model, complete, arch, partial))
+        arch = self._options.arch
+        model = self.exact.model
+        objects = self.exact.state.objects
+        self.say(weights.load(path, model, complete, arch, self._options.partial_weights))
         if "ema" in objects:  # the average begins at, or consists of, these weights
             objects["ema"].module.load_state_dict(model.state_dict())
         line = weights.compare_class_names(path, self._class_names)
@@ -370,15 +459,18 @@ class Checkpointer(Events):
 
         If there are weights of an epoch after that save, they belong to a run whose checkpoints were deleted.
         """
-        folder, state = self.output.folder, self.exact.state
+        folder = self.output.folder
+        state = self.exact.state
+        # The start may be of another version: only the options that identify this run count.
         identity = {name: start["settings"].get(name[2:]) for name in state.identity}
         identity["training data"] = start.get("training data")
         epoch = max(output.epochs(folder), default=0)
         total = self.total_steps
         every = self.exact.saves.every.steps(len(self.loader))
         first_save = min(every or total or 0, total or every)
-        lines = digest.read(folder)  # a save may have waited for an optimizer step, or failed
+        lines = digest.read(folder)
         if any("saved" in line for line in lines.values()):
+            # They are right also if a save has waited for an optimizer step, or has failed.
             first_save = min((step for step, line in lines.items() if line.get("saved")), default=0)
         is_before = not first_save or epoch * len(self.loader) < first_save
         return is_before and all(identity[name] == value for name, value in state.identity.items())

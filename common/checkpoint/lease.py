@@ -6,9 +6,10 @@ import time
 
 from bootfile.ground.errors import print_line
 from bootfile.ground.lease import Lease
-from common.object_store.store import ObjectStore
+from common.object_store.store import ObjectStore, StoreError
 
 KEY = ".bootfile-lease.json"
+_RELEASED = "released by"  # in the record of a job that has ended
 
 
 class UrlLease(Lease):
@@ -29,13 +30,22 @@ class UrlLease(Lease):
             holder = json.loads(content)
         if not isinstance(holder, dict) or not holder:
             holder = {"id": None}  # a damaged record is that of an unknown job
+        if holder.get(_RELEASED):
+            return {}, etag
         return holder, etag
 
     def replace(self, version: str | None) -> str | None:
         return self.store.replace(KEY, json.dumps(self.own | {"time": time.time()}).encode(), version)
 
     def delete(self) -> None:
-        self.store.delete([KEY])
+        """Delete the record. If the store does not delete objects, write into it that the lease is free: the
+        next job would wait 25 s otherwise."""
+        try:
+            self.store.delete([KEY])
+        except StoreError as error:
+            if not error.forbidden:
+                raise
+            self.store.replace(KEY, json.dumps({_RELEASED: self.own["id"]}).encode(), self.version)
 
     def _check_store(self) -> None:
         """Print a warning if the store cannot refuse the write of a second job: If-None-Match must fail. The

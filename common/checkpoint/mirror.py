@@ -35,7 +35,7 @@ from common.checkpoint.output_list import File
 from common.checkpoint.restore import HISTORY, names_of
 from common.ground import endings
 from common.object_store.store import ObjectStore, StoreError
-from common.run.output import Output
+from common.run.output import SNAPSHOTS, Output
 
 _EVERY = 30.0  # seconds between uploads
 _PATIENCE = 300.0  # seconds for which the last upload is repeated if the store is busy or cannot be reached
@@ -43,7 +43,7 @@ _SAY = 10.0  # seconds between the lines about the last upload
 _LONGEST_PAUSE = 20.0  # seconds between two attempts; the first pause is 1 s
 _LAST = 10.0  # seconds for the last upload if the job ends with an error
 _FOREVER = re.compile(r".*\.(pt|pth|pt\.json|distcp|metadata)")  # they are never changed in place
-_SNAPSHOTS = ".mirror"  # in the output folder: copies of the files that are being sent
+_PROBE = ".bootfile-delete-check.json"  # an object that a start writes and deletes
 
 
 class Mirror:
@@ -69,9 +69,11 @@ class Mirror:
         self._wake = threading.Event()  # the thread looks for changes now
         self._ending = threading.Event()  # the thread uploads once more and ends
         self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
-        shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
+        shutil.rmtree(os.path.join(self.folder, SNAPSHOTS), ignore_errors=True)
         self.lease = UrlLease(self.store)
+        self._keeps_all = False  # whether the store does not delete objects
         try:
+            self._check_delete()
             self._read_url(resume)
         except BaseException as error:
             self._release()
@@ -80,6 +82,17 @@ class Mirror:
                 raise BadInput(f"cannot restore into {self.folder}: {reason}") from error
             raise
         endings.at_end("upload", self._end)
+
+    def _check_delete(self) -> None:
+        """Print a warning if the store does not delete objects. The constructor calls it, under the lease:
+        otherwise the first checkpoint that is replaced would show it, hours later."""
+        reason = self.store.explain_kept(_PROBE)
+        if reason:
+            self._keeps_all = True
+            print_line(
+                f"warning: the store of {self.url} does not delete objects ({reason}): {_PROBE} stays there, "
+                f"and every checkpoint of this run; the list {output_list.NAME} names those that count"
+            )
 
     def _read_url(self, resume: str | None) -> None:
         """Find out what is at the URL, and restore its newest checkpoint if `resume` is "auto". The
@@ -226,7 +239,7 @@ class Mirror:
                     if name not in changed:
                         continue
                     self.lease.check()
-                    path = os.path.join(self.folder, _SNAPSHOTS, name)
+                    path = os.path.join(self.folder, SNAPSHOTS, name)
                     self.store.send(path, name, sha256=changed[name].sha256)
                     self._files[name] = changed[name]
                 is_stored = bool(files_of_checkpoint) and set(files_of_checkpoint) <= self._files.keys()
@@ -235,13 +248,27 @@ class Mirror:
                     self._retire(step)
                 self._write_list()
         finally:
-            shutil.rmtree(os.path.join(self.folder, _SNAPSHOTS), ignore_errors=True)
+            shutil.rmtree(os.path.join(self.folder, SNAPSHOTS), ignore_errors=True)
         # until a checkpoint of this run is stored, those that the list names stay
         gone = self._doomed if replaces else self._doomed - self._files.keys()
-        if gone:
+        if gone and not self._keeps_all:
             self.lease.check()
-            self.store.delete(sorted(gone))
-            self._doomed = self._doomed - gone
+            self._delete(sorted(gone))
+        self._doomed = self._doomed - gone
+
+    def _delete(self, names: list[str]) -> None:
+        """Delete the files of checkpoints that the list does not name any more, in the thread. If the store
+        refuses it, they stay, with a warning: everything that a restart needs is there."""
+        try:
+            self.store.delete(names)
+        except StoreError as error:
+            if not error.forbidden:
+                raise
+            self._keeps_all = True
+            print_line(
+                f"warning: {error}: the store does not delete {', '.join(names)}: they stay there, and so "
+                "does each checkpoint that a newer one replaces"
+            )
 
     def _find_whole(self, step: int) -> list[str]:
         """Return the files of the checkpoint of a step, its folder first; [] if this node does not have it,
@@ -262,7 +289,7 @@ class Mirror:
         """Copy a file, so that it can change while it is sent, and remove its earlier version from the files
         at the URL. Return None if it is at the URL already."""
         path = os.path.join(self.folder, name)
-        snapshot = os.path.join(self.folder, _SNAPSHOTS, name)
+        snapshot = os.path.join(self.folder, SNAPSHOTS, name)
         try:
             state = state_of(path)
             if name in self._files and self._sent.get(name) == state:

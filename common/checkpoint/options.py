@@ -18,7 +18,7 @@ from common.console.arguments import (
     non_negative_int,
     positive_float,
     positive_int,
-)  # fmt: skip
+)
 from common.distributed import devices
 from common.run import output
 from common.run.job import JobParser
@@ -38,11 +38,14 @@ class TrainingParser(JobParser):
 
     def parse_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> Any:
         self._accept_share_of_batch()
-        own = {action.dest for action in self._actions}
+        options_of_job = {action.dest for action in self._actions}
         _add_run_arguments(self)  # after the job's own, as --help shows them
         _add_arguments(self)
-        # what the job has set counts for the options that are added here, too
-        self.set_defaults(**{name: value for name, value in self._defaults.items() if name not in own})
+        # The job may have called set_defaults() for options that are added only now: argparse has changed the
+        # defaults of those that it knew then.
+        for name, value in list(self._defaults.items()):
+            if name not in options_of_job:
+                self.set_defaults(**{name: value})
         self.roles |= {"batch_size_per_gpu": OPERATION, "partial_weights": OPERATION}  # of the checks
         return super().parse_args(args, namespace)
 
@@ -51,9 +54,11 @@ class TrainingParser(JobParser):
         options = self.by_name()
         if "batch_size" in options:
             action = self._option_string_actions[options["batch_size"]]
+            # of an option without a type, argparse has one in its registry
             of_all = self._registry_get("type", action.type, action.type)
             action.type = functools.partial(_batch_size, of_all)
             action.metavar = action.metavar or "N|N/gpu"
+            # first: the other checks read --batch_size as a number
             self.checks.insert(0, _count_batch)
 
 
@@ -95,6 +100,7 @@ def _check_level(args: argparse.Namespace) -> dict[str, str]:
         return {}
     from bootfile.machine import vector_math  # only a run with a level needs it
 
+    # torch has read the variables of the level when it was imported: here it is too late to set them
     instructions.check(args.cpu_level)
     vector_math.protect()
     if vars(args).get("compile"):  # an option of some jobs
@@ -106,10 +112,11 @@ def _check_level(args: argparse.Namespace) -> dict[str, str]:
 
 
 def _add_run_arguments(parser: JobParser) -> None:
-    own = parser.by_name().keys() | {action.dest for action in parser._actions}
+    """Add the options of a Run, but not those that the job has defined itself."""
+    options_of_job = parser.by_name().keys() | {action.dest for action in parser._actions}
 
     def add(*names: str, **options: Any) -> None:
-        if own.isdisjoint(map(plain, names)):  # else the job's own counts
+        if options_of_job.isdisjoint(map(plain, names)):  # else the job's own counts
             group.add_argument(*names, **options)
 
     group = parser.add_argument_group("run", role=OPERATION)
@@ -125,6 +132,7 @@ def _add_run_arguments(parser: JobParser) -> None:
 
 
 def _add_arguments(parser: JobParser) -> None:
+    """Add the options of a Checkpointer."""
     add = parser.add_argument_group("checkpoints", role=OPERATION).add_argument
     help = "continue from this checkpoint (default: auto, the newest in --output_dir; without it never)"
     add("--resume", metavar="auto|never|FILE", help=help)
@@ -164,8 +172,14 @@ def check(args: argparse.Namespace) -> dict[str, str]:
         from common.run import trackers  # most jobs have none
 
         trackers.check(args.tracker)
-    wanted = args.resume or ("auto" if args.output_dir else "never")
-    if args.evaluate and (wanted not in ("auto", "never")) == bool(args.weights):
+    wanted = args.resume
+    if not wanted:
+        # A restart is the same command. Without --output_dir each start has a new folder: nothing to resume.
+        wanted = "never"
+        if args.output_dir:
+            wanted = "auto"
+    has_path = wanted not in ("auto", "never")
+    if args.evaluate and has_path == bool(args.weights):
         raise BadInput("--evaluate needs one of --weights FILE and --resume PATH: the weights to evaluate")
     if wanted == "auto" and not args.output_dir:
         raise BadInput(

@@ -14,6 +14,7 @@ def plain_names(model: torch.nn.Module, state: dict[str, Any]) -> dict[str, Any]
     modules = dict(model.named_modules(remove_duplicate=False))
 
     def plain(name: str) -> str:
+        # "module" is left out only below a parallel wrapper: a part of the user's may have this name.
         parts = name.split(".")
         plain_parts = []
         for place, part in enumerate(parts):

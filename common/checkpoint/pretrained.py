@@ -22,8 +22,10 @@ def is_name(arch: str | None, text: str | None) -> bool:
 def check(arch: str, name: str) -> None:
     """Raise BadInput unless weights of this name are published for the network. Nothing is downloaded."""
     if arch.startswith(TIMM):
-        model, names = arch.removeprefix(TIMM).partition(".")[0], [DEFAULT]
-        names += [each.partition(".")[2] for each in import_timm().list_pretrained(f"{model}.*")]
+        model = arch.removeprefix(TIMM).partition(".")[0]
+        names = [DEFAULT]
+        for name_with_tag in import_timm().list_pretrained(f"{model}.*"):
+            names.append(name_with_tag.partition(".")[2])
     else:
         names = [DEFAULT, *weights_of(arch).__members__]
     if name not in names:
@@ -35,8 +37,9 @@ def read(arch: str, name: str) -> dict[str, torch.Tensor]:
     downloaded. Raises BadInput."""
     try:
         if arch.startswith(TIMM):
-            model = arch.removeprefix(TIMM)
-            tagged = model if name == DEFAULT else f"{model.partition('.')[0]}.{name}"
+            tagged = arch.removeprefix(TIMM)
+            if name != DEFAULT:
+                tagged = f"{tagged.partition('.')[0]}.{name}"
             return import_timm().create_model(tagged, pretrained=True).state_dict()
         url = weights_of(arch)[name].url
         path = os.path.join(torch.hub.get_dir(), "checkpoints", os.path.basename(url))
@@ -44,6 +47,7 @@ def read(arch: str, name: str) -> dict[str, torch.Tensor]:
         if not os.path.exists(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
             torch.hub.download_url_to_file(url, path, digest, progress=False)
+        # Also if the file was in the cache: another program may have put it there.
         if not sha256_file(path).startswith(digest):
             raise BadInput(f"{path} is damaged: its sha256 does not begin with {digest}; delete it")
         return torch.load(path, map_location="cpu", weights_only=True)

@@ -1,6 +1,7 @@
 """Choose the checkpoint that a run continues from, and check that it may write to its output folder."""
 
 import argparse
+import dataclasses
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -16,6 +17,13 @@ from common.run import environment, starts
 from common.run.output import Output, list_results
 
 
+@dataclasses.dataclass(frozen=True)
+class _Resuming:
+    """resume: --resume, "auto", "never" or a path; None: the job has no such option, and cannot resume."""
+
+    resume: str | None = None
+
+
 def claim(args: argparse.Namespace, output: Output) -> None:
     """Make rank 0 the only writer of the output, for a job that saves no checkpoints. Call it on every rank
     before anything is written. If the output has a URL, the results are uploaded from now on.
@@ -23,7 +31,7 @@ def claim(args: argparse.Namespace, output: Output) -> None:
     Raises BadInput on every rank if another job writes to the output, or if the job would replace results.
     """
     error = None
-    if ranks.is_first():
+    if ranks.is_first():  # the others wait below until it has opened the output
         settings = arguments.settings(args)
 
         def is_same_command(start: dict) -> bool:
@@ -62,7 +70,8 @@ def take_output(
     if output.url:
         from common.checkpoint.mirror import Mirror  # only a job with a URL needs it
 
-        mirror = Mirror(output, getattr(args, "resume", None), keep)
+        # It restores the newest checkpoint of the URL, if the job may continue from it.
+        mirror = Mirror(output, arguments.pick(_Resuming, args).resume, keep)
     if reason := refusal(args, output, is_own, mirror.results() if mirror else (), is_later):
         raise BadInput(reason)
     return mirror
@@ -83,18 +92,24 @@ def refusal(
     at_url: names of results at the URL.
     is_later: whether an elastic job is in its second generation or a later one.
     """
-    folder, resumes_from = output.folder, wanted(args, output, is_later)
-    results, starts_before = list_results(folder), starts.read(folder)
+    folder = output.folder
+    resumes_from = wanted(args, output, is_later)
+    results = list_results(folder)
+    starts_before = starts.read(folder)
     has_checkpoint = bool(checkpoints(folder))
     if resumes_from == "auto":
-        at_url = ()
+        at_url = ()  # what a restart continues from is not replaced
     results += [name for name in at_url if name not in results]
+    # A start that was killed before its first save has left reports, but nothing that could be lost.
     is_begun = not has_checkpoint and not at_url and starts_before and is_own(starts_before[-1])
     if not results or is_begun or (resumes_from == "auto" and has_checkpoint):
         return None
-    names = ", ".join(results[:4]) + (f" and {len(results) - 4} more" if len(results) > 4 else "")
-    can_resume = has_checkpoint and resumes_from
-    remedy = f"leave out --resume {resumes_from} to resume that run, " if can_resume else ""
+    names = ", ".join(results[:4])
+    if len(results) > 4:
+        names += f" and {len(results) - 4} more"
+    remedy = ""
+    if has_checkpoint and resumes_from:
+        remedy = f"leave out --resume {resumes_from} to resume that run, "
     return (
         f"{output} holds results of a run, and this start would replace them "
         f"({names}): {remedy}use another --output_dir, or remove the folder"
@@ -106,7 +121,14 @@ def wanted(args: argparse.Namespace, output: Output, is_later: bool = False) -> 
     and a start with the same path has saved checkpoints in the output folder, or if members of this start
     have saved some and are all lost. None: the job cannot resume. is_later: see
     refusal()."""
-    given, folder = getattr(args, "resume", None), output.folder
-    starts_before = starts.read(folder) if checkpoints(folder) else []
-    is_restart = any(start["settings"].get("resume", "") == given != "never" for start in starts_before)
-    return "auto" if is_restart or (is_later and checkpoints(folder)) else given
+    given = arguments.pick(_Resuming, args).resume
+    if not checkpoints(output.folder):
+        return given
+    if is_later:
+        # The members of the generation before have saved these, and no living one has a later state.
+        return "auto"
+    for start in starts.read(output.folder):
+        # The same command was started before, and its own checkpoints are newer than the given one.
+        if start["settings"].get("resume", "") == given != "never":
+            return "auto"
+    return given

@@ -7,6 +7,8 @@ prefix of all names, such as Lightning's (model.), are taken off.
 
 import argparse
 import contextlib
+import dataclasses
+import functools
 import json
 import math
 import os
@@ -22,11 +24,12 @@ from bootfile.exact import dtensors
 from bootfile.exact import files as checkpoint
 from bootfile.exact.foreign_files import CONVERT
 from bootfile.ground.errors import BadInput, import_optional, in_one_line, printable
-from bootfile.ground.files import explained, opener
+from bootfile.ground.files import explained, opener, read_again
 from bootfile.ground.results import CLASSES, checkpoints
 from bootfile.processes import ranks
 from common.checkpoint import pretrained
 from common.checkpoint.plain_names import WRAPPERS
+from common.console.arguments import pick
 from common.run.output import Output
 
 _SHOWN = 3  # tensors named in a line
@@ -34,6 +37,15 @@ _MOST = 50_000  # tensors of a file; torch loads them in 4 s
 _WRAPPERS = (*WRAPPERS, "module")  # the last: of DataParallel, or a module of the user's
 _WHOLE = ("state_dict", "model", "model_state_dict")  # keys of a state_dict in a file of other programs
 _COUNTERS = "num_batches_tracked"  # of BatchNorm; files of old versions of torch do not have it
+
+
+@dataclasses.dataclass(frozen=True)
+class _Named:
+    """weights: --weights, a file or a name of published weights. arch: the network of a job that has --arch;
+    another job takes files only."""
+
+    weights: str | None
+    arch: str | None = None
 
 
 def load(
@@ -75,15 +87,17 @@ def file_of(args: argparse.Namespace, output: Output) -> str | None:
     args: the options weights and, if the job has it, arch. Published weights are downloaded, unless
     a checkpoint may replace them. Raises BadInput on every rank if they cannot be, or do not exist.
     """
-    arch = getattr(args, "arch", None)
-    if not arch or not args.weights or not pretrained.is_name(arch, args.weights):
-        return args.weights
-    pretrained.check(arch, args.weights)
+    options = pick(_Named, args)
+    arch = options.arch
+    name = options.weights
+    if not arch or not name or not pretrained.is_name(arch, name):
+        return name
+    pretrained.check(arch, name)
     may_resume = output.url or checkpoints(output.folder)
 
     def download() -> None:
         if not may_resume:
-            pretrained.read(arch, args.weights)
+            pretrained.read(arch, name)
 
     ranks.call_on_first(download)
     return None
@@ -113,6 +127,10 @@ def read(path: str) -> tuple[dict[str, torch.Tensor], str]:
 
 def _read_content(path: str) -> Any:
     """Return the dictionary in a file of weights, and check its checksum if it has one. Raises BadInput."""
+    return read_again(functools.partial(_read_content_once, path), path)
+
+
+def _read_content_once(path: str) -> Any:
     try:
         if _is_safetensors(path):
             reader = import_optional("safetensors.torch", f"{path} needs safetensors", "safetensors")
@@ -128,11 +146,15 @@ def _read_content(path: str) -> Any:
             else:
                 _check_crc(path)
     except checkpoint.Refused as error:
-        raise BadInput(f"weights {path}: {error}{_hint_for_folder(path)}") from error
+        from bootfile.ground.again import refusal
+
+        raise refusal(f"weights {path}: {error}{_hint_for_folder(path)}", error) from error
     except BadInput:
         raise
     except Exception as error:  # of safetensors
-        raise BadInput(f"weights {path}: it is damaged: {in_one_line(error)}") from error
+        from bootfile.ground.again import refusal
+
+        raise refusal(f"weights {path}: it is damaged: {in_one_line(error)}", error) from error
     return content
 
 
@@ -180,9 +202,15 @@ def _tensors(value: Any) -> dict[str, torch.Tensor]:
 
 def _is_safetensors(path: str) -> bool:
     """Return whether a file begins as safetensors: the length of a JSON text, 8 bytes, and the text."""
-    with contextlib.suppress(OSError), open(path, "rb", opener=opener) as file:
-        return file.read(9)[8:] == b"{"
-    return False
+    try:
+        with open(path, "rb", opener=opener) as file:
+            return file.read(9)[8:] == b"{"
+    except OSError as error:
+        from bootfile.ground.again import is_temporary
+
+        if is_temporary(error):
+            raise
+        return False
 
 
 def _hint_for_folder(path: str) -> str:

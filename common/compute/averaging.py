@@ -27,9 +27,10 @@ class MovingAverage(AveragedModel):
         if found_inf is None:
             super().update_parameters(model)
             return
-        own = [*self.module.parameters(), *self.module.buffers()]
-        averages, currents = [], []
-        for average, current in zip(own, [*model.parameters(), *model.buffers()], strict=True):
+        averaged = [*self.module.parameters(), *self.module.buffers()]
+        averages = []
+        currents = []
+        for average, current in zip(averaged, [*model.parameters(), *model.buffers()], strict=True):
             if current.is_floating_point():
                 averages.append(average.detach())
                 currents.append(current.detach())

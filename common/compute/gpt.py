@@ -60,8 +60,10 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()
-        self.attention_norm, self.attention = nn.LayerNorm(width), Attention(width, heads, dropout)
-        self.network_norm, self.network = nn.LayerNorm(width), Network(width, dropout)
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = Attention(width, heads, dropout)
+        self.network_norm = nn.LayerNorm(width)
+        self.network = Network(width, dropout)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Return features [N, T, width] of features of this shape."""
@@ -74,8 +76,10 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, dropout: float):
         super().__init__()
-        self.heads, self.dropout = heads, dropout
-        self.input, self.output = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads = heads
+        self.dropout = dropout
+        self.input = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         """Return features [N, T, width] of features of this shape."""
@@ -93,8 +97,10 @@ class Network(nn.Sequential):
 
     def __init__(self, width: int, dropout: float):
         super().__init__()
-        self.input, self.activation = nn.Linear(width, 4 * width), nn.GELU()
-        self.output, self.dropout = nn.Linear(4 * width, width), nn.Dropout(dropout)
+        self.input = nn.Linear(width, 4 * width)
+        self.activation = nn.GELU()
+        self.output = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
 
 
 @torch.no_grad()
@@ -105,8 +111,9 @@ def generate(model: nn.Module, start: torch.Tensor, count: int, context: int, se
     tokens that the model reads.
     """
     generator = torch.Generator(start.device).manual_seed(seed)
-    training, tokens = model.training, start
-    model.eval()
+    training = model.training
+    tokens = start
+    model.eval()  # train() comes back at the end: a job calls this between two epochs
     for _ in range(count):
         logits = model(tokens[None, -context:])[0, -1].float()
         probabilities = logits.nan_to_num().softmax(dim=0)  # a model that has diverged gives any tokens

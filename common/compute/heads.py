@@ -3,6 +3,7 @@
 import types
 from collections.abc import Callable
 
+import torch
 from torch import nn
 
 from common.compute import classifiers
@@ -14,16 +15,17 @@ def head(make: Callable[[int], nn.Module]) -> dict[str, int]:
     make: called with the number of classes; returns the network. The result maps the name of each tensor to
     the dimension that counts the classes.
     """
-    two, three = classifiers.on_meta(lambda: (make(2).state_dict(), make(3).state_dict()))
+
+    def make_both() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        return make(2).state_dict(), make(3).state_dict()
+
+    two, three = classifiers.on_meta(make_both)  # without memory for the weights
     dimensions = {}
     for name in two:
-        different = [
-            dimension
-            for dimension, (one, other) in enumerate(zip(two[name].shape, three[name].shape, strict=True))
-            if one != other
-        ]
-        if different:
-            dimensions[name] = different[0]
+        for dimension, (one, other) in enumerate(zip(two[name].shape, three[name].shape, strict=True)):
+            if one != other:
+                dimensions[name] = dimension
+                break
     return dimensions
 
 
@@ -31,7 +33,11 @@ def freeze(model: nn.Module, arch: str, image_size: int, kwargs: str = classifie
     """Freeze all weights of a classifier except its head. Frozen BatchNorm layers keep their statistics in
     training mode. The head is the tensors whose shape depends on the number of classes.
     """
-    learned = head(lambda classes: classifiers.build(arch, classes, image_size, kwargs))
+
+    def make(classes: int) -> nn.Module:
+        return classifiers.build(arch, classes, image_size, kwargs)
+
+    learned = head(make)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in learned)
     for module in model.modules():

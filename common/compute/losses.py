@@ -36,10 +36,12 @@ class BinaryCrossEntropy(torch.nn.Module):
 
     def __init__(self, label_smoothing: float = 0.0):
         super().__init__()
-        self.label_smoothing, self.reduction = label_smoothing, "mean"
+        self.label_smoothing = label_smoothing
+        self.reduction = "mean"
 
     def forward(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        classes, logits = logits.shape[1], logits.float()  # bfloat16 would round the logarithms
+        classes = logits.shape[1]
+        logits = logits.float()  # bfloat16 would round the logarithms
         targets = multi_hot(targets, classes).to(logits.dtype)
         targets = targets * (1 - self.label_smoothing) + self.label_smoothing / classes
         return functional.binary_cross_entropy_with_logits(logits, targets, reduction=self.reduction)

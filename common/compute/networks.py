@@ -15,7 +15,8 @@ def arch(text: str) -> str:
     """Check an argument that names a classifier of torchvision, or timm:NAME, and no model of a hub. Raises
     ArgumentTypeError, and MissingPackage without timm."""
     if text.startswith(TIMM):
-        timm, name = import_timm(), text.removeprefix(TIMM)
+        timm = import_timm()
+        name = text.removeprefix(TIMM)
         if re.fullmatch(r"[\w.-]+", name) and timm.is_model(name):
             return text
         raise argparse.ArgumentTypeError(f"{text} is not a model of timm {timm.__version__}")

@@ -58,18 +58,27 @@ def build(
 
     further: arguments of the optimizer's class, such as betas=(0.9, 0.95), for a block in a copy of the job.
     """
-    learned = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    depths = count_following(model) if args.layer_decay < 1 else dict.fromkeys(learned, 0)
+    learned = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    depths = dict.fromkeys(learned, 0)
+    if args.layer_decay < 1:
+        depths = count_following(model)
     groups: list[dict[str, Any]] = []
     for depth in sorted({depths[name] for name in learned}):
-        own = [each for name, each in learned.items() if depths[name] == depth]
-        decay = [each for each in own if each.ndim > 1]
-        no_decay = [each for each in own if each.ndim <= 1]
+        decay = []
+        no_decay = []
+        for name, weight in learned.items():
+            if depths[name] != depth:
+                continue
+            if weight.ndim > 1:
+                decay.append(weight)
+            else:
+                no_decay.append(weight)
         lr = args.lr * args.layer_decay**depth
         groups.append({"params": decay, "weight_decay": args.weight_decay, "lr": lr})
         groups.append({"params": no_decay, "weight_decay": 0.0, "lr": lr})
     kwargs: dict[str, Any] = FUSED[device.type] | further
-    kwargs |= {"momentum": args.momentum} if args.optimizer == "sgd" else {}
+    if args.optimizer == "sgd":
+        kwargs |= {"momentum": args.momentum}
     return _KINDS[args.optimizer](groups, lr=args.lr, **kwargs)
 
 
@@ -81,13 +90,20 @@ def count_following(model: torch.nn.Module) -> dict[str, int]:
     al., "ELECTRA", ICLR 2020. Raises BadInput if the model has no blocks.
     """
     names = [name for name, _ in model.named_parameters()]
-    blocks = [match[0] if (match := _BLOCK.match(name)) else "" for name in names]
+    blocks = []  # of each weight; "" for one outside of the blocks
+    for name in names:
+        match = _BLOCK.match(name)
+        blocks.append(match[0] if match else "")
     order = list(dict.fromkeys(filter(None, blocks)))
     if not order:
         raise BadInput("--layer_decay: the network has no numbered blocks, as blocks.3")
-    begun, layers = 0, []
+    begun = 0  # layers that have begun so far
+    layers = []
     for block in blocks:
-        begun = order.index(block) + 1 if block else begun + (begun == len(order))
+        if block:
+            begun = order.index(block) + 1
+        elif begun == len(order):  # the first weight after the last block
+            begun += 1
         layers.append(begun)
     return {name: max(layers) - layer for name, layer in zip(names, layers, strict=True)}
 
@@ -103,7 +119,7 @@ def build_scheduler(
     rise = lr_scheduler.LinearLR(optimizer, 1 / max(1, warmup), total_iters=max(1, warmup - 1))
     if args.lr_schedule == "step":
         milestones = [int(-(-share * args.epochs * steps_per_epoch // 1)) for share in (1 / 3, 2 / 3, 8 / 9)]
-        milestones = [max(warmup, each) for each in milestones]  # the rate rises first
+        milestones = [max(warmup, milestone) for milestone in milestones]  # the rate rises first
         return lr_scheduler.ChainedScheduler([rise, lr_scheduler.MultiStepLR(optimizer, milestones)])
     if warmup == total_steps:
         return rise
@@ -111,8 +127,13 @@ def build_scheduler(
     if args.lr_schedule == "linear":
         fall = lr_scheduler.LinearLR(optimizer, 1.0, args.min_lr / args.lr, total_iters=total_steps - warmup)
     elif args.layer_decay < 1:  # CosineAnnealingLR ends all groups at one rate
-        last, steps = args.min_lr / args.lr, total_steps - warmup
-        cosine = lambda step: last + (1 - last) * (1 + math.cos(math.pi * min(step / steps, 1))) / 2  # noqa: E731
+        last = args.min_lr / args.lr
+        steps = total_steps - warmup
+
+        def cosine(step: int) -> float:
+            """Return the factor of the rate: the scheduler calls it after each step."""
+            return last + (1 - last) * (1 + math.cos(math.pi * min(step / steps, 1))) / 2
+
         fall = lr_scheduler.LambdaLR(optimizer, cosine)
     else:
         fall = lr_scheduler.CosineAnnealingLR(optimizer, total_steps - warmup, eta_min=args.min_lr)

@@ -19,7 +19,10 @@ def choose(device: torch.device, wanted: bool | None) -> tuple[torch.autocast, A
     The type is bfloat16, or float16 on GPUs that do not compute in bfloat16 (before compute capability 8.0).
     wanted: None means True on a GPU and False on a CPU.
     """
-    enabled, dtype = device.type != "cpu" if wanted is None else wanted, half_type(device)
+    enabled = wanted
+    if enabled is None:
+        enabled = device.type != "cpu"
+    dtype = half_type(device)
     autocast = torch.autocast(device.type, dtype=dtype, enabled=enabled)
     return autocast, GradScaler(enabled=enabled and dtype == torch.float16)
 

@@ -1,10 +1,12 @@
 """Parse the command lines of jobs as platforms send them: "true" and "false", extra options, intervals."""
 
 import argparse
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from bootfile.console import parser
 from bootfile.console.parser import LARGEST
@@ -16,6 +18,8 @@ from bootfile.console.parser import positive_int as positive_int
 from bootfile.ground.intervals import Interval
 from bootfile.ground.secrets import hide, is_secret, mask
 from common.ground.files import is_url
+
+_Part = TypeVar("_Part")
 
 BATCH_SIZE_HELP = "samples of a step over all processes, N/gpu: of each; scale --lr (default: %(default)s)"
 
@@ -48,7 +52,8 @@ class Arguments(argparse.Namespace):
     def finish(self, roles: Mapping[str, str], ignored: Sequence[str] = ()) -> "Arguments":
         """Set the role of each option, and the names of options that the job does not know. From now on the
         options are read only."""
-        self.ignored, self.roles = ignored, roles
+        self.ignored = ignored
+        self.roles = roles  # at the end: the options are read only when they have roles
         return self
 
     def replaced(self, values: Mapping[str, Any]) -> "Arguments":
@@ -59,6 +64,14 @@ class Arguments(argparse.Namespace):
         if hasattr(self, "roles"):
             raise AttributeError(f"args.{name} = {value!r}: the options are read only; use a variable")
         super().__setattr__(name, value)
+
+
+def pick(part: type[_Part], args: argparse.Namespace) -> _Part:
+    """Return the options that a part of a job reads: the dataclass `part`, with the values of the fields'
+    names. A field whose option the job does not have keeps its default. Raises TypeError if it has none."""
+    given = vars(args)
+    names = [field.name for field in dataclasses.fields(part)]  # type: ignore[arg-type]
+    return part(**{name: given[name] for name in names if name in given})
 
 
 class secret(str):
@@ -80,8 +93,8 @@ def settings(args: argparse.Namespace) -> dict[str, str | int | float | bool | N
             continue
         if isinstance(value, Interval):
             shown[name] = str(value)
-        elif isinstance(value, str):
-            shown[name] = mask(value)  # a URL may have a password
+        elif isinstance(value, str | PurePath):
+            shown[name] = mask(str(value))  # a URL may have a password
         elif isinstance(value, int | float | bool | None):
             shown[name] = value
     return shown
@@ -106,15 +119,22 @@ def identity(args: Arguments) -> dict[str, Any]:
         if name in shown:
             values[f"--{name}"] = shown[name]
         elif isinstance(value, list | tuple):
-            values[f"--{name}"] = value
+            values[f"--{name}"] = [_as_plain(part) for part in value]
         else:  # of a class of the job
             values[f"--{name}"] = str(value)
     return values
 
 
+def _as_plain(part: Any) -> Any:
+    """Return an item of an option with several values as a checkpoint can hold it."""
+    if isinstance(part, PurePath):
+        return str(part)
+    return part
+
+
 def without_operation(args: Arguments, values: dict[str, Any]) -> dict[str, Any]:
     """Return the values of options that may change the training."""
-    return {name: each for name, each in values.items() if _role(args, name) != OPERATION}
+    return {name: value for name, value in values.items() if _role(args, name) != OPERATION}
 
 
 def _role(args: Arguments, name: str) -> str:
@@ -140,8 +160,14 @@ def seed(text: str) -> int:
 def interval(text: str) -> Interval:
     """Parse "200" (steps), "90s" or "1epoch"."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|epochs?|steps?)?", text, re.ASCII)
-    count = float(match[1]) if match else 0
-    unit = (match[2] or "step").removesuffix("s") or "s" if match else ""
+    count = 0.0
+    unit = ""
+    if match:
+        count = float(match[1])
+        unit = match[2] or "step"
+        if unit != "s":  # seconds
+            unit = unit.removesuffix("s")
+    # a step and an epoch are whole, seconds may have a fraction
     if not 0 < count <= LARGEST or (unit != "s" and count % 1):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a number of steps (200), seconds (90s) or epochs (1epoch), at most {LARGEST:g}"
@@ -160,23 +186,35 @@ class _HelpFormatter(parser.HelpFormatter):
         return super()._get_default_metavar_for_optional(action)
 
 
+def _role_of_new(role: str | None, role_of_group: str, options: Mapping[str, Any]) -> str:
+    """Return the role of an option that is added. role: that of the option, None if it names none."""
+    if role is not None:
+        return role
+    kind = options.get("type")
+    if isinstance(kind, type) and issubclass(kind, PurePath):
+        return OPERATION  # the digest of the training data says whether the files are the same
+    return role_of_group
+
+
 class _Group(argparse._ArgumentGroup):
-    """A group of options that have the same role, unless an option names its own."""
+    """A group of options that have the same role, unless an option names its own or is a Path."""
 
     def __init__(self, parser: "Parser", *arguments: Any, role: str = "", **options: Any):
         super().__init__(parser, *arguments, **options)
-        self._roles, self._role = parser.roles, role
+        self._roles = parser.roles
+        self._role = role
 
     def add_argument(self, *names: str, role: str | None = None, **options: Any) -> argparse.Action:  # type: ignore[override]
         action = super().add_argument(*names, **options)
-        self._roles[action.dest] = self._role if role is None else role
+        self._roles[action.dest] = _role_of_new(role, self._role, options)
         return action
 
 
 class Parser(parser.Parser):
     """A Parser whose options may have roles, and whose folders and files are not URLs.
 
-    An option or a group may have a role, IDENTITY or OPERATION: add_argument("--seed", role=IDENTITY).
+    An option or a group may have a role, IDENTITY or OPERATION: add_argument("--seed", role=IDENTITY). An
+    option of the type pathlib.Path is OPERATION if it names no role: it says where files are.
     first: names of the options with which --help begins, if the parser has many.
     """
 
@@ -189,9 +227,9 @@ class Parser(parser.Parser):
         self.roles: dict[str, str] = {}  # option -> IDENTITY, OPERATION or ""
         super().__init__(description, prog)
 
-    def add_argument(self, *names: str, role: str = "", **options: Any) -> argparse.Action:  # type: ignore[override]
+    def add_argument(self, *names: str, role: str | None = None, **options: Any) -> argparse.Action:  # type: ignore[override]
         action = super().add_argument(*names, **options)
-        self.roles[action.dest] = role
+        self.roles[action.dest] = _role_of_new(role, "", options)
         return action
 
     def add_argument_group(self, *arguments: Any, **options: Any) -> _Group:
@@ -214,8 +252,11 @@ class Parser(parser.Parser):
         this machine is a URL."""
         parsed, unknown = super().parse_known_args(args, namespace)
         for action in self._actions:
-            kind, value = str(action.metavar).partition(".")[0], getattr(parsed, action.dest, None)
-            if kind in ("FOLDER", "FILE") and is_url(value):  # a folder `s3:` would be made
+            kind = str(action.metavar).partition(".")[0]
+            if kind not in ("FOLDER", "FILE"):
+                continue
+            value = getattr(parsed, action.dest, None)  # --config is not among them if it is not given
+            if is_url(value):  # a folder `s3:` would be made
                 name = action.option_strings[-1] if action.option_strings else kind
                 self.error(f"{name} {value}: expected a path of this machine, got a URL")
         return parsed, unknown

@@ -20,9 +20,10 @@ from bootfile.ground.files import explained, read_file
 def read(path: str) -> dict[str, Any]:
     """Return the content of a file: JSON if its name ends in .json, else TOML. Raises BadInput; its message
     does not name the file."""
-    kind, loads = ("JSON", json.loads) if path.endswith(".json") else ("TOML", _import_toml().loads)
+    kind = "JSON" if path.endswith(".json") else "TOML"
+    loads = json.loads if kind == "JSON" else _import_toml().loads
     try:
-        content = loads(read_file(path, 2**20).decode())
+        content = loads(read_file(path, 2**20).decode())  # a file of options is small
     except OSError as error:
         raise BadInput(error.strerror) from error
     except UnicodeDecodeError as error:
@@ -62,10 +63,15 @@ def to_words(values: Mapping[str, Any], options: Mapping[str, argparse.Action]) 
         is_flag = action is not None and action.nargs == 0  # an option without a value
         if not isinstance(value, bool if is_flag else bool | int | float | str):
             expected = "true or false" if is_flag else "one text, number, true or false"
-            expected += f"; a table as a text: {key} = '{{name = value}}'" * isinstance(value, dict)
+            if isinstance(value, dict):  # --model_kwargs gets a table as a text
+                expected += f"; a table as a text: {key} = '{{name = value}}'"
             raise BadInput(f"{key} = {value!r:.80}: expected {expected}")
-        if not is_flag:
-            words.append(f"--{key}={str(value).lower() if isinstance(value, bool) else value}")
-        elif value:
-            words.append(f"--{key}")
+        if is_flag:
+            if value:  # false: the option is left out
+                words.append(f"--{key}")
+            continue
+        text = str(value)
+        if isinstance(value, bool):  # as platforms write it
+            text = text.lower()
+        words.append(f"--{key}={text}")
     return words

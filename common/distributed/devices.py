@@ -3,6 +3,7 @@
 import argparse
 import os
 import socket
+import sys
 import warnings
 
 import torch
@@ -20,15 +21,14 @@ def select(args: argparse.Namespace, topology: Topology) -> torch.device:
     args: enable_gpu (None: a GPU if there is one). If a node has more processes than GPUs, they
     share them. A process that starts the others of its node does not touch the GPUs.
 
-    Raises BadInput if torch sees no GPU although --enable_gpu is true, or fewer than the platform promised.
-    It also raises BadInput if torch cannot use the GPU (open_gpu), and if a job of one process was started
-    as several.
+    Raises BadInput if GPUs are missing or unusable, or if a job of one process was started as several.
     """
-    if topology.world_size > 1 and not is_distributed(args):
-        raise BadInput(
-            f"this job is one process, but {topology.source} started {topology.world_size}: "
-            "use jobs/train_ddp.py"
-        )
+    count = topology.world_size
+    if count > 1 and not is_distributed(args):
+        hint = "use jobs/train_ddp.py"
+        if not os.path.exists(os.path.join(os.path.dirname(sys.argv[0]), "train_ddp.py")):  # a user's project
+            hint = "add the blocks for several, with `python -m launch new --add ddp PROJECT`"
+        raise BadInput(f"this job is one process, but {topology.source} started {count}: {hint}")
     gpus = count_gpus(args)
     promised = promised_gpus(os.environ)
     if args.enable_gpu is not False and promised and gpus < promised:

@@ -4,22 +4,27 @@ A job imports this module before torch: importing torch takes seconds, and a Ctr
 traceback of torch's files.
 """
 
+import atexit
+import contextlib
 import functools
 import importlib.util
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
 
-from bootfile.ground.errors import BAD_INPUT, INTERRUPTED, BadInput, leave
+from bootfile.ground.errors import BAD_INPUT, INTERRUPTED, BadInput, leave, write_error
+from bootfile.ground.secrets import mask
 from bootfile.machine import instructions
 from bootfile.processes import signals
 from common.ground import endings, streams
-from common.ground.endings import say_error, say_traceback
+from common.ground.endings import format_traceback, say_error, say_traceback
 
 streams.protect_output()  # at once: the imports of a job open files
+_written: int | None = 0  # bytes on standard error when main() had raised an error
 main_of_job = ""  # the name of the function that entry() decorates; forks of an elastic job run it
 # packages of this repository: if one of their modules is missing, it is a defect
 _OURS = ("", "bootfile", "common", "datasets", "launch", "jobs")
@@ -43,6 +48,7 @@ def run(main: Callable[[], object]) -> None:
 
     Every process of a job calls it: through entry(), or after a fork of an elastic job.
     """
+    global _written
     try:
         signals.end_on_interrupt()
         try:
@@ -50,7 +56,7 @@ def run(main: Callable[[], object]) -> None:
         except BadInput:
             raise
         except Exception as error:
-            reason = endings.explain(error)
+            reason = endings.explain(error) or _explain_missing_package(error)
             if not reason:
                 raise
             raise BadInput(reason) from error
@@ -66,9 +72,30 @@ def run(main: Callable[[], object]) -> None:
         if error.code == BAD_INPUT and not in_group:  # no other process can block the exit
             sys.exit(error.code)
         leave(error.code)
+    except SystemExit as error:
+        _exit(error)
     except Exception as error:
         endings.end(error)
+        _written = streams.count_errors()
         raise
+
+
+def _exit(error: SystemExit) -> None:
+    """End the process as main() has asked with sys.exit(): without an argument or with 0 as if it had
+    returned, with a number as the code, and with a text on standard error and the code 1."""
+    in_group = endings.in_group()
+    if not error.code:
+        endings.end(None)
+        raise error
+    code = 1
+    if isinstance(error.code, int):
+        code = error.code
+    else:
+        write_error(f"{mask(str(error.code))}\n")
+    endings.end(error)
+    if in_group:  # another process can block the exit
+        leave(code & 0xFF)
+    sys.exit(code)
 
 
 def _end(number: int, frame: object) -> None:
@@ -77,25 +104,52 @@ def _end(number: int, frame: object) -> None:
     os._exit(INTERRUPTED)  # the job has not begun: there is nothing to clean up
 
 
+def _explain_missing_package(error: BaseException) -> str:
+    """Return one line on a package that is not installed; "" for another error, also for a module of this
+    repository."""
+    if not isinstance(error, ModuleNotFoundError) or (error.name or "").partition(".")[0] in _OURS:
+        return ""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"{error}, which {place.filename}:{place.lineno} imports: pip install -r requirements.txt, or "
+        f"use the Python that has it (this is {sys.executable})"
+    )
+
+
 def _report(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Report an exception that ends the program. A package that is not installed is one line.
 
-    Python calls it as sys.excepthook, also for errors of the job's imports.
+    Python calls it as sys.excepthook, also for errors of the job's imports. If code of the job has put its
+    own function there, as torch.distributed does, that one may call this one.
     """
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in _OURS:
-        place = traceback.extract_tb(trace)[-1]
-        error = BadInput(
-            f"{error}, which {place.filename}:{place.lineno} imports: pip install -r requirements.txt, or "
-            f"use the Python that has it (this is {sys.executable})"
-        )
-    if not isinstance(error, BadInput):
+    reason = _explain_missing_package(error.with_traceback(trace))
+    if reason:
+        error = BadInput(reason)
+    if isinstance(error, BadInput):
+        say_error(str(error))
+        leave(error.code)
+    with contextlib.suppress(Exception):  # only sys.stderr: who has replaced it may add a rank to each line
+        sys.stderr.write(format_traceback(error))
+
+
+def _report_in_thread(arguments: Any) -> None:
+    """Report an exception that has ended a thread. Python calls it as threading.excepthook."""
+    if arguments.exc_value is not None and arguments.exc_type is not SystemExit:
+        write_error(f"Exception in thread {arguments.thread and arguments.thread.name}:\n")
+        say_traceback(arguments.exc_value)
+
+
+def _report_unseen() -> None:
+    """Report the exception that has ended the program if nothing of it has reached standard error: what took
+    the place of sys.excepthook or sys.stderr has kept it to itself. Python calls it at its end."""
+    error = getattr(sys, "last_value", None)
+    if error is not None and _written is not None and streams.count_errors() == _written:
         say_traceback(error)
-        return
-    say_error(str(error))
-    leave(error.code)
 
 
 sys.excepthook = _report
+threading.excepthook = _report_in_thread
+atexit.register(_report_unseen)
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not in a shell's background job
     signal.signal(signal.SIGINT, _end)
 

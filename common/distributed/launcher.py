@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from bootfile.ground import errors
-from bootfile.ground.errors import ERROR_PIPE
+from bootfile.ground.errors import ERROR_PIPE, BadInput
 from bootfile.machine import threads
 from bootfile.machine.cores import available_cores
 from bootfile.processes import signals
@@ -23,6 +23,8 @@ from common.platform.platforms import STARTED_BY
 from common.platform.topology import Topology
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" in the children if their parent holds the store
+# A process of a job with its threads for signals, communication and saves; operators and loaders have more.
+_TASKS_OF_PROCESS = 8
 # seconds from SIGTERM to SIGKILL after another process has failed: enough to finish a save in flight
 GRACE = 5.0
 # exit codes of a child that has printed why it ends
@@ -63,6 +65,16 @@ def hold_store() -> tuple[torch.distributed.Store, str, int]:
     return store, host, port
 
 
+def check_room(count: int) -> None:
+    """Raise BadInput if a limit of processes and threads leaves no room for `count` processes of a job. The
+    process that starts them calls it before."""
+    from bootfile.machine import process_limits
+
+    line = process_limits.shortage(count * _TASKS_OF_PROCESS, f"{count} processes of this job")
+    if line:
+        raise BadInput(f"{line}, or use fewer --processes_per_node")
+
+
 def start(topology: Topology, grace: float) -> int:
     """Run this process's command once for every process of the node, and wait until all have ended.
 
@@ -70,9 +82,10 @@ def start(topology: Topology, grace: float) -> int:
     Each gets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets
     them. Signals that ask to stop are passed on; the processes then have `grace` seconds to save and exit.
     When one process fails, the others are ended. Returns the exit code of the one that caused the failure
-    (128 + n if signal n ended it), or 0.
+    (128 + n if signal n ended it), or 0. Raises BadInput if a limit of processes and threads leaves no room.
     """
     count = topology.processes_per_node
+    check_room(count)
     environment = dict(os.environ)
     if topology.nodes == 1:
         store, host, port = hold_store()

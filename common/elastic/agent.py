@@ -31,7 +31,7 @@ import torch
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.machine.cores import available_cores
-from bootfile.processes import signals
+from bootfile.processes import signals, sockets
 from bootfile.processes.ends import MemoryKills
 from bootfile.processes.forking import why_not
 from common.console.arguments import boolean
@@ -112,7 +112,9 @@ class _Agent:
         self._is_over = False  # the job ends: nothing is forked any more
 
     def run(self) -> int:
-        """Return the exit code of the job on this node. start() calls it once, and exits with the code."""
+        """Return the exit code of the job on this node. start() calls it once, and exits with the code.
+        Raises BadInput if a limit of processes and threads leaves no room."""
+        launcher.check_room(self._topology.processes_per_node)
         server = self._open_store()
         process_group.choose_interface(self._topology, "gloo")  # its processes inherit the choice
         for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
@@ -132,6 +134,7 @@ class _Agent:
         for number in signals.SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._forward)
+        sockets.find_short_folder()
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["__main__", _PRELOAD])
         try:

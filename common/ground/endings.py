@@ -7,7 +7,6 @@ Exit codes, in addition to those of bootfile/ground/errors.py:
 """
 
 import contextlib
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -40,15 +39,18 @@ class NoRendezvous(BadInput):
 
 
 def explain(error: Exception) -> str:
-    """Return one line for an error that a job's data or options cause deep inside torch; "" for others. The
-    entry of a job calls it when main() has raised the error, on each rank that did."""
+    """Return one line for an error that a job's data or options cause deep inside torch, or a limit of
+    processes and threads; "" for others. The entry of a job calls it when main() has raised the error, on
+    each rank that did."""
     if _ONE_VALUE in str(error):
         return f"{error}: BatchNorm needs at least 2 samples in each process: raise --batch_size"
     for source in reversed(_sources):
         line = source.explain(error)
         if line:
             return line
-    return ""
+    from bootfile.machine import process_limits  # only after an error
+
+    return process_limits.explain(error)
 
 
 def explain_with(source: Any) -> None:
@@ -102,8 +104,12 @@ def say_error(text: str) -> None:
 
 def say_traceback(error: BaseException) -> None:
     """Print the traceback of an error on stderr, with *** for the values of hide()."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(mask_values("".join(traceback.format_exception(error))))
+    errors.write_error(format_traceback(error))
+
+
+def format_traceback(error: BaseException) -> str:
+    """Return the traceback of an error, with *** for the values of hide()."""
+    return mask_values("".join(traceback.format_exception(error)))
 
 
 def in_group() -> bool:

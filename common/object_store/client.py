@@ -17,14 +17,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from bootfile.ground.errors import BadInput, import_optional, printable
-from common.object_store.errors import Damaged, StoreError, explain
-from common.object_store.location import check_encrypted, find_endpoint, parse
+from common.object_store.errors import MISSING, Damaged, StoreError, explain
+from common.object_store.location import check_encrypted, explain_proxy, find_endpoint, parse
 
 T = TypeVar("T")
 PARTS = 4  # parts of a file that are transferred at a time
 _PAGE = 1000  # keys in an answer: stores return no more
 _MOST_PAGES = 10**5  # answers to one listing
 _CONNECT_TIMEOUT = 10.0  # seconds
+_WEAK = "bootfile_weak_etag"  # in botocore's context of a request
 _LONGEST_WAIT = 20.0  # seconds before another attempt
 
 
@@ -43,9 +44,11 @@ class Client:
         self.endpoint = find_endpoint(self.location.scheme, self.location.bucket)
         self.attempts = int(_read_number("BOOTFILE_STORE_ATTEMPTS", 5))
         self._stopped = threading.Event()
+        self._proxy = ""  # the end of each error, if a proxy is asked for a server of this machine
         timeout = _read_number("BOOTFILE_STORE_TIMEOUT", 30)
         with self.explained():
             self.s3 = self._connect(timeout, threads)
+        self._proxy = explain_proxy(self.s3.meta.endpoint_url)
 
     def call(self, operation: str, key: str, **parameters) -> dict:
         """Return the answer to an operation of boto3 on an object."""
@@ -105,6 +108,8 @@ class Client:
         except Exception as error:
             failure = explain(error, self.location.url(key), self.endpoint.name)
             if failure:
+                if self._proxy and failure.reason not in MISSING:
+                    failure.args = (f"{failure}{self._proxy}",)
                 raise failure from error
             raise
 
@@ -150,6 +155,8 @@ class Client:
         client = boto3.session.Session().client("s3", config=config, **where, **keys)
         # Stores other than Amazon's do not know the newer checksums, but check an MD5.
         client.meta.events.register("before-call.s3.GetObject", _ask_for_no_checksum)
+        client.meta.events.register("before-call.s3.GetObject", _leave_out_weak_etag)
+        client.meta.events.register("after-call.s3.GetObject", _compare_weak_etag)
         for operation in ("PutObject", "UploadPart"):
             client.meta.events.register(f"before-call.s3.{operation}", conditionally_calculate_md5)
         for operation in ("PutObject", "DeleteObject", "ListObjects", "ListMultipartUploads"):
@@ -162,6 +169,30 @@ def _ask_for_no_checksum(params: dict, **_: object) -> None:
     """Remove a header that boto3 adds: other stores refuse it. botocore calls it before each GET."""
     # not with response_checksum_validation: s3transfer then takes the size from the store's Content-Range
     params["headers"].pop("x-amz-checksum-mode", None)
+
+
+def _leave_out_weak_etag(params: dict, context: dict, **_: object) -> None:
+    """Remove the condition of a GET that no answer can meet: If-Match never matches a weak ETag (RFC 9110),
+    as gateways that compress give it. botocore calls it before each GET; s3transfer has put the ETag of the
+    first answer there, for each part of a file."""
+    etag = params["headers"].get("If-Match", "")
+    if isinstance(etag, bytes):
+        etag = etag.decode(errors="replace")
+    if etag.startswith("W/"):
+        del params["headers"]["If-Match"]
+        context[_WEAK] = etag
+
+
+def _compare_weak_etag(parsed: dict, context: dict, **_: object) -> None:
+    """Raise the error of a store that compares the ETag itself, if this part is of another object. botocore
+    calls it after each GET."""
+    expected = context.get(_WEAK)
+    etag = parsed.get("ETag")  # the answer with a part may be strong: it is not compressed
+    if expected and etag and etag.removeprefix("W/") != expected.removeprefix("W/"):
+        from botocore.exceptions import ClientError
+
+        status = {"HTTPStatusCode": 412}
+        raise ClientError({"Error": {"Code": "PreconditionFailed"}, "ResponseMetadata": status}, "GetObject")
 
 
 def _refuse_pages(http_response: Any, parsed: dict, **_: object) -> None:

@@ -42,6 +42,7 @@ _CAUSES = {  # cause: classes of exceptions of the libraries and the network; co
 _NETWORK = [cause for cause in _CAUSES if cause.startswith("{endpoint}") and "certificate" not in cause]
 _LATER = ("the store is too busy", *_NETWORK)
 _CAUSE_OF = {name: cause for cause, names in _CAUSES.items() for name in names.split()}
+_FORBIDDEN = (403, 405, 409, 501)  # answers to a DELETE in a bucket that keeps its objects
 # codes that another attempt may cure, and that botocore does not retry
 _PASSING = {
     "BadDigest", "XAmzContentSHA256Mismatch", "IncompleteBody", "OperationAborted",
@@ -54,14 +55,23 @@ class StoreError(BadInput):
 
     reason: the code of the store ("NoSuchBucket"), the class of the exception ("ReadTimeoutError"),
     "damaged", "replaced", "interrupted" or "disk". again: whether another attempt may succeed at once. later:
-    whether it may succeed some minutes later: the store is busy, or the network is interrupted.
+    whether it may succeed some minutes later: the store is busy, or the network is interrupted. forbidden:
+    whether the store does not allow such a request: by its permissions, or because it keeps all objects.
     """
 
-    def __init__(self, message: str, reason: str = "", again: bool = False, later: bool = False):
+    def __init__(
+        self,
+        message: str,
+        reason: str = "",
+        again: bool = False,
+        later: bool = False,
+        forbidden: bool = False,
+    ):
         super().__init__(message)
         self.reason = reason
         self.again = again
         self.later = later or again
+        self.forbidden = forbidden
 
 
 class Damaged(Exception):
@@ -103,10 +113,13 @@ def _explain_answer(answer: dict, url: str) -> StoreError:
         cause = "the store gives no reason; perhaps the credentials have expired: renew them"
     if not code.isalnum() or len(code) > 60:
         code = "unknown"
-    if not cause:
+    is_known = bool(cause)
+    if not is_known:
         cause = f"the store {'failed' if status >= 500 else 'refused'} (status {status})"
-    is_later = cause in _LATER or status >= 500
-    return StoreError(f"{url}: {cause} ({code})", code, code in _PASSING, is_later)
+    is_later = cause in _LATER or (status >= 500 and status != 501)
+    is_refused = not is_known and status in _FORBIDDEN and code not in _PASSING
+    is_forbidden = cause == "no permission" or is_refused
+    return StoreError(f"{url}: {cause} ({code})", code, code in _PASSING, is_later, is_forbidden)
 
 
 def of_the_disk(error: OSError, path: str) -> StoreError:

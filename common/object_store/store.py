@@ -181,7 +181,8 @@ class ObjectStore(contextlib.AbstractContextManager):
                 raise BadInput(f"{printable(path)} has changed since its sha256 was computed")
             self.client.repeat(transfer)
             if state_of(path) != before:
-                self.delete([key])
+                with contextlib.suppress(StoreError):  # its digest shows that it is damaged
+                    self.delete([key])
                 raise BadInput(f"{printable(path)} has changed while it was uploaded")
         except OSError as error:
             raise of_the_disk(error, path) from error
@@ -216,6 +217,18 @@ class ObjectStore(contextlib.AbstractContextManager):
         with ThreadPoolExecutor(self.threads) as pool:
             for _ in pool.map(partial(self.client.call, "delete_object"), keys):
                 pass  # an error of a thread is raised here
+
+    def explain_kept(self, key: str) -> str:
+        """Return why the store does not delete objects; "" if it does. It writes an object and deletes it.
+        Raises StoreError for other errors."""
+        self.write(key, b"{}")
+        try:
+            self.delete([key])
+        except StoreError as error:
+            if error.forbidden:
+                return error.reason
+            raise
+        return ""
 
     def abort(self, key: str, upload_id: str) -> None:
         """Abort an unfinished multipart upload. A missing upload is not an error."""

@@ -15,13 +15,14 @@ def interface_to(host: str, port: int) -> tuple[str | None, str]:
     Nothing is sent: the kernel only chooses a route. Raises OSError if the host is unknown or has no route.
     """
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connect() of UDP sends nothing
         probe.connect(address)
         local = probe.getsockname()[0]
     psutil = import_optional("psutil", "the choice of the network interface needs psutil")
     for name, addresses in psutil.net_if_addrs().items():
-        if any(each.address.partition("%")[0] == local for each in addresses):
-            return name, local
+        for address in addresses:
+            if address.address.partition("%")[0] == local:  # an IPv6 address ends with %INTERFACE
+                return name, local
     return None, local
 
 
@@ -29,19 +30,29 @@ def missing_interface(variable: str, value: str) -> str:
     """Return an error if no interface of this node fits GLOO_SOCKET_IFNAME (names, with commas between them)
     or NCCL_SOCKET_IFNAME (beginnings of names; = before whole names, ^ before those to exclude); else ""."""
     names = [name for _, name in socket.if_nameindex()]
-    given = [each.partition(":")[0] for each in value.lstrip("^=").split(",") if each]
+    given = [word.partition(":")[0] for word in value.lstrip("^=").split(",") if word]
     if variable.startswith("GLOO"):
         is_missing = not {*given} <= {*names}
-    else:  # nccl uses those that exist
-        same = str.__eq__ if value.lstrip("^").startswith("=") else str.startswith
-        fits = [any(same(name, each) for each in given) for name in names]
-        is_missing = bool(given) and all(each == value.startswith("^") for each in fits)
-    return f"{variable}={value}: no such interface; this node has {', '.join(names)}" if is_missing else ""
+    else:  # NCCL uses those that exist
+        are_whole = value.lstrip("^").startswith("=")
+        named = [name for name in names if _is_named(name, given, are_whole)]
+        left = len(names) - len(named) if value.startswith("^") else len(named)
+        is_missing = bool(given) and not left
+    if not is_missing:
+        return ""
+    return f"{variable}={value}: no such interface; this node has {', '.join(names)}"
+
+
+def _is_named(name: str, given: list[str], are_whole: bool) -> bool:
+    """Return whether an interface is one of those given: by whole names, or by their beginnings."""
+    if are_whole:
+        return name in given
+    return name.startswith(tuple(given))
 
 
 def is_loopback(host: str) -> bool:
     """Return whether this is a loopback address as it is written, or localhost."""
     try:
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
+    except ValueError:  # a name: it is not resolved here, which may take seconds
         return host == "localhost"

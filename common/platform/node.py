@@ -32,16 +32,28 @@ import torch
 from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.numbers import count_in
+from bootfile.machine import control_groups
 from common.platform import network
 from common.platform.topology import Topology, is_distributed, promised_gpus
 
 _SHM = 1e9  # bytes that platforms guarantee; DataLoader workers pass their batches through /dev/shm
 _NO_ROOM = 0.3e9  # bytes: two checkpoints of 134 MB, because the old one is kept while the new one is written
 _LITTLE_ROOM = 5e9  # bytes
+_OK = "ok"
+_WARNING = "warning"
+_ERROR = "error"
 _CODES = {
-    "accelerators": 10, "shm": 11, "outputs": 12, "limits": 13, "master": 14, "interface": 14,
+    "accelerators": 10,
+    "shm": 11,
+    "outputs": 12,
+    "limits": 13,
+    "master": 14,
+    "interface": 14,
     "versions": 15,
-}  # fmt: skip
+}
+# Batches in shared memory are open files. Every process has tens of threads, which count as processes.
+_FEW = 128  # open files or processes: too few to train
+_ENOUGH = 1024
 
 
 class Finding:
@@ -53,9 +65,16 @@ class Finding:
     """
 
     def __init__(self, name: str, facts: str, errors: Sequence[str] = (), warnings: Sequence[str] = ()):
-        self.name, self.verdict = name, "error" if errors else "warning" if warnings else "ok"
-        text = "; ".join([*([facts] if facts else []), *errors, *warnings])
-        self.text = " ".join(text.split())
+        self.name = name
+        self.verdict = _OK
+        if errors:
+            self.verdict = _ERROR
+        elif warnings:
+            self.verdict = _WARNING
+        sentences = [*errors, *warnings]
+        if facts:
+            sentences.insert(0, facts)
+        self.text = " ".join("; ".join(sentences).split())
 
     def __str__(self) -> str:
         return f"check name={self.name} verdict={self.verdict} {self.text}"
@@ -70,9 +89,15 @@ def inspect(
     and nothing is left on the disk. probe: returns the folder of output_dir, or raises BadInput.
     """
     return [
-        _accelerators(args, env, topology), _shm(), _outputs(args.output_dir, probe), _limits(),
-        *_network(topology), _versions(), infiniband(topology), _presets(env),
-    ]  # fmt: skip
+        _accelerators(args, env, topology),
+        _shm(),
+        _outputs(args.output_dir, probe),
+        _limits(),
+        *_network(topology),
+        _versions(),
+        infiniband(topology),
+        _presets(env),
+    ]
 
 
 def print_findings(args: argparse.Namespace, topology: Topology, folder: str) -> None:
@@ -82,15 +107,19 @@ def print_findings(args: argparse.Namespace, topology: Topology, folder: str) ->
     ends the job where it shows: devices.select() refuses missing GPUs.
     """
     accelerators = _accelerators(args, os.environ, topology)
-    versions, presets = _versions(), _presets(os.environ)
+    versions = _versions()
+    presets = _presets(os.environ)
     folders = [_shm(), _outputs(folder, str)]
     findings = [accelerators, *folders, _limits(), versions, presets]
-    troubles = [finding for finding in findings if finding.verdict != "ok"]
     facts = [versions.text, accelerators.text]
-    facts += [f"{finding.name} {finding.text}" for finding in folders if finding.verdict == "ok"]
-    facts += [f"presets {presets.text}"]
-    for line in (f"preflight {worst(findings)}: {', '.join(facts)}", *map(str, troubles)):
-        print_line(line)
+    for finding in folders:
+        if finding.verdict == _OK:  # otherwise it has a line of its own
+            facts.append(f"{finding.name} {finding.text}")
+    facts.append(f"presets {presets.text}")
+    print_line(f"preflight {worst(findings)}: {', '.join(facts)}")
+    for finding in findings:
+        if finding.verdict != _OK:
+            print_line(str(finding))
 
 
 def check_memory(model: torch.nn.Module, shape: tuple[int, ...], batch: int, share: float = 1.0) -> None:
@@ -103,11 +132,13 @@ def check_memory(model: torch.nn.Module, shape: tuple[int, ...], batch: int, sha
     """
     try:
         copied = copy.deepcopy(model).to("meta")
-        few, more = (_saved_bytes(copied, (count, *shape)) for count in (2, 4))
-    except Exception:
+        few = _saved_bytes(copied, (2, *shape))
+        more = _saved_bytes(copied, (4, *shape))
+    except Exception:  # it has an operator without a meta kernel, or Python code that reads values
         return
-    weights = sum(each.nbytes for each in model.parameters())
-    sample, rest = share * (more - few) / 2, 2 * weights  # gradients and momentum
+    sample = share * (more - few) / 2  # bytes of each sample: what does not depend on the batch cancels out
+    rest = 2 * sum(parameter.nbytes for parameter in model.parameters())  # gradients and momentum
+    # the processes of a node share its memory, and check it at the same time
     free = available_memory() / (count_in(os.environ, "LOCAL_WORLD_SIZE") or 1)
     if sample * batch + rest > free:
         most = max(0, int((free - rest) / sample))
@@ -124,43 +155,54 @@ def _saved_bytes(model: torch.nn.Module, shape: tuple[int, ...]) -> int:
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage
+        kept[storage._cdata] = storage  # several views of one storage count once
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    def unpack(tensor: torch.Tensor) -> torch.Tensor:  # for a backward pass, which does not come
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, unpack):
         model(torch.empty(shape, device="meta"))
         return sum(storage.nbytes() for storage in kept.values())
 
 
 def available_memory(root: str = "/") -> float:
-    """Return the free bytes of this node, or of the control group; infinity if they are not known."""
+    """Return the free bytes of this node, or of the control groups if that is less; infinity if they are not
+    known. root: see control_groups.py."""
     free = math.inf
     with contextlib.suppress(OSError):
         kilobytes = re.search(r"MemAvailable: +(\d+)", Path(root, "proc/meminfo").read_text())
-        free = int(kilobytes[1]) * 1024 if kilobytes else free
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
-            free = min(free, int(Path(root, "sys/fs/cgroup", name).read_text()) - used)
-    return free
+        if kilobytes:
+            free = int(kilobytes[1]) * 1024
+    return min(free, control_groups.free_memory(root))
 
 
 def worst(findings: list[Finding]) -> str:
     """Return the worst verdict."""
-    return max((finding.verdict for finding in findings), key=["ok", "warning", "error"].index)
+    verdicts = {finding.verdict for finding in findings}
+    for verdict in (_ERROR, _WARNING):
+        if verdict in verdicts:
+            return verdict
+    return _OK
 
 
 def exit_code(findings: list[Finding]) -> int:
     """Return the code of the first error, or 0."""
-    return next((_CODES[finding.name] for finding in findings if finding.verdict == "error"), 0)
+    for finding in findings:
+        if finding.verdict == _ERROR:
+            return _CODES[finding.name]
+    return 0
 
 
 def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: Topology) -> Finding:
-    gpus, promised, processes = accelerator.count(), promised_gpus(env), topology.processes_per_node
-    facts = f"{gpus} GPU{'s' * (gpus != 1)}, {processes} process{'es' * (processes != 1)} per node"
+    gpus = accelerator.count()
+    promised = promised_gpus(env)
+    processes = topology.processes_per_node
+    facts = f"{_count(gpus, 'GPU', 'GPUs')}, {_count(processes, 'process', 'processes')} per node"
     if "CUDA_VISIBLE_DEVICES" in env:
         facts += f", CUDA_VISIBLE_DEVICES={env['CUDA_VISIBLE_DEVICES']!r}"
-    errors, warnings = [], []
+    errors = []
+    warnings = []
     if args.enable_gpu is False:
         facts += ", not used: --enable_gpu=false"
     elif promised and gpus < promised:
@@ -179,14 +221,19 @@ def _accelerators(args: argparse.Namespace, env: Mapping[str, str], topology: To
 
 def _shm() -> Finding:
     path = "/dev/shm"
-    if sys.platform != "linux":
+    if sys.platform != "linux":  # there is no such folder
         return Finding("shm", f"no {path} on {sys.platform}")
     if not os.access(path, os.W_OK | os.X_OK):
         return Finding("shm", "", [f"{path} is not a writable folder"])
     size, _, free = shutil.disk_usage(path)
-    errors = [f"{path} is full"] if free < 1e6 else []
-    small = f"below {_SHM / 1e9:.0f} GB, workers of --data_backend pytorch may not fit: docker run --shm-size"
-    warnings = [small] if free < _SHM else []
+    errors = []
+    warnings = []
+    if free < 1e6:
+        errors.append(f"{path} is full")
+    if free < _SHM:
+        warnings.append(
+            f"below {_SHM / 1e9:.0f} GB, workers of --data_backend pytorch may not fit: docker run --shm-size"
+        )
     return Finding("shm", f"{_gb(free)} of {_gb(size)} free at {path}", errors, warnings)
 
 
@@ -195,38 +242,54 @@ def _outputs(path: str, probe: Callable[[str], str]) -> Finding:
         folder = path = probe(path)
     except BadInput as error:
         return Finding("outputs", "", [str(error)])
-    while not os.path.exists(folder):
+    while not os.path.exists(folder):  # the job makes it later, on the disk of a folder above
         folder = os.path.dirname(os.path.abspath(folder))
     space = os.statvfs(folder)
-    free, files = space.f_bavail * space.f_frsize, space.f_favail
-    errors = [f"no room for two checkpoints ({_gb(_NO_ROOM)})"] if free < _NO_ROOM else []
+    free = space.f_bavail * space.f_frsize
+    files = space.f_favail
+    errors = []
+    warnings = []
+    if free < _NO_ROOM:
+        errors.append(f"no room for two checkpoints ({_gb(_NO_ROOM)})")
     if space.f_files and files < 100:  # f_files is 0 on file systems that do not count files
         errors.append(f"room for only {files} new files")
-    little = [f"below {_gb(_LITTLE_ROOM)}"] if free < _LITTLE_ROOM and not errors else []
-    return Finding("outputs", f"{_gb(free)} free at {path}", errors, little)
+    if free < _LITTLE_ROOM and not errors:
+        warnings.append(f"below {_gb(_LITTLE_ROOM)}")
+    return Finding("outputs", f"{_gb(free)} free at {path}", errors, warnings)
 
 
 def _limits() -> Finding:
-    """Check the soft limits, which the kernel enforces."""
-    kinds = {"open_files": "NOFILE", "processes": "NPROC"}
-    soft = {name: resource.getrlimit(getattr(resource, f"RLIMIT_{kind}"))[0] for name, kind in kinds.items()}
-    unlimited = resource.RLIM_INFINITY
-    shown = [f"{name}={'unlimited' if value == unlimited else value}" for name, value in soft.items()]
-    errors, warnings = [], []
-    # Batches in shared memory are open files. Every process has tens of threads, which count as processes.
-    for name, option in (("open_files", "-n"), ("processes", "-u")):
-        if soft[name] != unlimited and soft[name] < 1024:
-            few = f"low limit of {name.replace('_', ' ')}: set ulimit {option} 1024 or more"
-            (errors if soft[name] < 128 else warnings).append(few)
-    return Finding("limits", " ".join(shown), errors, warnings)
+    """Check the soft limits, which the kernel enforces, and those of the control groups."""
+    facts = []
+    errors = []
+    warnings = []
+    limits = [
+        ("open_files", "set ulimit -n", resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        ("processes", "set ulimit -u", resource.getrlimit(resource.RLIMIT_NPROC)[0]),
+    ]
+    for limit in control_groups.process_limits():
+        limits.append(("processes", f"raise {limit.name} to", limit.most))
+    for name, advice, most in limits:
+        if most == resource.RLIM_INFINITY:
+            facts.append(f"{name}=unlimited")
+            continue
+        facts.append(f"{name}={most}")
+        few = f"low limit of {name.replace('_', ' ')}: {advice} {_ENOUGH} or more"
+        if most < _FEW:
+            errors.append(few)
+        elif most < _ENOUGH:
+            warnings.append(few)
+    return Finding("limits", " ".join(facts), errors, warnings)
 
 
 def _network(topology: Topology) -> tuple[Finding, Finding]:
     """Return the findings `master` and `interface`: the address of the master, and this node's interface to
     it."""
-    host, port = topology.master_host, topology.master_port
+    host = topology.master_host
+    port = topology.master_port
     if not host or (topology.nodes == 1 and topology.level == "node"):  # it uses loopback
         return Finding("master", "none needed: one node"), Finding("interface", "loopback: one node")
+    # the name may be that of a pod which is not up yet: then a later start finds it
     try:
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
     except (OSError, UnicodeError) as error:
@@ -238,28 +301,32 @@ def _network(topology: Topology) -> tuple[Finding, Finding]:
         name, local = network.interface_to(str(address[0]), port or 1)
     except OSError as error:
         return master, Finding("interface", "none", [f"no route to {address[0]}: {error.strerror}"])
-    is_alone = topology.nodes > 1 and network.is_loopback(local)
-    warnings = [f"{topology.nodes} nodes, but {address[0]} is an address within one machine"] * is_alone
+    warnings = []
+    if topology.nodes > 1 and network.is_loopback(local):  # each node would meet only itself
+        warnings.append(f"{topology.nodes} nodes, but {address[0]} is an address within one machine")
     return master, Finding("interface", f"{name} with {local}", warnings=warnings)
 
 
 def _versions() -> Finding:
-    cuda, nccl, driver = torch.version.cuda, None, _driver()
+    cuda = torch.version.cuda
+    nccl = None
+    driver = _driver()
     if cuda and torch.distributed.is_nccl_available():
         nccl = ".".join(map(str, torch.cuda.nccl.version()))
-    known = {
-        "python": platform.python_version(), "torch": torch.__version__, "CUDA": cuda, "NCCL": nccl,
-        "driver": driver,
-    }  # fmt: skip
-    facts = ", ".join(f"{name} {version}" for name, version in known.items() if version) + _ascend()
-    errors, warnings = [], []
+    facts = f"python {platform.python_version()}, torch {torch.__version__}"
+    for name, version in (("CUDA", cuda), ("NCCL", nccl), ("driver", driver)):
+        if version:
+            facts += f", {name} {version}"
+    facts += _ascend()
+    errors = []
+    warnings = []
     if torch.__version__ < "2.1":
         errors.append("torch 2.1 or later is needed")
     try:
         torch.zeros(1).numpy()
     except RuntimeError as error:  # NumPy is missing, or torch was built for another major version
         errors.append(f"torch cannot use NumPy ({error}): install another, torch before 2.3 needs numpy<2")
-    if driver and not cuda:
+    if driver and not cuda:  # a build for CPUs was installed
         warnings.append("this torch was built without CUDA: it will not use the GPUs")
     return Finding("versions", facts, errors, warnings)
 
@@ -271,26 +338,33 @@ def infiniband(topology: Topology, root: str = "/") -> Finding:
     root: the folder that has sys and proc. A warning if the job has several nodes and no port is active.
     """
     ports = []
-    for port in sorted(Path(root, "sys/class/infiniband").glob("*/ports/*")):
-        facts = [f"{port.parts[-3]}/{port.name}"]
+    for folder in sorted(Path(root, "sys/class/infiniband").glob("*/ports/*")):
+        facts = [f"{folder.parts[-3]}/{folder.name}"]
         for name in ("state", "link_layer", "rate"):  # "4: ACTIVE", "InfiniBand", "400 Gb/sec (4X NDR)"
             with contextlib.suppress(OSError):
-                facts.append((port / name).read_text().rpartition(": ")[2].strip())
+                facts.append((folder / name).read_text().rpartition(": ")[2].strip())
         ports.append(" ".join(facts))
     modules = ""
     with contextlib.suppress(OSError):
         modules = Path(root, "proc/modules").read_text()
     peer = "nvidia_peermem" if re.search(r"^nvidia_peermem ", modules, re.MULTILINE) else "none"
-    idle = topology.nodes > 1 and ports and not any(" ACTIVE" in each for each in ports)
-    warnings = ["no port is active: NCCL uses TCP"] * bool(idle)
+    active = [port for port in ports if " ACTIVE" in port]
+    warnings = []
+    if topology.nodes > 1 and ports and not active:
+        warnings.append("no port is active: NCCL uses TCP")
     return Finding("infiniband", f"{', '.join(ports) or 'no ports'}; peer memory {peer}", warnings=warnings)
 
 
 def _presets(env: Mapping[str, str]) -> Finding:
     named = sorted(name for name in env if name.startswith(("NCCL_", "GLOO_")))
     interfaces = [name for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if env.get(name)]
-    missing = [*filter(None, (network.missing_interface(name, env[name]) for name in interfaces))]
-    return Finding("presets", " ".join(f"{name}={env[name]}" for name in named) or "none", warnings=missing)
+    warnings = []
+    for name in interfaces:
+        missing = network.missing_interface(name, env[name])
+        if missing:  # gloo and NCCL would fail at the first collective, without the name
+            warnings.append(missing)
+    facts = " ".join(f"{name}={env[name]}" for name in named)
+    return Finding("presets", facts or "none", warnings=warnings)
 
 
 def _driver() -> str | None:
@@ -306,12 +380,18 @@ def _driver() -> str | None:
 
 def _ascend(root: str = "/usr/local/Ascend") -> str:
     """Return the versions of the driver of Ascend NPUs and of CANN, as they are installed: ", CANN 8.0"."""
-    toolkit, facts = "ascend-toolkit/latest/*-linux/ascend_toolkit_install.info", ""
+    toolkit = "ascend-toolkit/latest/*-linux/ascend_toolkit_install.info"
+    facts = ""
     for name, pattern in {"NPU driver": "driver/version.info", "CANN": toolkit}.items():
         for path in sorted(Path(root).glob(pattern))[:1]:
             match = re.search(r"(?im)^version=(\S+)", path.read_text(encoding="utf-8", errors="replace"))
-            facts += f", {name} {match[1]}" if match else ""
+            if match:
+                facts += f", {name} {match[1]}"
     return facts
+
+
+def _count(number: int, one: str, more: str) -> str:
+    return f"{number} {one if number == 1 else more}"
 
 
 def _gb(count: float) -> str:

@@ -66,7 +66,7 @@ def detect(env: Mapping[str, str]) -> Claim | None:
     """
     for read in _PLATFORMS:
         claim = read(env)
-        if claim:
+        if claim:  # the first platform counts: the others only set some of the same names
             if not 0 <= claim.node_rank < claim.nodes:
                 raise BadInput(f"{claim.said}: rank {claim.node_rank} is not in 0..{claim.nodes - 1}")
             return claim
@@ -75,9 +75,9 @@ def detect(env: Mapping[str, str]) -> Claim | None:
 
 def of_launcher(env: Mapping[str, str]) -> Claim | None:
     """Return the claim of MPI or Slurm; None if it did not start this process, or contradicts itself."""
-    with contextlib.suppress(BadInput):
+    with contextlib.suppress(BadInput):  # torchrun inside of a job has no use for the launcher's numbers
         claim = _mpi(env)
-        if claim is None and not _is_batch(env):
+        if claim is None and not is_batch(env):
             claim = _slurm(env)
         return claim
     return None
@@ -100,14 +100,16 @@ def is_first_on_node() -> bool:
 
 def has_local_rank_0() -> bool:
     """Return whether this process prints for its node."""
-    local = (names.split()[2] for names in _MPI.values())
-    name = _first(os.environ, "LOCAL_RANK", *local, "SLURM_LOCALID", "ASCEND_DEVICE_ID")
+    of_mpi = [names.split()[2] for names in MPI.values()]
+    name = _first(os.environ, "LOCAL_RANK", *of_mpi, "SLURM_LOCALID", "ASCEND_DEVICE_ID")
     return not name or os.environ[name] == "0"
 
 
 def count_restarts(env: Mapping[str, str]) -> int:
     """Return how often Slurm or torchrun has restarted this job."""
-    return max(count_in(env, name) or 0 for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
+    by_slurm = count_in(env, "SLURM_RESTART_COUNT") or 0
+    by_torchrun = count_in(env, "TORCHELASTIC_RESTART_COUNT") or 0
+    return max(by_slurm, by_torchrun)
 
 
 def whole(env: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -177,15 +179,15 @@ class _Platform:
             ranks = [(f"{self.ranks[0]} (one node)", 0)]
         for names, values in ((self.nodes, sizes), (self.ranks, ranks)):
             if not values:
-                said = " ".join(text for text, _ in sizes + ranks) or self.source
-                raise BadInput(f"{said}, but {names[0]} is not set")
+                texts = [text for text, _ in sizes + ranks]
+                raise BadInput(f"{' '.join(texts) or self.source}, but {names[0]} is not set")
             first_text, first_value = values[0]
             for text, value in values:
                 if value != first_value:
                     raise BadInput(f"{first_text} contradicts {text}")
         size_text, nodes = sizes[0]
         rank_text, node_rank = ranks[0]
-        if env.get(self.master):
+        if env.get(self.master):  # it names the first node, which may not be the first of the list
             hosts = [env[self.master]]
         address = find_master(env, hosts, _PORT, self.port)
         processes = count_in(env, self.processes)
@@ -210,7 +212,7 @@ def _sagemaker(env: Mapping[str, str]) -> Claim | None:
 
 
 _COMM_WORLD = "{0}_RANK {0}_SIZE {0}_LOCAL_RANK {0}_LOCAL_SIZE"
-_MPI = {  # launcher: its variables of the rank, the size, the local rank, and the local size or the nodes
+MPI = {  # launcher: its variables of the rank, the size, the local rank, and the local size or the nodes
     "openmpi": _COMM_WORLD.format("OMPI_COMM_WORLD"),
     "mvapich2": _COMM_WORLD.format("MV2_COMM_WORLD"),
     "mvapich": _COMM_WORLD.format("MVP_COMM_WORLD"),
@@ -223,32 +225,36 @@ _MPI = {  # launcher: its variables of the rank, the size, the local rank, and t
 
 
 def _mpi(env: Mapping[str, str]) -> Claim | None:
-    """Return the claim of a launcher of _MPI. A single process counts as one that was started without it.
+    """Return the claim of a launcher of MPI. A single process counts as one that was started without it.
 
     It may run inside a job of Slurm or of a platform, whose variables then describe the launcher. If a node
     has one process, this process starts the others, as for Slurm.
     """
-    for source, row in _MPI.items():
+    for source, row in MPI.items():
         names = row.split()
+        # one process: the launcher's variables may be those of a job around this one
         if not env.keys() >= set(names) or whole(env, names[1]) == 1:
             continue
-        rank, size, local_rank, count = (whole(env, name) for name in names)
+        rank = whole(env, names[0])
+        size = whole(env, names[1])
+        local_rank = whole(env, names[2])
+        count = whole(env, names[3])
         if names[3].endswith("NNODES"):  # it gives the nodes, not the processes of a node
             count = size // max(1, count)
-        said = _said(env, *names)
+        said = values_of(env, *names)
         if not 0 <= local_rank < count or size % count or rank % count != local_rank:
             raise BadInput(
                 f"{said} do not fit: every node must run the same number of processes, with ranks in a row: "
                 "mpirun --map-by ppr:N:node, mpiexec -ppn N"
             )
         default_port = _PORT
-        if count == size:  # all are on this node
+        if count == size:  # all are on this node, and other jobs may be, too
             hosts = ["127.0.0.1"]
             default_port = _own_port(_launcher_pid())
         else:
             hosts = _find_hosts_of_platform(env)
-        address = find_master(env, [] if env.get("MASTER_ADDR") else hosts, default_port)
-        if count == 1:
+        address = find_master(env, _without_address(env, hosts), default_port)
+        if count == 1:  # it starts the others of its node itself
             return Claim(source, rank, size, said, *address)
         return Claim(source, rank // count, size // count, said, *address, count, local_rank)
     return None
@@ -287,85 +293,7 @@ def _own_port(number: int) -> int:
     return 61440 + number % 4096
 
 
-_RANK = re.compile(  # a name of a rank: (beginning of the name of its size)
-    r"(\w*?)(?:RANK|RANK_?ID|NODE_RANK|MACHINE_RANK|PE|PROCID|PROCNO|PROCESS_ID|TRAINER_ID|WORKER_ID|NODE_ID"
-    r"|NODE_INDEX|V?NODENUM|TASKID|ORDINAL)"
-)
-_SIZES = (  # other ends of its name
-    "SIZE", "WORLD_SIZE", "RANK_SIZE", "NPROCS", "NNODES", "NUM_NODES", "NUM_MACHINES", "NUM_PROCESSES",
-    "NUM_WORKER", "WORKER_NUM", "TRAINERS_NUM",
-)  # fmt: skip
-_LAUNCHERS = re.compile(  # launchers whose rank above 0 is a sign without a size
-    r"(OMPI|MV2|MVP|PMIX?|PALS|ALPS|JSM|HOROVOD|MPI|MPIRUN|FLUX_TASK|DMLC|AWS_BATCH|SLURM|CROSS|NODE|PBS|LSF_PM)_"
-)
-
-
-def refuse_unknown(env: Mapping[str, str], claim: Claim | None) -> None:
-    """Raise BadInput if this is one of several processes, and the claim does not describe them. Otherwise
-    each of them would train alone, and they would write into one folder."""
-    if _is_batch(env) and (claim is None or claim.source == "slurm"):
-        _refuse_batch_script(env)
-    if claim and claim.nodes * (claim.processes or 1) > 1:
-        return
-    names = _find_signs(env, claim)
-    if names:
-        raise BadInput(
-            f"{_said(env, *sorted(names))}: this is one of several processes, and their number, nodes or "
-            "local ranks are not known: use torchrun, or set RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, "
-            "MASTER_ADDR and MASTER_PORT; for a job of its own: env -u NAME ... python"
-        )
-
-
-def _refuse_batch_script(env: Mapping[str, str]) -> None:
-    """Raise BadInput for a batch script of Slurm that has several tasks: it runs once, not as each task."""
-    tasks = count_in(env, "SLURM_NTASKS")
-    if not tasks:
-        nodes = count_in(env, "SLURM_NNODES") or 1
-        tasks = nodes * (count_in(env, "SLURM_NTASKS_PER_NODE") or 1)
-    if tasks > 1:
-        said = _said(env, "SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NNODES", "SLURM_NTASKS")
-        raise BadInput(
-            f"{said}: a batch script runs once, not as {tasks} tasks: write srun --kill-on-bad-exit=1 "
-            "python jobs/... (guides/slurm.md); srun --ntasks=1 starts one process"
-        )
-
-
-def _find_signs(env: Mapping[str, str], claim: Claim | None) -> set[str]:
-    """Return the names of the variables that show that this is one of several processes: a size above 1 of a
-    launcher, a rank with such a size, and a rank above 0 of a launcher that gives no size (PMI_RANK=1)."""
-    signs = set()
-    for row in _MPI.values():
-        size_name = row.split()[1]
-        if _is_above(env, size_name, 1):
-            signs.add(size_name)
-    for name in env:
-        match = _RANK.fullmatch(name)
-        is_known = claim is not None and name.startswith("SLURM_")
-        if not match or is_known or not env[name].strip().isdigit():
-            continue
-        beginning = match[1]
-        sizes = {beginning + end for end in _SIZES if _is_above(env, beginning + end, 1)}
-        if sizes:
-            signs |= {name, *sizes}
-        elif _is_above(env, name, 0) and _LAUNCHERS.match(name):
-            signs.add(name)
-    if "," in env.get("TPU_WORKER_HOSTNAMES", ""):
-        signs.add("TPU_WORKER_HOSTNAMES")
-    for name in ("TF_CONFIG", "CLUSTER_SPEC"):
-        # JSON: {"cluster": {"worker": [HOST, ...], ...}}; another form does not count
-        with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-            cluster = json.loads(env[name])["cluster"]
-            if sum(map(len, cluster.values())) > 1:
-                signs.add(name)
-    return signs
-
-
-def _is_above(env: Mapping[str, str], name: str, number: int) -> bool:
-    """Return whether a variable has a number above this one."""
-    return (count_in(env, name) or 0) > number
-
-
-def _is_batch(env: Mapping[str, str]) -> bool:
+def is_batch(env: Mapping[str, str]) -> bool:
     """Return whether this is the batch script of a Slurm job, and not a task of srun."""
     return env.get("SLURM_PROCID") == "0" and not any(name.startswith("SLURM_STEP") for name in env)
 
@@ -375,8 +303,10 @@ def _rank_table(env: Mapping[str, str]) -> Claim | None:
     HCCL, version 1.0, in JSON."""
     if not env.keys() >= {"RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE"}:
         return None
-    said = _said(env, "RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE")
-    rank, size = whole(env, "RANK_ID"), whole(env, "RANK_SIZE")
+    said = values_of(env, "RANK_TABLE_FILE", "RANK_ID", "RANK_SIZE")
+    rank = whole(env, "RANK_ID")
+    size = whole(env, "RANK_SIZE")
+    # the platform writes the file before it starts the processes
     failure = f"{said}: it is not a rank table with servers and their devices"
     with explained(failure, ValueError, LookupError, TypeError, RecursionError):
         table = json.loads(Path(env["RANK_TABLE_FILE"]).read_text(encoding="utf-8"))
@@ -387,7 +317,7 @@ def _rank_table(env: Mapping[str, str]) -> Claim | None:
     if {*counts} != {count} or size != sum(counts):
         raise BadInput(f"{said}: expected the same number of NPUs on every server, {size} in all")
     first = env.get("VC_WORKER_HOSTS", "").split(",")[0] or first  # the containers' names, on ModelArts
-    address = find_master(env, [] if env.get("MASTER_ADDR") else [first])
+    address = find_master(env, _without_address(env, [first]))
     return Claim("rank-table", rank // count, len(servers), said, *address, count, rank % count)
 
 
@@ -404,8 +334,14 @@ def _slurm(env: Mapping[str, str]) -> Claim | None:
     nodes_name = _first(env, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES") or "SLURM_NNODES"
     layout_name = _first(env, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or ""
     names = ("SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", tasks_name, nodes_name)
-    rank, node_rank, local_rank, tasks, nodes = (whole(env, name) for name in names)
-    said, count = _said(env, *names, layout_name), tasks // max(1, nodes)
+    rank = whole(env, "SLURM_PROCID")
+    node_rank = whole(env, "SLURM_NODEID")
+    local_rank = whole(env, "SLURM_LOCALID")
+    tasks = whole(env, tasks_name)
+    nodes = whole(env, nodes_name)
+    said = values_of(env, *names, layout_name)
+    count = tasks // max(1, nodes)
+    # the loaders give rank r the samples of place r, so ranks must be placed node by node
     in_a_row = 0 <= local_rank < count and rank == node_rank * count + local_rank
     sizes = set(re.findall(r"(?:^|,)(\d+)", env.get(layout_name, "")))
     if tasks != nodes * count or not in_a_row or len(sizes) > 1:
@@ -414,9 +350,12 @@ def _slurm(env: Mapping[str, str]) -> Claim | None:
             "srun --ntasks-per-node=N --distribution=block"
         )
     list_name = _first(env, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
-    hosts = [first_host(env[list_name])] if list_name and not env.get("MASTER_ADDR") else []
+    hosts = []
+    if list_name and not env.get("MASTER_ADDR"):
+        hosts = [first_host(env[list_name])]
+    # jobs of several users may share the node, each with its own port
     address = find_master(env, hosts, _own_port(whole(env, "SLURM_JOB_ID", 0)))
-    if count == 1 and (count_in(env, "SLURM_GPUS_ON_NODE") or 0) > 1:
+    if count == 1 and (count_in(env, "SLURM_GPUS_ON_NODE") or 0) > 1:  # this task starts the others
         return Claim("slurm", node_rank, nodes, said, *address)
     return Claim("slurm", node_rank, nodes, said, *address, count, local_rank)
 
@@ -433,9 +372,24 @@ def _volcano(env: Mapping[str, str]) -> Claim | None:
             "put them in one order: use Volcano's pytorch plugin"
         )
     for name in lists:
-        ranks, number = ("VC_TASK_INDEX", "VK_TASK_INDEX"), name.removesuffix("_HOSTS") + "_NUM"
+        ranks = ("VC_TASK_INDEX", "VK_TASK_INDEX")
+        number = name.removesuffix("_HOSTS") + "_NUM"
         return _Platform("volcano", (name,), (number,), ranks, hosts=name).read(env)
     return None
+
+
+def _kubeflow(source: str, marks: str) -> _Platform:
+    """Return one of two operators. PET_* are the options of torchrun. The first operator also sets RANK,
+    which counts pods, and WORLD_SIZE, which counts pods x processes; the second one does not."""
+    return _Platform(
+        source,
+        (marks,),
+        ("PET_NNODES",),
+        ("PET_NODE_RANK", "RANK"),
+        master="PET_MASTER_ADDR",
+        port="PET_MASTER_PORT",
+        processes="PET_NPROC_PER_NODE",
+    )
 
 
 _PLATFORMS = (
@@ -460,15 +414,8 @@ _PLATFORMS = (
         master="DSTACK_MASTER_NODE_IP",
     ).read,
     _slurm,
-    # PET_* are the options of torchrun. The first operator of Kubeflow also sets RANK, which counts pods, and
-    # WORLD_SIZE, which counts pods x processes; the second one does not.
-    *(
-        _Platform(
-            source, (marks,), ("PET_NNODES",), ("PET_NODE_RANK", "RANK"), master="PET_MASTER_ADDR",
-            port="PET_MASTER_PORT", processes="PET_NPROC_PER_NODE",
-        ).read
-        for source, marks in (("kubeflow", "PET_NNODES WORLD_SIZE"), ("kubeflow-v2", "PET_NNODES"))
-    ),
+    _kubeflow("kubeflow", "PET_NNODES WORLD_SIZE").read,
+    _kubeflow("kubeflow-v2", "PET_NNODES").read,
     _volcano,
     # Alibaba PAI-DLC and Baidu AIHC set the same names, which count nodes.
     _Platform(
@@ -484,13 +431,25 @@ def find_master(
 ) -> tuple[str | None, int | None]:
     """Return (host, port) of the master, or (None, None) if no variable names a host."""
     host = hosts[0] if hosts else env.get("MASTER_ADDR")
+    if not host:
+        return None, None
     name = port_name if port_name in env else "MASTER_PORT"
-    return (host, port(env, name, default_port)) if host else (None, None)
+    return host, port(env, name, default_port)
 
 
-def _said(env: Mapping[str, str], *names: str) -> str:
+def _without_address(env: Mapping[str, str], hosts: list[str]) -> list[str]:
+    """Return the hosts of a launcher; none if MASTER_ADDR is set, which comes first then."""
+    return [] if env.get("MASTER_ADDR") else hosts
+
+
+def values_of(env: Mapping[str, str], *names: str) -> str:
+    """Return the variables that are set, with their values, as a message shows them."""
     return " ".join(f"{name}={env[name]}" for name in names if name in env)
 
 
 def _first(env: Mapping[str, str], *names: str) -> str | None:
-    return next((name for name in names if name in env), None)
+    """Return the first of these variables that is set; None without one."""
+    for name in names:
+        if name in env:
+            return name
+    return None

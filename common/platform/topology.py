@@ -7,11 +7,11 @@ import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import count_in
-from common.platform import platforms
+from common.platform import platforms, unknown_launchers
 from common.platform.platforms import STARTED_BY, Claim, whole
 
 # Variables with the number of GPUs that a platform promises. PET_NPROC_PER_NODE is not one of them: on a node
@@ -83,12 +83,30 @@ class Topology:
         return self.node_rank * self.processes_per_node + (self.local_rank or 0)
 
     def __str__(self) -> str:
-        host = f"[{self.master_host}]" if ":" in (self.master_host or "") else self.master_host
+        master = "none"
+        if self.master_host:
+            host = self.master_host
+            if ":" in host:  # an IPv6 address
+                host = f"[{host}]"
+            master = f"{host}:{self.master_port}"
         return (
             f"topology source={self.source} level={self.level} nodes={self.nodes} "
-            f"processes_per_node={self.processes_per_node} node_rank={self.node_rank} "
-            f"master={f'{host}:{self.master_port}' if host else 'none'}"
+            f"processes_per_node={self.processes_per_node} node_rank={self.node_rank} master={master}"
         )
+
+
+class _Wish(NamedTuple):
+    """The options of a job that say where it runs; None for those that are not given, or that the job does
+    not have: a job of one process has none of them."""
+
+    init_method: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "_Wish":
+        options = vars(args)
+        return cls(**{name: options[name] for name in cls._fields if name in options})
 
 
 def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> Topology:
@@ -113,29 +131,38 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
     Raises BadInput with the values, also if 2 contradicts 3 or 4, and for too many processes.
     """
     if gpus and is_distributed(args) and args.processes_per_node is None:
+        # one process for each GPU, unless the user gives another number
         args = argparse.Namespace(**vars(args) | {"processes_per_node": gpus})
+    # torchrun and the like have started this process: the platform started only torchrun
     if "LOCAL_RANK" in env or "TORCHELASTIC_RUN_ID" in env:
         return _from_launcher(args, env)
-    claim, address = platforms.detect(env), _address(args)
-    rank, size = getattr(args, "rank", None), getattr(args, "world_size", None)
+    wish = _Wish.of(args)
+    claim = platforms.detect(env)
+    address = _address(wish)
+    rank = wish.rank
+    size = wish.world_size
     given = rank is not None or size is not None
     if given and claim and claim.place == (rank, size):
         given = False  # mpirun ... --rank $OMPI_COMM_WORLD_RANK repeats the claim
-    if not given:
-        platforms.refuse_unknown(env, claim)
+    if not given:  # the user has not said how the processes belong together: the variables must
+        unknown_launchers.refuse(env, claim)
         claim = claim or Claim("modelarts-arguments" if address else "plain", 0, 1, "", None, None)
     host, port = address or ((claim.host, claim.port) if claim else platforms.find_master(env, []))
     if claim and not given:
-        rank, size, said, source = claim.node_rank, claim.nodes, claim.said, claim.source
+        rank = claim.node_rank
+        size = claim.nodes
+        said = claim.said
+        source = claim.source
     else:
         rank, size = _complete(rank, size, claim)
-        said, source = f"--rank {rank} --world_size {size}", "modelarts-arguments"
-    if size > 1 and not host:
+        said = f"--rank {rank} --world_size {size}"
+        source = "modelarts-arguments"
+    if size > 1 and not host:  # the others would wait for this node until their timeout
         raise BadInput(
             f"{said}, but no variable names the first node: set MASTER_ADDR and MASTER_PORT on all nodes "
             "(mpirun -x MASTER_ADDR=HOST -x MASTER_PORT=PORT), or pass --init_method tcp://host:port"
         )
-    if claim and claim.local_rank is not None:
+    if claim and claim.local_rank is not None:  # the platform has started every process itself
         if given and claim.processes != 1:
             raise BadInput(
                 f"{said} count nodes, but {claim.source} started {claim.processes} processes on each "
@@ -147,11 +174,15 @@ def resolve(args: argparse.Namespace, env: Mapping[str, str], gpus: int = 0) -> 
 
 def promised_gpus(env: Mapping[str, str]) -> int | None:
     """Return the number of GPUs of this node in the platform's variables; None if it is not set or 0."""
-    return next(filter(None, (count_in(env, name) for name in _PROMISES)), None)
+    for name in _PROMISES:
+        count = count_in(env, name)
+        if count:  # some platforms set 0 on a node without GPUs
+            return count
+    return None
 
 
 def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology:
-    own = STARTED_BY in env  # the parent process has applied the arguments already
+    started_by_job = STARTED_BY in env  # the parent process has applied the arguments already
     for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_PORT"):
         if name not in env:
             other = "LOCAL_RANK" if "LOCAL_RANK" in env else "TORCHELASTIC_RUN_ID"
@@ -159,8 +190,9 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology
     rank, local_rank, size = (whole(env, name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     count = _local_world_size(args, env, rank, local_rank, size)
     elastic = "TORCHELASTIC_RUN_ID" in env
+    # torchrun itself was started by a launcher that started several: do they make one job?
     claim = platforms.of_launcher(env)
-    if claim and not own and claim.nodes * (claim.processes or 1) > 1:
+    if claim and not started_by_job and claim.nodes * (claim.processes or 1) > 1:
         if elastic and env["TORCHELASTIC_RUN_ID"] == "none" and whole(env, "GROUP_WORLD_SIZE", 0) == 1:
             raise BadInput(
                 f"GROUP_WORLD_SIZE=1 contradicts {claim.said}: {claim.source} started several torchrun, each "
@@ -176,14 +208,18 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology
     # Under torchrun two nodes with different numbers of processes can each look consistent.
     node_name = "GROUP_RANK" if elastic else "NODE_RANK"
     nodes_name = "GROUP_WORLD_SIZE" if elastic else "AZUREML_NODE_COUNT"
-    node_rank, nodes = (rank // count, size // count) if count > 0 else (0, 0)
+    node_rank = 0
+    nodes = 0
+    if count > 0:
+        node_rank = rank // count
+        nodes = size // count
     consistent = (
         count > 0
         and 0 <= rank < size
         and size % count == 0
         and rank % count == local_rank
-        and (own or whole(env, node_name, node_rank) == node_rank)
-        and (own or whole(env, nodes_name, nodes) == nodes)
+        and (started_by_job or whole(env, node_name, node_rank) == node_rank)
+        and (started_by_job or whole(env, nodes_name, nodes) == nodes)
     )
     if not consistent:
         names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", node_name, nodes_name)
@@ -192,7 +228,11 @@ def _from_launcher(args: argparse.Namespace, env: Mapping[str, str]) -> Topology
             f"{values} contradict each other, with {count} processes per node: every node must run the same "
             "number of processes, and a rank be less than its world size"
         )
-    source = "torchrun" if elastic else "azureml" if "NODE_RANK" in env and not own else "launcher"
+    source = "launcher"
+    if elastic:
+        source = "torchrun"
+    elif "NODE_RANK" in env and not started_by_job:
+        source = "azureml"
     return Topology(
         node_rank=node_rank,
         nodes=nodes,
@@ -211,14 +251,17 @@ def _local_world_size(
     """Return the number of processes per node. DeepSpeed calls it LOCAL_SIZE. A script that sets RANK from
     the variables of MPI or Slurm may leave it out. Azure ML does: the number follows from the number of nodes
     or from the first rank of this node; on the first node it is --processes_per_node."""
-    for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):
+    for name in ("LOCAL_WORLD_SIZE", "LOCAL_SIZE"):  # torchrun, DeepSpeed
         if name in env:
             return whole(env, name)
-    if (claim := platforms.of_launcher(env)) and claim.processes and claim.place == (rank, size):
+    claim = platforms.of_launcher(env)
+    if claim and claim.processes and claim.place == (rank, size):
         return claim.processes
-    if nodes := whole(env, "AZUREML_NODE_COUNT", 0):
+    nodes = whole(env, "AZUREML_NODE_COUNT", 0)
+    if nodes:
         return size // nodes
-    if node_rank := whole(env, "NODE_RANK", 0):
+    node_rank = whole(env, "NODE_RANK", 0)
+    if node_rank:  # the ranks before the first one of this node are those of the nodes before it
         return (rank - local_rank) // node_rank
     if "NODE_RANK" not in env and env.get("MASTER_ADDR") in ("127.0.0.1", "localhost", "::1"):
         return size  # one node
@@ -228,12 +271,16 @@ def _local_world_size(
 def _complete(rank: int | None, size: int | None, claim: Claim | None) -> tuple[int, int]:
     """Return --rank and --world_size. One that is missing (None) is that of the claim, or of one node. Raises
     BadInput if they contradict each other or the claim."""
+    # one of the two alone says nothing if there is no platform that has the other one
     if not claim and (rank or 0, 1 if size is None else size) != (0, 1):
         for value, option, other in ((rank, "--rank", "--world_size"), (size, "--world_size", "--rank")):
             if value is None:
                 raise BadInput(f"{other} without {option}: expected both")
-    rank = (claim.node_rank if claim else 0) if rank is None else rank
-    size = (claim.nodes if claim else 1) if size is None else size
+    # what is not given is that of the platform, or of one node
+    if rank is None:
+        rank = claim.node_rank if claim else 0
+    if size is None:
+        size = claim.nodes if claim else 1
     said = f"--rank {rank} --world_size {size}"
     if not 0 <= rank < size:
         raise BadInput(f"{said}: the rank is not in 0..{size - 1}; both count nodes")
@@ -254,10 +301,10 @@ def _processes(args: argparse.Namespace, claim: Claim | None) -> int:
     return args.processes_per_node or (claim and claim.processes) or 1
 
 
-def _address(args: argparse.Namespace) -> tuple[str, int] | None:
+def _address(wish: _Wish) -> tuple[str, int] | None:
     """Parse --init_method: "tcp://host:port" or "host:port", an IPv6 address in brackets. None if it is
     missing or env://."""
-    init_method = getattr(args, "init_method", None)
+    init_method = wish.init_method
     if init_method in (None, "", "env://"):
         return None
     match = re.fullmatch(r"(?:tcp://)?(\[[^\[\]]+\]|[^\[\]:/@?#\s]+):(\d+)", init_method, re.ASCII)

@@ -1,6 +1,7 @@
 """Describe what a job runs on and with: versions, device, nodes, model, batch."""
 
 import argparse
+import dataclasses
 import os
 import platform
 import shlex
@@ -17,7 +18,22 @@ from bootfile.machine import processor
 from bootfile.machine.cores import available_cores
 from bootfile.machine.differences import THREADS, in_words
 from bootfile.processes import ranks
+from common.console.arguments import pick
 from common.run.output import writes_nothing
+
+
+@dataclasses.dataclass(frozen=True)
+class _Described:
+    """The options that the first lines of a training name; most jobs have some of them.
+
+    arch: of the network. precision: of a sharded model. batch_size: samples of a step over all processes.
+    batch_size_per_gpu: those of one process, if the user has given them.
+    """
+
+    arch: str | None = None
+    precision: str | None = None
+    batch_size: int | None = None
+    batch_size_per_gpu: int | None = None
 
 
 def describe(
@@ -44,13 +60,13 @@ def describe(
     with autocast:
         sample = torch.ones(1, 1, dtype=weights[0].dtype, device=device)
         precision = str((sample @ sample).dtype).removeprefix("torch.")
-    precision = getattr(args, "precision", precision)  # a sharded model has an option for it
-    name = getattr(args, "arch", type(model).__name__.strip("_"))
+    options = pick(_Described, args)
+    precision = options.precision or precision
+    name = options.arch or type(model).__name__.strip("_")
     count = sum(weight.numel() for weight in weights)
     lines = [f"model {name}: {count:,} parameters, device {device.type}, precision {precision}"]
-    batch = getattr(args, "batch_size", None)
-    if batch:
-        text = _describe_batch(batch, not getattr(args, "batch_size_per_gpu", None), device)
+    if options.batch_size:
+        text = _describe_batch(options.batch_size, not options.batch_size_per_gpu, device)
         in_all = ""
         if total_steps:
             in_all = f", {total_steps:,} in all"

@@ -1,17 +1,12 @@
-"""Report a run: log lines, metrics.jsonl, TensorBoard events, a progress bar, and a table of the time.
-
-starts.jsonl is written by common/run/starts.py.
-"""
+"""Report a run: log lines, a progress bar and a table of the time. report_files.py writes the files."""
 
 import argparse
 import contextlib
-import json
 import math
-import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,19 +14,15 @@ from tqdm import tqdm
 
 from bootfile.ground import accelerator, errors
 from bootfile.ground.data_sets import check_map_style, class_names_of
-from bootfile.ground.errors import MissingPackage, import_optional, printable
-from bootfile.ground.files import append_json_line, check_mounted, opener, write_atomic
+from bootfile.ground.errors import printable
 from bootfile.ground.heartbeat import watched
-from bootfile.ground.results import CLASSES
 from bootfile.processes import ranks
-from common.console import arguments
+from common.console.arguments import pick
 from common.ground import endings
-from common.run import environment, starts
+from common.run import environment
 from common.run.metrics import Metrics
-from common.run.output import Output, writes_nothing
-
-CONFUSION = "confusion.json"  # in the same folder: the last evaluation per class, and the confusion matrix
-_MOST_CLASSES = 100  # with more classes the matrix is not written
+from common.run.output import Output, Purpose, writes_nothing
+from common.run.report_files import Beginning, ReportFiles
 
 
 class Log:
@@ -44,18 +35,17 @@ class Log:
 
     def __init__(self, args: argparse.Namespace, output: Output):
         self.args = args
+        self._purpose = pick(Purpose, args)
         self.output = output
-        self._path = os.path.join(output.folder, "metrics.jsonl")
         self.metrics = Metrics()  # of the evaluations, besides loss and accuracy
         self._autocast: Any = contextlib.nullcontext()  # names the precision in the first lines
         self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = endings.STARTED  # importing torch counts as set-up
-        self._trackers: dict[str, Any] | None = None  # name -> tracker; from the first report on
         self._bar: tqdm | None = None  # on a terminal, from start() on
         self._loader: Any = None  # that of the training, from start() until finish()
         self.warn_once = errors.Once(self.info)  # a line, or the first line of a subject
+        self._files = ReportFiles(args, output, self.warn_once)
         self._profiled: list[float] = []  # with --prof: the times of the two reports
-        self._class_names: tuple[str, ...] = ()  # of the training set
         self._unit = ("images", 1)  # what is counted for the speed, and how many a sample has
         self._result = ""  # text about the last evaluation
         self.lost = ""  # why receipt.bin is not whole, after finish()
@@ -102,26 +92,22 @@ class Log:
         if ranks.is_first():
             self.output.begin()
         self._loader = loader
-        self._step = step  # of the start
-        self._total_steps = total_steps
-        self._repeats = repeats
-        self._continues = continues
         self._rate = rate
         self._scheduler = scheduler
-        self._run = run
         self._since = time.monotonic()  # when the last report was written
         self._waited = loader.waited  # seconds for data until then
         self._evaluating = 0.0  # seconds of evaluating and saving
-        # what starts.jsonl gets with the first report
-        self._start: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "time": round(time.time(), 3),
             "step": step,
             "steps": total_steps,
             "laps": {**self._laps},
             "training data": loader.receipt.fingerprint,
             "data backend": getattr(loader, "backend", ""),
+            "division": getattr(loader, "division", ""),
             "sampling": getattr(loader, "sampling", {}),
         }
+        self._files.begin(Beginning(step, total_steps, run, repeats, continues, loader.receipt, facts))
         endings.at_end("results", self._end)
         if model is None or continues or not ranks.is_first():
             return
@@ -142,7 +128,7 @@ class Log:
         self._end_lap("data loading")
         check_map_style(train_set)
         check_map_style(test_set)
-        self._class_names = class_names_of(train_set)
+        self._files.class_names = class_names_of(train_set)
         self._unit = getattr(train_set, "unit", ("samples", 1))
         source = getattr(train_set, "source", type(train_set).__name__)
         self.info(f"data train={len(train_set)} test={len(test_set)} source={source}")
@@ -167,7 +153,7 @@ class Log:
                 f"warning: the schedule {type(scheduler).__name__} is not the one that was given to the "
                 "Checkpointer: a restart will not be exact. Build it before resume(), for all epochs"
             )
-        if getattr(self.args, "prof", None):
+        if self._purpose.prof:
             # for the clock only: the steps between wait for nothing
             accelerator.of(running.device).synchronize()
             self._profiled.append(time.monotonic())
@@ -228,11 +214,13 @@ class Log:
             self._result = f"test_loss={loss:.6g} "
         others = {f"val_{name}": value for name, value in self.metrics.values(val_sums).items()}
         figures: dict[str, Any] = {"val_loss": loss, **accuracy, **others, "val_count": int(count)}
-        if getattr(self.args, "evaluate", False):
+        if self._purpose.evaluate:
             self.info(_line(figures))
         else:
             self._write(step, **figures)
-            self._write_confusion(step, val_sums)
+            counts = self.metrics.of_classes(val_sums)
+            if counts is not None:
+                self._files.write_confusion(step, counts)
 
     def epoch(self, **figures: float) -> None:
         """Report an epoch of a job that only loads data, on every rank: `figures`, and the receipt."""
@@ -272,7 +260,7 @@ class Log:
             self._print_time_cost(loader)
         if not writes_nothing(self.args):
             self.lost = loader.receipt.finish(self.output.folder)
-        self._close_trackers()
+        self._files.close()
 
     def _end(self, error: BaseException | None) -> None:
         """Close the files at the end of main(), on every rank. endings calls it, with the exception that
@@ -280,15 +268,7 @@ class Log:
         if error is None:
             self.finish()
         elif isinstance(error, endings.Changed):  # this process continues
-            self._close_trackers()
-
-    def _close_trackers(self) -> None:
-        """Finish the trackers at the end of a run, or of the part of it that this process reports."""
-        trackers = self._trackers or {}
-        self._trackers = {}  # not None: a report after the end does not begin the files again
-        for name, tracker in trackers.items():
-            with self._reported(name):
-                tracker.finish()
+            self._files.close()
 
     def info(self, line: str) -> None:
         """Print a line on rank 0, above the progress bar. Each rank may call it at any time."""
@@ -332,7 +312,7 @@ class Log:
     def _commit(self, step: int) -> None:
         """Extend the receipt on every rank, with each report; rank 0 writes it."""
         if ranks.is_first():
-            self._open()
+            self._files.open()
         try:
             with watched(self.output.folder):
                 self._loader.commit(step, self.output.folder)
@@ -340,133 +320,12 @@ class Log:
             self.warn_once(f"warning: {self.output.folder} lacks a part of the receipt: {error}")
 
     def _write(self, step: int, **figures: float | str) -> None:
-        """Write a report to metrics.jsonl and the trackers, and print it. Each kind of report calls it, on
-        rank 0."""
-        self._open()
+        """Write a report to the files, and print it. Each kind of report calls it, on rank 0."""
+        self._files.open()
         line: dict[str, Any] = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
-        with self._reported():
-            if self._trackers is not None:
-                append_json_line(self._path, line | {"time": round(time.time(), 3)})
         scalars = {name: float(figures[name]) for name in figures.keys() - {"val_count", "receipt"}}
-        for name, tracker in (self._trackers or {}).items():
-            with self._reported(name):
-                tracker.log(scalars, step)
+        self._files.write(step, line, scalars)
         self.info(_line(line))
-
-    def _write_confusion(self, step: int, val_sums: torch.Tensor) -> None:
-        """Replace confusion.json, if a ConfusionMatrix is among the metrics. Rank 0 calls it after each
-        evaluation."""
-        counts = self.metrics.of_classes(val_sums)
-        if counts is None:
-            return
-        matrix = counts.pop("matrix")
-        content: dict[str, Any] = {"step": step, "classes": self._class_names, **counts}
-        if matrix is None:
-            self.warn_once(f"{len(counts['count'])} classes: {CONFUSION} has counts per class, and no matrix")
-        elif len(matrix) <= _MOST_CLASSES:
-            content["matrix"] = matrix.tolist()
-        with self._reported():
-            write_atomic(os.path.join(self.output.folder, CONFUSION), json.dumps(content) + "\n")
-
-    def _open(self) -> None:
-        """Begin the files with the first report, and make the folder again if it was deleted.
-
-        Rank 0 calls it before each report. With the first report, not in start(): a run that fails before its
-        first report leaves no files, and does not shorten those of an earlier start.
-        """
-        folder = self.output.folder
-        with self._reported():
-            check_mounted(folder)
-            os.makedirs(folder, exist_ok=True)
-            if self._trackers is not None:
-                return
-            lost = _keep_lines(self._path, self._step, self._repeats)
-            if not self._continues or not starts.read(folder):
-                known = dict(self._start)
-                if lost:
-                    known["lost"] = lost
-                starts.write(folder, self.args, environment.facts(), **known)
-            steps = [start.get("step") for start in starts.read(folder)]
-            self._loader.receipt.begins_at(min(step for step in steps if type(step) is int))
-            if self._class_names:
-                write_atomic(os.path.join(folder, CLASSES), json.dumps(self._class_names) + "\n")
-            self._trackers = {}
-            self._open_trackers(self._trackers)
-
-    def _open_trackers(self, opened: dict[str, Any]) -> None:
-        """Add the trackers of the run to `opened`, by name: TensorBoard, Kubeflow if it has started the job,
-        and --tracker. _open() calls it once, on rank 0."""
-        begin = self._step
-        if self._repeats:
-            begin -= 1
-        with self._reported("TensorBoard"):
-            opened["TensorBoard"] = _TensorBoard(self.output.folder, begin)
-        name = getattr(self.args, "tracker", None)
-        takes_status = "KUBEFLOW_TRAINER_SERVER_URL" in os.environ  # the controller sets it
-        if not name and not takes_status:
-            return
-        from common.run import trackers  # most jobs have none
-
-        if takes_status:
-            opened["Kubeflow"] = trackers.Kubeflow(self._step, self._total_steps)
-        if name:
-            title = os.path.basename(str(self.output).rstrip("/"))
-            with self._reported(f"--tracker {name}"):
-                tracker = trackers.start(name, self._run, title, arguments.settings(self.args))
-                opened[f"--tracker {name}"] = tracker
-
-    @contextlib.contextmanager
-    def _reported(self, tracker: str = "") -> Iterator[None]:
-        """Print the reason once if the block, which writes a report, raises an exception; the training
-        continues."""
-        try:
-            with watched(self.output.folder):
-                yield
-        except MissingPackage as error:
-            self.warn_once(str(error))
-        except Exception as error:  # OSError if the disk is full; packages of trackers raise other types
-            what = f"figures of {tracker}" if tracker else f"reports in {self.output.folder}"
-            self.warn_once(f"warning: {what} are incomplete: {' '.join(str(error).split())}", tracker)
-
-
-class _TensorBoard:
-    """TensorBoard's events in the folder of a run. Those of an earlier start after `step` are deleted."""
-
-    def __init__(self, folder: str, step: int):
-        events = import_optional("torch.utils.tensorboard", "no TensorBoard events", "tensorboard")
-        self._events = events.SummaryWriter(folder, purge_step=step + 1 if step else 0)
-
-    def log(self, figures: Mapping[str, float], step: int) -> None:
-        for name, value in figures.items():
-            self._events.add_scalar(name, value, step)
-        self._events.flush()  # the job may be killed at any time
-
-    def finish(self) -> None:
-        self._events.close()
-
-
-def _keep_lines(path: str, step: int, repeats: bool = False) -> dict[str, float] | None:
-    """Delete from a metrics.jsonl the reports after `step`, the evaluation at `step` (the checkpoint is
-    older), unfinished lines, and if it `repeats` also the report at `step`. Return the step and time of the
-    last report after `step`, or None. The first report of a start calls it, on rank 0: without it, a restart
-    would report these steps twice."""
-    if not os.path.exists(path):
-        return None
-    lines = []
-    last = None
-    with open(path, encoding="utf-8", errors="replace", opener=opener) as file:
-        for line in file:
-            try:
-                figures = json.loads(line)
-                is_report_at_step = figures["step"] == step and "loss" in figures
-                if figures["step"] < step or (is_report_at_step and not repeats):
-                    lines.append(line)
-                elif figures["step"] > step:
-                    last = {"step": figures["step"], "time": figures["time"]}
-            except (ValueError, KeyError, TypeError, RecursionError):
-                continue
-    write_atomic(path, "".join(lines))
-    return last
 
 
 def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:

@@ -1,9 +1,11 @@
 """Metrics of an evaluation as sums: Metrics, top(), absolute_error(), R2, Perplexity, ConfusionMatrix, F1."""
 
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from bootfile.ground.errors import BadInput
@@ -17,9 +19,10 @@ class Metrics:
 
     metrics: name -> a function(outputs, targets) -> [n] with one number for each sample, whose mean is
     reported; or an object such as R2 with size, sums(outputs, targets) -> [size], sums of a batch that add up
-    over batches and ranks, and value(sums) -> number, from float64 [size] on the CPU. best: the name of a
-    metric, "acc" or "loss"; None: the accuracy, or the loss if the job has no accuracy. lowest: whether the
-    lowest value is the best (default: true for the loss only). Raises BadInput.
+    over batches and ranks, and value(sums) -> number of Python or NumPy, or a tensor of 0 dimensions, from
+    float64 [size] on the CPU. best: the name of a metric, "acc" or "loss"; None: the accuracy, or the loss if
+    the job has no accuracy. lowest: whether the lowest value is the best (default: true for the loss only).
+    Raises BadInput.
 
         log.use(metrics.Metrics(mae=metrics.absolute_error, best="mae", lowest=True))
     """
@@ -87,7 +90,7 @@ class Metrics:
         values = {}
         for (name, metric), part in zip(self.metrics.items(), self._split(sums), strict=True):
             if hasattr(metric, "sums"):
-                values[name] = metric.value(part)
+                values[name] = _as_number(name, metric.value(part))
             else:
                 values[name] = part.item() / count
         return values
@@ -133,6 +136,22 @@ class Metrics:
                 "evaluation.evaluate(..., metrics=log.metrics)"
             )
         return sums[3 : 2 + self.size].cpu().split(self._sizes)
+
+
+def _as_number(name: str, value: Any) -> float:
+    """Return what a metric's value() has returned as a number of Python. Metrics.values() calls it with the
+    results of users' metrics. Raises BadInput if it is not one real number."""
+    number = value
+    if isinstance(value, torch.Tensor | np.ndarray | np.generic) and value.ndim == 0:
+        number = value.item()
+    if isinstance(number, int | float):
+        return number
+    if isinstance(number, numbers.Real):  # such as a fraction
+        return float(number)
+    kind = type(value).__name__
+    if isinstance(value, torch.Tensor | np.ndarray):
+        kind = f"a {kind} {str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    raise BadInput(f"metric {name}: expected one real number from value(sums), got {kind}")
 
 
 def of_classes(classes: int, has_sets: bool, best: str | None) -> Metrics:

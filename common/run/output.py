@@ -10,6 +10,7 @@ This module imports no torch.
 import argparse
 import atexit
 import contextlib
+import dataclasses
 import itertools
 import math
 import os
@@ -22,7 +23,9 @@ from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.files import explained
 from bootfile.ground.folder_lock import FolderLock, missing_folders, remove_empty
 from bootfile.ground.heartbeat import watched
-from bootfile.ground.results import CHECKPOINTS, WEIGHTS, checkpoints
+from bootfile.ground.mounts import LEASE
+from bootfile.ground.results import CHECKPOINTS, WEIGHTS, checkpoints, refuse_links
+from common.console.arguments import pick
 from common.ground import endings
 from common.ground.files import HOME, check_fstab, is_url
 from common.platform.platforms import HELD, STARTED_BY
@@ -30,6 +33,8 @@ from common.platform.topology import Topology
 
 PARENT = os.path.join(HOME, "output_dir")
 LATEST = "latest"
+SNAPSHOTS = ".mirror"  # copies of the files that are being sent to the URL (mirror.py)
+_FOLDERS = (CHECKPOINTS, LEASE, SNAPSHOTS)  # in RUN, which a job makes, writes to and deletes from
 _OWN = "BOOTFILE_RUN_FOLDER"  # a parent passes the folder that it made to the processes that it starts
 _REPORTS = re.compile(r"metrics\.jsonl|receipt\.bin|events\.out\.tfevents\..*")
 
@@ -60,12 +65,14 @@ class Output:
 
     def hold(self) -> None:
         """Make this process the only one that writes to the folder until it ends. It makes the folder, and
-        waits up to 10 s for a job that is just ending. Raises BadInput if another job holds the folder.
+        waits up to 10 s for a job that is just ending. Raises BadInput if another job holds the folder, or if
+        a folder in it is a link.
 
         A job calls it on rank 0 before it looks for a checkpoint (resume.py).
         """
         if HELD in os.environ:  # by the process that has started this one
             return
+        refuse_links(self.folder, _FOLDERS)
         with explained(f"output_dir {self.folder} cannot be written"), watched(self.folder):
             check_fstab(self.folder)
         self._lock.hold()
@@ -123,9 +130,21 @@ def open_output(args: argparse.Namespace, topology: Topology) -> Output:
     return Output(folder_of(given), url)
 
 
+@dataclasses.dataclass(frozen=True)
+class Purpose:
+    """The options with which a job does not train a run. Many jobs have none of them.
+
+    prof: --prof, the steps to measure. evaluate: --evaluate, weights are only evaluated.
+    """
+
+    prof: int | None = None
+    evaluate: bool = False
+
+
 def writes_nothing(args: argparse.Namespace) -> bool:
     """Return whether the job only measures (--prof) or evaluates (--evaluate)."""
-    return bool(getattr(args, "prof", None) or getattr(args, "evaluate", False))
+    purpose = pick(Purpose, args)
+    return bool(purpose.prof or purpose.evaluate)
 
 
 def folder_of(given: str) -> str:

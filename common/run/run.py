@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from bootfile.ground.errors import print_line
-from common.console.arguments import Arguments
+from common.console.arguments import Arguments, pick
 from common.distributed import devices
 from common.platform import platforms
 from common.platform.platforms import MEMBER
@@ -18,7 +18,13 @@ from common.platform.topology import Topology
 from common.run.log import Log
 from common.run.output import Output, open_output
 
-_GRACE = 5.0  # seconds from a signal to the end of the processes of a job that saves nothing
+
+@dataclasses.dataclass(frozen=True)
+class _Stopping:
+    """grace: --grace, the seconds from a signal to the end of the processes. A job that saves nothing has no
+    such option."""
+
+    grace: float = 5.0
 
 
 class Run:
@@ -72,7 +78,7 @@ class Run:
 
         topology = self.print_topology()
         if topology.starts_processes:
-            sys.exit(launcher.start(topology, getattr(self.args, "grace", _GRACE)))
+            sys.exit(launcher.start(topology, pick(_Stopping, self.args).grace))
         torch.distributed.init_process_group(**process_group.meet(self.args, topology))
         return topology.rank, topology.world_size
 

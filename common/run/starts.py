@@ -9,6 +9,8 @@ laps: the seconds before training, by kind of work.
 lost: the last report of the previous start, if it was after `step`.
 training data: the fingerprint of the data.
 data backend: the loader's backend; with --data_backend auto, the one that was chosen.
+division: how --val_share has chosen the images for validation (datasets/folders/splits.py); "" if the data
+    have splits. Earlier versions do not write it.
 sampling: the values that determine the ids of each step: sampler, samples, global batch, seed.
 settings: the job's arguments, without credentials.
 ignored: the names of the options that the job did not know.

@@ -171,8 +171,10 @@ class Dataset:
         self._scale = (min_crop_size, 1.0)
         self._seed = seed
         cache = cache_dir or os.path.expanduser(os.path.join("~", ".cache", "bootfile"))
-        self._train_index = image_folder.load(data_dir, "train", cache)
-        self._val_index = image_folder.load(data_dir, "val", cache, classes=self._train_index.classes)
+        # by_class: a program without starts.jsonl keeps the split that earlier versions gave it
+        load = functools.partial(image_folder.load, data_dir, cache=cache, by_class=False)
+        self._train_index = load("train")
+        self._val_index = load("val", classes=self._train_index.classes)
 
         unit = 1 if all(deviation < 1 for deviation in std) else 255
         delivery: dict[str, Any] = {

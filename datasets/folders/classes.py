@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bootfile.ground.again import is_folder
 from bootfile.ground.errors import BadInput
+from datasets.folders import not_classes, tables
 from datasets.folders.messages import SHOWN, Log, shown
 from datasets.folders.splits import NO_SPLITS, SPLITS, has_word
 
@@ -28,23 +30,52 @@ def check_classes(
     paths: of the images, CLASS/... name: of the split, "" if no split was found. splits: as in find_split().
     """
     if len(classes) < 2:
-        _refuse_one_class(classes[0], source, paths, name)
+        _refuse_one_class(classes[0], source, paths, name)  # also if a CSV has the labels
     if len({title.casefold() for title in classes}) < len(classes):
         log(f"{source}: some of the {len(classes)} classes differ only in capitals")
     if not name and not splits:
         _refuse_splits(source, paths)
+        _refuse_other_folders(list(classes), source, paths)
 
 
 def _refuse_one_class(title: str, source: str, paths: list[str], name: str) -> None:
     """Raise BadInput for a folder with one class. The line says how to name deeper folders, if there are any.
     title: the class, "" for images without a class folder. Others: as in check_classes()."""
-    reason = f"one class, {title}" if title else "images without a class folder"
+    reason = "images without a class folder"
+    if title:
+        reason = f"one class, {title}"
     line = f"{source}: {reason}: expected two or more: {_FORMS}"
     inner = os.path.join(source, title)
     has_folders = any(path.count("/") > 1 for path in paths)
-    if title and has_folders and os.path.isdir(inner):
-        line += f"; or --splits {name}/{title},VAL" if name else f"; or --data_url {inner}"
+    if title and has_folders and is_folder(inner):
+        if name:
+            line += f"; or --splits {name}/{title},VAL"
+        else:
+            line += f"; or --data_url {inner}"
+    elif is_folder(source):
+        folders = [source]
+        if name:  # the table may be next to train/
+            folders.insert(0, os.path.dirname(source))
+        table = tables.find(folders, paths)
+        if table:
+            line += f". {table.advise()}"
     raise BadInput(line)
+
+
+def _refuse_other_folders(titles: list[str], source: str, paths: list[str]) -> None:
+    """Raise BadInput if folders that would be classes are probably not: by their names, or by a table that
+    lists their images (not_classes.py). Arguments: as in check_classes()."""
+    table = None
+    if os.path.isdir(source):
+        table = tables.find([source], paths)
+    reason = not_classes.describe(titles)
+    if not reason and table:
+        reason = tables.describe_other_labels(table, titles)
+    if reason:
+        advice = ""
+        if table:
+            advice = table.advise()
+        raise BadInput(not_classes.advise(reason, source, paths, advice))
 
 
 def _refuse_splits(source: str, paths: list[str]) -> None:
@@ -63,10 +94,18 @@ def _refuse_splits(source: str, paths: list[str]) -> None:
         counts[first] += 1
         parent = "/".join([first, *parts[:-1]])
         below.setdefault(first, {}).setdefault(parts[-1], parent)
-    is_train = {title: has_word(title, *SPLITS["train"]) for title in below}
-    order = sorted(below, key=lambda title: (not is_train[title], -counts[title], title))
-    candidates = [title for title in order if counts[title] >= 0][:SHOWN]
-    for one, other in itertools.combinations(candidates, 2):
+    is_train = {}
+    for title in below:
+        is_train[title] = has_word(title, *SPLITS["train"])
+
+    def rank(title: str) -> tuple[bool, int, str]:
+        """Return the key of a folder: training first, then the folder with the most images."""
+        return not is_train[title], -counts[title], title
+
+    order = sorted(below, key=rank)
+    # those with more images in folders below them than directly in them
+    candidates = [title for title in order if counts[title] >= 0]
+    for one, other in itertools.combinations(candidates[:SHOWN], 2):
         same = sorted(below[one].keys() & below[other].keys())
         fewer = min(len(below[one]), len(below[other]))
         if len(same) > max(1, fewer / 2):
@@ -102,10 +141,13 @@ def number_classes(
     ordered = tuple(sorted(used) if classes is None else classes)
     places = {_one_form(name): place for place, name in enumerate(ordered)}
     if len(places) < len(ordered):
-        twins = [ascii(name) for place, name in enumerate(ordered) if places[_one_form(name)] != place]
+        twins = []
+        for place, name in enumerate(ordered):
+            if places[_one_form(name)] != place:
+                twins.append(ascii(name))
         raise BadInput(f"{source}: two classes have one name in different Unicode forms: {shown(twins)}")
     labels = {name: places.get(_one_form(name), -1) for name in used}
-    unknown = sorted(name for name in used if labels[name] < 0)
+    unknown = sorted([name for name in used if labels[name] < 0])
     are_known = classes is not None and not unknown
     are_numbers = all(re.fullmatch("-?[0-9]+", name) for name in used)
     if listed and are_numbers and not are_known:
@@ -115,7 +157,9 @@ def number_classes(
         labels = _place_numbers(used, ordered, source)
     elif unknown:
         count = names.count(unknown[0])
-        owner = f"class {unknown[0]!r}" if unknown[0] else "no class folder"
+        owner = "no class folder"
+        if unknown[0]:
+            owner = f"class {unknown[0]!r}"
         raise BadInput(
             f"{source}: {count} images belong to {owner}, but the train split has {len(ordered)} classes: "
             f"{shown(ordered)}; a list with lines `path label` can name their classes"
@@ -132,8 +176,10 @@ def _name_numbers(names: set[str]) -> tuple[str, ...]:
     """Return the classes of a train split whose labels are numbers: as many as there are numbers, from 1 if
     that is the lowest one, otherwise from 0."""
     numbers = {int(name) for name in names}
-    first = 1 if min(numbers) == 1 else 0
-    return tuple(str(number) for number in range(first, first + len(numbers)))
+    first = 0
+    if min(numbers) == 1:
+        first = 1
+    return tuple(map(str, range(first, first + len(numbers))))
 
 
 def _place_numbers(names: set[str], classes: tuple[str, ...], source: str) -> dict[str, int]:
@@ -156,7 +202,9 @@ def number_sets(
 ) -> tuple[tuple[str, ...], np.ndarray]:
     """Return (classes, labels bool [n, classes]) for images with several labels, "a,b". Arguments: those of
     number_classes(). Raises BadInput."""
-    sets = [[label for label in name.split(",") if label] for name in names]
+    sets = []
+    for name in names:
+        sets.append([label for label in name.split(",") if label])
     if not any(sets):
         raise BadInput(f"{source}: no image has a label")
     all_labels = list(itertools.chain.from_iterable(sets))

@@ -1,17 +1,18 @@
 """Index folders of images: every file is scanned once, and the index is stored in a cache folder.
 
 datasets/folders/listing.py defines the folders. This module reads and inspects each file once, and stores the
-results in an index (image_index.py). A file is read again if its size or modification time changes.
+results in an index (image_index.py). A file is read again if its size, mtime or ctime changes.
 
 The first scan reads every byte, not only headers: damaged files are known before the first step, and the
 CRC-32 of each file is part of the fingerprint, which names the data in checkpoints, packs and receipts. A
-start with an index lists the folders again. It compares the size and time of 16,384 files, evenly spaced:
+start with an index lists the folders again. It compares the size and times of 16,384 files, evenly spaced:
 those of a million files would take twice as long as the list, and minutes over a network. So a start finds
 all files that were added, removed or renamed, and most changes of many files; a read finds each file that was
 rewritten (datasets/stores/files.py). The times of folders would save the list as well, but not all file
 systems change them.
 """
 
+import functools
 import hashlib
 import math
 import os
@@ -21,14 +22,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bootfile.ground.again import is_folder, is_temporary, refusal
 from bootfile.ground.errors import BadInput, printable
-from bootfile.ground.files import explained
+from bootfile.ground.files import explained, read_again
 from common.ground.files import locked, own_place
+from datasets import links
 from datasets.folders import images, listing, tar_files
 from datasets.folders.image_index import CHANGED, COLUMNS, ImageFolderIndex, open_intact, write_index
 from datasets.folders.listing import Listing
 from datasets.folders.map_files import FILES_PER_TASK, map_files
-from datasets.folders.messages import Log, progress, shown
+from datasets.folders.messages import SHOWN, Log, progress, shown
 from datasets.folders.splits import VAL_SHARE
 
 _COMPARED = 2**14  # files whose size and time a start compares; of a small data set all
@@ -45,6 +48,7 @@ def load(
     least: int = 1,
     splits: str | None = None,
     labelled: bool = True,
+    by_class: bool = True,
 ) -> ImageFolderIndex:
     """Return the index of a split, from `cache` if no file has changed since.
 
@@ -58,13 +62,19 @@ def load(
     least: samples of a batch. If there are fewer files, none is read.
     splits: "TRAIN,VAL", names of folders, lists or words of tar files; "none": there are no splits.
     labelled: refuse one class alone, images without a class, and classes that may be splits.
+    by_class: val_share is a share of each class; False: the split of a run of an earlier version, see
+        splits.divide().
     The first process of a node calls it at each start, while the others wait. Raises BadInput if
     images are missing, if files cannot be read, or if too many images are bad.
     """
     log = one_line(log)
-    files = look(root, split, cache, classes, log, val_share, splits, labelled)
+    files = look(root, split, cache, classes, log, val_share, splits, labelled, by_class)
     if len(files.paths) < least:
-        raise BadInput(f"batch size {least} is larger than the data set ({len(files.paths)} samples)")
+        count = len(files.paths)
+        raise BadInput(
+            f"batch size {least} is larger than the data set ({count} samples): expected at most {count} "
+            "(--batch_size), with a learning rate that is smaller by the same factor (--lr)"
+        )
     index = scan_listing(files, cache, log)
     _judge(index, max_bad, log)
     return index
@@ -79,13 +89,14 @@ def look(
     val_share: float = VAL_SHARE,
     splits: str | None = None,
     labelled: bool = True,
+    by_class: bool = True,
 ) -> Listing:
     """Return the images of a split of a folder, or of tar files. Arguments: those of load()."""
-    if os.path.isdir(root) and tar_files.is_folder(root):
+    if is_folder(root) and tar_files.is_folder(root):
         root = os.path.join(root, "*.tar")
-    if root.endswith(".tar") and not os.path.isdir(root):
-        return tar_files.look(root, split, cache, classes, log, val_share, splits)
-    return listing.look(root, split, classes, log, val_share, splits, labelled)
+    if root.endswith(".tar") and not is_folder(root):
+        return tar_files.look(root, split, cache, classes, log, val_share, splits, by_class)
+    return listing.look(root, split, classes, log, val_share, splits, labelled, by_class)
 
 
 def one_line(log: Log) -> Log:
@@ -103,10 +114,7 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
 
     load() and the loaders of pairs call it at each start; it reads images only if they are new or changed."""
     root = listing.root
-    chosen = [str(option) for option in (listing.val_share, listing.splits) if option]
-    place = os.fsencode("\0".join([root, *chosen]))
-    name = f"{listing.split}-{hashlib.blake2b(place, digest_size=6).hexdigest()}"
-    folder = own_place(os.path.join(os.path.abspath(cache), name), log)
+    folder = own_place(_name_index(listing, cache), log)
     index = open_intact(folder)
     if index is None or not _is_current(index, listing):
         with explained(f"cannot write the index of {root} to {cache}"):
@@ -114,7 +122,11 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
             with locked(f"{folder}.lock"):
                 index = open_intact(folder, log)  # perhaps another process has made it meanwhile
                 if index is None or not _is_current(index, listing):
-                    index = _scan(folder, listing, index, log)
+                    old = index
+                    if old is None and listing.val_share:  # the other way to divide has most of these images
+                        other = listing._replace(by_class=not listing.by_class)
+                        old = open_intact(own_place(_name_index(other, cache), log))
+                    index = _scan(folder, listing, old, log)
     try:
         changes = images.judge(np.asarray(index.traits))
         if changes:
@@ -122,6 +134,16 @@ def scan_listing(listing: Listing, cache: str, log: Log) -> ImageFolderIndex:
     except images.BadImage as error:
         raise BadInput(f"{listing.split} images of {index.base}: {error}") from error
     return index
+
+
+def _name_index(listing: Listing, cache: str) -> str:
+    """Return the path of the index of a listing in a cache folder."""
+    parts = [listing.root]
+    parts += [str(option) for option in (listing.val_share, listing.splits) if option]
+    if listing.val_share and listing.by_class:
+        parts.append("by class")
+    digest = hashlib.blake2b(os.fsencode("\0".join(parts)), digest_size=6).hexdigest()
+    return os.path.join(os.path.abspath(cache), f"{listing.split}-{digest}")
 
 
 def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
@@ -140,6 +162,8 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
         paths = [path for path in listing.paths if path not in bad]
     if (index.base, index.classes) != (listing.base, listing.classes):
         return False
+    if index.division != listing.division:
+        return False
     if (len(index), len(bad)) != (len(paths), count - len(paths)):
         return False
     names = np.insert(index.names, index.offsets[1:-1], 0).tobytes()  # with \0 between them
@@ -147,14 +171,35 @@ def _is_current(index: ImageFolderIndex, listing: Listing) -> bool:
         return False
     if not np.array_equal(index.labels, listing.labels[is_good]):
         return False
+    if len(index.ctimes) < len(index):
+        return False  # of an earlier version: it is written again, and no file is read
     states = np.empty((count, 2), np.int64)  # sizes and times when the files were read
     states[is_good] = np.stack([index.bytes, index.mtimes], axis=1)
     if bad:
         states[~is_good] = [(size, mtime) for _, size, mtime, _ in index.bad]
+    ctimes = np.zeros(count, np.int64)
+    ctimes[is_good] = index.ctimes
     rows = np.arange(count)
     if count > _COMPARED and listing.states is None:
         rows = np.linspace(0, count - 1, _COMPARED).astype(np.int64)
-    return np.array_equal(listing.get_states(rows), states[rows])
+    present = listing.get_states(rows)
+    if not np.array_equal(present[:, :2], states[rows]):
+        return False
+    good_rows = is_good[rows]
+    return not _find_replaced(present[good_rows, 2], ctimes[rows][good_rows]).any()
+
+
+def _find_replaced(present: np.ndarray, stored: np.ndarray) -> np.ndarray:
+    """Return bool [n], whether a file may have been replaced by one of the same size and mtime: its ctime is
+    another one. If all are, the folder was copied, mounted elsewhere or given other permissions, and no file
+    has to be read again.
+
+    present, stored: int64 [n], the ctimes of the files and those in an index. A start compares them, of some
+    files and then perhaps of all."""
+    is_other = present != stored
+    if is_other.all():
+        return np.zeros_like(is_other)
+    return is_other
 
 
 def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
@@ -182,41 +227,42 @@ def _judge(index: ImageFolderIndex, max_bad: float, log: Log) -> None:
 
 
 def _inspect(path: str, member: Sequence[int] | None) -> tuple:
-    """Read an image and return what the index has of it: (bytes, mtime in nanoseconds, CRC-32,
+    """Read an image and return what the index has of it: (bytes, mtime and ctime in nanoseconds, CRC-32,
     *images.Header); of a bad image (bytes, mtime, reason).
 
     _scan() calls it for each file that is new or has changed, in several threads if the files are on a slow
     disk. path: a file, or a member of a tar file as tar_files.split_path() takes it.
-    member: bytes and mtime of a member. None: the open file has them, because a call of stat with its path
-    would cost as much as reading it. Raises OSError or BadInput if the file cannot be read.
+    member: bytes, mtime and ctime of a member. None: the open file has them, because a call of stat with its
+    path would cost as much as reading it. Raises OSError or BadInput if the file cannot be read.
     """
     place = None if member is None else tar_files.split_path(path)
     file_path, offset = place or (path, 0)
     descriptor = os.open(file_path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     try:
         if member is not None:
-            size, mtime = member
+            size, mtime, ctime = member
             most = size  # another member follows
         else:
-            size, mtime = _state(os.fstat(descriptor))
+            size, mtime, ctime = _state(os.fstat(descriptor))
             most = size + 1  # one byte more, to notice a file that grows while it is read
         images.check_bytes(size)
         content = tar_files.read_descriptor(descriptor, offset, most)
         if len(content) != size:
             now = len(content) if len(content) < size else "more"
             raise BadInput(f"{size} bytes when it was listed, {now} when read")
-        return size, mtime, zlib.crc32(content), *images.inspect(content)
+        return size, mtime, ctime, zlib.crc32(content), *images.inspect(content)
     except images.BadImage as error:
         return size, mtime, str(error)
     finally:
         os.close(descriptor)
 
 
-def _state(status: os.stat_result) -> tuple[int, int]:
-    """Return (bytes, mtime in nanoseconds) of an open file. Raises BadInput for a pipe or a device."""
+def _state(status: os.stat_result) -> tuple[int, int, int]:
+    """Return (bytes, mtime and ctime in nanoseconds) of an open file. Raises BadInput for a pipe or
+    a device."""
     if not stat.S_ISREG(status.st_mode):
         raise BadInput("it is not a file")
-    return status.st_size, status.st_mtime_ns
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log) -> ImageFolderIndex:
@@ -226,12 +272,14 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     scan_listing() calls it in the process that holds the lock. It may take hours."""
     count = len(listing.paths)
     paths = listing.paths
-    read_columns = ("bytes", "mtimes", "crc32", "widths", "heights", "plain", "traits")  # as of _inspect()
+    # as of _inspect()
+    read_columns = ("bytes", "mtimes", "ctimes", "crc32", "widths", "heights", "plain", "traits")
     columns = {name: np.zeros(count, COLUMNS[name]) for name in read_columns}
     bad: dict[int, tuple] = {}  # row -> bytes, mtime, reason
     unread: dict[int, str] = {}  # row -> reason
+    failures: list[Exception] = []  # those of the unread files
     if old is not None or listing.is_list:  # a list may name files that do not exist
-        columns["bytes"], columns["mtimes"] = listing.get_states().T.copy()
+        columns["bytes"], columns["mtimes"], columns["ctimes"] = listing.get_states().T.copy()
     rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
     prefix = os.path.join(listing.base, "")
 
@@ -242,10 +290,12 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
         good_rows = []
         for row in part:
             member = None if listing.states is None else listing.states[row].tolist()
+            path = prefix + paths[row]
             try:
-                result = _inspect(prefix + paths[row], member)
+                result = read_again(functools.partial(_inspect, path, member), path)
             except (OSError, BadInput) as error:
                 unread[row] = getattr(error, "strerror", None) or str(error)
+                failures.append(error)
                 continue
             is_bad = len(result) == 3  # bytes, mtime, reason
             if is_bad:
@@ -265,13 +315,18 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     good[[*bad, *unread]] = False
     columns["labels"] = listing.labels
     columns = {name: column[good] for name, column in columns.items()}
-    meta = {name: getattr(listing, name) for name in ("root", "base", "split", "classes")}
+    meta = {name: getattr(listing, name) for name in ("root", "base", "split", "classes", "division")}
     meta["stamp"] = "" if unread else "complete"  # version 0.25 has a digest here
     meta["bad"] = [(paths[row], *bad[row]) for row in sorted(bad)]
     index = write_index(folder, [paths[row] for row in np.flatnonzero(good)], columns, **meta)
     if unread:  # raised after write_index(): the next scan reuses the files that were read
-        reasons = shown([f"{paths[row]}: {unread[row]}" for row in sorted(unread)])
-        raise BadInput(f"{len(unread)} of {count} files in {listing.base} cannot be read: {reasons}")
+        rows_in_order = sorted(unread)
+        reasons = shown([f"{paths[row]}: {unread[row]}" for row in rows_in_order])
+        reasons += links.describe_first(prefix + paths[row] for row in rows_in_order[:SHOWN])
+        line = f"{len(unread)} of {count} files in {listing.base} cannot be read: {reasons}"
+        if all(map(is_temporary, failures)):
+            raise refusal(line, failures[0])
+        raise BadInput(line)
     return index
 
 
@@ -297,7 +352,13 @@ def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, lo
             bad[row] = size, mtime, old_reasons[file]
         else:
             changed.append(row)
+    if len(old.ctimes):
+        is_replaced = _find_replaced(columns["ctimes"][unchanged], old.ctimes[sources])
+        changed += np.array(unchanged, np.int64)[is_replaced].tolist()
+        unchanged = np.array(unchanged, np.int64)[~is_replaced].tolist()
+        sources = np.array(sources, np.int64)[~is_replaced].tolist()
     for name, column in columns.items():
-        column[unchanged] = getattr(old, name)[sources]
+        if name != "ctimes":  # they are those of now
+            column[unchanged] = getattr(old, name)[sources]
     log(f"{listing.base}: {len(changed)} of {len(listing.paths)} files are new or changed")
-    return np.array(changed, np.int64)
+    return np.array(sorted(changed), np.int64)

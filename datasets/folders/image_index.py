@@ -5,6 +5,7 @@ image_folder.py scans the files and writes it. A process that has its folder ope
 
 import bisect
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -14,8 +15,9 @@ from typing import IO
 
 import numpy as np
 
-from bootfile.ground.errors import BadInput
-from bootfile.ground.files import explained
+from bootfile.ground.again import is_folder
+from bootfile.ground.errors import BadInput, Unavailable
+from bootfile.ground.files import explained, read_again
 from common.ground.files import make_folder_atomic
 from datasets.folders import tar_files
 from datasets.folders.messages import Log, shown
@@ -31,9 +33,11 @@ COLUMNS = {  # name -> type: a memory-mapped file each, with one row per image
     "crc32": "<u4",
     "traits": "<u2",
     "mtimes": "<i8",
+    "ctimes": "<i8",
     "offsets": "<i8",  # in names: of the image's path, and one more for the end
     "names": "|u1",  # the bytes of all paths
 }
+_ADDED = ("ctimes",)  # columns that an index of an earlier version does not have
 
 
 class ImageFolderIndex:
@@ -43,8 +47,11 @@ class ImageFolderIndex:
     widths, heights: int32, pixels of the upright image.
     plain, traits: bool and uint16, see images.Header.
     bytes, crc32, mtimes: int64, uint32 and int64 (nanoseconds), of the files.
+    ctimes: int64, when the files or their attributes were changed last, in nanoseconds; 0 for images in tar
+        files. Empty if an earlier version has written the index.
     classes: names by label.
     excluded: (path, reason) of the bad images.
+    division: that of the Listing.
     fingerprint: of classes, relative paths without their endings, labels, sizes and contents; the same for
         every copy of the data.
     A pickle contains only the name of the index's folder and the fingerprint.
@@ -58,6 +65,7 @@ class ImageFolderIndex:
     bytes: np.ndarray
     crc32: np.ndarray
     mtimes: np.ndarray
+    ctimes: np.ndarray
     offsets: np.ndarray
     names: np.ndarray
 
@@ -70,6 +78,9 @@ class ImageFolderIndex:
         if meta["format"] != _FORMAT:
             raise ValueError(f"its format is {meta['format']}, expected {_FORMAT}")
         for name, dtype in COLUMNS.items():
+            if name in _ADDED and name not in meta["checksums"]:
+                setattr(self, name, np.zeros(0, dtype))
+                continue
             column = np.asarray(np.load(os.path.join(folder, f"{name}.npy"), mmap_mode="r"))
             has_sets = name == "labels" and column.ndim == 2 and column.dtype == bool
             if not has_sets and (column.dtype != dtype or column.ndim != 1):
@@ -81,6 +92,7 @@ class ImageFolderIndex:
         self.root = meta["root"]
         self.split = meta["split"]
         self.base = meta["base"]
+        self.division = str(meta.get("division", ""))  # earlier versions do not write it
         self.source = self.base  # for the log
         self.classes = tuple(meta["classes"])
         self.class_names = self.classes  # for classes.json
@@ -139,7 +151,7 @@ def open_index(folder: str, fingerprint: str | None = None) -> ImageFolderIndex:
     """
     failure = f"the index {folder} is damaged or of another version"
     with explained(failure, EOFError, ValueError, KeyError, TypeError, RecursionError):
-        index = ImageFolderIndex(folder)
+        index = read_again(functools.partial(ImageFolderIndex, folder), folder)
     if fingerprint not in (None, index.fingerprint):
         raise BadInput(f"the index {folder} was {fingerprint} and is now {index.fingerprint}: data changed")
     return index
@@ -148,16 +160,20 @@ def open_index(folder: str, fingerprint: str | None = None) -> ImageFolderIndex:
 def open_intact(folder: str, log: Log | None = None) -> ImageFolderIndex | None:
     """Return the index if it exists, and its columns have its checksums and its fingerprint; otherwise None.
     The process that indexes the images calls it at each start. log: gets the reason of a new scan."""
-    if not os.path.isdir(folder):
+    if not is_folder(folder):
         return None
     try:
         index = open_index(folder)
         for name in COLUMNS:
+            if name in _ADDED and name not in index.checksums:
+                continue
             if zlib.crc32(getattr(index, name)) != index.checksums[name]:
                 raise BadInput(f"the index {folder} is damaged: the CRC-32 of {name}.npy differs")
         if _fingerprint(index.classes, vars(index)) != index.fingerprint:
             raise BadInput(f"the index {folder} is damaged: its columns do not have its fingerprint")
         return index
+    except Unavailable:  # a new scan may take hours
+        raise
     except (BadInput, ValueError, TypeError, LookupError) as error:
         if log:
             log(f"{error}: scanning again")
@@ -168,7 +184,7 @@ def write_index(folder: str, paths: list[str], columns: dict[str, np.ndarray], *
     """Write an index atomically, in place of an older one, and open it. The caller holds the lock.
 
     paths: relative, ascending. columns: the others of ImageFolderIndex. meta: root, base, split, classes,
-    stamp, bad (path, size, mtime, reason). Raises OSError.
+    division, stamp, bad (path, size, mtime, reason). Raises OSError.
     """
     names = os.fsencode("\0".join(paths)).split(b"\0") if paths else []
     columns = columns | {

@@ -8,14 +8,15 @@ import os
 import re
 from typing import NamedTuple
 
+from bootfile.ground.again import read_whole
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
 from datasets.folders.messages import Log
 from datasets.folders.walk import is_image
 
 _LONGEST = 4096  # characters of a line in a list
-_PATH = re.compile("(file|image|img)?(path|file|image|img|name|id)s?")  # titles of columns, letters only
-_LABEL = re.compile("(class|label|category|target)(id|name|label|s|es)?|y")
+PATH_TITLE = re.compile("(file|image|img)?(path|file|image|img|name|id)s?")  # titles of columns, letters only
+LABEL_TITLE = re.compile("(class|label|category|target)(id|name|label|s|es)?|y")
 _UNCLEAR = re.compile(r".*(?:,\s|\s,|[;|]).*")  # a label that may mean several
 
 
@@ -102,16 +103,16 @@ def _find_columns(first: str, last: str, separator: str) -> _Columns | None:
     if separator == " ":
         paths = [0]
     if len(paths) != 1:
-        paths = [column for column in paths if _PATH.fullmatch(titles[column])]
+        paths = [column for column in paths if PATH_TITLE.fullmatch(titles[column])]
     labels = [column for column in range(total) if column not in paths]
     if total != 2:
-        labels = [column for column in labels if _LABEL.fullmatch(titles[column])]
+        labels = [column for column in labels if LABEL_TITLE.fullmatch(titles[column])]
     if len(paths) != 1 or len(labels) != 1:
         return None
     title_count = 0
-    if _PATH.fullmatch(titles[paths[0]]):
+    if PATH_TITLE.fullmatch(titles[paths[0]]):
         title_count += 1
-    if _LABEL.fullmatch(titles[labels[0]]):
+    if LABEL_TITLE.fullmatch(titles[labels[0]]):
         title_count += 1
     return _Columns(separator, total, paths[0], labels[0], title_count)
 
@@ -141,8 +142,8 @@ def _read_row(line: str, columns: _Columns) -> tuple[str, str] | None:
 
 def _read_lines(source: str) -> list[tuple[int, str]]:
     """Return (number, text) of the lines that are neither empty nor comments. Raises BadInput without one."""
-    with explained(f"cannot read {source}"), open(source, "rb") as file:
-        content = file.read()
+    with explained(f"cannot read {source}"):
+        content = read_whole(source)
     code = "utf-16" if content[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
     try:
         text = io.StringIO(content.decode(code, "surrogateescape"), newline=None)

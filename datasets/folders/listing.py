@@ -17,14 +17,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bootfile.ground.again import is_file, is_folder, mode_of
 from bootfile.ground.errors import BadInput
-from datasets import files
+from datasets import files, links
 from datasets.folders import images
 from datasets.folders.classes import check_classes, number_classes, number_sets
 from datasets.folders.label_list import read_list
 from datasets.folders.map_files import stat_files
 from datasets.folders.messages import Log, shown
-from datasets.folders.splits import NO_SPLITS, SPLITS, divide, find_split
+from datasets.folders.splits import BY_CLASS, BY_PATH, NO_SPLITS, SPLITS, divide, find_split
 from datasets.folders.walk import walk
 
 
@@ -41,9 +42,19 @@ class Listing(NamedTuple):
     splits: str | None = None  # --splits
     states: np.ndarray | None = None  # as get_states() returns; None if the images are not in tar files
     is_list: bool = False  # whether a list names the paths
+    by_class: bool = True  # how images are chosen for validation, see divide()
+
+    @property
+    def division(self) -> str:
+        """Return how images were chosen for validation, BY_CLASS or BY_PATH; "" if the folder has splits."""
+        if not self.val_share:
+            return ""
+        if self.by_class:
+            return BY_CLASS
+        return BY_PATH
 
     def get_states(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Return int64 [n, 2], the sizes and modification times (ns) of these rows, or of all rows. Raises
+        """Return int64 [n, 3], the sizes, mtimes and ctimes (ns) of these rows, or of all rows. Raises
         BadInput if files are missing. A start asks, to compare the files with their index."""
         if rows is None:
             rows = np.arange(len(self.paths))
@@ -60,6 +71,7 @@ def look(
     val_share: float = 0.0,
     splits: str | None = None,
     labelled: bool = True,
+    by_class: bool = True,
 ) -> Listing:
     """Return the Listing of a split without reading an image. Arguments: those of image_folder.load().
     Raises BadInput.
@@ -76,10 +88,11 @@ def look(
             )
     base = os.path.join(root, name) if name else root
     source = f"{base}.txt"
-    is_list = bool(name) and os.path.isfile(source)
+    is_list = bool(name) and is_file(source)
     if is_list:
         paths, names = read_list(source, log)
-        if os.path.exists(os.path.join(root, paths[0])) or not os.path.isdir(base):
+        first = os.path.join(root, paths[0])
+        if mode_of(first) is not None or links.describe(first) or not is_folder(base):
             base = root
     else:
         source = base
@@ -96,10 +109,21 @@ def look(
     if name:
         val_share = 0.0  # the folder has splits
     if val_share:
-        rows = divide(root, split, paths, labels, val_share, log)
+        rows = divide(root, split, paths, labels, ordered, val_share, log, by_class)
         paths = [paths[row] for row in rows.tolist()]
         labels = labels[rows]
-    return Listing(root, split, base, ordered, paths, labels, val_share, splits, is_list=is_list)
+    return Listing(
+        root,
+        split,
+        base,
+        ordered,
+        paths,
+        labels,
+        val_share,
+        splits,
+        is_list=is_list,
+        by_class=by_class,
+    )
 
 
 def _list_class_folders(base: str, classes: Sequence[str] | None, log: Log) -> tuple[list[str], list[str]]:

@@ -1,5 +1,6 @@
 """Read many files: in threads while they wait for a disk or a network."""
 
+import functools
 import itertools
 import os
 import resource
@@ -11,8 +12,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from bootfile.ground.again import is_temporary, refusal
 from bootfile.ground.errors import BadInput
-from datasets.folders.messages import progress, shown
+from bootfile.ground.files import read_again
+from datasets import links
+from datasets.folders.messages import SHOWN, progress, shown
 
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
@@ -55,7 +59,7 @@ def _count_waits() -> int:
 
 
 def stat_files(base: str, paths: list[str]) -> np.ndarray:
-    """Return int64 [n, 2], the sizes and mtimes (ns) of files. Raises BadInput if some are missing.
+    """Return int64 [n, 3], the sizes, mtimes and ctimes (ns) of files. Raises BadInput if some are missing.
 
     Listing.get_states() calls it at each start, to compare the files with their index."""
     prefix = os.path.join(base, "")
@@ -63,7 +67,7 @@ def stat_files(base: str, paths: list[str]) -> np.ndarray:
     def stat_part(first: int) -> np.ndarray:
         """Return the sizes and times of a part of the files, perhaps in a thread."""
         part = paths[first : first + FILES_PER_TASK]
-        return np.array([_size_and_mtime(prefix + path) for path in part], np.int64)
+        return np.array([_state(prefix + path) for path in part], np.int64)
 
     parts = []
     with progress(len(paths), f"looking through {base}") as bar:
@@ -73,17 +77,21 @@ def stat_files(base: str, paths: list[str]) -> np.ndarray:
     states = np.concatenate(parts)
     missing = np.flatnonzero(states[:, 0] < 0)
     if len(missing):
-        names = shown([paths[row] for row in missing])
-        raise BadInput(f"{len(missing)} of {len(paths)} files are missing in {base}: {names}")
+        names = [paths[row] for row in missing]
+        link = links.describe_first(prefix + name for name in names[:SHOWN])
+        raise BadInput(f"{len(missing)} of {len(paths)} files are missing in {base}: {shown(names)}{link}")
     return states
 
 
-def _size_and_mtime(path: str) -> tuple[int, int]:
-    """Return the size and the modification time (ns) of a file; (-1, -1) if it is missing or not a file."""
+def _state(path: str) -> tuple[int, int, int]:
+    """Return the size, mtime and ctime (ns) of a file; (-1, -1, -1) if it is missing or not a file. Raises
+    Unavailable."""
     try:
-        status = os.stat(path)
-    except OSError:
-        return -1, -1
+        status = read_again(functools.partial(os.stat, path), path)
+    except OSError as error:
+        if is_temporary(error):
+            raise refusal(f"cannot read {path}: {error.strerror}", error) from error
+        return -1, -1, -1
     if not stat.S_ISREG(status.st_mode):
-        return -1, -1
-    return status.st_size, status.st_mtime_ns
+        return -1, -1, -1
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -7,14 +7,16 @@ sharp/a/1.png. Both images of a pair get the same crop and the same flips.
 """
 
 import functools
+import itertools
 import os
 from typing import Any
 
 import numpy as np
 
+from bootfile.ground.again import is_folder
 from bootfile.ground.errors import BadInput
 from bootfile.sampling.plan import Plan
-from datasets import files
+from datasets import files, links
 from datasets.folders import images
 from datasets.folders.image_folder import one_line, scan_listing
 from datasets.folders.image_index import ImageFolderIndex
@@ -43,6 +45,7 @@ class PairIndex:
         self.bytes = index.bytes
         self.crc32 = index.crc32
         self.mtimes = index.mtimes
+        self.ctimes = index.ctimes
         self.plain = index.plain
         self.path = index.path
         self.report_change = index.report_change
@@ -100,13 +103,18 @@ def _look(root: str, split: str, log: Log) -> Listing:
     """Return the matched images of both sides: all blurry images, then the sharp ones in the same order.
     load() calls it at each start; no image is read. Raises BadInput."""
     base = os.path.join(root, split)
-    if not os.path.isdir(base):  # the folder of the split may have another name
+    links.refuse(base)
+    if not is_folder(base):  # the folder of the split may have another name
         key = "train" if split == "train" else "val"
         base = os.path.join(root, find_split(root, key, log=log) or split)
-    if not os.path.isdir(base):
+    if not is_folder(base):
         raise BadInput(f"{root} has no folder {split}/")
     expected = " or ".join(" and ".join(f"{side}/" for side in sides) for sides in SIDES)
-    here = [side for sides in SIDES for side in sides if os.path.isdir(os.path.join(base, side))]
+    here = []
+    for side in itertools.chain.from_iterable(SIDES):
+        links.refuse(os.path.join(base, side))
+        if is_folder(os.path.join(base, side)):
+            here.append(side)
     if tuple(here) not in SIDES:
         sides = " and ".join(f"{side}/" for side in here) or "none of these folders"
         raise BadInput(f"{base} has {sides}: expected {expected}")

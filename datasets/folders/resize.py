@@ -10,7 +10,8 @@ from bootfile.ground.errors import import_optional
 cv2 = import_optional("cv2", "images need OpenCV", "opencv-python-headless")
 
 _OPENCV = {1: 1, 2: 0, 3: -1}  # Crop.flip -> cv2.flip's code
-BILINEAR, BICUBIC = "bilinear", "bicubic"
+BILINEAR = "bilinear"
+BICUBIC = "bicubic"
 _ROUGH = 1.08  # up to this reduction no antialiasing: the error is below 2 / 255 on the sharpest photographs
 
 cv2.setNumThreads(1)  # the callers use one thread per image

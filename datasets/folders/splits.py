@@ -1,21 +1,30 @@
 """The splits of a root folder: their names, and a division by hashes if it has none."""
 
+import functools
 import hashlib
+import math
 import os
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from bootfile.ground.again import is_folder
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import explained
-from datasets.folders.messages import Log
-from datasets.folders.walk import is_hidden
+from bootfile.ground.files import explained, read_again
+from datasets import links
+from datasets.folders.messages import Log, shown
+from datasets.folders.walk import entry_is_folder, is_hidden
 
 VAL_SHARE = 0.1  # of the images of a folder without splits
 SPLITS = {  # the names that Hugging Face's imagefolder takes, as splits; the first that exists is used
     "train": ("train", "training"),
     "val": ("val", "validation", "valid", "dev", "test", "testing", "eval", "evaluation"),
 }
+# how divide() has chosen the images for validation; in starts.jsonl
+BY_CLASS = "share of each class"
+BY_PATH = "share of all paths"  # in earlier versions
 NO_SPLITS = "none"  # --splits: every folder is a class, whatever its name is
 
 
@@ -25,30 +34,45 @@ def find_split(root: str, split: str, splits: str | None = None, log: Log | None
     splits: the names of both, as --splits gives them. log: gets one line for "val" if other folders are left
     out. The process of a node that indexes the images calls it at each start. Raises BadInput.
     """
-    folders: set[str] = set()
-    lists: set[str] = set()
-    with explained(f"cannot list {root}"), os.scandir(root) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                folders.add(entry.name)
-            elif entry.name.endswith(".txt"):
-                lists.add(entry.name.removesuffix(".txt"))
-    candidates = folders | lists
+    with explained(f"cannot list {root}"):
+        folders, lists, dead = read_again(functools.partial(_list_root, root), root)
+    candidates = folders | lists | dead
     for name in (splits or "").split(","):  # --splits may name a folder in a folder: photos/train
-        if os.path.isdir(os.path.join(root, name, "")):
+        if is_folder(os.path.join(root, name, "")):
             candidates.add(name)
     # --splits names one folder; the names in SPLITS may have any capitals
     chosen = {}
     for key, names in split_names(splits).items():
         chosen[key] = _choose(names, candidates, any_capitals=not splits)
-    if splits not in (None, NO_SPLITS) and not chosen[split]:
+    if chosen[split]:  # another folder or list must not take the place of a disk that is not mounted
+        links.refuse(os.path.join(root, chosen[split]))
+        links.refuse(os.path.join(root, f"{chosen[split]}.txt"))
+    elif splits not in (None, NO_SPLITS):
         name = split_names(splits)[split][0]
+        links.refuse(os.path.join(root, name))
         raise BadInput(f"--splits {splits}: {root} has no folder {name} and no list {name}.txt")
     used = {name.partition("/")[0] for name in chosen.values()}
     unused = sorted(name for name in folders - used if not is_hidden(name))
     if log and split == "val" and unused and used <= folders:
         log(f"{root}: val is {chosen[split]}; not used: {', '.join(unused)}")
     return chosen[split]
+
+
+def _list_root(root: str) -> tuple[set[str], set[str], set[str]]:
+    """Return the names of the folders in a folder, of its files .txt without the ending, and of the links
+    that lead nowhere: they may be the folder of a split. Raises OSError."""
+    folders: set[str] = set()
+    lists: set[str] = set()
+    dead: set[str] = set()
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if entry_is_folder(entry):
+                folders.add(entry.name)
+            elif entry.name.endswith(".txt"):
+                lists.add(entry.name.removesuffix(".txt"))
+            elif entry.is_symlink() and not os.path.isfile(entry.path):
+                dead.add(entry.name)
+    return folders, lists, dead
 
 
 def _choose(names: tuple[str, ...], candidates: set[str], any_capitals: bool) -> str:
@@ -94,35 +118,57 @@ def is_word(text: str, word: str) -> bool:
     return text.lower() == word.lower()
 
 
-def divide(root: str, split: str, paths: list[str], labels: np.ndarray, share: float, log: Log) -> np.ndarray:
-    """Return the rows of the images of a split: int64, ascending. An image is in "val" if its hash is low.
+def is_by_class(start: Mapping[str, Any]) -> bool:
+    """Return whether a start of a run has divided its images by class; False for those of earlier
+    versions. start: of starts.jsonl."""
+    return start.get("division", BY_PATH) != BY_PATH
 
-    The hash is that of the path without its ending. So an image is in the same split on every machine, also
-    after other images are added or removed. Two exceptions: a class keeps at least one image for training,
-    the one with the highest hash. At least one image is for validation: the one with the lowest hash, of the
-    classes with several images. Each start computes it again; nothing is stored. Raises BadInput if "val" is
-    empty.
+
+def divide(
+    root: str,
+    split: str,
+    paths: list[str],
+    labels: np.ndarray,
+    classes: Sequence[str],
+    share: float,
+    log: Log,
+    by_class: bool = True,
+) -> np.ndarray:
+    """Return the rows of the images of a split: int64, ascending. A share of each class is "val".
+
+    These are the images with the lowest hashes in their class: share * images of the class, rounded, but at
+    least one, and not all. The only image of a class is for training. The hash is that of the path without
+    its ending. So the split is the same on every machine and in every order of the files, and an image that
+    is added or removed moves at most one other image of its class. Each start computes it again; nothing is
+    stored.
+
+    labels: int64 [n], places in `classes`.
+    by_class: False: as earlier versions did it, see _choose_by_path().
+    Raises BadInput if "val" is empty.
     """
     hashes = _hash_paths(paths)
-    is_val = hashes < np.uint64(int(share * 2**64))
-    counts = np.bincount(labels)  # images of each class
-    for_training = np.bincount(labels[~is_val], minlength=len(counts))
-    for label in np.flatnonzero((counts > 0) & (for_training == 0)):
-        rows = np.flatnonzero(labels == label)
-        highest = rows[hashes[rows].argmax()]
-        is_val[highest] = False
-    of_larger_classes = np.flatnonzero(counts[labels] > 1)
-    if not is_val.any() and len(of_larger_classes):
-        lowest = of_larger_classes[hashes[of_larger_classes].argmin()]
-        is_val[lowest] = True
+    counts = np.bincount(labels, minlength=len(classes))  # images of each class
+    if by_class:
+        is_val = _choose_by_class(hashes, labels, counts, share)
+    else:
+        is_val = _choose_by_path(hashes, labels, counts, share)
     val_count = int(is_val.sum())
     if split == "train":
+        way = "by path"
+        if not by_class:
+            way = "by path, without regard to classes, as earlier versions did it"
         line = (
-            f"train={len(is_val) - val_count} test={val_count} split of {root} by path, "
+            f"train={len(is_val) - val_count} test={val_count} split of {root} {way}, "
             f"--val_share {100 * share:g}%"
         )
+        val_counts = np.bincount(labels[is_val], minlength=len(classes))
+        without = [classes[place] for place in np.flatnonzero((counts > 0) & (val_counts == 0)).tolist()]
         if not val_count:
             line += ": no image for validation, because each class has only one"
+        elif without and by_class:
+            line += f"; no image for validation in classes with only one image: {shown(without)}"
+        elif without:
+            line += f"; no image for validation in {shown(without)}"
         log(line)
     elif not val_count:
         raise BadInput(
@@ -132,6 +178,48 @@ def divide(root: str, split: str, paths: list[str], labels: np.ndarray, share: f
     if split == "val":
         return np.flatnonzero(is_val)
     return np.flatnonzero(~is_val)
+
+
+def _choose_by_class(hashes: np.ndarray, labels: np.ndarray, counts: np.ndarray, share: float) -> np.ndarray:
+    """Return bool [n], whether an image is for validation: a share of each class, see divide().
+
+    hashes, labels: uint64 and int64 [n]. counts: images of each class, int64. Images of one class that have
+    the same hash, such as 1.jpg and 1.png, stay in one split if the class has others for the other split.
+    """
+    is_val = np.zeros(len(labels), bool)
+    by_class = np.lexsort((hashes, labels))  # rows: class after class, in each by hash
+    first = 0
+    for count in counts.tolist():
+        rows = by_class[first : first + count]
+        first += count
+        if count < 2:
+            continue
+        number = min(max(math.floor(share * count + 0.5), 1), count - 1)
+        while number < count - 1 and hashes[rows[number]] == hashes[rows[number - 1]]:
+            number += 1
+        is_val[rows[:number]] = True
+    return is_val
+
+
+def _choose_by_path(hashes: np.ndarray, labels: np.ndarray, counts: np.ndarray, share: float) -> np.ndarray:
+    """Return bool [n], whether an image is for validation, as earlier versions chose them: those with a
+    low hash, whatever their class. Their runs continue with this split.
+
+    Arguments: those of _choose_by_class(). Two exceptions: a class keeps at least one image for training, the
+    one with the highest hash. At least one image is for validation: the one with the lowest hash, of the
+    classes with several images. Other classes may have none.
+    """
+    is_val = hashes < np.uint64(int(share * 2**64))
+    for_training = np.bincount(labels[~is_val], minlength=len(counts))
+    for label in np.flatnonzero((counts > 0) & (for_training == 0)):
+        rows = np.flatnonzero(labels == label)
+        highest = rows[hashes[rows].argmax()]
+        is_val[highest] = False
+    of_larger_classes = np.flatnonzero(counts[labels] > 1)
+    if not is_val.any() and len(of_larger_classes):
+        lowest = of_larger_classes[hashes[of_larger_classes].argmin()]
+        is_val[lowest] = True
+    return is_val
 
 
 def _hash_paths(paths: list[str]) -> np.ndarray:

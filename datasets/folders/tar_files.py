@@ -4,6 +4,7 @@ The path of an image in a tar file is <tar>/<its first byte, 12 digits>/<its nam
 """
 
 import contextlib
+import functools
 import glob
 import hashlib
 import itertools
@@ -16,10 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bootfile.ground.again import refusal
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import open_atomic
+from bootfile.ground.files import explained, open_atomic, read_again
 from common.ground.files import locked, own_place
-from datasets import files
+from datasets import files, links
 from datasets.folders import images
 from datasets.folders.classes import check_classes, number_classes
 from datasets.folders.listing import Listing
@@ -54,6 +56,7 @@ def find(patterns: str | Iterable[str]) -> list[str]:
                 raise BadInput(f"{pattern}: {span[0]} has no number: expected the lower one first")
         for name in names:
             matches = glob.glob(os.path.join(glob.escape(folder), name), recursive=True)
+            _refuse_dead_folders(folder, name)
             if not matches:
                 raise BadInput(f"{pattern}: no file {name} in {folder}")
             paths.update(map(os.path.abspath, matches))
@@ -62,15 +65,39 @@ def find(patterns: str | Iterable[str]) -> list[str]:
     return sorted(paths)
 
 
+def _refuse_dead_folders(folder: str, pattern: str) -> None:
+    """Raise BadInput if a folder that a pattern matches is a link that leads nowhere: glob() leaves it out.
+    find() calls it for each pattern. folder: that before the first wildcard."""
+    parent = os.path.dirname(pattern)
+    while parent:
+        for path in glob.iglob(os.path.join(glob.escape(folder), parent), recursive=True):
+            if os.path.islink(path) and links.may_be_folder(path):
+                links.refuse(path)
+        parent = os.path.dirname(parent)
+
+
 def is_folder(path: str) -> bool:
-    """Return whether a folder holds tar files and no folders: a platform passes a folder, not a pattern."""
-    has_tar = False
-    with os.scandir(path) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                return False
-            if os.path.splitext(entry.name)[1] == ".tar":
-                has_tar = True
+    """Return whether a folder holds tar files and no folders: a platform passes a folder, not a pattern.
+    Raises BadInput if a link in it leads nowhere."""
+    others: list[str] = []  # links that are not folders
+
+    def look() -> bool:
+        has_tar = False
+        others.clear()
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    return False
+                if os.path.splitext(entry.name)[1] == ".tar":
+                    has_tar = True
+                elif entry.is_symlink() and not is_hidden(entry.name) and links.may_be_folder(entry.name):
+                    others.append(entry.path)
+        return has_tar
+
+    with explained(f"cannot list {path}"):
+        has_tar = read_again(look, path)
+    for link in others if has_tar else []:
+        links.refuse(link)
     return has_tar
 
 
@@ -89,10 +116,11 @@ def load_index(
     It is made once, and again if the size or the time of a file changes, in the folder `cache` (None: that
     of the first file). Of several processes one makes it, and the others wait. Raises BadInput.
     """
-    try:
-        states = [(path, os.stat(path).st_size, os.stat(path).st_mtime_ns) for path in paths]
-    except OSError as error:
-        raise BadInput(f"cannot read {error.filename}: {error.strerror}") from error
+    states = []
+    for path in paths:
+        with explained(f"cannot read {links.describe(path) or path}"):
+            status = read_again(functools.partial(os.stat, path), path)
+        states.append((path, status.st_size, status.st_mtime_ns))
     digest = hashlib.blake2b(repr((_FORMAT, states)).encode(), digest_size=8).hexdigest()
     folder = cache or os.path.dirname(paths[0])
     owners = [] if cache else [os.stat(paths[0]).st_uid]  # who could change the files, too
@@ -104,7 +132,7 @@ def load_index(
             with contextlib.suppress(FileNotFoundError, ValueError, EOFError):
                 return np.load(place, mmap_mode="r")
             parts = []
-            for number, rows in enumerate(map_files(scan, paths)):
+            for number, rows in enumerate(map_files(functools.partial(_scan_again, scan), paths)):
                 longest = max((len(name) for *_, name in rows), default=0) or 1
                 parts.append(np.array([(number, *row) for row in rows], [*_FIELDS, ("name", f"S{longest}")]))
                 bar.update()
@@ -113,7 +141,12 @@ def load_index(
         return np.load(place, mmap_mode="r")
     except OSError as error:
         reason = f"{error.strerror or error}; cache_dir: expected a folder that can be written"
-        raise BadInput(f"the index {place}: {reason}") from error
+        raise refusal(f"the index {place}: {reason}", error) from error
+
+
+def _scan_again(scan: Callable[[str], list[Row]], path: str) -> list[Row]:
+    """Return scan(path), which is called again if the file system does not answer. Raises BadInput."""
+    return read_again(functools.partial(scan, path), path)
 
 
 def scan_tar(path: str) -> list[Row]:
@@ -163,7 +196,7 @@ def scan_tar(path: str) -> list[Row]:
             if not rows:
                 raise ValueError("it holds no file")
     except (OSError, ValueError, tarfile.TarError) as error:
-        raise BadInput(f"{path} is damaged, cut or not a tar at byte {position}: {error}") from error
+        raise refusal(f"{path} is damaged, cut or not a tar at byte {position}: {error}", error) from error
     return rows
 
 
@@ -218,6 +251,7 @@ def look(
     log: Log,
     val_share: float,
     splits: str | None = None,
+    by_class: bool = True,
 ) -> Listing:
     """Return the images of a split in tar files, as listing.look() does for a folder.
 
@@ -264,11 +298,22 @@ def look(
     if are_named:
         val_share = 0.0
     if val_share:  # last way: the hashes of the names
-        kept = divide(pattern, split, names, labels, val_share, log)
-    states = np.array([(member.size, member.mtime) for member in members])[kept]
+        kept = divide(pattern, split, names, labels, ordered, val_share, log, by_class)
+    states = np.array([(member.size, member.mtime, 0) for member in members])[kept]  # without a ctime
     kept_paths = [members[place].path for place in kept]
     root = os.path.abspath(pattern)
-    return Listing(root, split, base, ordered, kept_paths, labels[kept], val_share, splits, states)
+    return Listing(
+        root,
+        split,
+        base,
+        ordered,
+        kept_paths,
+        labels[kept],
+        val_share,
+        splits,
+        states,
+        by_class=by_class,
+    )
 
 
 def _select_tars(

@@ -1,9 +1,12 @@
 """Find the images in a tree of folders, by their names."""
 
+import functools
 import os
 from collections import Counter
 
-from bootfile.ground.errors import BadInput
+from bootfile.ground.again import is_temporary, refusal
+from bootfile.ground.files import read_again
+from datasets import links
 from datasets.folders import images
 from datasets.folders.messages import progress
 
@@ -13,39 +16,71 @@ _SYSTEM = {"__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "lost+found"}  # fo
 def walk(base: str) -> tuple[list[str], str, set[str]]:
     """Return (relative paths of the images in a tree, count_endings() of its other files, the folders in it).
     Links are followed. Each start calls it, in the process of a node that indexes the images. Raises BadInput
-    if a folder cannot be listed."""
+    if a folder cannot be listed, or if a link leads nowhere and may have been a folder."""
+    try:
+        return read_again(functools.partial(_walk, base), base)
+    except OSError as error:
+        raise refusal(f"cannot list {error.filename or base}: {error.strerror}", error) from error
 
-    def fail(error: OSError) -> None:
-        raise BadInput(f"cannot list {error.filename}: {error.strerror}") from error
+
+def _walk(base: str) -> tuple[list[str], str, set[str]]:
+    """Do what walk() does, once."""
 
     paths: list[str] = []
     others = Counter[str]()  # ending -> other files than images, and hidden folders
     first_folders: set[str] = set()
-    # folder -> its real path and those of its parents
-    real_parents: dict[str, tuple[str, ...]] = {base: (os.path.realpath(base),)}
+    # folders to list, each with its real path and those of its parents; the last one is next
+    waiting: list[tuple[str, tuple[str, ...]]] = [(base, (os.path.realpath(base),))]
     with progress(None, f"listing {base}") as bar:
-        for folder, folders, names in os.walk(base, onerror=fail, followlinks=True):
-            # without a call for each of a million names: is_image() takes half of the time
-            selected = [name for name in names if name[0] != "." and name.lower().endswith(images.EXTENSIONS)]
-            if len(selected) < len(names):
-                others.update(map(ending, set(names).difference(selected)))
-            others["hidden"] += sum(map(is_hidden, folders))
+        while waiting:
+            folder, parents = waiting.pop()
+            images_here, folders = _list_folder(folder, others)
             prefix = os.path.join(folder[len(base) :].lstrip("/"), "")
-            paths += [prefix + name for name in sorted(selected)]
-            parents = real_parents.pop(folder)
-            entered = []
+            paths += [prefix + name for name in sorted(images_here)]
             for name in folders:
                 path = os.path.join(folder, name)
                 real_path = os.path.realpath(path)
                 # a link to a parent folder is an endless loop
-                if not is_hidden(name) and real_path not in parents:
-                    entered.append(name)
-                    real_parents[path] = (*parents, real_path)
-            folders[:] = entered  # os.walk() enters these next
-            if folder == base:
-                first_folders = set(entered)
-            bar.update(len(selected))
+                if real_path not in parents:
+                    waiting.append((path, (*parents, real_path)))
+                    if folder == base:
+                        first_folders.add(name)
+            bar.update(len(images_here))
     return paths, count_endings(others), first_folders
+
+
+def _list_folder(folder: str, others: Counter[str]) -> tuple[list[str], list[str]]:
+    """Return (names of the images, names of the folders) directly in a folder, without hidden ones, and count
+    its other files in `others`. Raises OSError, and BadInput for a link that leads nowhere."""
+    names = []
+    folders = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = entry.name
+            if entry_is_folder(entry):
+                if is_hidden(name):
+                    others["hidden"] += 1
+                else:
+                    folders.append(name)
+            elif name[0] != "." and name.lower().endswith(images.EXTENSIONS):
+                names.append(name)  # without a call for each of a million names
+            else:
+                others[ending(name)] += 1
+                # the scan names images that cannot be opened, and links to other files are left out
+                if entry.is_symlink() and not is_hidden(name) and links.may_be_folder(name):
+                    links.refuse(entry.path)
+    return names, folders
+
+
+def entry_is_folder(entry: os.DirEntry) -> bool:
+    """Return whether an entry is a folder or leads to one; False for a link that leads nowhere. Raises
+    OSError if its file system does not answer."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if is_temporary(error):
+            raise
+        return False
 
 
 def is_hidden(name: str) -> bool:

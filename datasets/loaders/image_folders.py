@@ -22,7 +22,7 @@ from common.run import starts
 from common.run.job import JobParser
 from common.run.log import Log
 from common.run.output import Output, check_writable
-from datasets.folders import image_folder, image_index, option_types, random_folder
+from datasets.folders import image_folder, image_index, option_types, random_folder, splits
 from datasets.folders.splits import VAL_SHARE
 from datasets.loaders import backends, measure, node_index, preprocessing
 from datasets.loaders.engines.synthetic import SyntheticIndex
@@ -44,7 +44,7 @@ def add_arguments(parser: JobParser) -> None:
         type=option_types.val_share,
         default=VAL_SHARE,
         metavar="SHARE",
-        help="share of the images that validate a folder without train/ and val/ (default: 10%%)",
+        help="share of each class that validates a folder without train/ and val/ (default: 10%%)",
     )
     help = "names of the folders of the splits, if others than train/ and val/; none: all folders are classes"
     add("--splits", role=IDENTITY, type=option_types.splits, metavar="TRAIN,VAL", help=help)
@@ -141,10 +141,10 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
     take hours. Raises BadInput.
     """
     backend = _backend(args, device)
-    for name in ("pack", "cache_dir"):
-        folder = getattr(args, name)
-        if folder:
-            check_writable(f"--{name}", folder)
+    if args.pack:
+        check_writable("--pack", args.pack)
+    if args.cache_dir:
+        check_writable("--cache_dir", args.cache_dir)
     if backend in backends.CACHED and not (args.pack or args.cache):
         raise BadInput(
             f"--data_backend {backend} needs --cache URL or --pack FOLDER, such as --pack /dev/shm/packs"
@@ -185,18 +185,53 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
             counts["val"] = min(counts["val"], args.max_steps * args.batch_size)
         return SyntheticIndex(counts["train"], "train"), SyntheticIndex(counts["val"], "val")
 
+    def find_division() -> bool:
+        return _is_by_class(args, log.output)
+
+    by_class = ranks.call_on_first(find_division)  # it has the records of the run
+
     def load_all() -> list[image_index.ImageFolderIndex]:
-        return _scan_splits(args, folder, cache, log)
+        return _scan_splits(args, folder, cache, log, by_class)
 
     indexes = node_index.load(folder, load_all)
     return indexes[0], indexes[-1]
 
 
+def _is_by_class(args: argparse.Namespace, output: Output) -> bool:
+    """Return whether --val_share is a share of each class: False for a run that began with another split, in
+    an earlier version. A restart keeps its split, and so do those who evaluate or fine-tune its weights:
+    otherwise images with which they were trained would validate them.
+
+    open_indexes() calls it on rank 0. Raises BadInput."""
+
+    def read_starts(path: str | None) -> list[dict]:
+        """Return the starts of the run of a file of weights or a checkpoint; [] for published weights."""
+        if not path or not os.path.exists(path):
+            return []
+        return starts.read(weights.run_folder(path))
+
+    known: list[dict] = []
+    if args.evaluate:
+        known = read_starts(args.weights)
+    if not known and args.resume == "auto":
+        known = starts.read_output(output)
+    elif not known and args.resume != "never":
+        known = read_starts(args.resume)
+    known = known or read_starts(args.weights)
+    return not known or splits.is_by_class(known[-1])
+
+
 def _scan_splits(
-    args: argparse.Namespace, folder: str, cache: str, log: Log
+    args: argparse.Namespace,
+    folder: str,
+    cache: str,
+    log: Log,
+    by_class: bool,
 ) -> list[image_index.ImageFolderIndex]:
     """Return the indexes that a job needs: [train, val], or one of them. The first process of each node calls
-    it, and the others wait: it reads each image whose index is not in `cache`. Raises BadInput."""
+    it, and the others wait: it reads each image whose index is not in `cache`. Raises BadInput.
+
+    by_class: as for image_folder.load()."""
 
     def load(split: str, **options: Any) -> image_index.ImageFolderIndex:
         """Return the index of a split, and log what it holds."""
@@ -208,6 +243,7 @@ def _scan_splits(
             log=log.info,
             val_share=args.val_share,
             splits=args.splits,
+            by_class=by_class,
             **options,
         )
         log.info(f"{split}: {index.describe()}")
@@ -276,8 +312,8 @@ def open_loaders(
     train_size = functools.partial(progressive_size, args.epochs, args.first_image_size, args.image_size)
     train_plan = Plan(train_index, sampler, augment.random_resized_crop, train_size)
     val_sampler = SequentialBatchSampler(len(val_index), eval_batch, **shard, shards=args.exact_shards or 0)
-    mean, std, share, interpolation = preprocessing.values(vars(args))
-    crop = functools.partial(augment.center_crop, share=share)
+    prepared = preprocessing.values(vars(args))
+    crop = functools.partial(augment.center_crop, share=prepared.crop_share)
     val_plan = Plan(val_index, val_sampler, crop, args.val_image_size or args.image_size)
     backend = _backend(args, device)
     if backend == "auto":
@@ -291,11 +327,16 @@ def open_loaders(
             rates: dict[str, float] = {}
             if ranks.is_first():  # the other ranks wait for its choice
                 rates = measure.rates(
-                    train_store, train_plan, device, args.workers, interpolation=interpolation
+                    train_store, train_plan, device, args.workers, interpolation=prepared.interpolation
                 )
             backend = ranks.broadcast_object(measure.choose(rates))
             log.info(f"data_backend auto: {backend}; measured: {measure.text(rates)}")
-    delivery = {"workers": args.workers, "interpolation": interpolation, "mean": mean, "std": std}
+    delivery = {
+        "workers": args.workers,
+        "interpolation": prepared.interpolation,
+        "mean": prepared.mean,
+        "std": prepared.std,
+    }
     train_loader = backends.build(backend, train_store, train_plan, device, **delivery)
     val_loader = backends.build(backend, val_store, val_plan, device, **delivery)
     for loader in (train_loader, val_loader):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from bootfile.ground import accelerator
-from bootfile.loaders.loader import Copy, Engine, Loader, Stage
+from bootfile.loaders.loader import Copy, Engine, Loader, NotDelivered, Stage
 from bootfile.sampling.plan import Batch, Plan
 
 # (images uint8 [n, C, H, W], labels) -> the same in new memory
@@ -177,19 +177,40 @@ def start_pool(workers: int, name: str) -> ThreadPoolExecutor:
     """Return a pool in whose threads torch starts none of its own: for few images they do not pay.
 
     It returns when all threads have started. Otherwise begin() would change the number of torch's threads
-    in the midst of the training, when a task needs one more thread."""
+    in the midst of the training, when a task needs one more thread. Raises NotDelivered if a limit does not
+    allow that many threads."""
+    from bootfile.machine import process_limits  # most jobs start no pool
+
+    line = process_limits.shortage(workers, f"{workers} threads of the loader")
+    if line:
+        raise NotDelivered(f"{line}, or use fewer --workers")
     threads = torch.get_num_threads()
     begun = threading.Barrier(workers)
+    refused = threading.Event()  # a thread cannot be started
 
     def begin() -> None:
         # runs first in each thread of the pool
         torch.set_num_threads(1)
         torch.get_num_threads()  # a thread takes torch's common number at its first look: now it is 1
-        begun.wait(60)  # so that no thread does the first task of another, which then would not start
+        try:
+            begun.wait(60)  # so that no thread does the first task of another, which then would not start
+        except threading.BrokenBarrierError:
+            if not refused.is_set():
+                raise
 
     pool = ThreadPoolExecutor(workers, name, initializer=begin)
-    wait([pool.submit(int) for _ in range(workers)])
-    torch.set_num_threads(threads)  # begin() also changed the default of later threads
+    try:
+        wait([pool.submit(int) for _ in range(workers)])
+    except RuntimeError as error:
+        refused.set()
+        begun.abort()  # the threads that have started wait for the others
+        pool.shutdown()
+        line = process_limits.explain(error, f"{workers} threads of the loader need {workers}")
+        if not line:
+            raise
+        raise NotDelivered(f"{line}, or use fewer --workers") from error
+    finally:
+        torch.set_num_threads(threads)  # begin() also changed the default of later threads
     return pool
 
 
@@ -229,6 +250,11 @@ class ImageLoader(Loader):
 
         batch, change = pixels.plan_change(self.plan, batch, self.effects, self.transform, self._mean)
         return batch, self._normalise.begin(batch, data, change)
+
+    @property
+    def division(self) -> str:
+        """Return how the images for validation were chosen, for starts.jsonl; "" if the data have splits."""
+        return getattr(self.plan.index, "division", "")
 
     def example(self, count: int, size: int | None = None) -> Any:
         """Return the inputs of `count` samples as a step gets them: images of zeros, so no data are read.

@@ -5,8 +5,8 @@ those of ImageNet's ResNets. An option is None if it has this default.
 """
 
 import argparse
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from bootfile.ground.errors import BadInput
 from common.checkpoint import pretrained, weights
@@ -18,16 +18,45 @@ from datasets.folders.resize import BICUBIC, BILINEAR
 from datasets.loaders.image_loader import MEAN, STD
 
 
-def _text(value: Any) -> Any:
-    return ",".join(f"{each:g}" for each in value) if isinstance(value, list | tuple) else value
+class Preprocessing(NamedTuple):
+    """How images are prepared. mean, std: of pixels / 255, three channels. crop_share: centre crop / short
+    side, in evaluations. interpolation: BILINEAR or BICUBIC."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_share: float
+    interpolation: str
 
 
-_DEFAULTS = {"mean": _text(MEAN), "std": _text(STD), "crop_share": 224 / 256, "interpolation": BILINEAR}
+_DEFAULT = Preprocessing(MEAN, STD, 224 / 256, BILINEAR)
+
+
+def _to_options(values: Preprocessing) -> dict[str, Any]:
+    """Return the options of add_arguments() that have these values."""
+    return {
+        "mean": _join(values.mean),
+        "std": _join(values.std),
+        "crop_share": values.crop_share,
+        "interpolation": values.interpolation,
+    }
+
+
+def _join(numbers: Sequence[float]) -> str:
+    """Return numbers as an option has them: 0.485,0.456,0.406."""
+    return ",".join([f"{number:g}" for number in numbers])
+
+
+def _parse(text: str) -> tuple[float, ...]:
+    """Return the numbers of an option."""
+    return tuple([float(number) for number in text.split(",")])
+
+
+_DEFAULTS = _to_options(_DEFAULT)
 
 
 def mean(text: str, number: Callable[[str], float] = non_negative_float) -> str:
     """Check an argument: three numbers in 0..1, such as 0.5,0.5,0.5. Raises ArgumentTypeError."""
-    values = [number(each) for each in text.split(",")]
+    values = [number(part) for part in text.split(",")]
     if len(values) != 3 or max(values) > 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not three numbers in 0..1, such as 0.5,0.5,0.5")
     return text
@@ -40,9 +69,10 @@ def std(text: str) -> str:
 
 def share(text: str) -> float:
     """Check an argument: "87.5%" or 0.875, above 0 and at most 1. Raises ArgumentTypeError."""
-    if value := option_types.fraction(text):
-        return value
-    raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0")
+    value = option_types.fraction(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share above 0")
+    return value
 
 
 KINDS: dict[str, Callable[[str], Any]] = {
@@ -61,38 +91,73 @@ def add_arguments(add: Callable[..., Any]) -> None:
 
 def complete(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of add_arguments(), those of the model if they are not given. args: also arch,
-    weights, evaluate. Raises BadInput."""
-    own = find(args.arch, args.weights)
-    chosen = {name: getattr(args, name) or own.get(name) for name in _DEFAULTS}
-    for name in ("mean", "std") if args.evaluate else ():
-        trained = own.get(name, chosen[name])
-        if chosen[name] != trained:
-            raise BadInput(f"--{name} {chosen[name]}: the weights were trained with {trained}: leave it out")
-    return {name: None if each == _DEFAULTS[name] else each for name, each in chosen.items()}
+    weights, evaluate. Raises BadInput.
+
+    A job calls it on rank 0 before it indexes its images."""
+    given = {
+        "mean": args.mean,
+        "std": args.std,
+        "crop_share": args.crop_share,
+        "interpolation": args.interpolation,
+    }
+    of_model = find(args.arch, args.weights)
+    completed: dict[str, Any] = {}
+    for name, default in _DEFAULTS.items():
+        chosen = given[name] or of_model.get(name)
+        if args.evaluate and name in ("mean", "std"):
+            trained = of_model.get(name, chosen)
+            if chosen != trained:
+                raise BadInput(f"--{name} {chosen}: the weights were trained with {trained}: leave it out")
+        completed[name] = None if chosen == default else chosen
+    return completed
 
 
-def values(settings: Mapping[str, Any]) -> Any:
-    """Return (mean, std, crop share, interpolation) of the options of a run."""
-    mean, std, *rest = (settings.get(name) or each for name, each in _DEFAULTS.items())
-    return *(tuple(map(float, each.split(","))) for each in (mean, std)), *rest
+def values(settings: Mapping[str, Any]) -> Preprocessing:
+    """Return the values of the options of a run."""
+    options = {}
+    for name, default in _DEFAULTS.items():
+        options[name] = settings.get(name) or default
+    return Preprocessing(
+        _parse(options["mean"]), _parse(options["std"]), options["crop_share"], options["interpolation"]
+    )
 
 
 def find(arch: str, name: str | None) -> dict[str, Any]:
-    """Return the options that timm, published weights, or the run of a file of weights define."""
+    """Return the options that timm, published weights, or the run of a file of weights define. name: of
+    --weights."""
     is_name = pretrained.is_name(arch, name)
     if is_name:
         pretrained.check(arch, str(name))
-    elif name and (runs := starts.read(weights.run_folder(name))):
-        known = {each: _DEFAULTS[each] for each in ("mean", "std")}
-        return known | starts.check_settings(runs[-1]["settings"], KINDS, weights.run_folder(name))
+    elif name:
+        folder = weights.run_folder(name)
+        runs = starts.read(folder)
+        if runs:
+            known = {"mean": _DEFAULTS["mean"], "std": _DEFAULTS["std"]}
+            return known | starts.check_settings(runs[-1]["settings"], KINDS, folder)
+    values_of_model = None
     if arch.startswith(TIMM):
-        model = arch.removeprefix(TIMM)
-        if is_name and name != pretrained.DEFAULT:
-            model = f"{model.partition('.')[0]}.{name}"
-        own = import_timm().models.get_pretrained_cfg(model)
-        found = own and (own.mean, own.std, min(own.crop_pct, 1.0), own.interpolation)
-    else:
-        own = pretrained.weights_of(arch)[name].transforms() if is_name else None
-        found = own and (own.mean, own.std, own.crop_size[0] / own.resize_size[0], own.interpolation.value)
-    options = dict(zip(_DEFAULTS, map(_text, found or ()), strict=False))
-    return options | ({} if options.get("interpolation") == BICUBIC else {"interpolation": BILINEAR})
+        values_of_model = _find_in_timm(arch.removeprefix(TIMM), name if is_name else None)
+    elif is_name:
+        transforms = pretrained.weights_of(arch)[name].transforms()
+        values_of_model = Preprocessing(
+            transforms.mean,
+            transforms.std,
+            transforms.crop_size[0] / transforms.resize_size[0],
+            transforms.interpolation.value,
+        )
+    if values_of_model is None:
+        return {"interpolation": BILINEAR}
+    options = _to_options(values_of_model)
+    if options["interpolation"] != BICUBIC:  # for example "random", or one that is not offered
+        options["interpolation"] = BILINEAR
+    return options
+
+
+def _find_in_timm(model: str, published: str | None) -> Preprocessing | None:
+    """Return the values of a network of timm, None if it has none. published: the name of its weights."""
+    if published and published != pretrained.DEFAULT:
+        model = f"{model.partition('.')[0]}.{published}"
+    config = import_timm().models.get_pretrained_cfg(model)
+    if not config:
+        return None
+    return Preprocessing(config.mean, config.std, min(config.crop_pct, 1.0), config.interpolation)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bootfile.ground.again import is_file, is_folder, read_whole, refusal
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
 from datasets.files import download, local_folder, read_checked
@@ -62,7 +63,7 @@ def load(data_url: str | None, custom_data: bool) -> _Sets:
     if custom_data:
         return generate_sets(_image_set, channels=3, side=32)
     folder = local_folder(data_url)
-    names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+    names = sorted(os.listdir(folder)) if is_folder(folder) else []
     data: _Sets | None = None
     if names:
         data = _load_python(folder) or _load_class_folders(folder)
@@ -111,12 +112,12 @@ def _load_python(folder: str) -> _Sets | None:
     """Load the official batches from the folder, its subfolder or its archive; None if it has none."""
     place = os.path.join(folder, FOLDER)
     archive = os.path.join(folder, ARCHIVE)
-    if os.path.isfile(os.path.join(folder, TRAIN_FILES[0])):
+    if is_file(os.path.join(folder, TRAIN_FILES[0])):
         place = folder
     names = TRAIN_FILES + TEST_FILES
-    if os.path.isdir(place):
+    if is_folder(place):
         contents = {name: read_checked(os.path.join(place, name), MD5[name]) for name in names}
-    elif os.path.isfile(archive):
+    elif is_file(archive):
         place = archive
         with tarfile.open(fileobj=io.BytesIO(read_checked(archive, MD5[ARCHIVE]))) as tar:
             files = {name: tar.extractfile(f"{FOLDER}/{name}") for name in names}
@@ -148,7 +149,7 @@ def _load_class_folders(folder: str) -> _Sets | None:
         return _image_set(_decode(part), labels, source=source, class_names=train.classes)
 
     names = [splits.find_split(folder, split) for split in splits.SPLITS]
-    if not any(name and os.path.isdir(os.path.join(folder, name)) for name in names):
+    if not any(name and is_folder(os.path.join(folder, name)) for name in names):
         return None
     train = listing.look(folder, "train", None, ignore)
     if len(train.classes) != 10:
@@ -166,10 +167,9 @@ def _decode(part: Any) -> torch.Tensor:
     for row, name in enumerate(part.paths):
         path = os.path.join(part.base, name)
         try:
-            with open(path, "rb") as file:
-                image = images.decode(file.read())
+            image = images.decode(read_whole(path))
         except (OSError, images.BadImage) as error:
-            raise BadInput(f"cannot decode {path}: {error}") from error
+            raise refusal(f"cannot decode {path}: {error}", error) from error
         if image.shape != (32, 32, 3):
             raise BadInput(f"{path} is {image.shape[1]}x{image.shape[0]} pixels, expected 32x32")
         pixels[row] = torch.from_numpy(image)

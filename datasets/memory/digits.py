@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from bootfile.ground.errors import MissingPackage
-from bootfile.ground.files import explained
+from bootfile.ground.files import explained, read_again
 from datasets.files import local_folder
 from datasets.memory.image_set import ImageSet, generate_sets
 
@@ -55,4 +55,4 @@ def read() -> np.ndarray:
         raise MissingPackage("--dataset digits needs scikit-learn: pip install scikit-learn")
     path = os.path.join(os.path.dirname(package.origin), "datasets", "data", "digits.csv.gz")
     with explained(f"{path} cannot be read"):
-        return np.loadtxt(path, delimiter=",")
+        return read_again(functools.partial(np.loadtxt, path, delimiter=","), path)

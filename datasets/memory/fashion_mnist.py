@@ -11,6 +11,7 @@ import os
 import numpy as np
 import torch
 
+from bootfile.ground.again import is_file
 from bootfile.ground.errors import BadInput
 from datasets.files import local_folder, read_checked
 from datasets.memory.image_set import ImageSet, generate_sets
@@ -45,7 +46,7 @@ def load(data_url: str | None, custom_data: bool) -> tuple[ImageSet, ImageSet]:
     folder = local_folder(data_url)
     candidates = [os.path.join(folder, below) for below in ("", "raw", os.path.join("FashionMNIST", "raw"))]
     for candidate in candidates:
-        if any(os.path.isfile(os.path.join(candidate, name)) for name in MD5):
+        if any(is_file(os.path.join(candidate, name)) for name in MD5):
             return _load_part(candidate, "train"), _load_part(candidate, "t10k")
     raise BadInput(
         f"no Fashion-MNIST in {', '.join(candidates)}: put the four official files, "

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from bootfile.ground.again import is_file, mode_of, read_whole
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import explained, opener
+from bootfile.ground.files import explained, opener, read_again
 from datasets.files import local_folder
 
 _BINS = "train.bin", "val.bin"
@@ -74,12 +75,13 @@ def load(data_url: str | None, context: int) -> tuple[TokenWindows, TokenWindows
     set. Every rank calls it at the start of a job. Raises BadInput.
     """
     path = _LIBRARY if data_url is None else data_url
-    is_file = os.path.isfile(path)
-    if is_file and path.endswith(".bin"):
+    is_text = is_file(path)
+    if is_text and path.endswith(".bin"):
         raise BadInput(f"{path}: expected its folder, with {' and '.join(_BINS)}")
-    folder = path if is_file else local_folder(path)
-    if not is_file and any(os.path.exists(os.path.join(folder, name)) for name in _BINS):
-        train, test = [_map(os.path.join(folder, name)) for name in _BINS]
+    folder = path if is_text else local_folder(path)
+    paths = [os.path.join(folder, name) for name in _BINS]
+    if not is_text and any(mode_of(path) is not None or os.path.islink(path) for path in paths):
+        train, test = [read_again(functools.partial(_map, path), path) for path in paths]
         largest = max(int(train.max()), int(test.max()))
         if largest >= _MOST_TOKENS:
             raise BadInput(
@@ -88,7 +90,7 @@ def load(data_url: str | None, context: int) -> tuple[TokenWindows, TokenWindows
         vocabulary = -(-(largest + 1) // 64) * 64  # a multiple of 64 is faster
         source = f"{folder} as {train.dtype} and {test.dtype}, highest token {largest}"
     else:
-        paths = [folder] if is_file else _find_texts(folder)
+        paths = [folder] if is_text else _find_texts(folder)
         tokens = np.frombuffer(b"\n".join(map(_read, paths)), np.uint8)
         split = round(len(tokens) * (1 - _VALIDATED))
         train = tokens[:split]
@@ -120,8 +122,8 @@ def _find_texts(folder: str) -> list[str]:
 
 
 def _read(path: str) -> bytes:
-    with explained(f"cannot read {path}"), open(path, "rb", opener=opener) as file:
-        return file.read()
+    with explained(f"cannot read {path}"):
+        return read_whole(path, opener)
 
 
 def _map(path: str) -> np.ndarray:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from bootfile.ground.again import refusal
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import read_file
 from bootfile.ground.numbers import parse_number
@@ -62,5 +63,5 @@ def _read_file(path: str) -> dict[str, float]:
             weights[name] = parse_number(value, float)
     except (OSError, ValueError) as error:
         reason = f"{line:.80}: {error}; expected {BALANCED}, or a file of lines NAME WEIGHT"
-        raise BadInput(f"--class_weights {path}: {reason}") from error
+        raise refusal(f"--class_weights {path}: {reason}", error) from error
     return weights

@@ -1,5 +1,6 @@
 """The image files themselves."""
 
+import functools
 import os
 import zlib
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bootfile.ground.errors import BadInput
-from bootfile.ground.files import explained
+from bootfile.ground.files import explained, read_again
 from bootfile.loaders.reading import reading
 from datasets.folders import tar_files
 from datasets.stores.store import Store
@@ -15,7 +16,7 @@ from datasets.stores.store import Store
 
 class FileStore(Store):
     """The files of a folder, or of its tar files. A start compares only a part of a large data set with its
-    index, so each read compares size and time, and if only the time differs, the CRC-32. verified: compare
+    index, so each read compares size and times, and if only a time differs, the CRC-32. verified: compare
     the CRC-32 in any case. This is needed for copies that are stored under the index's fingerprint."""
 
     def __init__(self, index: Any, verified: bool = False):
@@ -30,14 +31,13 @@ class FileStore(Store):
         """Return the bytes of a file. Raises BadInput, also if the file was changed since it was scanned."""
         path = self.index.path(id)
         with reading(path), explained(f"cannot read {path}"):
-            member = tar_files.split_path(path)
-            if member:  # its time is that of the whole tar file
-                content = tar_files.read_member(*member, int(self.index.bytes[id]))
-                is_same = True
-            else:
-                with open(path, "rb", buffering=0) as file:
-                    content = file.read()
-                    is_same = os.fstat(file.fileno()).st_mtime_ns == self.index.mtimes[id]
+            content, times = read_again(functools.partial(self._read, path, id), path)
+        is_same = True
+        if times:
+            mtime, ctime = times
+            is_same = mtime == self.index.mtimes[id]
+            if len(self.index.ctimes):
+                is_same = is_same and ctime == self.index.ctimes[id]
         reason = ""
         size = self.index.bytes[id]
         if len(content) != size:
@@ -48,6 +48,17 @@ class FileStore(Store):
             self.index.report_change()
             raise BadInput(f"{path} {reason}")
         return content
+
+    def _read(self, path: str, id: int) -> tuple[bytes, tuple[int, int] | None]:
+        """Return the bytes of a file, and its mtime and ctime (ns); None for a member of a tar file, whose
+        times are those of the whole file. Raises OSError."""
+        member = tar_files.split_path(path)
+        if member:
+            return tar_files.read_member(*member, int(self.index.bytes[id])), None
+        with open(path, "rb", buffering=0) as file:
+            content = file.read()
+            status = os.fstat(file.fileno())
+        return content, (status.st_mtime_ns, status.st_ctime_ns)
 
 
 class PairFiles(FileStore):

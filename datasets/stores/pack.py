@@ -9,6 +9,7 @@ fork. Both are as fast as a plain mapped file (tests/benchmarks/README.md, "Nega
 
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import json
 import os
@@ -20,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from bootfile.ground.errors import BadInput, import_optional
-from bootfile.ground.files import explained, open_atomic, read_file, sweep, write_atomic
+from bootfile.ground.again import is_temporary
+from bootfile.ground.errors import BadInput, Unavailable, import_optional
+from bootfile.ground.files import explained, open_atomic, read_again, read_file, sweep, write_atomic
 from bootfile.machine.cores import available_cores
 from common.ground.files import locked
 from datasets.folders.messages import progress
@@ -78,12 +80,15 @@ class PackStore(Store):
             if (*sample[:2], len(sample.content)) == expected and zlib.crc32(sample.content) == checksum:
                 self._checked[id] = 1
                 return sample
+            fault = "is damaged"
+        except Unavailable:
+            fault = "cannot be read"
         except (BadInput, LookupError, ValueError):
-            pass
+            fault = "is damaged"
         if not self._has_warned:
             self._has_warned = True
             print(
-                f"warning: the pack {self.path} is damaged: {self.index.path(id)} is read from its file "
+                f"warning: the pack {self.path} {fault}: {self.index.path(id)} is read from its file "
                 "(`python -m launch cache check` names all damaged samples)",
                 file=sys.stderr,
                 flush=True,
@@ -96,7 +101,7 @@ class PackStore(Store):
         number = id // SAMPLES_PER_FILE
         part = self._parts.get(number)
         if part is None:  # two threads may do this, with the same result
-            part = _mapped(_part(self.path, number))
+            part = _open_part(self.path, number)
             self._parts[number] = part
         batch, row = divmod(id % SAMPLES_PER_FILE, len(part[0][0]))
         heights, widths, checksums, offsets, contents = part[batch]
@@ -129,7 +134,8 @@ def is_whole(index: Any, path: str, form: str) -> bool:
     try:
         sizes = _sizes(path, len(index))
         return meta == meta | _description(index, form) | {"whole": True, "sizes": sizes}
-    except OSError:
+    except OSError as error:
+        _raise_if_temporary(error, path)
         return False
 
 
@@ -149,7 +155,11 @@ def _description(index: Any, form: str) -> dict[str, Any]:
 
 def _sizes(path: str, count: int) -> list[int]:
     """Return the bytes of each part of a pack of `count` samples. Raises OSError if one is missing."""
-    return [os.path.getsize(_part(path, part)) for part in range(-(-count // SAMPLES_PER_FILE))]
+    sizes = []
+    for number in range(-(-count // SAMPLES_PER_FILE)):
+        part = _part(path, number)
+        sizes.append(read_again(functools.partial(os.path.getsize, part), part))
+    return sizes
 
 
 def place(folder: str, index: Any, form: str = "decoded") -> str:
@@ -228,7 +238,9 @@ def _is_part(path: str, number: int, count: int) -> bool:
 
     _fill() asks for each part, so that a build that was interrupted continues."""
     try:
-        batches = _mapped(_part(path, number))
+        batches = _open_part(path, number)
+    except Unavailable:  # it would be built again, although nothing is wrong with it
+        raise
     except BadInput:
         return False
     expected = min(SAMPLES_PER_FILE, count - number * SAMPLES_PER_FILE)
@@ -268,6 +280,19 @@ def _write_part(path: str, batches: Iterable[list[tuple[Sample, int]]], log: Cal
             log(len(batch))
 
 
+def _open_part(path: str, number: int) -> list[tuple[np.ndarray, ...]]:
+    """Return _mapped() of a part of a pack. Raises BadInput."""
+    part = _part(path, number)
+    return read_again(functools.partial(_mapped, part), part)
+
+
+def _raise_if_temporary(error: OSError, path: str) -> None:
+    """Raise Unavailable if the file system of a pack may answer later: the pack must not be built again."""
+    if is_temporary(error):
+        with explained(f"cannot read the pack {path}"):
+            raise error
+
+
 def _mapped(path: str) -> list[tuple[np.ndarray, ...]]:
     """Return (heights, widths, checksums, offsets, contents) of each batch of a file, without a copy of the
     contents. All batches but the last have the same length. Raises BadInput."""
@@ -294,7 +319,10 @@ def described(path: str) -> dict:
     and sizes (bytes of each part) if it is complete; {} if the file is missing or not JSON."""
     try:
         meta = json.loads(read_file(os.path.join(path, META), 2**26))
-    except (OSError, ValueError, RecursionError):
+    except OSError as error:
+        _raise_if_temporary(error, path)
+        return {}
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(meta, dict):
         return {}

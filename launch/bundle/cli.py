@@ -3,7 +3,8 @@
     python -m launch pack jobs/train_ddp.py --to packed          packed/train_ddp-<12 hex digits>/
     python -m launch pack jobs/train_ddp.py --to train_ddp.py    one file, a zip archive that Python starts
 
-`pack` keeps common/, datasets/, jobs/, and a pip-requirements.txt. This list omits torch, torch_npu,
+`pack` keeps bootfile/, common/, datasets/, jobs/, what else of the repository the job imports, and a
+pip-requirements.txt. This list omits torch, torch_npu,
 torchvision, torchaudio, triton and nvidia-*, which the platform's image has; packages that the job does not
 import when it starts are comments with the option that needs them. For a script that does not import Bootfile
 `pack` keeps the script's folder. It skips hidden files, caches, tests, weights, folders of
@@ -19,6 +20,7 @@ Exit codes: 0 packed, or unchanged; 2 bad input, and nothing was written.
 
 import os
 import re
+import sys
 import zipfile
 from collections import defaultdict
 from collections.abc import Sequence
@@ -30,8 +32,6 @@ from launch import manifests, secret_scan
 from launch.bundle import one_file, requirements, snapshot
 from launch.bundle.code_folder import REQUIREMENTS, CodeFolder
 from launch.explain import human_size
-
-_SHOWN = 5  # findings in an error, skipped files of one rule
 
 
 def main(arguments: list[str]) -> int:
@@ -117,15 +117,24 @@ def _refuse_secrets(contents: dict[str, str | bytes], allowed: Sequence[str]) ->
     unknown = {*allowed} - contents.keys()
     if unknown:
         raise BadInput(f"--allow_secret {unknown.pop()}: no file of this path is packed")
-    findings = []
+    refused = []  # one line for each file
     for path, source in contents.items():
-        if path not in allowed:
-            findings += secret_scan.scan(path, source)
-    if findings:
-        raise BadInput(
-            f"suspected secrets would be uploaded: {_shorten(findings, ', ')}; remove it, name the file in "
-            ".jobignore, or, if it is not a secret, pass --allow_secret PATH"
-        )
+        if path in allowed:
+            continue
+        findings = secret_scan.scan(path, source)
+        if findings:
+            refused.append(secret_scan.describe(path, findings))
+    if not refused:
+        return
+    what = refused[0]
+    if len(refused) > 1:  # the error is one line: the files have theirs above it
+        what = f"{len(refused)} files, one in each line above"
+        for line in refused:
+            print(f"refused  {line}", file=sys.stderr)
+    raise BadInput(
+        f"suspected secrets would be uploaded: {what}; remove it, name the file in .jobignore, or, if it is "
+        "not a secret, pass --allow_secret PATH"
+    )
 
 
 def _print_files(manifest: dict, skipped: dict[str, str]) -> None:
@@ -143,12 +152,6 @@ def _print_files(manifest: dict, skipped: dict[str, str]) -> None:
     for name, sizes in kept.items():
         print(f"kept     {name} files={len(sizes)} size={human_size(sum(sizes))}")
     for rule, paths in rules.items():
-        print(f"skipped  {_shorten(paths, ' ')}: {rule}")
-
-
-def _shorten(words: list[str], separator: str) -> str:
-    """Return the first _SHOWN words, and how many more there are."""
-    text = separator.join(words[:_SHOWN])
-    if len(words) > _SHOWN:
-        text += f" and {len(words) - _SHOWN} more"
-    return text
+        print(
+            f"skipped  {' '.join(paths)}: {rule}"
+        )  # all of them: a file that is missing there is looked for here

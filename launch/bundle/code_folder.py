@@ -11,11 +11,11 @@ from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained
 from common.object_store.paths import check_keys
 from launch import manifests
-from launch.bundle import ignore
+from launch.bundle import ignore, imports
 from launch.explain import human_size
 
 _PARTS = ("bootfile", "common", "datasets", "jobs")  # folders of a Bootfile repository
-_LINKED = ("bootfile", "common", "datasets")  # may be links to those of another Bootfile repository
+_LINKED = ("bootfile", "common", "datasets", "launch")  # may be links to those of another Bootfile repository
 _DOCUMENTS = ("*.md", "*.ipynb")  # folders of a Bootfile repository
 REQUIREMENTS = ("pip-requirements.txt", "requirements.txt")  # dependency lists; the first that exists counts
 # limits of ModelArts for a code folder (its documents, November 2026): files and folders, bytes
@@ -28,9 +28,9 @@ _OWN = 2  # files that pack adds: the dependency list and the manifest
 class CodeFolder:
     """The files that a job needs. `pack` and `simulate` make one before they write anything.
 
-    In a Bootfile repository these are bootfile, common, datasets and the job's folder, without documents. For
-    a script that does not use Bootfile these are the files of its folder, wherever it is. The rules of
-    launch/bundle/ignore.py apply.
+    In a Bootfile repository these are bootfile, common, datasets and the job's folder, without documents, and
+    the modules and packages of the repository that the job imports. For a script that does not use Bootfile
+    these are the files of its folder, wherever it is. The rules of launch/bundle/ignore.py apply.
 
     without: a folder to skip
     code_dir: take this whole folder instead
@@ -41,7 +41,8 @@ class CodeFolder:
         file is alone.
     skipped: path of a file, or of a folder with / at its end -> the rule
 
-    Raises BadInput for a link out of the folder, a special file, an invalid name, or an exceeded limit.
+    Raises BadInput for a link out of the folder, a special file, an invalid name, an exceeded limit, or a
+    module that the job imports and a rule skips.
     """
 
     def __init__(self, job: str, without: str | None = None, code_dir: str | None = None):
@@ -70,17 +71,67 @@ class CodeFolder:
             self.files = {self.job_path: job}
             self.is_repository = "common/distributed/entry.py" in zipfile.ZipFile(job).namelist()
             return
+        self._collect()
+        for path, rule in self.skipped.items():
+            if f"{self.job_path}/".startswith(f"{path.rstrip('/')}/"):
+                raise BadInput(f"{self.job_path} is not uploaded (rule: {rule}): name another boot file")
+        self._follow_imports()
+        check_keys(self.files, self.root)
+        self._check_limits()
+
+    def _collect(self) -> None:
+        """Fill files and skipped: at the beginning, and again for each module at the top that is imported."""
+        self.files = {}
+        self.skipped = {}
         try:
             self._visit("", (os.path.realpath(self.root),))
         except OSError as error:
             raise BadInput(f"{error.filename} cannot be read: {error.strerror}") from error
         self.files = dict(sorted(self.files.items()))
         self.skipped = dict(sorted(self.skipped.items()))
-        for path, rule in self.skipped.items():
-            if f"{self.job_path}/".startswith(f"{path.rstrip('/')}/"):
-                raise BadInput(f"{self.job_path} is not uploaded (rule: {rule}): name another boot file")
-        check_keys(self.files, self.root)
-        self._check_limits()
+
+    def _follow_imports(self) -> None:
+        """Add the modules outside the job's folder that it imports, and those that these import.
+
+        A package at the top comes with all its files, because its modules may read them. Raises BadInput for
+        a module that a rule skips, unless the program continues without it.
+        """
+        # Where Python looks first: a job of Bootfile puts the root before its own folder.
+        folders = ("", os.path.dirname(self.job_path))
+        todo = [self.job_path]
+        seen: set[str] = set()
+        while todo:
+            path = todo.pop()
+            if path in seen or path.partition("/")[0] in _LINKED:  # Bootfile's rooms are whole
+                continue
+            seen.add(path)
+            for imported in imports.find(self.root, path, folders):
+                for module in imported.modules:
+                    if self._include(module, path, imported):
+                        todo.append(module)
+
+    def _include(self, module: str, path: str, imported: imports.Import) -> bool:
+        """Return whether a module that a program imports is uploaded, and add it if no rule skips it.
+
+        module: its path. path: that of the program. Raises BadInput if a rule skips it.
+        """
+        top = module.partition("/")[0]
+        if module not in self.files and self._parts and top not in self._parts:
+            self._parts.add(top)
+            self._collect()
+        if module in self.files:
+            return True
+        rule = "not found"
+        for skipped, rule_of_path in self.skipped.items():
+            if f"{module}/".startswith(f"{skipped.rstrip('/')}/"):
+                rule = rule_of_path
+        is_wanted = imported.is_later and rule.startswith(ignore.FILE)  # the user has left it out
+        if imported.is_optional or is_wanted:
+            return False
+        raise BadInput(
+            f"{path}:{imported.line} imports {imported.name}, and {module} is not uploaded (rule: {rule}): "
+            f"move it, or include it with a line `!{module}` in {ignore.FILE}"
+        )
 
     def _check_limits(self) -> None:
         """Raise BadInput if the platform would refuse the folder."""

@@ -20,7 +20,7 @@ from bootfile.receipt.receipt import batch_sums
 from bootfile.receipt.recorded_run import Run
 from bootfile.sampling.plan import Plan
 from common.run import output
-from datasets.folders import image_folder, image_index, random_folder
+from datasets.folders import image_folder, image_index, random_folder, splits
 from datasets.loaders import backends, image_folders, pixels, preprocessing
 from datasets.loaders.engines.memory import Memory, plan_of
 from datasets.memory import image_set
@@ -63,6 +63,7 @@ def open_data(run: Run, data_url: str | None) -> Iterator[Any]:
                     "train",
                     cache,
                     val_share=settings["val_share"],
+                    by_class=splits.is_by_class(start),
                     splits=settings["splits"],
                     max_bad=settings["max_bad_images"],
                     log=_ignore,
@@ -106,14 +107,18 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
     title = f"step {step}, epoch {sampler.epoch}, {len(ids)} samples: "
     if data is None:
         return Step(step, f"{title}ids equal to the receipt; no labels (--ids, or your own Dataset)", columns)
+    prepared = preprocessing.values(settings)
     if isinstance(data, image_index.ImageFolderIndex):
         sides = {"first": settings["first_image_size"], "last": settings["image_size"]}
         side = image_folders.progressive_size(settings["epochs"], epoch=sampler.epoch, **sides)
         plan = Plan(data, sampler, augment.random_resized_crop, side)
-        effects = Effects(**{name: settings[name] for name in Effects._fields if settings.get(name)})
-        *_, interpolation = preprocessing.values(settings)
+        chosen = {}
+        for name in Effects._fields:
+            if settings.get(name):
+                chosen[name] = settings[name]
+        effects = Effects(**chosen)
         cpu = torch.device("cpu")
-        engine = backends.engine("threads", FileStore(data), cpu, interpolation=interpolation)
+        engine = backends.engine("threads", FileStore(data), cpu, interpolation=prepared.interpolation)
     else:
         engine = Memory(data, True)
         effects = Effects()
@@ -121,9 +126,12 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
         if settings.get("short_recipe"):
             plan.augment = augment.alternating_flip
     batch: Any = next(iter(plan))
-    columns |= {name: values.tolist() for name, values in batch.crops._asdict().items()}
-    mean = preprocessing.values(settings)[0]
-    batch, change = pixels.plan_change(plan, batch, effects if any(effects) else None, None, mean)
+    for name, values in batch.crops._asdict().items():
+        columns[name] = values.tolist()
+    drawn = None
+    if any(effects):
+        drawn = effects
+    batch, change = pixels.plan_change(plan, batch, drawn, None, prepared.mean)
     run.check(step, batch_sums(ids, batch.labels, batch.crops, np.array([len(ids)]))[0])
     classes = data.class_names or [*map(str, range(data.classes))]
     columns["label"] = _name_labels(batch.labels, classes)
@@ -144,4 +152,8 @@ def _name_labels(labels: np.ndarray, classes: Sequence[str]) -> list[str]:
     """
     if labels.ndim == 1:
         return [classes[label] for label in labels.tolist()]
-    return [",".join(classes[label] for label in np.flatnonzero(row).tolist()) for row in labels]
+    names = []
+    for row in labels:
+        names_of_sample = [classes[label] for label in np.flatnonzero(row).tolist()]
+        names.append(",".join(names_of_sample))
+    return names

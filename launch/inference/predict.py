@@ -12,9 +12,11 @@ same precision. All GPUs of the machine are used. --model: the function build() 
 network, which turns float [N, 3, size, size] into logits [N, classes].
 
 The CSV has a line for each image: path (relative to FOLDER), error, class_1, probability_1, ..., the most
-probable class first. After --loss bce each class has its own probability. If an image cannot be read, `error`
-has the reason, and the classes are empty. The file is written atomically. An earlier CSV is replaced; any
-other file only with --force.
+probable class first, then number_1, ...: the places of these classes in classes.json, from 0. Join tables by
+them: pandas reads classes named NA, null or 007 as missing or as numbers, unless it gets
+keep_default_na=False and dtype=str. After --loss bce each class has its own probability. If an image cannot
+be read, `error` has the reason, and the classes are empty. The file is written atomically. An earlier CSV is
+replaced; any other file only with --force.
 """
 
 from common.console.arguments import FLAG, Parser, boolean, positive_int

@@ -63,17 +63,22 @@ def write(args: argparse.Namespace) -> int:
     header = []
     for rank in range(1, top + 1):
         header += [f"class_{rank}", f"probability_{rank}"]
+    # After the earlier columns, which programs may read by position. A name can be NA, null or 007, which
+    # pandas reads as missing or as a number.
+    numbers = [f"number_{rank}" for rank in range(1, top + 1)]
     unreadable = 0
     with outputs.open_result(args.to) as file, progress(len(paths), "predicting") as bar:
         text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="", write_through=True)
         rows = csv.writer(text)
-        rows.writerow(["path", "error", *header])
+        rows.writerow(["path", "error", *header, *numbers])
         for path, reason, probabilities in predictions:
-            cells = [""] * len(header)
+            cells = [""] * (len(header) + len(numbers))
             if not reason:
                 values, labels = probabilities.topk(top)
-                cells[::2] = [network.classes[label] for label in labels.tolist()]
-                cells[1::2] = [f"{value:.6f}" for value in values.tolist()]
+                end = len(header)
+                cells[:end:2] = [network.classes[label] for label in labels.tolist()]
+                cells[1:end:2] = [f"{value:.6f}" for value in values.tolist()]
+                cells[end:] = [str(label) for label in labels.tolist()]
             rows.writerow([path, printable(reason), *cells])
             if reason:
                 unreadable += 1

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from difflib import unified_diff
 
-_BLOCK = re.compile(r"(?:^\n)?^( *### .+ ###\n)(?:.*\n)*?\1", re.MULTILINE)
+BLOCK = re.compile(r"(?:^\n)?^( *### .+ ###\n)(?:.*\n)*?\1", re.MULTILINE)
 _NUMBER = re.compile(r"^( *### .+? )(\d+)/(\d+)(, .* ###)$", re.MULTILINE)
 
 
@@ -23,7 +23,9 @@ def replaced_lines(line: str) -> list[str]:
     indent, sign, code = line.partition("# - ")
     if sign and not indent.strip():
         return [indent + code]
-    return [""] if line.strip() == "# -" else []
+    if line.strip() == "# -":
+        return [""]
+    return []
 
 
 def without_docstring(text: str) -> str:
@@ -41,7 +43,7 @@ def combine(base: str, *variants: str, tag: str = "") -> str:
     """Return the base with the blocks of several variants, each at its place. Blocks at the same place have
     the order of the variants. tag: only blocks with this tag count; the base may have others. Raises
     MarksError."""
-    of_tag = re.compile(_BLOCK.pattern.replace("### ", f"### {tag}", 1), re.MULTILINE)
+    of_tag = re.compile(BLOCK.pattern.replace("### ", f"### {tag}", 1), re.MULTILINE)
     body = without_docstring(base)
     docstring = base.removesuffix(body)
     lines = body.splitlines(True)
@@ -79,7 +81,7 @@ def without_replaced(text: str) -> str:
         """Return a block without the lines that it replaces: re.sub() calls it for each block."""
         return "\n".join(line for line in block[0].split("\n") if not replaced_lines(line))
 
-    return _BLOCK.sub(shorten, text)
+    return BLOCK.sub(shorten, text)
 
 
 def renumber(text: str) -> str:

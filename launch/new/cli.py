@@ -2,6 +2,8 @@
 
     python -m launch new FOLDER [--text] [--ddp] [--amp] [--exact] [--fsdp] [--copy]
     cd FOLDER && python -m pytest tests
+    python -m launch new --add ddp FOLDER       later: adds the blocks of --ddp to the job of a project. Your
+                                                lines stay. A block that has no place is printed for you
     python -m launch new --receipt FOLDER       for a loop of your own (guides/trainers.md): receipt.py, and
                                                 prove_plugin.py, a fixture of pytest that kills it
 
@@ -27,8 +29,9 @@ import shutil
 from pathlib import Path
 
 from bootfile.ground.errors import BadInput
+from bootfile.ground.files import write_atomic
 from common.console.arguments import Parser
-from launch.new import blocks, one_file
+from launch.new import adding, blocks, one_file
 
 _HOME = Path(__file__).resolve().parents[2]  # links resolved
 _FILES = {  # file of the template: its path in the project
@@ -65,6 +68,7 @@ def main(arguments: list[str]) -> int:
         action="store_true",
         help="write only receipt.py and a fixture of pytest, into a new folder or one of yours",
     )
+    add("--add", choices=["ddp"], help="add these blocks to the job of a project that has none")
     add("--text", action="store_true", help="a language model: the blocks of jobs/train_text.py")
     add("--ddp", action="store_true", help="add the blocks of jobs/train_ddp.py")
     add("--amp", action="store_true", help="add the blocks of jobs/train_amp.py")
@@ -80,6 +84,9 @@ def main(arguments: list[str]) -> int:
         raise BadInput("--fsdp excludes --exact, which needs DDP, and --amp: use --precision bfloat16")
     folder = Path(args.folder)
     try:
+        if args.add:
+            _add_ddp(folder)
+            return 0
         folder.mkdir(parents=True, exist_ok=True)
         if args.receipt:
             _write_receipt(folder)
@@ -90,6 +97,46 @@ def main(arguments: list[str]) -> int:
     except OSError as error:
         raise BadInput(f"{error.filename or folder}: {error.strerror}") from error
     return 0
+
+
+def _add_ddp(folder: Path) -> None:
+    """Add the blocks of train_ddp.py to the job of a project, and to its test what starts two processes.
+
+    Nothing is written if a block has no place: a part of them would train wrong. Raises BadInput.
+    """
+    job = folder / "jobs/train.py"
+    if not job.is_file():
+        raise BadInput(f"{job}: no such file; FOLDER is a project that `python -m launch new` wrote")
+    text = job.read_text(encoding="utf-8")
+    if not re.search(r"\bforward\(", text):  # DDP averages the gradients of this call only
+        raise BadInput(f"{job} calls its model without `forward(...)`, so that DDP would not see the step")
+    is_text = "train_text.py" in text
+    has_amp = "train_amp.py" in text
+    for option in ("exact", "fsdp"):
+        if f"train_{option}.py" in text:
+            raise BadInput(f"{job} was written with --{option}, which has these blocks")
+    base = make_job(False, has_amp, text=is_text)
+    variant = make_job(True, has_amp, text=is_text)
+    changed, count = adding.add(text, base, variant, str(job))
+    if not count:
+        raise BadInput(f"{job} has these blocks already")
+    write_atomic(str(job), changed.encode())
+    print(f"{job}: added {count} blocks of train_ddp.py")
+    test = folder / "tests/test_train.py"
+    option = "--processes_per_node=2"
+    line = f'OPTIONS += ["{option}"]\n'
+    content = ""
+    if test.is_file():
+        content = test.read_text(encoding="utf-8")
+    if option in content:
+        return
+    begin, options, rest = content.partition("\nOPTIONS = ")
+    if not options:  # the user has a test of another form
+        print(f"for a test with two processes: {line}", end="")
+        return
+    first, _, following = rest.partition("\n")
+    write_atomic(str(test), f"{begin}{options}{first}\n{line}{following}".encode())
+    print(f"{test}: two processes; run python -m pytest tests")
 
 
 def _write_receipt(folder: Path) -> None:
@@ -106,7 +153,7 @@ def _write_receipt(folder: Path) -> None:
 
 def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text: bool = False) -> str:
     """Return the text of a project's jobs/train.py. Raises BadInput if a job of Bootfile is missing."""
-    job_of_user = "train_text.py" if text else "train_own.py"
+    job_of_user = _choose_job(text)
     names = [job_of_user]
     if ddp:
         names.append("train_ddp.py")
@@ -120,7 +167,10 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
         variants[0] = variants[0].replace(step_of_user, step)  # another variant may have its own
     combined = blocks.combine(base, *variants)
     if exact or fsdp:  # its base is train_ddp.py
-        names.append("train_exact.py" if exact else "train_fsdp.py")
+        more = "train_fsdp.py"
+        if exact:
+            more = "train_exact.py"
+        names.append(more)
         variant = _read(f"jobs/{names[-1]}")
         if text:
             variant = _FUSED_SGD.sub("", variant)
@@ -140,9 +190,19 @@ def make_job(ddp: bool, amp: bool, exact: bool = False, fsdp: bool = False, text
     return _DOCSTRING.format(example=example, others=" and ".join(names), **_RATES[job_of_user]) + job
 
 
+def _choose_job(text: bool) -> str:
+    """Return the job of Bootfile whose blocks are the user's. text: a language model."""
+    if text:
+        return "train_text.py"
+    return "train_own.py"
+
+
 def _mark(step: str, mark: str) -> str:
     """Return the step of a job as one block, without the marks inside."""
-    lines = [line for line in step.replace("logits", "outputs").split("\n") if line and "###" not in line]
+    lines = []
+    for line in step.replace("logits", "outputs").split("\n"):
+        if line and "###" not in line:
+            lines.append(line)
     return "\n".join([mark, *lines, mark, ""])
 
 
@@ -155,7 +215,7 @@ def _write_project(folder: Path, args: argparse.Namespace, ddp: bool) -> None:
         given.append("ddp")
     if args.text:
         given.append("text")
-    values = {"name": name, **_RATES["train_text.py" if args.text else "train_own.py"]}
+    values = {"name": name, **_RATES[_choose_job(args.text)]}
     for part in ("jobs", "tests"):
         (folder / part).mkdir()
     (folder / "jobs/train.py").write_text(job, encoding="utf-8")

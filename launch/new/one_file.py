@@ -27,10 +27,13 @@ def join(module: str, read: Callable[[str], str]) -> str:
         head, body = _split(name, tree)
         for node in head:
             _add_import(node, imports)
-        for defined in (defined for node in body for defined in _find_names(node)):
-            if owners.setdefault(defined, name) != name:
-                raise ValueError(f"{name} and {owners[defined]} define {defined}")
-        begin = tree.body[len(tree.body) - len(body) - 1].end_lineno if len(body) < len(tree.body) else 0
+        for statement in body:
+            for defined in _find_names(statement):  # in one file the second one would replace the first
+                if owners.setdefault(defined, name) != name:
+                    raise ValueError(f"{name} and {owners[defined]} define {defined}")
+        begin: int | None = 0  # number of the lines before the body: docstring and imports
+        if len(body) < len(tree.body):
+            begin = tree.body[len(tree.body) - len(body) - 1].end_lineno
         bodies.append("\n".join(text.splitlines()[begin:]).strip("\n"))
     docstring = ast.get_docstring(modules[module][0], clean=False)
     return "\n\n\n".join([f'"""{docstring}"""\n\n{_format_imports(imports)}', *bodies]) + "\n"
@@ -99,9 +102,17 @@ def _format_imports(imports: dict[str, set[str]]) -> str:
     groups: list[list[str]] = [[], []]
     for start, names in sorted(imports.items()):
         is_installed = start.split()[1].partition(".")[0] not in sys.stdlib_module_names
-        groups[is_installed].append(f"{start} {', '.join(sorted(names))}" if names else start)
-    groups[0].sort(key=lambda line: line.startswith("from"))
+        line = start
+        if names:
+            line += f" {', '.join(sorted(names))}"
+        groups[is_installed].append(line)
+    groups[0].sort(key=_is_from)  # stable: the names stay in order
     return "\n\n".join("\n".join(group) for group in groups if group)
+
+
+def _is_from(line: str) -> bool:
+    """Return whether a line imports names of a module: such lines follow `import module`."""
+    return line.startswith("from")
 
 
 def _find_names(node: ast.stmt) -> list[str]:
@@ -109,6 +120,11 @@ def _find_names(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return [node.name]
     if isinstance(node, ast.Assign | ast.AnnAssign):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+        targets = [node.target] if isinstance(node, ast.AnnAssign) else node.targets
+        names = []
+        for target in targets:  # a tuple has several names
+            for part in ast.walk(target):
+                if isinstance(part, ast.Name):
+                    names.append(part.id)
+        return names
     return []

@@ -32,14 +32,16 @@ _SNAPSHOT = re.compile(r"[A-Za-z0-9_.-]+-[0-9a-f]{12}")
 
 def _to_text(value: Any) -> str:
     """Return a value of one line as text for arguments and variables: true and false in lower case."""
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value)
+    if isinstance(value, bool):  # as the command lines of jobs have it
+        text = text.lower()
     if not isinstance(value, str | bool | int | float) or set(text) & set("\0\n\r"):
         raise ValueError("expected a text of one line, a number, true or false")
     return text
 
 
 def _check_url(url: str) -> str:
-    if not is_url(url):
+    if not is_url(url):  # pydantic makes the line, with the table and the key
         raise ValueError("expected obs://bucket/prefix or s3://bucket/prefix")
     object_store.parse(url)
     return url.rstrip("/")
@@ -50,7 +52,7 @@ def _check_place(place: str) -> str:
 
 
 def _check_storage(storage: str) -> str:
-    if storage.startswith(("pfs://", "obs://")):
+    if storage.startswith(("pfs://", "obs://")):  # a bucket; else a share of SFS Turbo
         _check_url(re.sub("^pfs:", "obs:", storage))
     elif not re.fullmatch(r"[^/\s:]+:/(?!/)\S*", storage):
         raise ValueError("expected HOST:/PATH, pfs://bucket/path or obs://bucket/path")
@@ -118,7 +120,7 @@ class Image(_Table):
     @pydantic.field_validator("command")
     @classmethod
     def _refuse_secrets(cls, command: str) -> str:
-        for name in mask_words(command.split())[1]:
+        for name in mask_words(command.split())[1]:  # the names of what it would hide
             _refuse_secret(name)
         return command
 
@@ -216,7 +218,9 @@ class JobConfig(_Table):
     @pydantic.field_validator("parameters", "environment", mode="before")
     @classmethod
     def _refuse_secrets(cls, table: Any) -> Any:
-        for name, value in table.items() if isinstance(table, dict) else ():
+        if not isinstance(table, dict):  # pydantic refuses it after this function
+            return table
+        for name, value in table.items():
             if secret_scan.looks_secret(name, str(value)):
                 _refuse_secret(name)
         return table
@@ -244,6 +248,7 @@ def load(path: str, job: str, platform: str = "modelarts") -> JobConfig:
             raise BadInput(f"[platform.{platform}] is missing (launch/job.example.toml shows it)")
         return config
     except pydantic.ValidationError as error:
+        # without pydantic's own text, which may show values
         raise BadInput(f"{path}: {_explain(error)}") from None
     except BadInput as error:
         raise BadInput(f"{path}: {error}") from error.__cause__
@@ -252,6 +257,7 @@ def load(path: str, job: str, platform: str = "modelarts") -> JobConfig:
 def _check_names(config: JobConfig) -> None:
     """Raise BadInput if two tables give the same argument, or two outputs have the same URL."""
     channels = {name.replace("-", "_") for name in (*config.inputs, *config.outputs)}
+    # the job would get the argument twice, and - and _ are the same there
     for name in config.parameters:
         if name.replace("-", "_") in channels:
             raise BadInput(f"[parameters] {name} is also an input or output: the platform passes its folder")
@@ -260,12 +266,15 @@ def _check_names(config: JobConfig) -> None:
 
 
 def _check_modelarts(config: JobConfig) -> None:
-    image, resources = config.image, config.resources
+    image = config.image
+    resources = config.resources
+    # the service copies the folder of the code as it is, so it must be one that pack has made
     if not _SNAPSHOT.fullmatch(config.snapshot):
         expected = "obs://bucket/prefix/name-abcdef012345, as `pack` names it"
         raise BadInput(f"code = {config.code!r} is not the URL of an uploaded snapshot: expected {expected}")
     if image.model_fields_set not in _IMAGES:
-        given, expected = (", ".join(sorted(keys)) for keys in (image.model_fields_set, _IMAGES[0]))
+        given = ", ".join(sorted(image.model_fields_set))
+        expected = ", ".join(sorted(_IMAGES[0]))
         raise BadInput(f"[image] has {given or 'nothing'}: expected {expected}, or image_url with a command")
     if not (resources.flavor_id or resources.pool_id):
         raise BadInput("[resources] has neither flavor_id nor pool_id")
@@ -274,13 +283,15 @@ def _check_modelarts(config: JobConfig) -> None:
     if len(config.notification.model_fields_set) == 1:
         raise BadInput("[notification] needs topic_urn and events")
     for place in (*config.inputs.values(), *config.outputs.values()):
-        if place.startswith("/") and not any(f"{place}/".startswith(f"{each}/") for each in config.volumes):
+        if not place.startswith("/"):  # a URL, which the service copies
+            continue
+        if not any(f"{place}/".startswith(f"{folder}/") for folder in config.volumes):
             raise BadInput(f"{place} is not in a folder of [volumes], and the nodes lose all others")
 
 
 def _explain(error: Any) -> str:
     """Return one line for the first mistake of a ValidationError: table, key, reason."""
-    first = error.errors(include_url=False)[0]
+    first = error.errors(include_url=False)[0]  # the user mends one after the other
     parts = [str(part) for part in first["loc"] if part != "[key]"]
     *tables, key = parts[: 3 if parts[0] == "platform" else 2]
     place = f"[{'.'.join(tables)}] {key}" if tables else key

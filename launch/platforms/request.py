@@ -45,11 +45,19 @@ def make_outputs(outputs: Mapping[str, str], run: str, resume_from: str | None =
 
 def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
     """Return the body of the request."""
-    code, image, hours = _path(config.code or ""), config.image, config.auto_stop.hours
-    prefetch = {"prefetch_to_local": True} if config.prefetch_to_local else {}
+    code = _path(config.code or "")
+    image = config.image
+    hours = config.auto_stop.hours
+    channels = _channels("outputs", outputs)
+    if config.prefetch_to_local:  # a restarted job finds the files of the job before it
+        for channel in channels:
+            channel["prefetch_to_local"] = True
     retries = config.retries.model_dump(exclude_none=True, by_alias=True)
     schedule = config.schedule.model_dump(exclude_none=True)
     affinity = {name: schedule.pop(name) for name in [*schedule] if name.startswith("affinity_")}
+    if affinity:
+        schedule["required_affinity"] = affinity
+    # the service passes the folders of its copies, but not those of volumes
     places = config.inputs | outputs
     mounted = {name: place for name, place in places.items() if place.startswith("/")}
     parameters = config.parameters | mounted
@@ -59,47 +67,62 @@ def make_body(config: JobConfig, outputs: dict[str, str]) -> dict[str, Any]:
         "description": config.description,
         "annotations": {name: str(value).lower() for name, value in retries.items()},
     }
+    algorithm: dict[str, Any] = {"code_dir": code}
+    if image.image_url:  # an image of the user has a command, and no boot file
+        algorithm["command"] = _command(config)
+    else:
+        algorithm["boot_file"] = code + config.job
+    algorithm |= {
+        "engine": image.model_dump(exclude_none=True, exclude={"command"}),
+        "parameters": [{"name": name, "value": value} for name, value in parameters.items()],
+        "inputs": _channels("inputs", config.inputs),
+        "outputs": channels,
+        "environments": config.environment,
+    }
     spec = {
         "resource": config.resources.model_dump(exclude_none=True, exclude={"gpus_per_node"}),
         "volumes": [_volume(folder, storage) for folder, storage in config.volumes.items()],
-        "schedule_policy": schedule | ({"required_affinity": affinity} if affinity else {}),
+        "schedule_policy": schedule,
         "notification": config.notification.model_dump(exclude_none=True),
         "log_export_path": config.log_url and {"obs_url": f"obs:/{_path(config.log_url)}"},  # only here a URL
         "auto_stop": hours and {"time_unit": "HOURS", "duration": hours},
     }
     return {
         "kind": "job",
-        "metadata": {name: value for name, value in metadata.items() if value},
-        "algorithm": {
-            "code_dir": code,
-            **({"command": _command(config)} if image.image_url else {"boot_file": code + config.job}),
-            "engine": image.model_dump(exclude_none=True, exclude={"command"}),
-            "parameters": [{"name": name, "value": value} for name, value in parameters.items()],
-            "inputs": _channels("inputs", config.inputs),
-            "outputs": [channel | prefetch for channel in _channels("outputs", outputs)],
-            "environments": config.environment,
-        },
-        "spec": {name: value for name, value in spec.items() if value},
+        "metadata": _without_empty(metadata),
+        "algorithm": algorithm,
+        "spec": _without_empty(spec),
     }
+
+
+def _without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries that have a value."""
+    return {name: value for name, value in table.items() if value}
 
 
 def _volume(folder: str, storage: str) -> dict[str, dict[str, Any]]:
     kind, _, _ = storage.partition("://")
-    if kind in ("obs", "pfs"):
+    if kind in ("obs", "pfs"):  # a bucket, or a parallel file system
         path = _path(re.sub("^pfs:", "obs:", storage)).rstrip("/")
         return {kind: {f"{kind}_path": path, "local_path": folder}}
     return {"nfs": {"nfs_server_path": storage, "local_path": folder, "read_only": False}}
 
 
 def _channels(kind: str, places: Mapping[str, str]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name, "local_dir": local, "access_method": "parameter",
-            "remote": {"obs": {"obs_url": _path(places[name])}},
-        }
-        for name, local in _folders(kind, places).items()
-        if local != places[name]
-    ]  # fmt: skip
+    """Return the entries of the inputs or outputs that the service copies. kind: see _folders()."""
+    channels: list[dict[str, Any]] = []
+    for name, local in _folders(kind, places).items():
+        if local == places[name]:  # a folder of a volume: nothing is copied
+            continue
+        channels.append(
+            {
+                "name": name,
+                "local_dir": local,
+                "access_method": "parameter",
+                "remote": {"obs": {"obs_url": _path(places[name])}},
+            }
+        )
+    return channels
 
 
 def _path(url: str) -> str:
@@ -110,10 +133,12 @@ def _path(url: str) -> str:
 
 def _folders(kind: str, places: Mapping[str, str]) -> dict[str, str]:
     """Return names and folders on a node: those of volumes, or of copies. kind: inputs or outputs."""
-    return {
-        name: place if place.startswith("/") else f"{_MOUNT}/{kind}/{name}_{index}"
-        for index, (name, place) in enumerate(places.items())
-    }
+    folders = {}
+    for index, (name, place) in enumerate(places.items()):
+        folders[name] = place
+        if not place.startswith("/"):  # the service numbers its copies in this order
+            folders[name] = f"{_MOUNT}/{kind}/{name}_{index}"
+    return folders
 
 
 def _command(config: JobConfig) -> str:
@@ -125,7 +150,8 @@ def _command(config: JobConfig) -> str:
 def make_node_starts(config: JobConfig, outputs: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
     """Return (command line, additional variables) of every node, from launch/profiles.py and job.toml."""
     custom = bool(config.image.image_url)
-    nodes, gpus = config.resources.node_count, config.resources.gpus_per_node
+    nodes = config.resources.node_count
+    gpus = config.resources.gpus_per_node
     hosts = [f"{MODELARTS_JOB}-worker-{node}.{MODELARTS_JOB}" for node in range(nodes)]
     code = posixpath.join(_JOB_DIR, config.snapshot)
     folders = Folders(code, f"{_MOUNT}/inputs", f"{_MOUNT}/outputs", "/cache", f"{_MOUNT}/log")
@@ -134,10 +160,13 @@ def make_node_starts(config: JobConfig, outputs: dict[str, str]) -> list[tuple[s
     starts = []
     for node in range(nodes):
         (start,) = make_starts(platform, node, nodes, gpus or 1, hosts, _PORT, folders, gpus)
+        # the profile has channels of its own, those of job.toml take their place
         added = [word for word in start.arguments if not word.startswith(("--data_url=", "--train_url="))]
         variables = start.environment | {"MA_CURRENT_IP": f"<address of node {node}>"} | config.environment
         if custom and "MASTER_PORT" not in config.environment:
             del variables["MASTER_PORT"]  # the platform does not set a port here
-        words = [*(f"--{name}={value}" for name, value in (config.parameters | channels).items()), *added]
+        given = config.parameters | channels
+        words = [f"--{name}={value}" for name, value in given.items()]
+        words += added
         starts.append((" ".join([_command(config), *map(shlex.quote, words)]), variables))
     return starts

@@ -48,10 +48,12 @@ def has_ended(phase: str) -> bool:
 def _find_endpoint(region: str, url: str) -> str:
     """Return the service's URL. The SDK's own table of regions has a wrong host for ap-southeast-1."""
     if not url and not region:
-        url, region = os.environ.get("MODELARTS_ENDPOINT", ""), os.environ.get("MODELARTS_REGION", "")
+        url = os.environ.get("MODELARTS_ENDPOINT", "")
+        region = os.environ.get("MODELARTS_REGION", "")
     if not url and region:
         url = f"https://modelarts.{region}.{_DOMAIN}"
-    if not _URL.fullmatch(url := url.rstrip("/")):
+    url = url.rstrip("/")
+    if not _URL.fullmatch(url):
         raise BadInput("no region or https://host: set the region in job.toml, or MODELARTS_REGION")
     if is_clear_text(url):
         raise BadInput(f"the endpoint {url} is not encrypted: https:// is needed for any other machine")
@@ -82,15 +84,17 @@ class ModelArts:
         keys = [os.environ.get(name, "") for name in _KEYS]
         if not all(keys[:2]):
             raise BadInput(f"no key of the account: set the variables {' and '.join(_KEYS[:2])}")
-        host, named = urllib.parse.urlsplit(self.endpoint), os.environ.get("MODELARTS_ENDPOINT", "")
+        host = urllib.parse.urlsplit(self.endpoint)
+        named = os.environ.get("MODELARTS_ENDPOINT", "")
         self._host = host.netloc
+        # a host that gets a signed request could use it: a wrong one is named before the first request
         is_known = host.scheme == "http" or f".{host.hostname}".endswith(f".{_DOMAIN}")
         if not is_known and self.endpoint != named.rstrip("/"):
             text = f"{self.endpoint} is not a host of {_DOMAIN}, and requests are signed with your keys"
             print(f"warning: {text}", file=sys.stderr, flush=True)
-        self._secrets = [key for key in keys if key]
+        self._secrets = [key for key in keys if key]  # no error may show them
         credentials = BasicCredentials(keys[0], keys[1], self.project)
-        if keys[2]:
+        if keys[2]:  # the keys are temporary
             credentials = credentials.with_security_token(keys[2])
         builder = self._sdk.ModelArtsClient.new_builder().with_credentials(credentials)
         builder = builder.with_http_config(HttpConfig(timeout=_TIMEOUT, retry_times=0))
@@ -122,6 +126,7 @@ class ModelArts:
         from huaweicloudsdkcore.utils.http_utils import sanitize_for_serialization
 
         def is_repeatable(answer: object, error: Exception | None) -> bool:
+            # the SDK asks after each attempt; without a status there was no answer at all
             status = getattr(error, "status_code", None)
             return error is not None and _is_temporary(status) and (repeat or status == 429)
 
@@ -129,14 +134,14 @@ class ModelArts:
         invoker.with_retry(is_repeatable, _RETRIES, BackoffStrategies.EQUAL_JITTER)
         try:
             answer = sanitize_for_serialization(invoker.invoke())
-            if needed and needed not in answer:
+            if needed and needed not in answer:  # a proxy may have answered
                 raise ValueError(f"the answer has no {needed}")
             return answer
         except self._errors as error:
             refused: Any = error
             status = getattr(error, "status_code", None)
             text = getattr(error, "error_msg", None) or str(error)
-            for secret in self._secrets:
+            for secret in self._secrets:  # before the text is shown anywhere
                 text = text.replace(secret, "***")
             reason = f"no usable answer from {self._host} ({type(error).__name__}: {text[:500]})"
             if status is not None:

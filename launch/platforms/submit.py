@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
     if not any(os.path.isfile(os.path.join(folder, config.job)) for folder in ("", ROOT)):
         raise BadInput(f"JOB {config.job}: no such file here or in {ROOT}: run `submit` in the code folder")
     run = request.make_run_name(config.name)
-    if args.platform != "modelarts":
+    if args.platform != "modelarts":  # other platforms have tools of their own, which read a file
         if not args.dry_run:
             _, command = templates.COMMANDS[args.platform]
             raise BadInput(f"{args.platform} has its own tool: --dry_run prints the file, then {command}")
@@ -53,6 +53,7 @@ def main(arguments: list[str]) -> int:
     if not args.dry_run:
         return _send(args, config, run, outputs, body)
     print(f"\n({MODELARTS_JOB} stands for the name that the service makes from the job's id)")
+    # what the service will start, so that a wrong path is seen before it costs a node
     for node, (command, variables) in enumerate(request.make_node_starts(config, outputs)):
         print(f"\nnode {node}: {command}")
         for name, value in variables.items():
@@ -74,13 +75,14 @@ def _parse_args(arguments: list[str]) -> argparse.Namespace:
 
 def _send(args: argparse.Namespace, config: JobConfig, run: str, outputs: dict[str, str], body: dict) -> int:
     service = ModelArts(config.region, config.endpoint, config.project_id)
-    if args.resume_from:
+    if args.resume_from:  # two jobs would write to one place
         _check_ended(service, outputs["train_url"])
     print(f"service {service.endpoint} project {service.project}")
     if not confirm.ask("create this job", args.yes):
         print("nothing was sent")
         return 1
     path = os.path.join(records.FOLDER, f"{run}.json")
+    # the id is not known yet
     record = config.model_dump(include={"name", "job", "code", "log_url"}) | {
         "id": None,
         "run": run,
@@ -97,6 +99,7 @@ def _send(args: argparse.Namespace, config: JobConfig, run: str, outputs: dict[s
         if error.status is not None and error.status < 500:  # it was certainly refused
             os.unlink(path)
             raise
+        # the record stays: the job may run
         unsure = f"whether it was created is not known: look for {config.name} in the console"
         raise BadInput(f"{error}; {unsure}") from error
     print(f"job {record['id']}", flush=True)
@@ -108,6 +111,7 @@ def _send(args: argparse.Namespace, config: JobConfig, run: str, outputs: dict[s
 def _check_ended(service: ModelArts, url: str) -> None:
     """Raise BadInput if a recorded job that writes to this output is still active."""
     for record in records.read_all():
+        # a record may be of another account, or of a job that was refused
         is_here = (record["endpoint"], record["project_id"]) == (service.endpoint, service.project)
         if not (is_here and record["id"] and url in record["outputs"].values()):
             continue

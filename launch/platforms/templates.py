@@ -51,6 +51,7 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
         "mounts": table.mounts,
     }
     if platform == "sagemaker":  # train_url is the checkpoint folder, which it restores after a restart
+        # the service mounts the code as one more channel
         values["channels"] = {"code": table.code or config.code or "", **inputs}
         if list(outputs) != ["train_url"]:
             raise BadInput(f"sagemaker needs one output, train_url: it has {', '.join(outputs) or 'none'}")
@@ -58,10 +59,12 @@ def render(platform: str, config: JobConfig, run: str, resume_from: str | None =
             if not url.startswith("s3://"):
                 raise BadInput(f"sagemaker reads s3:// only: {url or 'code is missing'}")
         values |= outputs
+        # the job sees folders, which the service fills and uploads
         inputs = {name: f"/opt/ml/input/data/{name}" for name in inputs}
         outputs = {"train_url": "/opt/ml/checkpoints"}
     if platform == "slurm":  # its script adds the task of an array
-        values["outputs"], outputs = outputs, {}
+        values["outputs"] = outputs
+        outputs = {}
     words = config.parameters | inputs | outputs
     values["arguments"] = [f"--{name}={value}" for name, value in words.items()]
     return _fill(platform, table.model_extra or {}, values)
@@ -77,11 +80,11 @@ def _fill(platform: str, settings: dict[str, Any], values: dict[str, Any]) -> st
         trim_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters["shell"] = shlex.join
+    environment.filters["shell"] = shlex.join  # a template may have a command line
     environment.globals.clear()  # `namespace` is one of jinja2's
     source, _, _ = environment.loader.get_source(environment, name)
     keys = meta.find_undeclared_variables(environment.parse(source)) - values.keys()
-    for key in settings.keys() - keys:
+    for key in settings.keys() - keys:  # a misspelt key would be ignored
         raise BadInput(f"[platform.{platform}] {key}: unknown key: expected one of {', '.join(sorted(keys))}")
     try:
         return environment.from_string(source).render(settings | values)

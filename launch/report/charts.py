@@ -69,11 +69,13 @@ def draw(runs: list[Run]) -> list[dict]:
 
     cli.render_page() calls it once, in the process of `launch report`.
     """
-    known = {name for _, *names in _CHARTS for name in names}
-    others = dict.fromkeys(name for run in runs for name in run.figures if name not in known)
     charts = []
-    for heading, *names in [*_CHARTS, *((name, name) for name in others)]:
-        curves = [run.figures[name][1] for run in runs for name in names if name in run.figures]
+    for heading, *names in _list_charts(runs):
+        curves = []
+        for run in runs:
+            for name in names:
+                if name in run.figures:
+                    curves.append(run.figures[name][1])
         values = np.concatenate([*curves, [np.nan]])
         if np.isnan(values).all():
             continue
@@ -87,10 +89,31 @@ def draw(runs: list[Run]) -> list[dict]:
                 axes.set_yscale("log")
                 axes.yaxis.set_major_formatter("{x:g}")
                 axes.minorticks_off()
-            about = f"{heading} by step, of {', '.join(run.name for run in runs)}"
-            both = all(any(name in run.figures for run in runs) for name in names) and len(names) > 1
+            about = f"{heading} by step, of {', '.join(_name_all(runs))}"
+            # The page explains the dots of validation only if a curve of training is next to them.
+            both = len(names) > 1
+            for name in names:
+                both = both and any(name in run.figures for run in runs)
             charts.append({"heading": heading, "svg": _render(axes, heading, about), "both": both})
     return charts
+
+
+def _list_charts(runs: list[Run]) -> list[tuple[str, ...]]:
+    """Return (heading, figures) of each chart: those of _CHARTS, then one for each other figure of a run."""
+    known = set()
+    for _, *names in _CHARTS:
+        known.update(names)
+    charts: list[tuple[str, ...]] = list(_CHARTS)
+    for run in runs:
+        for name in run.figures:
+            if name not in known:
+                known.add(name)
+                charts.append((name, name))
+    return charts
+
+
+def _name_all(runs: list[Run]) -> list[str]:
+    return [run.name for run in runs]
 
 
 def _draw_run(axes: Any, run: Run, names: list[str], place: int, is_alone: bool) -> None:
@@ -131,9 +154,14 @@ def _draw_curve(axes: Any, x: np.ndarray, y: np.ndarray, style: int, strong: boo
     if len(x) > _MOST_POINTS:
         x, y, low, high = _summarize(x, y)
         axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0)
-    most_dots = _MOST_DOTS if strong else 1  # a single point has no line
-    dots = "o" if points <= most_dots else ""
-    line = {"linewidth": 2.4 if strong else 1.5, "linestyle": (0, DASHES[style]), "marker": dots}
+    width = 1.5
+    most_dots = 1  # a single point has no line
+    if strong:
+        width = 2.4
+        most_dots = _MOST_DOTS
+    line = {"linewidth": width, "linestyle": (0, DASHES[style]), "marker": ""}
+    if points <= most_dots:
+        line["marker"] = "o"
     axes.plot(x, y, color=colour, gid="curve", **line)
 
 
@@ -144,7 +172,7 @@ def _summarize(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """
     rows = []
     for part in np.array_split(np.arange(len(x)), _INTERVALS):
-        known = part[~np.isnan(y[part])]
+        known = part[~np.isnan(y[part])]  # an interval with any value has no gap
         if not len(known):
             known = part[:1]
         rows.append((x[known].mean(), y[known].mean(), y[known].min(), y[known].max()))

@@ -39,20 +39,24 @@ def main(arguments: list[str]) -> int:
     if not args.to.endswith(".html"):  # the name of no result of a run
         raise BadInput(f"--to {args.to}: expected a name that ends in .html")
     outputs.check_replaceable(args.to, re.compile(_MARK), args.force)
-    runs = [report_runs.read(path, name) for path, name in zip(paths, _names(paths), strict=True)]
+    runs = list(map(report_runs.read, paths, _names(paths)))
     content = render_page(runs, args.title).encode("utf-8", "replace")  # a folder's name may not be UTF-8
     with outputs.open_result(args.to) as file:
         file.write(content)
     for run in runs:
         for note in run.notes:
             print(f"{run.path}: {note}")
-    print(f"{args.to}: {len(runs)} {'run' if len(runs) == 1 else 'runs'}, {len(content) / 1e3:.0f} kB")
+    noun = "runs"
+    if len(runs) == 1:
+        noun = "run"
+    print(f"{args.to}: {len(runs)} {noun}, {len(content) / 1e3:.0f} kB")
     return 0
 
 
 def _names(paths: list[str]) -> list[str]:
     """Return the paths below the folder that holds all runs."""
-    parent = os.path.commonpath([os.path.dirname(path) for path in paths])
+    # A run may be in the folder of another one: the folder above each of them is what they share.
+    parent = os.path.commonpath(list(map(os.path.dirname, paths)))
     return [os.path.relpath(path, parent) for path in paths]
 
 
@@ -64,8 +68,12 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
     settings = []
     environments = []
     for run in runs:
-        settings.append(run.starts[-1].settings if run.starts else {})
-        environments.append(run.starts[-1].environment if run.starts else {})
+        if not run.starts:  # their file was lost: its column is empty
+            settings.append({})
+            environments.append({})
+            continue
+        settings.append(run.starts[-1].settings)
+        environments.append(run.starts[-1].environment)
     return page.render(
         os.path.join(os.path.dirname(os.path.abspath(__file__)), "page.html"),
         title=title or ", ".join(run.name for run in runs),
@@ -76,7 +84,7 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
         final=tables.make_final_rows(runs),
         charts=charts.draw(runs),
         starts=tables.make_start_rows(runs),
-        epochs=[tables.make_epoch_table(run) for run in runs],
+        epochs=list(map(tables.make_epoch_table, runs)),
         receipts=tables.compare_receipts(runs),
         differing=tables.find_differences(settings),
         settings=tables.make_rows(settings),

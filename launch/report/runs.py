@@ -5,6 +5,7 @@ Unreadable lines are skipped and noted. A folder with neither metrics.jsonl nor 
 
 import contextlib
 import math
+import operator
 import os
 from dataclasses import dataclass, field
 
@@ -65,7 +66,9 @@ class Run:
 
     def last(self, name: str) -> float:
         """Return the last value of a figure; NaN if there is none."""
-        return float(self.figures[name][1][-1]) if name in self.figures else math.nan
+        if name not in self.figures:
+            return math.nan
+        return float(self.figures[name][1][-1])
 
     @property
     def step(self) -> float:
@@ -107,7 +110,9 @@ def _numbers(value: object) -> dict[str, float]:
     numbers = {}
     for name, number in value.items():
         if isinstance(number, int | float) and not isinstance(number, bool):
-            numbers[name] = float(number) if abs(number) <= _GREATEST else math.nan
+            numbers[name] = math.nan  # JSON has integers that are too large for a float
+            if abs(number) <= _GREATEST:
+                numbers[name] = float(number)
     return numbers
 
 
@@ -126,7 +131,7 @@ def _read_starts(run: Run) -> list[Start]:
         if is_known or not (math.isfinite(time) and math.isfinite(step)):
             continue
         settings = line["settings"]
-        if settings.get("resume") == "never":
+        if settings.get("resume") == "never":  # another training in the same folder began here
             history = []
             lost = {}
         set_up = sum(seconds for seconds in _numbers(line.get("laps")).values() if seconds >= 0)
@@ -154,9 +159,13 @@ def _read_lines(run: Run) -> list[dict[str, float]]:
     with explained(f"cannot read {path}"), contextlib.suppress(FileNotFoundError):
         content = read_file(path, _MOST)
     objects = parse_json_lines(content)
-    lines = [line for line in map(_numbers, objects) if line.get("step", math.nan) >= 0]
-    receipts = [line["receipt"] for line in objects if isinstance(line.get("receipt"), str)]
-    run.receipt = receipts[-1] if receipts else ""
+    lines = []
+    for line in objects:
+        if isinstance(line.get("receipt"), str):
+            run.receipt = line["receipt"]  # the last one counts
+        numbers = _numbers(line)
+        if numbers.get("step", math.nan) >= 0:
+            lines.append(numbers)
     if not lines:
         run.notes.append(f"{METRICS} is missing or empty: nothing was reported yet")
     bad = len(content.splitlines()) - len(lines)
@@ -170,7 +179,11 @@ def _read_lines(run: Run) -> list[dict[str, float]]:
 def _read_metrics(run: Run) -> None:
     """Fill the run from the lines of metrics.jsonl, whose starts it has already."""
     lines = _read_lines(run)
-    names = dict.fromkeys(name for line in lines for name in line if name not in _NO_FIGURES)
+    names: dict[str, None] = {}  # in the order in which the job has reported them first
+    for line in lines:
+        names.update(dict.fromkeys(line))
+    for name in _NO_FIGURES:
+        names.pop(name, None)
     if len(names) > _MOST_FIGURES:
         run.notes.append(f"only the first {_MOST_FIGURES} figures are shown")
     for name in [*names][:_MOST_FIGURES]:
@@ -190,15 +203,22 @@ def _read_times(run: Run, lines: list[dict[str, float]]) -> None:
         epoch = line.get("epoch", math.nan)
         seconds = [line.get("data_time", math.nan), line.get("compute_time", math.nan), 0.0]  # as in SPLIT
         if "val_loss" in line:  # the evaluation began at the previous line, or at a start after it
-            began = [start.time for start in run.starts if start.time <= time]
-            began += [before for _, before in times[-1:]]
+            began = []
+            for start in run.starts:
+                if start.time <= time:
+                    began.append(start.time)
+            if times:
+                began.append(times[-1][1])
             seconds = [0.0, 0.0, time - max(began, default=math.nan)]
         if math.isfinite(epoch):
-            ends = {name: value for name, value in line.items() if name in run.figures}
-            run.ends.setdefault(int(epoch), {}).update(ends)
+            ends = run.ends.setdefault(int(epoch), {})
+            for name, value in line.items():
+                if name in run.figures:
+                    ends[name] = value  # a later line of the epoch replaces it
+            # A clock that was set back gives negative times, which say nothing.
             if math.isfinite(time + sum(seconds)) and min(seconds) >= 0:
                 before = run.split.get(int(epoch), [0.0] * len(SPLIT))
-                run.split[int(epoch)] = [sum(pair) for pair in zip(before, seconds, strict=True)]
+                run.split[int(epoch)] = list(map(operator.add, before, seconds))
         if math.isfinite(time):
             times.append((line["step"], time))
     run.times = np.array(times).reshape(-1, 2).T

@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bootfile.exact import digest_lines
 from bootfile.ground.errors import BadInput
-from bootfile.receipt.compare import compare_machines
+from bootfile.receipt.compare import compare_states
 from bootfile.receipt.reading import read
 from bootfile.receipt.records import ReceiptError
 from bootfile.receipt.steps import compare
@@ -35,7 +34,7 @@ class Row(NamedTuple):
 
 def make_final_rows(runs: list[Run]) -> list[Row]:
     """Return one row per figure with one cell per run. Rows without any value are omitted."""
-    rows = make_rows([_final(run) for run in runs])
+    rows = make_rows(list(map(_final, runs)))
     return [row for row in rows if {*row.cells} != {NONE}]
 
 
@@ -59,6 +58,7 @@ def _final(run: Run) -> dict[str, str]:
     cells |= _split_time(run)
     set_up = sum(start.time - start.begun for start in run.starts)
     cells["set-up, all starts"] = format_duration(set_up or -1)  # NONE without starts
+    # Without starts.jsonl a run has no known start: it may have had restarts.
     cells["restarts"] = NONE
     if run.starts:
         cells["restarts"] = str(len(run.starts) - 1)
@@ -86,7 +86,9 @@ def _final(run: Run) -> dict[str, str]:
 
 def _describe_state(run: Run) -> str:
     """Return "40 of 100 steps", with "(finished)" if all are done."""
-    steps = run.starts[-1].steps if run.starts else math.nan
+    steps = math.nan
+    if run.starts:
+        steps = run.starts[-1].steps
     state = f"{run.step:,.0f}"
     if math.isfinite(steps):
         state += f" of {steps:,.0f}"
@@ -99,10 +101,14 @@ def _describe_state(run: Run) -> str:
 def _find_best_accuracy(run: Run) -> str:
     """Return the best accuracy of all evaluations and its first step, in words."""
     evaluations = zip(*run.figures.get("val_acc", ((), ())), strict=True)
-    accuracies = {step: accuracy for step, accuracy in evaluations if math.isfinite(accuracy)}
+    accuracies = {}
+    for step, accuracy in evaluations:
+        if math.isfinite(accuracy):
+            accuracies[step] = accuracy  # a restart may have evaluated a step again
     if not accuracies:
         return NONE
-    best = max(accuracies, key=lambda step: accuracies[step])
+    # The first of several: a later evaluation with the same accuracy did not replace best.pth.
+    best = max(accuracies, key=accuracies.__getitem__)
     return f"{accuracies[best]:.2%} at step {best:,.0f}"
 
 
@@ -140,11 +146,12 @@ def make_start_rows(runs: list[Run]) -> list[list[str]]:
             row.append(format_duration(start.time - start.begun))
             if before:
                 reports = run.times[1][(run.times[1] >= before.time) & (run.times[1] < start.time)]
+                # Steps after the last checkpoint are lost, but the process lived until it reported them.
                 stopped = np.nanmax([before.time, *reports[-1:], start.lost_time])
                 changed = find_differences(
                     [before.settings | before.environment, start.settings | start.environment]
                 )
-                changes = "; ".join(f"{change.name}: {' → '.join(change.cells)}" for change in changed)
+                changes = "; ".join(map(_describe_change, changed))
                 row.append(format_duration(start.begun - stopped))
                 row.append(_repeated([start]))
                 row.append(changes or "nothing")
@@ -152,17 +159,26 @@ def make_start_rows(runs: list[Run]) -> list[list[str]]:
     return rows
 
 
+def _describe_change(change: Row) -> str:
+    """Return "NAME: BEFORE → AFTER" of a setting that a restart changed."""
+    return f"{change.name}: {' → '.join(change.cells)}"
+
+
 def make_epoch_table(run: Run) -> tuple[list[str], list[list[str]]]:
     """Return (columns, rows) of one run. If there are more than _MOST_ROWS epochs, some are omitted."""
     numbers = sorted(run.ends.keys() | run.split.keys())
     numbers = numbers[:: max(1, math.ceil(len(numbers) / _MOST_ROWS))]
-    names = list(dict.fromkeys(name for number in numbers for name in run.ends.get(number, {})))
+    names: dict[str, None] = {}  # in the order in which epochs have them first
+    for number in numbers:
+        names.update(dict.fromkeys(run.ends.get(number, {})))
     rows = []
     for number in numbers:
         ends = run.ends.get(number, {})
         row = [str(number)]
         for name in names:
-            form = PERCENT if "acc" in name else ".5g"
+            form = ".5g"
+            if "acc" in name:
+                form = PERCENT
             row.append(format_number(ends.get(name, math.nan), form))
         split = run.split.get(number, [math.nan] * len(SPLIT))
         rows.append([*row, *map(format_duration, split)])
@@ -172,9 +188,19 @@ def make_epoch_table(run: Run) -> tuple[list[str], list[list[str]]]:
 def make_rows(columns: list[dict]) -> list[Row]:
     """Return a row for every key of these dictionaries. Empty dictionaries do not count as different."""
     rows = []
-    for name in dict.fromkeys(name for column in columns for name in column):
-        cells = [_cell(column[name]) if name in column else NONE for column in columns]
-        known = {cell for cell, column in zip(cells, columns, strict=True) if column}
+    names: dict[str, None] = {}  # in the order of the columns
+    for column in columns:
+        names.update(dict.fromkeys(column))
+    for name in names:
+        cells = []
+        known = set()
+        for column in columns:
+            cell = NONE
+            if name in column:
+                cell = _cell(column[name])
+            cells.append(cell)
+            if column:  # an empty one is a run whose settings were lost
+                known.add(cell)
         rows.append(Row(str(name), cells, len(known) > 1))
     return rows
 
@@ -185,14 +211,19 @@ def find_differences(columns: list[dict]) -> list[Row]:
 
 
 def compare_receipts(runs: list[Run]) -> list[list[str]]:
-    """Return rows of two runs and the verdict. Each run is compared with the first."""
+    """Return rows of two runs, a line about their data, and one about their states, as `receipt` prints them.
+
+    Each run is compared with the first. A run whose receipt cannot be read has a row with the reason.
+    """
     receipts = {}
+    by_name = {}
     rows = []
     for run in runs:
+        by_name[run.name] = run
         try:
             receipts[run.name] = read(run.path)
         except BadInput as error:
-            rows.append([run.name, NONE, str(error)])
+            rows.append([run.name, NONE, str(error), NONE])
     first = receipts.pop(runs[0].name, None)
     if first is not None:
         for name, other in receipts.items():
@@ -200,20 +231,24 @@ def compare_receipts(runs: list[Run]) -> list[list[str]]:
                 verdict = compare(first, other)[1]
             except ReceiptError as error:
                 verdict = str(error)
-            cause = _compare_machines(runs[0], next(run for run in runs if run.name == name))
-            rows.append([runs[0].name, name, f"{verdict}; {cause}" if cause else verdict])
+            rows.append([runs[0].name, name, verdict, _compare_states(runs[0], by_name[name])])
     return rows
 
 
-def _compare_machines(first: Run, second: Run) -> str:
-    """Return the first difference between what computed the last states of two runs, in words; or ""."""
-    lines = []
-    for run in (first, second):
-        states = digest_lines.read(run.path)
-        if not states:
-            return ""
-        lines.append(states[max(states)])
-    return compare_machines((first.name, second.name), *lines)
+def _compare_states(first: Run, other: Run) -> str:
+    """Return how the state of a run differs from that of the first one, in words."""
+    try:
+        text = compare_states(first.path, other.path)[1]
+    except BadInput as error:  # a damaged line: the page shows the rest
+        text = str(error)
+    # The page names runs by short names. The longer path comes first: it may begin with the other one.
+    for run in sorted((first, other), key=_length_of_path, reverse=True):
+        text = text.replace(run.path, run.name)
+    return text
+
+
+def _length_of_path(run: Run) -> int:
+    return len(run.path)
 
 
 def _cell(value: object) -> str:
@@ -223,12 +258,16 @@ def _cell(value: object) -> str:
         text = "none"
     elif isinstance(value, bool):
         text = text.lower()
-    return text if len(text) <= 300 else text[:300] + "…"
+    if len(text) > 300:  # a list of files, for example
+        text = text[:300] + "…"
+    return text
 
 
 def format_number(value: float, form: str = ".5g") -> str:
     """Return five digits, or a share as a percentage (form PERCENT); NONE for NaN."""
-    return NONE if math.isnan(value) else format(value, form)
+    if math.isnan(value):
+        return NONE
+    return format(value, form)
 
 
 def format_duration(seconds: float) -> str:
@@ -236,6 +275,7 @@ def format_duration(seconds: float) -> str:
     if not 0 <= seconds < 1e12:
         return NONE
     if seconds < 99.95:
-        digits = 1 if seconds >= 9.995 else 2
-        return f"{seconds:.{digits}f} s"
+        if seconds >= 9.995:  # what rounds to 10.0
+            return f"{seconds:.1f} s"
+        return f"{seconds:.2f} s"
     return str(datetime.timedelta(seconds=round(seconds)))

@@ -58,19 +58,25 @@ def clean(url: str, keep: int, yes: bool) -> int:
 def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
     """Do what clean() says with an open store."""
     snapshots = sorted(_find_snapshots(store), key=_by_name_and_age)
-    uploads = [_Upload(*upload) for upload in store.uploads()]
+    uploads = list(itertools.starmap(_Upload, store.uploads()))
     old: list[_Snapshot] = []
     for _, snapshots_of_a_name in itertools.groupby(snapshots, key=_name_of):
         old += [*snapshots_of_a_name][keep:]
-    left = [upload for upload in uploads if upload.began <= time.time() - _DAY]  # younger ones may be running
     rows = []
     for snapshot in snapshots:
-        action = "remove" if snapshot in old else "keep"
+        action = "keep"
+        if snapshot in old:
+            action = "remove"
         size = human_size(snapshot.size)
         rows.append((action, "snapshot", snapshot.folder, size, format_time(snapshot.modified)))
+    left: list[_Upload] = []  # uploads to remove
     for upload in uploads:
-        action = "remove" if upload in left else "keep"
+        action = "keep"  # another process may still send a younger one
+        if upload.began <= time.time() - _DAY:
+            action = "remove"
+            left.append(upload)
         rows.append((action, "unfinished", printable(upload.key), "", format_time(upload.began)))
+    # The user sees all of them before the question, also what stays.
     for line in align(rows):
         print(line)
     if not old and not left:
@@ -83,6 +89,7 @@ def _clean(store: ObjectStore, keep: int, yes: bool) -> int:
         return 1
     for upload in left:
         store.abort(upload.key, upload.id)
+    # A job that starts meanwhile finds either a whole snapshot or none: its files go before its manifest.
     for snapshot in old:
         store.delete(f"{snapshot.folder}/{path}" for path in snapshot.files)
         store.delete([f"{snapshot.folder}/{manifests.NAME}"])  # last: it lists the remaining files
@@ -110,5 +117,7 @@ def _find_snapshots(store: ObjectStore) -> Iterator[_Snapshot]:
             continue
         if not stored.modified:
             raise BadInput(f"{store.location.url(stored.key)}: the store does not tell its age")
-        sizes = {file["path"]: file["size"] for file in manifest["files"]}
+        sizes = {}  # of the files that the manifest lists: others in the folder are not ours to remove
+        for file in manifest["files"]:
+            sizes[file["path"]] = file["size"]
         yield _Snapshot(folder, manifest["name"], sum(sizes.values()), stored.modified, list(sizes))

@@ -18,6 +18,7 @@ Exit codes: 0 all files are fetched, 1 the answer was no, 2 bad input or the sto
 import contextlib
 import filecmp
 import hashlib
+import itertools
 import os
 import tempfile
 import time
@@ -52,14 +53,17 @@ def main(arguments: list[str]) -> int:
         url = _output_of(url)
     with ObjectStore(url) as store:
         # lists and leases are useful in the store only
-        wanted = [entry for entry in store.list() if not _is_of_a_job(entry)]
+        wanted = list(itertools.filterfalse(_is_of_a_job, store.list()))
         if not wanted:
             raise BadInput(f"no files below {url}: is the URL right, and has the job saved results yet?")
+        # Before anything is written: a key such as ../x would leave the folder.
         check_keys((entry.key for entry in wanted), url)
-        paths = {entry.key: make_path(to, entry.key) for entry in wanted}
-        hidden = sorted(path for path in paths.values() if _is_setting(path, to))
-        if hidden:
-            raise BadInput(f"{url} has {hidden[0]}, a setting of this user: pass --to a folder of its own")
+        paths = {}
+        for entry in wanted:
+            paths[entry.key] = make_path(to, entry.key)
+            if _is_setting(paths[entry.key], to):
+                hidden = paths[entry.key]
+                raise BadInput(f"{url} has {hidden}, a setting of this user: pass --to a folder of its own")
         listed = _read_lists(store, wanted)
 
         def is_here(entry: Object) -> bool:
@@ -67,15 +71,16 @@ def main(arguments: list[str]) -> int:
             return _is_here(store, paths[entry.key], entry, listed)
 
         missing, unchanged = sync.compare(store, wanted, is_here)
-        others = sorted(paths[entry.key] for entry in missing if os.path.isfile(paths[entry.key]))
+        # The files of the user that would be lost are shown before the question.
+        others = sorted(filter(os.path.isfile, (paths[entry.key] for entry in missing)))
         for path in others:
             print(f"replace {printable(path)}")
         question = f"replace {len(others)} files in {to} with other content"
         if others and not confirm.ask(question, args.yes):
             print("nothing was fetched")
             return 1
-        for folder in {os.path.dirname(path) for path in paths.values()}:
-            sweep(folder)
+        for folder in set(map(os.path.dirname, paths.values())):
+            sweep(folder)  # what an interrupted fetch has left
         unverified: list[str] = []
 
         def verify(entry: Object, has_digest_of_store: bool) -> None:
@@ -140,13 +145,16 @@ def _output_of(text: str) -> str:
 
 def _read_lists(store: ObjectStore, entries: list[Object]) -> dict[str, str]:
     """Return the sha256 of the files that `upload` or a job has listed, for a store that keeps no digest."""
-    sizes = {entry.key: entry.size for entry in entries}
+    sizes = {}
+    for entry in entries:
+        sizes[entry.key] = entry.size
     listed = {}
+    # The list of the job comes last: it may have written files again that `upload` had listed.
     for name in (manifests.NAME, output_list.NAME):
         content, _ = store.read_version(name)
         with contextlib.suppress(ValueError):
             for path, file in output_list.parse(content).items():
-                if file.size == sizes.get(path):
+                if file.size == sizes.get(path):  # an object of another size was replaced since
                     listed[path] = file.sha256
             listed[name] = hashlib.sha256(content).hexdigest()
     return listed
@@ -160,7 +168,9 @@ def _is_here(store: ObjectStore, path: str, entry: Object, listed: dict[str, str
             return False
         stored = store.head(entry.key)
         digest = (stored and stored.digest) or listed.get(entry.key)
-        if stored and not digest:
+        if (
+            stored and not digest
+        ):  # the only proof is the content itself: slow, but nothing is replaced in vain
             with tempfile.TemporaryDirectory() as folder:
                 copy = os.path.join(folder, "copy")
                 store.fetch(entry.key, copy, entry.size)

@@ -33,13 +33,22 @@ def show(text: str, objects: Sequence[Object]) -> Iterator[sync.Progress]:
     `upload` and `fetch` use it in the main thread. After Ctrl-C they have _ABORTING seconds to clean up.
     """
     signals.unwind_within(_ABORTING)
-    size = sum(entry.size for entry in objects)
-    interval = 0.1 if os.isatty(2) else 10  # seconds
+    size = _add_sizes(objects)
+    interval = 10.0  # seconds: each step of the bar is a line of a log file
+    if os.isatty(2):
+        interval = 0.1
     with tqdm(desc=text, total=size, unit="B", unit_scale=True, delay=0.5, mininterval=interval) as bar:
         yield _Bar(bar)
 
 
 def describe(objects: Sequence[Object]) -> str:
     """Return "3 files, 1.23MB"."""
-    noun = "file" if len(objects) == 1 else "files"
-    return f"{len(objects)} {noun}, {human_size(sum(entry.size for entry in objects))}"
+    noun = "files"
+    if len(objects) == 1:
+        noun = "file"
+    return f"{len(objects)} {noun}, {human_size(_add_sizes(objects))}"
+
+
+def _add_sizes(objects: Sequence[Object]) -> int:
+    """Return the bytes of all objects."""
+    return sum(entry.size for entry in objects)

@@ -70,13 +70,17 @@ def _upload(folder: str, url: str) -> int:
         wanted = manifests.list_objects(manifest)
         if not wanted:
             raise BadInput(f"{folder} contains no files")
-        stored_sizes = {entry.key: entry.size for entry in store.list()}
+        stored_sizes = {}
+        for entry in store.list():
+            stored_sizes[entry.key] = entry.size
         stored = None
         if manifests.NAME in stored_sizes:
             stored = _read_stored(store)
         without_digest: list[str] = []
 
         def is_stored(entry: Object) -> bool:
+            """Return whether a file need not be sent: sync.compare() calls it in its threads."""
+            # The listing has sizes: a request for each file is only needed where they agree.
             if stored_sizes.get(entry.key) != entry.size:
                 return False
             there = store.head(entry.key)
@@ -91,6 +95,7 @@ def _upload(folder: str, url: str) -> int:
                 store.delete([manifests.NAME])
             with progress.show("sending", missing) as bar:
                 sync.send(store, folder, missing, bar)
+            # Last: a job that waits for the folder begins when the manifest is there.
             store.write(manifests.NAME, manifests.to_bytes(manifest))
     seconds = time.monotonic() - begin
     print(f"sent {progress.describe(missing)} in {seconds:.1f} s")
@@ -98,6 +103,7 @@ def _upload(folder: str, url: str) -> int:
         count = len(without_digest)
         print(f"the store keeps no sha256 of {count} files of the same size: they were sent again")
     print(f"unchanged {progress.describe(unchanged)}")
+    # They may be results, or data of another upload to the same URL: only --clean removes anything.
     others = stored_sizes.keys() - {entry.key for entry in wanted} - {manifests.NAME}
     if others:
         print(f"kept {len(others)} objects that are not in {folder}, first: {printable(min(others))}")
@@ -129,5 +135,6 @@ def _read_snapshot(folder: str) -> dict | None:
         raise BadInput(f"{path} is not a manifest that `pack` made: rename that file")
     if not manifest["job"]:  # the manifest of data that were fetched
         return None
+    # Someone else may have written it: its paths become keys below the URL.
     check_keys((file["path"] for file in manifest["files"]), path)
     return manifest

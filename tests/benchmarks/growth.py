@@ -29,7 +29,7 @@ from bootfile.receipt import contents, reading, receipt
 from bootfile.sampling.sampler import BatchSampler
 from common.console.arguments import positive_int
 from common.ground.files import ROOT
-from common.run import log
+from common.run import report_files
 from tests.benchmarks import start
 from tests.benchmarks.rounds import conditions, make_parser, spread, timed
 
@@ -91,7 +91,7 @@ def restart(run: str, steps: int) -> float:
     """Read and check the files as a restart at the last step does, and return its CPU seconds."""
     begin = time.process_time()
     reading.read_records(run)
-    log._keep_lines(os.path.join(run, "metrics.jsonl"), steps)
+    report_files._keep_lines(os.path.join(run, "metrics.jsonl"), steps)
     digest_lines.cut(run, steps)
     return time.process_time() - begin
 

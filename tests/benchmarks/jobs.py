@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
 from bootfile.processes import signals
 from common.ground.files import ROOT
@@ -26,9 +27,9 @@ def run(command: list[str], is_done: Callable[[], bool], timeout: float, env: di
 
     Return time.time() at its start. Raises BadInput if it fails or takes more than `timeout` seconds.
     """
-    with tempfile.TemporaryFile("w+") as errors:
+    with tempfile.TemporaryFile("w+") as printed:
         process = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors,
+            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=printed,
             start_new_session=True, preexec_fn=functools.partial(signals.die_with_parent, signal.SIGKILL),
         )  # fmt: skip
         started = time.time()
@@ -38,9 +39,9 @@ def run(command: list[str], is_done: Callable[[], bool], timeout: float, env: di
                 if is_done() or code in (0, errors.DIVERGED):
                     return started
                 if code is not None or time.time() > started + timeout:
-                    errors.seek(0)
+                    printed.seek(0)
                     reason = f"no result within {timeout:g} s" if code is None else f"exit code {code}"
-                    raise BadInput(f"{' '.join(command)}: {reason}: {tail(errors.read())}")
+                    raise BadInput(f"{' '.join(command)}: {reason}: {tail(printed.read())}")
                 time.sleep(_POLL)
         finally:
             with contextlib.suppress(ProcessLookupError):

@@ -16,7 +16,10 @@ def _refused(output_dir, *command, **options):
 @pytest.mark.parametrize(
     "command, message",
     [
-        ("train.py --batch_size=5000", "batch size 5000 is larger than the data set (1438 samples)"),
+        (
+            "train.py --batch_size=5000",
+            "batch size 5000 is larger than the data set (1438 samples): expected at most 1438",
+        ),
         ("train.py --seed=-1", "'-1' is not a whole number in 0..2^63-1"),
         ("train.py --enable_gpu=true", "--enable_gpu=true, but torch"),
         ("train.py --data_url=/does/not/exist", "data_url /does/not/exist does not exist"),

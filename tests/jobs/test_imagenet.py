@@ -15,8 +15,9 @@ from PIL import Image
 from bootfile.ground.errors import BadInput
 from bootfile.receipt import receipt
 from common.ground import endings
-from datasets.folders import image_folder
+from datasets.folders import image_folder, splits
 from datasets.loaders import backends
+from launch.data import cli
 from tests.conftest import (
     ROOT,
     finish,
@@ -259,7 +260,8 @@ def _no_network(*_, **__):
 
 def test_a_batch_larger_than_the_data_set_is_refused_before_the_scan(generated, tmp_path):
     result = run(*JOB, generated[0], "--batch_size=641", f"--output_dir={tmp_path / 'out'}", code=2)
-    assert "batch size 641 is larger than the data set (640 samples)" in result.stderr
+    assert "batch size 641 is larger than the data set (640 samples): expected at most 640" in result.stderr
+    assert "--batch_size" in result.stderr
     assert not [*tmp_path.rglob("index.json")]
 
 
@@ -297,6 +299,40 @@ def test_class_folders_alone_are_split_by_path(generated, tmp_path):
     assert train + test == 160 and f"data train={train} test={test} " in printed
     assert [line["val_count"] for line in records(tmp_path / "out") if "val_count" in line] in ([], [test])
     assert "training data" in run(*arguments, "--max_steps=3", code=2).stderr
+
+
+OF_AN_EARLIER_VERSION = """
+import runpy, sys
+from datasets.loaders import image_folders
+image_folders._is_by_class = lambda args, output: False
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_run_of_an_earlier_version_keeps_its_split(generated, tmp_path):
+    """Its starts do not say how the images were divided. So do the evaluation of its weights."""
+    root = tmp_path / "flat"
+    shutil.copytree(Path(generated[0].removeprefix("--data_url=")) / "val", root)
+    output = tmp_path / "out"
+    options = (f"--data_url={root}", "--batch_size=16", "--save_every=1", "--data_backend=threads",
+               "--epochs=1", f"--cache_dir={tmp_path / 'cache'}")  # fmt: skip
+    run("-c", OF_AN_EARLIER_VERSION, *JOB, *options, "--max_steps=1", f"--output_dir={output}", fresh=True)
+    records_of_starts = [json.loads(line) for line in (output / "starts.jsonl").read_text().splitlines()]
+    assert records_of_starts[0].pop("division") == splits.BY_PATH
+    (output / "starts.jsonl").write_text("".join(f"{json.dumps(start)}\n" for start in records_of_starts))
+    printed = run(*JOB, *options, "--max_steps=2", f"--output_dir={output}").stdout
+    assert "resumed from" in printed
+    [test] = re.findall(
+        rf"test=(\d+) split of {root} by path, without regard to classes, as earlier", printed
+    )
+    assert cli.main([str(output), "--step", "2"]) == 0
+    weights = ("--evaluate", f"--weights={output / 'best.pth'}")
+    assert f"val_count={test}" in run(*JOB, *options, *weights).stdout
+    printed = run(*JOB, *options, "--max_steps=1", f"--output_dir={tmp_path / 'new'}").stdout
+    assert f"split of {root} by path, --val_share 10%\n" in printed, "a new run has the new split"
+    start, = map(json.loads, (tmp_path / "new" / "starts.jsonl").read_text().splitlines())  # fmt: skip
+    assert start["division"] == splits.BY_CLASS
 
 
 def test_splits_of_other_names_are_an_option_and_part_of_the_run(generated, tmp_path):

@@ -18,7 +18,9 @@ WRAPPED = "    forward.broadcast_buffers = False"
 EPOCH = "        model.train()\n"
 STEP = "outputs = forward(inputs)\n"
 LOSS = "    criterion = torch.nn.MSELoss()\n"
-METRICS = '    log.use(metrics.Metrics(mae=mae, r2=r2, best="mae", lowest=True))\n'
+METRICS = """\
+    log.use(metrics.Metrics(mae=metrics.absolute_error, r2=metrics.R2(), best="mae", lowest=True))
+"""
 FREEZE = LAYERS + "    model[0].requires_grad_(False)\n"
 UNFREEZE = EPOCH + "        model[0].requires_grad_(epoch > 1)\n"
 WRAP_AGAIN = """

@@ -74,6 +74,21 @@ def test_states_are_compared_where_both_runs_have_them(tmp_path):
     assert _receipt(whole, older, code=0)[1].startswith("state not compared: ")
 
 
+def test_the_report_compares_the_states_too(tmp_path):
+    """guides/receipts.md: `report` shows both lines. Runs with other weights are not only called equal."""
+    folders = [_make(tmp_path / "whole"), _make(tmp_path / "changed", change=2e-3), _make(tmp_path / "other")]
+    damaged = _make(tmp_path / "damaged")
+    (damaged / digest.FILE).write_text("{")
+    texts = []
+    for folder in folders[1:]:
+        texts.append(_receipt(folders[0], folder, code=int(folder.name == "changed")))
+    run("-m", "launch", "report", *folders, damaged, "--to", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    for data, state in texts:
+        assert data.removeprefix("data ") in page and state.removeprefix("state ") in page
+    assert "differs at 33: optimizer.state.3.momentum_buffer" in page
+
+
 @pytest.mark.parametrize("line", ['{"step": "11"}', '{"step": 11, "digest": 5, "parts": []}', ""])
 def test_lines_of_another_form_are_left_out(tmp_path, line):
     whole, other = _make(tmp_path / "whole"), _make(tmp_path / "other")

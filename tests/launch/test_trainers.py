@@ -46,7 +46,8 @@ def test_a_plain_script(project):
     words = (job, "out/*.pt", "--out", "out")
     lines = verdict(*words, code=20), verdict(*words, "--seeded", code=0)
     for last, data in lines:
-        assert last in PAGE and data == "data equal for 48 steps"
+        # a busy machine may kill it after a later epoch
+        assert re.sub(r"at step \d+ ", "at step 9 ", last) in PAGE and data == "data equal for 48 steps"
     assert lines[0][0] != lines[1][0]
 
 

@@ -47,12 +47,16 @@ def prove(tmp_path: Path) -> Callable[..., None]:
         commands = []
         for folder in (whole, killed):
             folder.mkdir()
-            words = [word.replace("{out}", str(folder)) for word in options]
-            commands.append([sys.executable, script, *words])
+            command = [sys.executable, script]
+            for word in options:
+                command.append(word.replace("{out}", str(folder)))
+            commands.append(command)
         _finish(commands[0], limit)
         assert any(whole.rglob(files)), f"{script} has written no {files} into {{out}}"
         for number in range(kills):
-            command = [*commands[1], *(resume if number else ())]
+            command = list(commands[1])
+            if number:  # the first start has nothing to resume from
+                command += resume
             _kill_after_write(command, killed, files, limit)
         _finish([*commands[1], *resume], limit)
         different = list(_compare(whole, killed, files))

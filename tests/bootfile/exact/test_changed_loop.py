@@ -205,7 +205,7 @@ def test_another_number_of_processes_is_said_first(tmp_path):
 def test_two_loops_with_one_folder(tmp_path):
     waits = (
         "    for inputs, targets in loader:",
-        "    print('training', flush=True)\n        sys.stdin.read()\n    for inputs, targets in loader:",
+        "    print('training', flush=True)\n    sys.stdin.read()\n    for inputs, targets in loader:",
     )
     (tmp_path / "loop.py").write_text(change(waits))
     first = start("loop.py", "99", cwd=tmp_path, env=environment(**PATH), stdin=subprocess.PIPE)

@@ -17,6 +17,7 @@ from bootfile.ground import files
 from common.ground import files as job_files
 from datasets.folders import image_folder, random_folder
 from tests.support import pictures
+from tests.support.small_disk import small_disk
 
 
 @pytest.mark.parametrize("umask", [0o077, 0o022, 0o027])
@@ -194,3 +195,12 @@ def test_a_mount_that_is_gone_is_an_error(monkeypatch, tmp_path):
     assert files.explain_write(raised.value, folder) == f"{tmp_path / 'mount'} is not mounted any more"
     mounts.add(str(tmp_path / "mount"))
     files.check_mounted(folder)
+
+
+def test_a_file_system_that_has_no_free_inodes_is_not_full_of_bytes(tmp_path):
+    with small_disk(tmp_path / "mount", "1m,nr_inodes=5") as folder, pytest.raises(OSError) as raised:
+        for number in range(9):
+            (folder / str(number)).touch()
+    with small_disk(tmp_path / "mount", "1m,nr_inodes=1") as folder:
+        text = files.explain_write(raised.value, str(folder))
+    assert text.startswith(f"No space left on device (no free inodes at {folder}: ")

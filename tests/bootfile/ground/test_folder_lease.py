@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from bootfile.ground import folder_lease, folder_lock, lease
+from bootfile.ground import folder_lease, lease, mounts
 from bootfile.ground.errors import BadInput
 from bootfile.ground.folder_lease import FolderLease
 from tests.conftest import QUICK, ROOT, environment, finish, is_stopped, read_until, start, wait_until
@@ -16,10 +16,10 @@ from tests.conftest import QUICK, ROOT, environment, finish, is_stopped, read_un
 # holds a folder on a mount that grants every lock
 HOLDER = """
 import fcntl, sys, time
-from bootfile.ground import folder_lock, lease
+from bootfile.ground import lease, mounts
 from common.run import output
 fcntl.lockf = lambda *_: None
-folder_lock._MOUNTS, lease.RENEW = sys.argv[2], 0.05
+mounts._MOUNTS, lease.RENEW = sys.argv[2], 0.05
 output.Output(sys.argv[1]).hold()
 print("held", flush=True)
 time.sleep(600)
@@ -122,14 +122,14 @@ def test_a_job_that_writes_late_gives_way(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_mounts_with_local_locks(kind, options, is_local, tmp_path, monkeypatch):
     """The longest mount that holds the folder counts; its name may have escapes."""
-    monkeypatch.setattr(folder_lock, "_MOUNTS", str(tmp_path / "mounts"))
+    monkeypatch.setattr(mounts, "_MOUNTS", str(tmp_path / "mounts"))
     lines = [
         "1 0 0:1 / / rw - overlay a rw",
         f"2 1 0:2 / /my\\040data rw,noatime shared:1 - {kind} b {options}",
     ]
     (tmp_path / "mounts").write_text("\n".join(lines) + "\n")
-    assert folder_lock.find_local_locks("/my data/run") == (kind if is_local else "")
-    assert folder_lock.find_local_locks("/my") == ""
+    assert mounts.find_local_locks("/my data/run") == (kind if is_local else "")
+    assert mounts.find_local_locks("/my") == ""
 
 
 @pytest.fixture

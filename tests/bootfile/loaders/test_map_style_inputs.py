@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import Dataset, Subset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from bootfile.ground.errors import BadInput
 from bootfile.loaders.map_style import map_style_loader
+from bootfile.loaders.torch_loader import torch_loader
 from bootfile.sampling.sampler import BatchSampler
 
 CPU = torch.device("cpu")
@@ -317,3 +318,14 @@ def test_tensors_without_plain_numbers_are_read_or_named():
     assert both[0].receipt.fingerprint != both[1].receipt.fingerprint
     with pytest.raises(BadInput, match=r"sample 0 of Items .*return ordinary tensors"):
         loader(Items(lambda data, id: (torch.zeros(2, device="meta"), 0), 8))
+
+
+def test_a_data_loader_without_a_batch_is_refused():
+    """Its loop would end at once, without an error."""
+    data = TensorDataset(torch.arange(8.0), torch.arange(8))
+    loader = DataLoader(data, batch_size=9, drop_last=True)
+    with pytest.raises(
+        BadInput, match=r"batch_size 9 is larger than the data set \(8 samples\): expected a "
+    ):
+        torch_loader(loader, CPU)
+    assert len(torch_loader(DataLoader(data, batch_size=9), CPU)) == 1

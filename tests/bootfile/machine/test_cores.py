@@ -7,6 +7,7 @@ import pytest
 from bootfile.machine.cores import available_cores
 from launch.simulate import cli, commands
 from tests.conftest import environment, run
+from tests.support.control_groups import make_tree
 
 OWN = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
@@ -26,10 +27,7 @@ OWN = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.c
     ],
 )
 def test_quota_of_the_control_group(files, expected, tmp_path):
-    (tmp_path / "cpu").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert available_cores(str(tmp_path)) == expected
+    assert available_cores(make_tree(tmp_path, "", "", files)) == expected
 
 
 @pytest.mark.parametrize(("given", "spins"), [({}, "'1000'"), ({"GOMP_SPINCOUNT": "77"}, "'77'")])

@@ -71,6 +71,12 @@ def _rest(epoch, first, last=STEPS):
     return batches([epoch])[0][first:last]
 
 
+def _mix(epoch):
+    """Return one batch of two samples of the first batch, and two of the last one."""
+    ids = torch.cat([epoch[0]["id"][:2], epoch[-1]["id"][:2]])
+    return [{"id": ids, "image": DATA[ids]}]
+
+
 RESTARTS = {  # the batches of a restart after step 13, and what the comparison with a whole run says
     "exact": ([_rest(2, 1), *batches([3])], "equal for 36 steps"),
     "skipped": ([_rest(2, 3), *batches([3])], "the samples of steps 14-15 were skipped"),
@@ -78,6 +84,7 @@ RESTARTS = {  # the batches of a restart after step 13, and what the comparison 
     "order of the first epoch": ([_rest(1, 1), *batches([3])], "the samples of steps 2-12 were read again"),
     "reordered": ([_rest(2, 1)[::-1], *batches([3])], "the samples of steps 14-24 were reordered"),
     "another order": ([_rest(7, 1), *batches([3])], "4 samples of the epoch were read twice, 4 were skipped"),
+    "mixed": ([_mix(_rest(2, 1))], "from step 14 on: 2 samples of the epoch were skipped up to step 14"),
     "other data": (
         [[{"id": each["id"], "image": each["image"] + 1} for each in _rest(2, 1)]], "other samples",
     ),

@@ -112,6 +112,15 @@ def test_samples_that_come_twice(ids, tmp_path):
     assert len(found) == 4 and last == "2 more epochs with such samples"
 
 
+def test_several_epochs_in_one_call_of_watch_are_named_as_the_cause(tmp_path):
+    all_epochs = [torch.cat([shuffled(epoch) for epoch in range(3)])]
+    read(tmp_path / "once", all_epochs)
+    [line] = judge(tmp_path / "once")
+    assert "epoch 1: " in line and line.endswith("call it once for each epoch")
+    read(tmp_path / "half", [half_twice(epoch) for epoch in range(3)])
+    assert not any("watch()" in line for line in judge(tmp_path / "half"))
+
+
 def test_the_same_samples_twice_in_each_epoch(tmp_path):
     """Without ids a tenth of the samples may be equal, but not a half."""
     order = torch.arange(SIZE // 2).repeat(2)

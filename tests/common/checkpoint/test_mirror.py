@@ -228,6 +228,37 @@ def test_a_store_that_fails_does_not_end_the_job(server, tmp_path, monkeypatch):
     assert Job(tmp_path / "two", url).step == 6
 
 
+KEEPS = ("forbidden", "no such method", "locked", "not implemented")
+
+
+@pytest.mark.parametrize("kind", KEEPS)
+@pytest.mark.parametrize("at_start", [True, False])
+def test_a_store_that_deletes_nothing_gets_all_results(server, tmp_path, monkeypatch, capfd, kind, at_start):
+    """Write-once buckets and policies without DELETE: a warning, and no error. The next job need not wait."""
+    monkeypatch.setattr(run_lease, "WATCH", 600.0)  # a job that watches fails by the limit of the test
+    url = f"s3://runs/kept/{kind.replace(' ', '-')}/{at_start}"
+    with Auditor(server, url, kind) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.environment["AWS_ENDPOINT_URL_S3"])
+        proxy.refuse = "DELETE " if at_start else None
+        job = Job(tmp_path / "first", url, keep=1)
+        proxy.refuse = "DELETE "
+        for step in (1, 2, 3):
+            job.save(step)
+            job.uploaded(server, step)
+        assert job.mirror.finish() == ""
+        assert steps(server, url) == [3]
+        assert {f"checkpoints/step_{step}.pt" for step in (1, 2, 3)} <= set(keys(server, url))
+        text = "".join(capfd.readouterr())
+        assert text.count("warning: ") == 1 and re.search("stays? there", text)
+        again = Job(tmp_path / "second", url, keep=1)
+        assert again.step == 3
+        again.save(4)
+        again.uploaded(server, 4)
+        assert again.mirror.finish() == "" and steps(server, url) == [4]
+        assert not proxy.wrong
+    assert "checking" not in "".join(capfd.readouterr())
+
+
 @pytest.mark.parametrize("kind", ["busy", "reset"])
 def test_the_last_upload_is_repeated_until_the_store_answers(server, tmp_path, monkeypatch, capfd, kind):
     url = f"s3://runs/last-{kind}"

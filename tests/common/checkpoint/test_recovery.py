@@ -1,6 +1,7 @@
 """A Checkpointer saves the right state at the right steps. These tests start no job."""
 
 import argparse
+import math
 import os
 from functools import partial
 
@@ -12,6 +13,7 @@ from bootfile.exact import nonfinite
 from bootfile.exact.watchers import Agreement
 from bootfile.ground.errors import BadInput
 from bootfile.ground.intervals import Interval
+from common.checkpoint.scores import Scores
 from common.run.metrics import Metrics, absolute_error
 from tests.support.checkpointers import make
 
@@ -368,6 +370,26 @@ def test_best_is_by_the_metric_that_the_job_names_also_after_a_restart(recovery,
         keeper.finish()
         assert keeper.scores.best == -3
         assert torch.load(tmp_path / "best.pth", weights_only=True)["0.bias"].tolist() == [2, 2]
+
+
+def test_scores_of_another_validation_set_are_forgotten():
+    scores = Scores(None)
+    assert scores.begin("first") == ""
+    scores.note(0.7, "")
+    scores.best = 0.7
+    scores.note(0.6, "")
+    state = scores.state_dict() | {"arguments": {}}
+
+    same, other, unknown, earlier = (Scores(None) for _ in range(4))
+    for restored in (same, other, unknown):
+        restored.load_state_dict(state)
+    earlier.load_state_dict({name: state[name] for name in state if name != "validation_data"})
+    assert same.begin("first") == "" and same.best == 0.7
+    assert unknown.begin("") == "" and unknown.state_dict() == scores.state_dict()
+    assert earlier.begin("second") == "" and earlier.best == 0.7 and earlier.validation_data == "second"
+    assert other.begin("second") == "first"
+    other.note(0.1, "")
+    assert (other.highest, other.epochs_not_better, other.best) == (0.1, 0, -math.inf)
 
 
 def test_a_report_by_time_is_asked_for_once_and_agreed_on_with_the_step(recovery):

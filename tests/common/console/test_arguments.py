@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -228,6 +229,22 @@ def test_the_options_are_read_only_and_have_roles(monkeypatch):
     assert arguments.without_operation(args, vars(args)).keys() == {"seed", "api_key", "lr"}
     other = args.replaced({"lr": 1})
     assert (other.lr, args.lr, arguments.identity(other)) == (1, 0.1, {"--seed": 3})
+
+
+def test_an_option_that_is_a_path_may_change_at_a_restart(monkeypatch):
+    parser = JobParser("")
+    group = parser.add_argument_group("data", role=arguments.IDENTITY)
+    group.add_argument("--table", type=Path)
+    group.add_argument("--labels", type=Path, role=arguments.IDENTITY)
+    group.add_argument("--lists", type=Path, nargs="+", role=arguments.IDENTITY)
+    parser.add_argument("--names", type=Path)
+    words = ["--table=a.csv", "--labels=b.csv", "--lists", "c", "d", "--names=e"]
+    monkeypatch.setattr(sys, "argv", ["job.py", *words])
+    args = parser.parse_args()
+    assert arguments.identity(args) == {"--labels": "b.csv", "--lists": ["c", "d"]}
+    shown = arguments.settings(args)
+    assert shown == {"table": "a.csv", "labels": "b.csv", "names": "e"}
+    assert arguments.without_operation(args, shown) == {"labels": "b.csv"}
 
 
 def test_what_a_launcher_adds_is_always_known(parse, monkeypatch):

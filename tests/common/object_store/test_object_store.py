@@ -18,7 +18,7 @@ from common.object_store import paths as object_store_paths
 from common.object_store.errors import explain
 from common.object_store.location import Location, check_encrypted, find_endpoint, parse
 from common.object_store.store import ObjectStore, StoreError
-from tests.conftest import environment, free_port, run
+from tests.conftest import environment, free_port, run, wait_until
 from tests.support.fault_proxy import FaultProxy
 from tests.support.hostile_store import HostileStore, listing, reply
 from tests.support.object_store_server import CREDENTIALS
@@ -365,6 +365,49 @@ def test_an_object_is_replaced_only_if_it_has_not_changed(store):
     assert second and store.replace("key", b"3", first) is None and store.read("key") == b"2"
     store.delete(["key"])
     assert store.replace("key", b"3", second) is None and store.read_version("key") == (b"", None)
+
+
+def test_a_weak_etag_is_not_a_condition_and_is_compared_here(store, server, tmp_path, monkeypatch):
+    """A large object comes back through a gateway whose If-Match never matches, and a part of another object
+    is noticed."""
+    prefix = store.location.prefix
+    content = os.urandom(BIG)
+    server.client().put_object(Bucket="bucket", Key=f"{prefix}/key", Body=content)  # without our digest
+    with FaultProxy(server.port) as proxy:
+        proxy.weak = True
+        weak = through(monkeypatch, proxy, store)
+        weak.fetch("key", str(tmp_path / "back"), BIG)
+        assert (tmp_path / "back").read_bytes() == content
+        proxy.held, proxy.passed = "/key", proxy.requests - 1  # its last part waits
+        with ThreadPoolExecutor(1) as pool:
+            fetched = pool.submit(weak.fetch, "key", str(tmp_path / "back"), BIG)
+            wait_until(lambda: proxy.holding)
+            server.client().put_object(Bucket="bucket", Key=f"{prefix}/key", Body=os.urandom(BIG))
+            proxy.released.set()
+            with pytest.raises(StoreError, match="the object was replaced while it was read"):
+                fetched.result()
+    assert (tmp_path / "back").read_bytes() == content
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
+def test_a_proxy_that_is_asked_for_a_server_of_this_machine_is_named(host, store, monkeypatch):
+    """At once if the proxy cannot be reached, and with the answer of a proxy that asks its own machine."""
+    for name in ("no_proxy", "NO_PROXY", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", f"http://{host}:9")
+    monkeypatch.setenv("http_proxy", f"http://user:secret@127.0.0.1:{free_port()}")
+    hint = rf"through the proxy 127.0.0.1:\d+ \(http_proxy\): .* no_proxy={re.escape(host)}"
+    with pytest.raises(BadInput, match=f"cannot be reached {hint}") as refused:
+        ObjectStore("s3://bucket")
+    assert "secret" not in str(refused.value)
+    with HostileStore(lambda *_: reply(b"no such host", 403)) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.environment["AWS_ENDPOINT_URL_S3"])
+        with ObjectStore("s3://bucket") as asked, pytest.raises(StoreError, match=hint):
+            asked.read("key")
+    monkeypatch.setenv("no_proxy", host)
+    with ObjectStore("s3://bucket") as alone, pytest.raises(StoreError) as refused:
+        alone.read("key")
+    assert "proxy" not in str(refused.value)
 
 
 def test_a_file_that_is_not_what_it_should_be_is_refused(store, tmp_path):

@@ -1,5 +1,8 @@
+import fractions
+import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from sklearn import metrics as reference
@@ -311,6 +314,54 @@ def test_a_wrong_metric_is_refused(make, message):
     logits, labels = torch.zeros(6, 3), torch.zeros(6, dtype=torch.int64)
     with pytest.raises(BadInput, match=message):
         evaluate(nn.Identity(), [(logits, labels)], nn.CrossEntropyLoss(), make())
+
+
+class _Returns:
+    """A metric whose value is what the test wants."""
+
+    size = 1
+
+    def __init__(self, result):
+        self.result = result
+
+    def sums(self, outputs, targets):
+        return torch.ones(1)
+
+    def value(self, sums):
+        return self.result
+
+
+@pytest.mark.parametrize(
+    "result",
+    [0.5, torch.tensor(0.5), torch.tensor(0.5, requires_grad=True), np.float32(0.5), np.array(0.5),
+     fractions.Fraction(1, 2)],
+    ids=repr,
+)  # fmt: skip
+def test_a_metric_may_return_a_number_of_torch_or_numpy(result):
+    metrics_of_user = Metrics(score=_Returns(result), best="score")
+    sums = torch.zeros(3 + metrics_of_user.size, dtype=torch.float64)
+    value = metrics_of_user.values(sums)["score"]
+    assert type(value) is float and value == 0.5
+    assert metrics_of_user.score(sums) == 0.5 and json.dumps(metrics_of_user.values(sums))
+
+
+@pytest.mark.parametrize(
+    ("result", "kind"),
+    [
+        (torch.zeros(2), r"a Tensor float32 \[2\]"),
+        (torch.zeros(1), r"a Tensor float32 \[1\]"),
+        (np.zeros((2, 3)), r"a ndarray float64 \[2, 3\]"),
+        (None, "NoneType"),
+        ("0.5", "str"),
+        (torch.tensor(1j), "a Tensor complex64"),
+        ({"f1": 1.0}, "dict"),
+    ],
+    ids=repr,
+)
+def test_a_metric_that_returns_no_number_is_named(result, kind):
+    metrics_of_user = Metrics(score=_Returns(result))
+    with pytest.raises(BadInput, match=rf"^metric score: expected one real number .*, got {kind}"):
+        metrics_of_user.values(torch.zeros(3 + metrics_of_user.size))
 
 
 def test_an_evaluation_without_the_metrics_is_refused():

@@ -24,6 +24,7 @@ from datasets.folders import image_folder, image_index
 from datasets.folders.image_folder import load
 from datasets.folders.image_index import open_index
 from datasets.folders.option_types import fraction, val_share
+from datasets.folders.splits import BY_CLASS, BY_PATH
 from datasets.stores.files import FileStore
 from tests import conftest
 
@@ -228,15 +229,17 @@ def test_val_uses_the_numbers_of_train(data, start):
         start(data, "val", classes=train.classes)
 
 
-def test_a_folder_without_splits_is_divided_by_path(tmp_path, start, lines):
-    """An image stays in its split if the folder moves, other images are added or removed, its extension
-    changes, or the share grows."""
+@pytest.mark.parametrize("by_class", [True, False])
+def test_a_folder_without_splits_is_divided_by_path(tmp_path, start, lines, by_class):
+    """An image stays in its split if the folder moves, its extension changes, or the share grows."""
     root = write(tmp_path / "data", cat=30, dog=20)
-    train = start(root, val_share=0.2)
+    options = {"val_share": 0.2, "by_class": by_class}
+    train = start(root, **options)
     many = 50 - len(train)
-    assert lines == [f"train={len(train)} test={many} split of {root} by path, --val_share 20%"]
-    val = start(root, "val", classes=train.classes, val_share=0.2)
-    assert lines == [] and 4 <= len(val) == many <= 16 and train.classes == val.classes == ("cat", "dog")
+    way = "by path" if by_class else "by path, without regard to classes, as earlier versions did it"
+    assert lines == [f"train={len(train)} test={many} split of {root} {way}, --val_share 20%"]
+    val = start(root, "val", classes=train.classes, **options)
+    assert lines == [] and len(val) == many and train.classes == val.classes == ("cat", "dog")
     assert sorted(names(train) + names(val)) == sorted(
         str(path.relative_to(root)) for path in root.glob("*/*")
     )
@@ -245,25 +248,79 @@ def test_a_folder_without_splits_is_divided_by_path(tmp_path, start, lines):
     assert names(val) == expected, "the split is the same on every machine"
 
     copy = shutil.copytree(root, tmp_path / "elsewhere" / "copy")
-    assert start(copy, val_share=0.2).fingerprint == train.fingerprint
-    assert start(copy, "val", val_share=0.2).fingerprint == val.fingerprint
-    write(copy, ape=40)
-    for name in ("cat/17.jpg", "dog/3.jpg"):
-        (copy / name).unlink()
+    assert start(copy, **options).fingerprint == train.fingerprint
+    assert start(copy, "val", **options).fingerprint == val.fingerprint
     (copy / "cat" / "6.jpg").rename(copy / "cat" / "6.jpeg")
-    found = [name for name in names(start(copy, "val", val_share=0.2)) if not name.startswith("ape/")]
-    assert found == ["cat/16.jpg", "cat/20.jpg", "cat/25.jpg", "cat/6.jpeg", *expected[5:]]
-    assert set(names(val)) < set(names(start(root, "val", val_share=0.5)))
+    assert start(copy, "val", **options).fingerprint == val.fingerprint
+    write(copy, ape=40)
+    with_apes = names(start(copy, "val", **options))
+    expected[4] = "cat/6.jpeg"
+    assert [name for name in with_apes if not name.startswith("ape/")] == expected, "classes are independent"
+    assert set(names(val)) < set(names(start(root, "val", val_share=0.5, by_class=by_class)))
     assert start(root, val_share=0.5).fingerprint != train.fingerprint
+
+
+def test_each_class_has_its_share_for_validation(tmp_path, start, lines):
+    """Of the images of all classes together, two of the three smallest classes would have none."""
+    counts = {"a": 13, "b": 13, "c": 14, "d": 25, "e": 2, "only": 1, "two": 2, "z": 1}
+    root = write(tmp_path / "data", **counts)
+    train = start(root, val_share=0.1)
+    assert lines == [
+        f"train=63 test=8 split of {root} by path, --val_share 10%; no image for validation in classes with "
+        "only one image: only; z"
+    ]
+    val = start(root, "val", classes=train.classes, val_share=0.1)
+    assert np.bincount(val.labels, minlength=8).tolist() == [1, 1, 1, 3, 1, 0, 1, 0]
+    assert np.bincount(train.labels, minlength=8).tolist() == [12, 12, 13, 22, 1, 1, 1, 1]
+    assert start(root, by_class=False, val_share=0.1).fingerprint != train.fingerprint
+    assert "by path, without regard to classes, as earlier versions" in lines[0]
+    assert "; no image for validation in " in lines[0]
+
+
+def test_an_image_that_is_added_or_removed_moves_at_most_one_other(tmp_path, start):
+    root = write(tmp_path / "data", cat=30, dog=20)
+    before = set(names(start(root, "val", val_share=0.1)))
+    for number in range(30, 45):
+        (root / "cat" / f"{number}.jpg").write_bytes(photo(number))
+        after = set(names(start(root, "val", val_share=0.1)))
+        moved = (before ^ after) - {f"cat/{number}.jpg"}
+        assert len(moved) <= 1 and not any(name.startswith("dog") for name in moved)
+        before = after
+
+
+def test_images_of_one_name_stay_in_one_split(tmp_path, start):
+    """a.jpg and a.png may be the same picture."""
+    root = write(tmp_path / "data", cat=20, dog=2)
+    for path in list((root / "cat").iterdir()):
+        path.with_suffix(".png").write_bytes(photo(3, "PNG"))
+    (root / "dog" / "1.jpg").rename(root / "dog" / "0.png")
+    for share in (0.1, 0.3, 0.5):
+        val = names(start(root, "val", val_share=share))
+        assert len({name.split(".")[0] for name in val if name[0] == "c"}) * 2 == len(val) - 1
+        assert [name for name in val if name[0] == "d"] == ["dog/0.jpg"], "each class has one in both"
+
+
+def test_both_ways_to_divide_have_indexes_of_their_own(tmp_path, start):
+    """A job that continues a run of an earlier version, and a new one, may use the same cache."""
+    root = write(tmp_path / "data", a=5, b=5)
+    former = start(root, by_class=False)
+    new = start(root)
+    assert former.folder != new.folder and set(start.read) == set(names(new)) - set(names(former))
+    assert (former.division, new.division) == (BY_PATH, BY_CLASS)
+    for index, by_class in ((former, False), (new, True)):
+        assert start(root, by_class=by_class).folder == index.folder and start.read == []
 
 
 def test_a_split_by_path_of_few_images(tmp_path, start, lines):
     """Each class keeps an image for training, and at least one image is for validation if possible."""
     root = write(tmp_path / "data", cat=3, dog=1)
     for share in (1e-6, 0.999999):
-        train, val = (start(root, split, val_share=share) for split in ("train", "val"))
-        assert sorted(names(train) + names(val)) == ["cat/0.jpg", "cat/1.jpg", "cat/2.jpg", "dog/0.jpg"]
-        assert set(train.labels) == {0, 1} and len(val) == (1 if share < 0.5 else 2)
+        for by_class in (True, False):
+            train, val = (
+                start(root, split, val_share=share, by_class=by_class) for split in ("train", "val")
+            )
+            assert sorted(names(train) + names(val)) == ["cat/0.jpg", "cat/1.jpg", "cat/2.jpg", "dog/0.jpg"]
+            assert set(train.labels) == {0, 1} and len(val) == (1 if share < 0.5 else 2)
     root = write(tmp_path / "single", cat=1, dog=1)
     assert len(start(root)) == 2
     assert lines == [
@@ -925,6 +982,67 @@ def test_a_read_finds_a_rewritten_file_and_the_next_start_compares_all(data, sta
     assert start.read == ["train/cat/1.jpg"] and lines == [f"{data}/train: 1 of 5 files are new or changed"]
     assert second.fingerprint != large.fingerprint and FileStore(second).content(1) == path.read_bytes()
     assert start(data).folder == second.folder and start.read == lines == [], "it trusts the new index"
+
+
+def replace(path):
+    """Replace a file by another one of the same size and mtime. Its ctime is another one."""
+    before = path.stat()
+    rewrite(path)
+    while path.stat().st_ctime_ns == before.st_ctime_ns:  # clocks of file systems are coarse
+        os.utime(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def test_an_image_that_is_replaced_by_one_of_the_same_size_and_mtime_is_read(data, start, lines):
+    first = start(data)
+    replace(data / "train" / "dog" / "0.jpg")
+    second = start(data)
+    assert start.read == ["train/dog/0.jpg"] and second.fingerprint != first.fingerprint
+    assert start(data).fingerprint == second.fingerprint and start.read == []
+
+
+def test_a_folder_that_is_copied_or_gets_other_permissions_is_not_read_again(data, start, lines):
+    first = start(data)
+    shutil.copytree(data, data.parent / "copy")  # with the times
+    shutil.rmtree(data)
+    (data.parent / "copy").rename(data)
+    ctime = (data / "train" / "cat" / "0.jpg").stat().st_ctime_ns
+    assert ctime != first.ctimes[0]
+    second = start(data)
+    assert start.read == lines == [] and second.fingerprint == first.fingerprint
+    (data / "train" / "cat" / "9.jpg").write_bytes(photo(9))
+    assert start(data).ctimes[0] == ctime and start.read == ["train/cat/9.jpg"]
+    while (data / "train" / "cat" / "0.jpg").stat().st_ctime_ns == ctime:
+        (data / "train" / "cat" / "0.jpg").chmod(0o600)
+    start(data)
+    assert start.read == ["train/cat/0.jpg"], "of one file: it is read, and not refused"
+    assert start(data).fingerprint != first.fingerprint and start.read == []
+
+
+def test_an_index_without_ctimes_is_completed_without_reading(data, start, lines):
+    """Earlier versions wrote none."""
+    folder = Path(start(data).folder)
+    meta = json.loads((folder / "index.json").read_text())
+    del meta["checksums"]["ctimes"]
+    (folder / "index.json").write_text(json.dumps(meta))
+    (folder / "ctimes.npy").unlink()
+    assert len(open_index(str(folder)).ctimes) == 0
+    assert FileStore(open_index(str(folder))).content(1) == (data / "train" / "cat" / "1.jpg").read_bytes()
+    assert len(start(data).ctimes) == 5 and start.read == []
+    replace(data / "train" / "cat" / "1.jpg")
+    start(data)
+    assert start.read == ["train/cat/1.jpg"]
+
+
+def test_a_read_finds_a_file_of_a_large_data_set_that_was_replaced(data, start, large):
+    path = data / "train" / "cat" / "1.jpg"
+    replace(path)
+    assert start(data).fingerprint == large.fingerprint and start.read == []
+    with pytest.raises(BadInput, match=rf"^{path} was changed since it was scanned$"):
+        FileStore(large).content(1)
+    start(data)
+    assert start.read == ["train/cat/1.jpg"]
 
 
 def test_a_large_data_set_with_bad_images_is_current_until_one_is_repaired(data, start, lines, monkeypatch):

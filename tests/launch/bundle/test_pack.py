@@ -114,6 +114,53 @@ def test_what_a_job_needs_is_kept(repository):
         CodeFolder(str(repository / "tests/test_job.py"))
 
 
+def test_what_a_job_imports_goes_along(repository, tmp_path, capsys):
+    """Modules and packages outside the job's folder, as `launch new` leaves them: by any kind of import."""
+    tree(repository, {
+        "jobs/job.py": "import importlib\nfrom common import a\nimport model\n"
+        "def main():\n    from mine.nets import Net\n    importlib.import_module('late')\n"
+        "    import deep.down.one\n"
+        "try:\n    import wandb\nexcept ImportError:\n    wandb = None\n",
+        "model.py": "import parts, numpy\nfrom helper import f\n", "parts.py": "", "late.py": "",
+        "unused.py": "", "jobs/helper.py": "", "helper.py": "", "mine/__init__.py": "",
+        "mine/nets/__init__.py": "from . import net\n",
+        "mine/nets/net.py": "from ...mine import other\nfrom ..third import x\n", "mine/third.py": "",
+        "mine/words.txt": "w", "mine/tests/test_it.py": "", "deep/down/one.py": "", "wandb/run.log": "",
+        "data.csv": "1",
+    })  # fmt: skip
+    packed = pack(str(repository / "jobs/job.py"), str(tmp_path / "to"))
+    added = {path for path in paths(packed) if path.split("/")[0] not in ("common", "datasets", "jobs")}
+    assert added - {"pip-requirements.txt"} == {
+        "model.py", "parts.py", "late.py", "helper.py", "mine/__init__.py", "mine/nets/__init__.py",
+        "mine/nets/net.py", "mine/third.py", "mine/words.txt", "deep/down/one.py",
+    }  # fmt: skip
+    skipped = "skipped  .env README.md data.csv output_dir/ tests/ unused.py wandb/: not needed by the job\n"
+    assert skipped in capsys.readouterr().out
+
+
+def test_a_module_that_is_imported_and_skipped_is_refused_by_name(repository, tmp_path):
+    job, to = str(repository / "jobs/job.py"), str(tmp_path / "to")
+    tree(repository, {"jobs/job.py": "import json\nfrom tests.support import x\n", "tests/support/x.py": ""})
+    message = refused(job, to)
+    assert message.startswith(
+        "jobs/job.py:2 imports tests.support.x, and tests/support/x.py is not uploaded (rule: tests/)"
+    )
+    tree(repository, {".jobignore": "model.py\n", "model.py": "", "jobs/job.py": "import model\n"})
+    assert "imports model, and model.py is not uploaded (rule: .jobignore:1  model.py)" in refused(job, to)
+    for allowed in (
+        "try:\n    import model\nexcept ImportError:\n    pass\n",
+        "def f():\n    import model\n",
+    ):
+        tree(repository, {"jobs/job.py": allowed})
+        assert "model.py" not in CodeFolder(job).files
+
+
+def test_all_names_of_skipped_files_are_told(mine, tmp_path, capsys):
+    tree(mine, {f"{number}.log": "" for number in range(9)})
+    pack(str(mine / "job.py"), str(tmp_path / "to"))
+    assert f"skipped  {' '.join(f'{number}.log' for number in range(9))}: *.log\n" in capsys.readouterr().out
+
+
 def test_a_script_below_a_repository_that_does_not_use_it(repository, tmp_path, capsys):
     """It has its own list of packages, and a name without the folder, as elsewhere."""
     tree(

@@ -39,6 +39,24 @@ def test_the_accuracy_is_that_of_the_run(trained, tmp_path):
     assert probabilities == sorted(probabilities, reverse=True) and sum(probabilities) <= 1 + 1e-5
 
 
+def test_classes_that_pandas_does_not_read_as_text_have_numbers(trained, tmp_path):
+    """The earlier columns stay, in their places."""
+    output, data = trained
+    shutil.copytree(output, tmp_path / "run")
+    names = ["NA", "null", "None", "007", "1e3", "TRUE", "nan", "", "a,b", "N/A"]
+    (tmp_path / "run" / "classes.json").write_text(json.dumps(names))
+    predict.main([str(tmp_path / "run"), str(data / "val" / "class_3"), "--to", str(tmp_path / "all.csv")])
+    with open(tmp_path / "all.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    before = ["path", "error"]
+    for rank in range(1, 6):
+        before += [f"class_{rank}", f"probability_{rank}"]
+    assert [*rows[0]] == [*before, *(f"number_{rank}" for rank in range(1, 6))]
+    for row in rows:
+        for rank in range(1, 6):
+            assert names[int(row[f"number_{rank}"])] == row[f"class_{rank}"]
+
+
 @pytest.mark.faults
 def test_evaluations_of_another_size(trained, tmp_path):
     """--val_image_size 64 gives the figures of an evaluation with --image_size 64, and predict uses it."""
@@ -175,7 +193,10 @@ def test_unreadable_images_are_named(trained, tmp_path, capsys):
     assert "is empty" in rows[victims[1].name]["error"] and "No such file" in rows[victims[2].name]["error"]
     assert "has 1000000000000 bytes" in rows[victims[3].name]["error"]
     assert "not a regular file" in rows[victims[4].name]["error"]
-    assert all(bool(row["error"]) != bool(row["class_1"]) for row in rows.values()) and len(rows) == 16
+    assert (
+        all(bool(row["error"]) != bool(row["class_1"]) == bool(row["number_1"]) for row in rows.values())
+        and len(rows) == 16
+    )
 
 
 def test_weights_of_train_py(digits, tmp_path):

@@ -1,0 +1,46 @@
+"""Find out whether the locks of a folder end at this node, as they do on many mounts."""
+
+import contextlib
+import os
+import re
+
+LEASE = ".lease"  # in an output folder: the records of folder_lease.py, which such a mount needs
+_MOUNTS = "/proc/self/mountinfo"
+_SHARES_LOCKS = re.compile(r"fuse\.(juicefs|ceph.*|gluster.*|beegfs|moosefs|mfs.*|.*overlayfs)")
+_LOCAL_OPTIONS = {  # type of a mount -> options with which its locks are local; "": they always are
+    "nfs": "nolock|local_lock=(all|posix)",
+    "nfs4": "nolock|local_lock=(all|posix)",
+    "lustre": "localflock",
+    "cifs": "nobrl",
+    "smb3": "nobrl",
+    "9p": "",
+    "virtiofs": "",
+    "fuse": "",
+}
+
+
+def find_local_locks(path: str) -> str:
+    """Return the type of the mount that holds a path if its locks may end at this node, else "". A job calls
+    it when it holds its output folder, on rank 0."""
+    kind = ""
+    options = ""
+    longest = 0  # characters of the mount point: the innermost mount holds the path
+    with contextlib.suppress(OSError), open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            mount, _, device = line.partition(" - ")
+            point = re.sub(r"\\(\d{3})", _read_octal, mount.split()[4])
+            if os.path.commonpath([point, path]) == point and len(point) >= longest:
+                longest = len(point)
+                kind, _, options = (*device.split(), "", "")[:3]
+                options = f"{mount.split()[5]},{options}"
+    expected = _LOCAL_OPTIONS.get(kind.partition(".")[0])
+    if expected is None or _SHARES_LOCKS.fullmatch(kind):
+        return ""
+    if expected and not re.search(rf"(^|,)({expected})(,|$)", options):
+        return ""
+    return kind
+
+
+def _read_octal(match: re.Match[str]) -> str:
+    """Return the character of an escape in a mount point: a space is written as \\040."""
+    return chr(int(match[1], 8))

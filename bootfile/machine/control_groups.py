@@ -1,0 +1,257 @@
+"""Read the limits that the control groups of this process set: cores, memory, processes and threads.
+
+A group may be far below the root: Slurm, systemd-run and Kubernetes make one for each job. /proc/self/cgroup
+names the groups of this process, and /proc/self/mountinfo says where they are mounted. Each group also obeys
+the limits of the groups above it, so the smallest one counts. Version 2 has one tree of groups, version 1 has
+one for each controller, and a node may have both.
+
+root: the folder that has proc and sys; another one than / in tests. Without control groups, nothing is
+limited. This module imports no torch.
+
+Source: Linux, admin-guide/cgroup-v2.rst and admin-guide/cgroup-v1; cgroups(7); proc_pid_mountinfo(5).
+"""
+
+import contextlib
+import math
+import os
+import re
+import resource
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+# `ulimit -u` of this number and more is not reached by accident: the processes of a user are not counted then
+MANY_PROCESSES = 8192
+_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")  # of version 1, those that are read here
+_SECOND_VERSION = ""  # its line in /proc/self/cgroup names no controller
+# Memory that the kernel frees when a group needs it: version 2, and version 1 with the groups below.
+_RECLAIMABLE = (
+    "inactive_file",
+    "active_file",
+    "slab_reclaimable",
+    "total_inactive_file",
+    "total_active_file",
+)
+
+
+class _Mount(NamedTuple):
+    """A mounted tree of groups. folder: where. group: the name of the group that is mounted there.
+    controllers: of version 1, or only _SECOND_VERSION."""
+
+    folder: Path
+    group: PurePosixPath
+    controllers: frozenset[str]
+
+
+class ProcessLimit(NamedTuple):
+    """A limit of the number of processes and threads, which count alike. used: those that run now. name: of
+    the setting."""
+
+    most: int
+    used: int
+    name: str
+
+
+def find_folders(controller: str, root: str = "/") -> list[Path]:
+    """Return the folders with the files of the groups that limit this process: its own, then those above it.
+
+    controller: one of _CONTROLLERS. A group above the mount is not visible, as in most containers.
+    """
+    groups = _read_groups(root)
+    folders: list[Path] = []
+    for version in (_SECOND_VERSION, controller):
+        mounts = [mount for mount in _find_mounts(root) if version in mount.controllers]
+        inside: list[Path] = []
+        for mount in mounts:
+            inside += _list_folders(mount, groups.get(version))
+        # A container may see its group by the name on the host. Then its own group is what is mounted.
+        folders += inside or [mount.folder for mount in mounts]
+    return folders
+
+
+def _list_folders(mount: _Mount, group: PurePosixPath | None) -> list[Path]:
+    """Return the folders of a group and of those above it in one mount; [] if the mount has another part of
+    the tree."""
+    if group is None:
+        return []
+    if group.is_relative_to(mount.group):
+        path = group.relative_to(mount.group)
+        if ".." in path.parts:  # a group outside of the root of this process's namespace
+            return []
+    else:
+        below_mount = _search(mount, group)
+        if below_mount is None:
+            return []
+        path = below_mount
+    return [mount.folder / below for below in (path, *path.parents)]
+
+
+def _search(mount: _Mount, group: PurePosixPath) -> PurePosixPath | None:
+    """Return the path of a group below a mount that was made outside of this process's namespace; None if it
+    is not there.
+
+    The mount then has the name /.. or /../.., which tells how far above the namespace it is, but not the
+    names on the way. So the group is found by its list of processes.
+    """
+    steps = mount.group.parts[1:]
+    if set(steps) != {".."}:
+        return None
+    process = str(os.getpid())
+    for top in mount.folder.glob("/".join("*" for _ in steps)):
+        folder = top / group.relative_to("/")
+        if process in _read(folder / "cgroup.procs").split():
+            return PurePosixPath(folder.relative_to(mount.folder))
+    return None
+
+
+def _read_groups(root: str) -> dict[str, PurePosixPath]:
+    """Return controller -> the group of this process, from lines such as "4:cpu,cpuacct:/slurm/job_7". A root
+    without that file has the top groups."""
+    names = (_SECOND_VERSION, *_CONTROLLERS)
+    text = _read(Path(root, "proc/self/cgroup"))
+    if not text:
+        return dict.fromkeys(names, PurePosixPath("/"))
+    groups = {}
+    for line in text.splitlines():
+        _, _, names_and_group = line.partition(":")
+        controllers, _, group = names_and_group.partition(":")  # the group's name may have colons, too
+        for controller in controllers.split(","):
+            groups[controller] = PurePosixPath(group)
+    return groups
+
+
+def _find_mounts(root: str) -> list[_Mount]:
+    """Return the mounted trees of groups; the usual ones if /proc/self/mountinfo lists none."""
+    mounts = []
+    for line in _read(Path(root, "proc/self/mountinfo")).splitlines():
+        # "31 23 0:28 GROUP FOLDER options [optional fields] - TYPE source options of the file system"
+        words, _, ending = line.partition(" - ")
+        try:
+            group, folder = words.split()[3:5]
+            kind, _, options = ending.split(maxsplit=2)
+        except ValueError:  # a kernel that is not Linux's may write less
+            continue
+        controllers = frozenset(options.split(","))
+        if kind == "cgroup2":
+            controllers = frozenset({_SECOND_VERSION})
+        elif kind != "cgroup":
+            continue
+        place = Path(root, _unescape(folder).lstrip("/"))
+        mounts.append(_Mount(place, PurePosixPath(_unescape(group)), controllers))
+    if mounts:
+        return mounts
+    top = PurePosixPath("/")
+    usual = Path(root, "sys/fs/cgroup")
+    mounts.append(_Mount(usual, top, frozenset({_SECOND_VERSION})))
+    for controller in _CONTROLLERS:
+        mounts.append(_Mount(usual / controller, top, frozenset({controller})))
+    return mounts
+
+
+def _unescape(path: str) -> str:
+    """Return a path of mountinfo, which has spaces and backslashes as octal numbers: "\\040"."""
+    return re.sub(r"\\([0-7]{3})", _to_character, path)
+
+
+def _to_character(match: re.Match[str]) -> str:
+    return chr(int(match[1], 8))
+
+
+def cpu_quota(root: str = "/") -> float:
+    """Return the cores that the groups allow, such as 0.5; infinity without a limit."""
+    quota = math.inf
+    for folder in find_folders("cpu", root):
+        words = _read(folder / "cpu.max").split()
+        if not words:
+            words = [
+                *_read(folder / "cpu.cfs_quota_us").split(),
+                *_read(folder / "cpu.cfs_period_us").split(),
+            ]
+        with contextlib.suppress(ValueError):  # no such file, or "max": no limit
+            time, period = map(int, words)  # microseconds
+            if time > 0 and period > 0:  # version 1 writes -1 for no limit
+                quota = min(quota, time / period)
+    return quota
+
+
+def allowed_cpus(root: str = "/") -> set[int] | None:
+    """Return the numbers of the CPUs that the groups allow; None if they name none."""
+    allowed: set[int] | None = None
+    for folder in find_folders("cpuset", root):
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus"):
+            cpus = _parse_cpus(_read(folder / name))
+            if cpus and allowed is None:
+                allowed = cpus
+            elif cpus and allowed is not None:
+                allowed &= cpus
+    return allowed
+
+
+def _parse_cpus(text: str) -> set[int]:
+    """Return the numbers of a list such as "0-3,8"; an empty set if it is not one."""
+    cpus = set[int]()
+    with contextlib.suppress(ValueError):
+        for part in text.strip().split(","):
+            first, _, last = part.partition("-")
+            cpus.update(range(int(first), int(last or first) + 1))
+    return cpus
+
+
+def free_memory(root: str = "/") -> float:
+    """Return the bytes that the groups still allow; infinity without a limit. Memory that the kernel can
+    free, such as the cache of files, counts as free."""
+    free = math.inf
+    for folder in find_folders("memory", root):
+        # beyond memory.high the kernel slows a process down so much that it hardly continues
+        limits = [_read_number(folder / name) for name in ("memory.max", "memory.high")]
+        limits.append(_read_number(folder / "memory.limit_in_bytes"))
+        for limit in limits:
+            if limit is not None:
+                free = min(free, limit - _used_memory(folder))
+    return max(0.0, free)
+
+
+def _used_memory(folder: Path) -> int:
+    """Return the bytes that a group uses and cannot give back; those of this process if that is not known."""
+    for name in ("memory.current", "memory.usage_in_bytes"):
+        used = _read_number(folder / name)
+        if used is not None:
+            return max(0, used - _reclaimable_memory(folder))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _reclaimable_memory(folder: Path) -> int:
+    """Return the bytes in memory.stat that the kernel can free. Of version 1 the sums with the groups below
+    count, in place of those of the group alone."""
+    numbers = {}
+    for line in _read(folder / "memory.stat").splitlines():
+        name, _, number = line.partition(" ")
+        if name in _RECLAIMABLE and number.isdigit():
+            numbers[name.removeprefix("total_")] = int(number)  # the line of the sum comes later
+    return sum(numbers.values())
+
+
+def process_limits(root: str = "/") -> list[ProcessLimit]:
+    """Return the limits of processes and threads of the groups, that of this process's own group first."""
+    limits = []
+    for folder in find_folders("pids", root):
+        most = _read_number(folder / "pids.max")
+        used = _read_number(folder / "pids.current")
+        if most is not None:
+            limits.append(ProcessLimit(most, used or 0, f"pids.max of {folder}"))
+    return limits
+
+
+def _read_number(path: Path) -> int | None:
+    """Return the number in a file; None if there is no such file, or it has another text, such as "max"."""
+    text = _read(path).strip()
+    if text.isascii() and text.isdigit():
+        return int(text)
+    return None
+
+
+def _read(path: Path) -> str:
+    """Return the text of a file; "" if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,46 @@
+"""A folder for the sockets of multiprocessing, if the path of TMPDIR is too long for them."""
+
+import contextlib
+import multiprocessing
+import os
+import stat
+import tempfile
+
+from bootfile.ground.errors import BadInput
+
+LONGEST = 103  # bytes of a socket's path: 107 on Linux, 103 on macOS
+_NAME = len("/pymp-12345678/listener-12345678")  # what multiprocessing adds to the folder
+_PLACES = ("/tmp", "/var/tmp", "/dev/shm")
+
+
+def find_short_folder() -> None:
+    """Let the sockets of multiprocessing be made in a short folder, if their paths in TMPDIR would be too
+    long. Raises BadInput if there is none.
+
+    A process calls it before it starts workers, which inherit the folder. It stays after the job: each job of
+    the user takes the same one.
+    """
+    settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # its get_temp_dir()
+    folder = settings.get("tempdir") or tempfile.gettempdir()
+    if len(os.fsencode(folder)) + _NAME <= LONGEST:
+        return
+    for place in _PLACES:
+        short = f"{place}/bootfile-{os.geteuid()}"
+        with contextlib.suppress(OSError):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(short, 0o700)
+            status = os.lstat(short)
+            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            if is_own and not status.st_mode & 0o022 and os.access(short, os.W_OK):
+                settings["tempdir"] = short
+                return
+    raise BadInput(explain_long_folder(folder))
+
+
+def explain_long_folder(folder: str) -> str:
+    """Return one line on a folder in which no socket can be made."""
+    length = len(os.fsencode(folder))
+    return (
+        f"TMPDIR={folder} has {length} bytes, and a socket there may have a path of {LONGEST}: set a "
+        f"TMPDIR of at most {LONGEST - _NAME} bytes"
+    )

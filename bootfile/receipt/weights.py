@@ -1,0 +1,200 @@
+"""Read the files of weights that a script has written, and name what differs in those of two runs."""
+
+import hashlib
+import importlib
+import operator
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from bootfile.exact import digest, files
+from bootfile.ground.errors import BadInput
+from bootfile.receipt.kinds import COUNTER, OTHER, RANDOM, find_kind
+
+_TORCH_STATES = (16, 5048, 5056)  # bytes of torch.get_rng_state() of a GPU and of a CPU
+_PYTHON_STATE = 625  # numbers in random.getstate()
+
+
+class Part(NamedTuple):
+    """A tensor or a number in a file. kind: that of kinds.py. number: its value, None for a
+    tensor."""
+
+    digest: str
+    kind: int
+    number: bool | int | float | None
+
+
+class Difference(NamedTuple):
+    """A part that differs. file: its path in the folder of a run. first, second: None if a run lacks it."""
+
+    file: str
+    name: str
+    first: Part | None
+    second: Part | None
+
+    @property
+    def kind(self) -> int:
+        kind = OTHER
+        for part in (self.first, self.second):
+            if part:
+                kind = min(kind, part.kind)
+        return kind
+
+    @property
+    def is_number(self) -> bool:
+        """Return whether it is a number in one of the runs, and no tensor."""
+        return any(part and part.number is not None for part in (self.first, self.second))
+
+    @property
+    def text(self) -> str:
+        """Return the name, and both values of a number."""
+        if not self.first or not self.second:
+            return f"{self.name} (only one run has it)"
+        if self.first.number is None or self.second.number is None:
+            return self.name
+        return f"{self.name} ({describe_numbers(self.first.number, self.second.number)})"
+
+
+def describe_numbers(value: object, other: object, before_other: str = "") -> str:
+    """Return two values in words, with as few digits as show their difference."""
+    texts = []
+    for number in (value, other):
+        texts.append(f"{number:.6g}" if isinstance(number, float) else str(number))
+    if texts[0] == texts[1]:
+        texts = [str(value), str(other)]
+    return f"{texts[0]}, {before_other}{texts[1]}"
+
+
+def load(path: str) -> dict[str, Any]:
+    """Return the dictionary in a file of torch.save; nothing in it is executed. Raises files.Refused.
+
+    Arrays and numbers of NumPy are read: many scripts save np.random.get_state().
+    """
+    # prove calls it for the files of a script that it has run: they may still be damaged by a kill
+    with _numpy_is_allowed():
+        return files.load(path)
+
+
+def read_parts(path: str) -> dict[str, Part]:
+    """Return the tensors and numbers in a file of weights by their names. Raises BadInput."""
+    try:
+        state = load(path)
+    except files.Refused as reason:
+        raise BadInput(f"{path} cannot be compared: {reason}") from reason
+    values = dict(digest.leaves(_shorten(state)))
+    parts = {}
+    for name, text in digest.summarize(0, values)["parts"].items():
+        parts[name] = Part(text, _find_kind(name, values[name]), _read_number(values[name]))
+    return parts
+
+
+def read_progress(path: str) -> set[str]:
+    """Return the digests of the tensors in a file of weights, and of its counters with their names: training
+    changes some of them. Raises BadInput."""
+    digests = set()
+    for name, part in read_parts(path).items():
+        if part.kind == COUNTER:
+            digests.add(f"{name} {part.digest}")
+        elif part.kind == OTHER and part.number is None:
+            digests.add(part.digest)
+    return digests
+
+
+def find_differences(first: str, second: str, names: list[str]) -> list[Difference]:
+    """Return what differs in the files of two runs: possible causes before effects. first, second: their
+    folders. names: the paths of the files below both. Raises BadInput."""
+    differences = []
+    for file in names:
+        # one file is in memory at a time: only its digests are kept
+        first_parts = read_parts(os.path.join(first, file))
+        second_parts = read_parts(os.path.join(second, file))
+        for name in sorted(first_parts.keys() | second_parts.keys()):
+            first_part = first_parts.get(name)
+            second_part = second_parts.get(name)
+            if not first_part or not second_part or first_part.digest != second_part.digest:
+                differences.append(Difference(file, name, first_part, second_part))
+    differences.sort(key=operator.attrgetter("kind"))  # files and names keep their order within a kind
+    return differences
+
+
+def describe(differences: list[Difference]) -> str:
+    """Return the first of some differences, and how many more its file has."""
+    first = differences[0]
+    others = -1
+    for difference in differences:
+        if difference.file == first.file:
+            others += 1
+    text = f"{first.file} differs: {first.text}"
+    if others:
+        text += f", and {others} more"
+    return text
+
+
+class _Random(str):
+    """A leaf in the place of a state of random numbers: its digest."""
+
+
+def _numpy_is_allowed() -> AbstractContextManager[Any]:
+    """Return a context in which torch.load(weights_only=True) reads arrays of NumPy. torch before 2.5 has no
+    such context: it refuses them."""
+    allow = getattr(torch.serialization, "safe_globals", None)
+    if allow is None:
+        return nullcontext()
+    name = "numpy.core.multiarray"
+    if hasattr(np, "_core"):  # NumPy 2
+        name = "numpy._core.multiarray"
+    multiarray: Any = importlib.import_module(name)
+    known = [multiarray._reconstruct, multiarray.scalar, np.ndarray, np.dtype]
+    dtypes: Any = getattr(np, "dtypes", None)
+    if dtypes:  # NumPy 1.25 and later
+        known += [getattr(dtypes, name) for name in dtypes.__all__]
+    context: AbstractContextManager[Any] = allow(known)
+    return context
+
+
+def _shorten(value: Any) -> Any:
+    """Return an object of a checkpoint with one leaf for each array, and for each state of random numbers of
+    Python or NumPy. digest.py would cut the text of a long array."""
+    if isinstance(value, dict):
+        return {key: _shorten(part) for key, part in value.items()}
+    if isinstance(value, np.ndarray):
+        content = value.tobytes()
+        return f"{value.dtype} {value.shape} {hashlib.blake2b(content, digest_size=16).hexdigest()}"
+    if not isinstance(value, list | tuple):
+        return value
+    is_python = len(value) == 3 and isinstance(value[1], list | tuple) and len(value[1]) == _PYTHON_STATE
+    is_numpy = len(value) == 5 and value[0] == "MT19937"
+    parts = [_shorten(part) for part in value]
+    if is_python or is_numpy:
+        return _Random(parts)
+    return parts
+
+
+def _find_kind(name: str, value: Any) -> int:
+    kind = find_kind(name)
+    if kind != OTHER:
+        return kind
+    if isinstance(value, _Random) or is_random_state(value):
+        return RANDOM
+    if isinstance(value, int):
+        return COUNTER
+    return OTHER
+
+
+def is_random_state(value: object) -> bool:
+    """Return whether a value is one of torch.get_rng_state(), or of a generator."""
+    if not isinstance(value, torch.Tensor):
+        return False
+    return value.dtype == torch.uint8 and value.dim() == 1 and value.numel() in _TORCH_STATES
+
+
+def _read_number(value: Any) -> bool | int | float | None:
+    """Return the number that a value is, None for other values."""
+    if isinstance(value, torch.Tensor) and value.dim() == 0 and not value.is_meta:
+        value = value.item()
+    if isinstance(value, bool | int | float):
+        return value
+    return None

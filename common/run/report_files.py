@@ -1,0 +1,200 @@
+"""The files of a run's reports: metrics.jsonl, confusion.json, TensorBoard events, and those of trackers.
+
+starts.jsonl is written by common/run/starts.py.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from bootfile.ground.errors import MissingPackage, import_optional
+from bootfile.ground.files import append_json_line, check_mounted, opener, write_atomic
+from bootfile.ground.heartbeat import watched
+from bootfile.ground.results import CLASSES
+from common.console import arguments
+from common.run import environment, starts
+from common.run.output import Output
+
+CONFUSION = "confusion.json"  # the last evaluation per class, and the confusion matrix
+_MOST_CLASSES = 100  # with more classes the matrix is not written
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tracking:
+    """tracker: --tracker, the package that also gets the figures. Jobs without a training have none."""
+
+    tracker: str | None = None
+
+
+class Beginning(NamedTuple):
+    """What the files need of the start of a training.
+
+    step, total_steps, run, repeats, continues: as for Log.start(). receipt: of the training loader. facts:
+    what starts.jsonl gets with the first report.
+    """
+
+    step: int
+    total_steps: int | None
+    run: str
+    repeats: bool
+    continues: bool
+    receipt: Any
+    facts: dict[str, Any]
+
+
+class ReportFiles:
+    """Writes the reports of a Log, on rank 0. If a file or a tracker cannot be written, the reason is printed
+    once, and the training continues.
+
+    args, output: as for the Log. warn_once: prints a line, or the first line of a subject.
+    """
+
+    def __init__(self, args: argparse.Namespace, output: Output, warn_once: Callable[..., object]):
+        self._args = args
+        self._output = output
+        self._warn_once = warn_once
+        self._path = os.path.join(output.folder, "metrics.jsonl")
+        self._trackers: dict[str, Any] | None = None  # name -> tracker; from the first report on
+        self._beginning: Beginning  # from begin() on
+        self.class_names: tuple[str, ...] = ()  # of the training set
+
+    def begin(self, beginning: Beginning) -> None:
+        """Take what the first report needs. Log.start() calls it; nothing is written yet."""
+        self._beginning = beginning
+
+    def open(self) -> None:
+        """Begin the files with the first report, and make the folder again if it was deleted.
+
+        The Log calls it before each report. With the first report, not in begin(): a run that fails before
+        its first report leaves no files, and does not shorten those of an earlier start.
+        """
+        begun = self._beginning
+        folder = self._output.folder
+        with self._reported():
+            check_mounted(folder)
+            os.makedirs(folder, exist_ok=True)
+            if self._trackers is not None:
+                return
+            lost = _keep_lines(self._path, begun.step, begun.repeats)
+            if not begun.continues or not starts.read(folder):
+                known = dict(begun.facts)
+                if lost:
+                    known["lost"] = lost
+                starts.write(folder, self._args, environment.facts(), **known)
+            steps = [start.get("step") for start in starts.read(folder)]
+            begun.receipt.begins_at(min(step for step in steps if type(step) is int))
+            if self.class_names:
+                write_atomic(os.path.join(folder, CLASSES), json.dumps(self.class_names) + "\n")
+            self._trackers = {}
+            self._open_trackers(self._trackers)
+
+    def _open_trackers(self, opened: dict[str, Any]) -> None:
+        """Add the trackers of the run to `opened`, by name: TensorBoard, Kubeflow if it has started the job,
+        and --tracker. open() calls it once."""
+        begun = self._beginning
+        begin = begun.step
+        if begun.repeats:
+            begin -= 1
+        with self._reported("TensorBoard"):
+            opened["TensorBoard"] = _TensorBoard(self._output.folder, begin)
+        name = arguments.pick(_Tracking, self._args).tracker
+        takes_status = "KUBEFLOW_TRAINER_SERVER_URL" in os.environ  # the controller sets it
+        if not name and not takes_status:
+            return
+        from common.run import trackers  # most jobs have none
+
+        if takes_status:
+            opened["Kubeflow"] = trackers.Kubeflow(begun.step, begun.total_steps)
+        if name:
+            title = os.path.basename(str(self._output).rstrip("/"))
+            with self._reported(f"--tracker {name}"):
+                tracker = trackers.start(name, begun.run, title, arguments.settings(self._args))
+                opened[f"--tracker {name}"] = tracker
+
+    @contextlib.contextmanager
+    def _reported(self, tracker: str = "") -> Iterator[None]:
+        """Print the reason once if the block, which writes a report, raises an exception; the training
+        continues."""
+        try:
+            with watched(self._output.folder):
+                yield
+        except MissingPackage as error:
+            self._warn_once(str(error))
+        except Exception as error:  # OSError if the disk is full; packages of trackers raise other types
+            what = f"figures of {tracker}" if tracker else f"reports in {self._output.folder}"
+            self._warn_once(f"warning: {what} are incomplete: {' '.join(str(error).split())}", tracker)
+
+    def write(self, step: int, line: dict[str, Any], scalars: Mapping[str, float]) -> None:
+        """Append a report to metrics.jsonl, and give its scalars to the trackers."""
+        with self._reported():
+            if self._trackers is not None:
+                append_json_line(self._path, line | {"time": round(time.time(), 3)})
+        for name, tracker in (self._trackers or {}).items():
+            with self._reported(name):
+                tracker.log(scalars, step)
+
+    def write_confusion(self, step: int, counts: dict[str, Any]) -> None:
+        """Replace confusion.json after an evaluation. counts: of Metrics.of_classes()."""
+        matrix = counts.pop("matrix")
+        content: dict[str, Any] = {"step": step, "classes": self.class_names, **counts}
+        if matrix is None:
+            self._warn_once(
+                f"{len(counts['count'])} classes: {CONFUSION} has counts per class, and no matrix"
+            )
+        elif len(matrix) <= _MOST_CLASSES:
+            content["matrix"] = matrix.tolist()
+        with self._reported():
+            write_atomic(os.path.join(self._output.folder, CONFUSION), json.dumps(content) + "\n")
+
+    def close(self) -> None:
+        """Finish the trackers at the end of a run, or of the part of it that this process reports."""
+        trackers = self._trackers or {}
+        self._trackers = {}  # not None: a report after the end does not begin the files again
+        for name, tracker in trackers.items():
+            with self._reported(name):
+                tracker.finish()
+
+
+class _TensorBoard:
+    """TensorBoard's events in the folder of a run. Those of an earlier start after `step` are deleted."""
+
+    def __init__(self, folder: str, step: int):
+        events = import_optional("torch.utils.tensorboard", "no TensorBoard events", "tensorboard")
+        self._events = events.SummaryWriter(folder, purge_step=step + 1 if step else 0)
+
+    def log(self, figures: Mapping[str, float], step: int) -> None:
+        for name, value in figures.items():
+            self._events.add_scalar(name, value, step)
+        self._events.flush()  # the job may be killed at any time
+
+    def finish(self) -> None:
+        self._events.close()
+
+
+def _keep_lines(path: str, step: int, repeats: bool = False) -> dict[str, float] | None:
+    """Delete from a metrics.jsonl the reports after `step`, the evaluation at `step` (the checkpoint is
+    older), unfinished lines, and if it `repeats` also the report at `step`. Return the step and time of the
+    last report after `step`, or None. The first report of a start calls it, on rank 0: without it, a restart
+    would report these steps twice."""
+    if not os.path.exists(path):
+        return None
+    lines = []
+    last = None
+    with open(path, encoding="utf-8", errors="replace", opener=opener) as file:
+        for line in file:
+            try:
+                figures = json.loads(line)
+                is_report_at_step = figures["step"] == step and "loss" in figures
+                if figures["step"] < step or (is_report_at_step and not repeats):
+                    lines.append(line)
+                elif figures["step"] > step:
+                    last = {"step": figures["step"], "time": figures["time"]}
+            except (ValueError, KeyError, TypeError, RecursionError):
+                continue
+    write_atomic(path, "".join(lines))
+    return last

@@ -1,0 +1,216 @@
+"""The limits of a job are those of its own control group and of all groups above it, wherever these are."""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from bootfile.machine import control_groups, cores
+from tests.conftest import ROOT, run
+from tests.support.control_groups import NAMESPACE, enter, make_tree, real_group
+
+GB = 10**9
+V1 = "".join(
+    f"{number} 31 0:{number} / /sys/fs/cgroup/{name} rw - cgroup cgroup rw,{name}\n"
+    for number, name in enumerate(("cpu,cpuacct", "cpuset", "memory", "pids"), 32)
+)
+SLURM = "slurm/uid_1000/job_7/step_0"
+# an entry: /proc/self/cgroup, /proc/self/mountinfo, folder of the group below /sys/fs/cgroup
+PLACES = {
+    "root of a container": ("0::/\n", NAMESPACE, "."),
+    "nested": ("0::/system.slice/job.scope\n", NAMESPACE, "system.slice/job.scope"),
+    "name with a colon": ("0::/system.slice/a:b.scope\n", NAMESPACE, "system.slice/a:b.scope"),
+    "name of the host": ("0::/kubepods/pod1/c1\n", NAMESPACE.replace(" / ", " /kubepods/pod1/c1 "), "."),
+    "below the name of the host": (
+        "0::/kubepods/pod1/c1/job\n", NAMESPACE.replace(" / ", " /kubepods/pod1/c1 "), "job",
+    ),
+    "host's tree in a container": (
+        "0::/job\n", NAMESPACE.replace(" / /sys/fs/cgroup ", " /../.. /host/cgroup ") + NAMESPACE, "job",
+    ),
+    "next to the namespace": (
+        "0::/../b\n", NAMESPACE.replace(" / ", " /.. "), "b",
+    ),
+    "another name": ("0::/docker/c1\n", NAMESPACE.replace(" / ", " /lxc/c1 "), "."),
+    "space": ("0::/job\n", NAMESPACE.replace("/sys/fs/cgroup", r"/sys/fs/cgroup/a\040b"), "a b/job"),
+    "no list of mounts": ("0::/system.slice/job.scope\n", "", "system.slice/job.scope"),
+    "empty": ("0::/job\n", "a line of another kernel\n", "job"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_group_of_a_process_is_found(place, tmp_path):
+    group, mounts, folder = PLACES[place]
+    root = make_tree(tmp_path, group, mounts, {f"{folder}/cpu.max": "50000 100000\n"})
+    assert control_groups.cpu_quota(root) == 0.5
+    assert cores.available_cores(root) == 1
+
+
+@pytest.mark.parametrize("limited", ["", "slurm", "slurm/uid_1000", "slurm/uid_1000/job_7", SLURM])
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_smallest_limit_on_the_way_up_counts(version, limited, tmp_path):
+    files: dict[str, str] = {}
+    for level in ("", "slurm", "slurm/uid_1000", "slurm/uid_1000/job_7", SLURM):
+        is_limited = level == limited
+        if version == 2:
+            files |= {
+                f"{level}/cpu.max": "150000 100000\n" if is_limited else "max 100000\n",
+                f"{level}/memory.max": f"{3 * GB}\n" if is_limited else "max\n",
+                f"{level}/memory.current": f"{GB}\n",
+                f"{level}/pids.max": "64\n" if is_limited else "max\n",
+                f"{level}/pids.current": "4\n",
+            }
+        else:
+            files |= {
+                f"cpu,cpuacct/{level}/cpu.cfs_quota_us": "150000\n" if is_limited else "-1\n",
+                f"cpu,cpuacct/{level}/cpu.cfs_period_us": "100000\n",
+                f"memory/{level}/memory.limit_in_bytes": str(3 * GB if is_limited else 2**63 - 4096),
+                f"memory/{level}/memory.usage_in_bytes": f"{GB}\n",
+                f"pids/{level}/pids.max": "64\n" if is_limited else "max\n",
+                f"pids/{level}/pids.current": "4\n",
+            }
+    if version == 2:
+        root = make_tree(tmp_path, f"0::/{SLURM}\n", NAMESPACE, files)
+    else:
+        names = ("cpuacct,cpu", "cpuset", "memory", "pids", "name=systemd")
+        groups = "".join(f"{number}:{name}:/{SLURM}\n" for number, name in enumerate(names, 1))
+        root = make_tree(tmp_path, groups + "0::/\n", V1, files)
+    assert control_groups.cpu_quota(root) == 1.5
+    assert control_groups.free_memory(root) == 2 * GB
+    (limit,) = control_groups.process_limits(root)
+    assert limit.most == 64 and limit.used == 4 and limit.name.endswith(f"{limited}")
+
+
+def test_both_versions_on_one_node(tmp_path):
+    """As systemd mounts them in "hybrid" mode: the controllers are those of version 1."""
+    mounts = V1 + NAMESPACE.replace("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+    root = make_tree(
+        tmp_path,
+        "3:memory:/a\n2:cpu,cpuacct:/b\n0::/c\n",
+        mounts,
+        {"memory/a/memory.limit_in_bytes": "5000", "memory/a/memory.usage_in_bytes": "1000"}
+        | {"cpu,cpuacct/b/cpu.cfs_quota_us": "25000", "cpu,cpuacct/b/cpu.cfs_period_us": "100000"},
+    )
+    assert control_groups.free_memory(root) == 4000 and control_groups.cpu_quota(root) == 0.25
+
+
+def test_groups_of_others_do_not_count(tmp_path):
+    files = {"a/cpu.max": "50000 100000", "a/b/c/cpu.max": "50000 100000", "x/cpu.max": "50000 100000"}
+    root = make_tree(tmp_path, "0::/x/b\n", NAMESPACE.replace(" / ", " /x "), files)
+    assert control_groups.cpu_quota(root) == math.inf
+
+
+@pytest.mark.parametrize(
+    "files, expected",
+    [
+        ({"memory.max": "9000", "memory.high": "5000", "memory.current": "1000"}, 4000),
+        ({"memory.max": "9000", "memory.high": "max", "memory.current": "1000"}, 8000),
+        ({"memory.max": "max", "memory.high": "max", "memory.current": "1000"}, math.inf),
+        ({"memory.max": "900", "memory.current": "1000"}, 0),
+        (  # the cache of files is freed when memory is needed
+            {
+                "memory.max": "9000", "memory.current": "8000",
+                "memory.stat": "anon 500\nfile 7500\ninactive_file 5000\nactive_file 1500\n",
+            },
+            7500,
+        ),
+        (
+            {
+                "memory/memory.limit_in_bytes": "9000", "memory/memory.usage_in_bytes": "8000",
+                "memory/memory.stat": "inactive_file 1\nactive_file 1\ntotal_inactive_file 5000\n"
+                "total_active_file 1500\n",
+            },
+            7500,
+        ),
+        ({}, math.inf),
+    ],
+)  # fmt: skip
+def test_memory_that_the_group_still_gets(files, expected, tmp_path):
+    assert control_groups.free_memory(make_tree(tmp_path, "", "", files)) == expected
+
+
+@pytest.mark.parametrize(
+    "files, expected",
+    [
+        ({"cpuset.cpus.effective": "0-1,7\n"}, {0, 1, 7}),
+        ({"cpuset.cpus": "\n", "cpuset.cpus.effective": "4\n"}, {4}),
+        ({"cpuset/cpuset.effective_cpus": "2-3\n", "cpuset/cpuset.cpus": "2-9\n"}, {2, 3}),
+        ({"cpuset/cpuset.cpus": "5"}, {5}),
+        ({"cpuset.cpus": ""}, None),
+        ({}, None),
+    ],
+)
+def test_cpus_of_the_group(files, expected, tmp_path):
+    root = make_tree(tmp_path, "", "", files)
+    assert control_groups.allowed_cpus(root) == expected
+    assert 1 <= cores.available_cores(root) <= len(expected or os.sched_getaffinity(0))
+
+
+SHOW = """
+import json
+from bootfile.machine import control_groups, cores
+from common.platform import node
+print(json.dumps([control_groups.cpu_quota(), cores.available_cores(), node.available_memory(),
+                  [limit.most for limit in control_groups.process_limits()]]))
+"""
+
+
+@pytest.mark.parametrize(
+    "controller, settings",
+    [
+        ("cpu", {"cpu.max": "50000 100000", "cpu.cfs_quota_us": "50000"}),
+        ("memory", {"memory.max": "1500000000", "memory.limit_in_bytes": "1500000000"}),
+        ("pids", {"pids.max": "77"}),
+    ],
+)
+def test_a_real_group(controller, settings):
+    """The process is in a group below the one that has the limit."""
+    with real_group(controller, settings) as folder:
+        shown = run("-c", SHOW, fresh=True, preexec_fn=lambda: enter(folder)).stdout
+    quota, available, memory, processes = json.loads(shown)
+    if controller == "cpu":
+        assert (quota, available) == (0.5, 1)
+    elif controller == "memory":
+        assert 0 < memory < 1.5 * GB
+    else:
+        assert 77 in processes
+
+
+def test_a_group_outside_of_the_namespace(tmp_path):
+    """/proc/self/cgroup says /job, and the mount is one above that root, whose name is not known."""
+    files = {f"{name}/job/cgroup.procs": f"{process}\n" for name, process in (("a", 1), ("b", os.getpid()))}
+    files |= {"a/job/cpu.max": "25000 100000", "b/job/cpu.max": "max 100000", "b/cpu.max": "50000 100000"}
+    root = make_tree(tmp_path, "0::/job\n", NAMESPACE.replace(" / ", " /.. "), files)
+    assert control_groups.cpu_quota(root) == 0.5
+
+
+def test_a_real_namespace():
+    with real_group("cpu", {"cpu.max": "50000 100000", "cpu.cfs_quota_us": "50000"}) as folder:
+        command = ["unshare", "--cgroup", sys.executable, "-c", SHOW]
+        job = subprocess.run(
+            command, cwd=ROOT, capture_output=True, text=True, preexec_fn=lambda: enter(folder)
+        )
+        if "unshare" in job.stderr:
+            pytest.skip(f"no namespace here: {job.stderr}")
+    assert json.loads(job.stdout)[:2] == [0.5, 1], job.stderr
+
+
+LARGE = """
+import torch
+from common.distributed.entry import entry
+from common.platform import node
+layers = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3), torch.nn.ReLU())
+entry(lambda: node.check_memory(layers, (3, 224, 224), 1000))()
+"""
+
+
+def test_a_step_that_does_not_fit_into_the_group_is_refused():
+    """Without the line, the kernel kills the job."""
+    limits = {"memory.max": "1500000000", "memory.limit_in_bytes": "1500000000"}
+    with real_group("memory", limits) as folder:
+        job = run("-c", LARGE, fresh=True, preexec_fn=lambda: enter(folder), code=2)
+    assert "error: a step with 1000 samples" in job.stderr
+    assert re.search(r"and [01]\.\d GB are free: at most \d+ samples fit", job.stderr)

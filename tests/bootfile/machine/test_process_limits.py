@@ -1,0 +1,162 @@
+"""A limit of processes and threads (pids.max, ulimit -u) ends a job with one line that names it."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from bootfile.machine import process_limits
+from bootfile.processes import forking
+from datasets.folders import random_folder
+from tests.conftest import ROOT, environment, run
+from tests.support.control_groups import NAMESPACE, enter, make_tree, real_group
+
+
+@pytest.mark.parametrize(
+    "most, used, needed, is_short", [(20, 5, 15, False), (20, 5, 16, True), (20, 30, 1, True)]
+)
+def test_room_for_processes(most, used, needed, is_short, tmp_path):
+    files = {"job/pids.max": f"{most}\n", "job/pids.current": f"{used}\n", "pids.max": "max\n"}
+    root = make_tree(tmp_path, "0::/job/step\n", NAMESPACE, files)
+    line = process_limits.shortage(needed, "8 workers", root)
+    assert bool(line) == is_short
+    if is_short:
+        assert f"limit of {most} processes and threads (pids.max of " in line and "/job)" in line
+        assert f"{used} run: 8 workers need about {needed} more" in line
+
+
+def test_errors_of_another_kind_are_not_explained():
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with pytest.raises(BlockingIOError) as full:
+        while True:
+            os.write(writer, bytes(2**16))
+    for error in (full.value, RuntimeError("shapes differ"), OSError(errno.ENOENT, "no such file")):
+        assert process_limits.explain(error) == ""
+    os.close(reader)
+    os.close(writer)
+
+
+START = """
+import sys; sys.path.insert(0, "")
+import os, subprocess, sys, threading, time
+from common.distributed.entry import entry
+def thread(): threading.Thread(target=time.sleep, args=[60], daemon=True).start()
+def fork():
+    if not os.fork(): time.sleep(2), os._exit(0)
+def program(): subprocess.Popen(["sleep", "2"])
+def main():
+    for _ in range(99): globals()[sys.argv[1]]()
+entry(main)()
+"""
+
+
+@pytest.mark.parametrize("what", ["thread", "fork", "program"])
+def test_a_start_that_the_kernel_refuses_is_one_line(what):
+    with real_group("pids", {"pids.max": "16"}) as folder:
+        job = run("-c", START, what, fresh=True, preexec_fn=lambda: enter(folder), code=2)
+        wait_until_empty(folder)
+    (line,) = job.stderr.splitlines()
+    kind = "thread" if what == "thread" else "process"
+    assert line.startswith(f"error: a {kind} cannot be started")
+    assert "limit of 16 processes and threads (pids.max of " in line
+
+
+def wait_until_empty(folder):
+    """Wait until the processes that a job has left behind have ended: a group is removed when it is empty."""
+    while (folder / "cgroup.procs").read_text():
+        pass
+
+
+LOADER = """
+import os, sys; sys.path.insert(0, os.getcwd())
+import torch
+from bootfile.loaders.map_style import map_style_loader
+from bootfile.loaders.torch_loader import torch_loader
+from bootfile.machine import process_limits
+from bootfile.sampling.plan import Plan
+from bootfile.sampling.sampler import BatchSampler
+from common.distributed.entry import entry
+from datasets.folders import image_folder
+from datasets.loaders import backends
+from datasets.sampling.augment import random_resized_crop
+from datasets.stores.files import FileStore
+
+kind, images, is_visible = sys.argv[1:]
+if is_visible == "False":  # as in a pod, whose limit is that of a group outside of its container
+    process_limits.find_limit = lambda root="/": None
+cpu = torch.device("cpu")
+data = torch.utils.data.TensorDataset(torch.zeros(64, 3), torch.arange(64))
+
+def main():
+    if kind == "map_style":
+        loader = map_style_loader(data, BatchSampler(64, 4, 0, 1), cpu, workers=8)
+    elif kind == "torch_loader":
+        loader = torch_loader(torch.utils.data.DataLoader(data, batch_size=4, num_workers=8), cpu)
+    else:
+        index = image_folder.load(images, "train", images + ".index")
+        plan = Plan(index, BatchSampler(len(index), 8, 0, 1), random_resized_crop, 32)
+        loader = backends.build(kind, FileStore(index), plan, cpu, workers=12)
+    for batch in loader: pass
+
+entry(main)()
+"""
+
+
+@pytest.mark.parametrize(
+    "kind, is_visible",
+    [
+        ("map_style", True), ("map_style", False), ("torch_loader", True), ("pytorch", True),
+        ("pytorch", False), ("threads", True), ("threads", False),
+    ],
+)  # fmt: skip
+def test_a_loader_that_may_not_start_its_workers_is_refused(kind, is_visible, tmp_path):
+    images = random_folder.make(str(tmp_path / "images"))
+    with real_group("pids", {"pids.max": "12"}) as folder:
+        words = ("-c", LOADER, kind, images, is_visible)
+        job = run(
+            *words, fresh=True, preexec_fn=lambda: enter(folder), code=2, env=environment(OMP_NUM_THREADS="1")
+        )
+        wait_until_empty(folder)
+    assert "Traceback" not in job.stderr
+    line = job.stderr.splitlines()[-1]
+    assert line.startswith("error: ") and "processes and threads" in line and "--workers" in line
+    assert ("limit of 12 processes and threads (pids.max of " in line) == is_visible
+
+
+def test_the_limit_of_a_user(tmp_path):
+    """`ulimit -u` holds for a user without rights, and counts all processes of the user."""
+    user = str(60_000 + os.getpid() % 5000)
+    limit = ["prlimit", "--nproc=12", "setpriv", "--reuid", user, "--clear-groups", "--inh-caps=-all"]
+    env = environment(OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1", HOME=str(tmp_path))
+    probe = [*limit, sys.executable, "-c", "import torch, common.distributed.entry"]
+    if subprocess.run(probe, cwd=ROOT, env=env, capture_output=True).returncode:
+        pytest.skip("another user cannot be had here, or cannot read these files")
+    words = [sys.executable, "-c", LOADER, "map_style", "", "True"]
+    job = subprocess.run([*limit, *words], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert job.returncode == 2 and "Traceback" not in job.stderr, job.stderr
+    assert "limit of 12 processes and threads (ulimit -u)" in job.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", [["jobs/train_ddp.py"], ["jobs/train_exact.py", "--elastic=true"]])
+def test_a_job_that_may_not_start_its_processes_is_refused(command, tmp_path):
+    if "--elastic=true" in command and forking.why_not():
+        pytest.skip(forking.why_not())
+    words = [*command, "--dataset=digits", "--processes_per_node=4", f"--output_dir={tmp_path}"]
+    with real_group("pids", {"pids.max": "16"}) as folder:
+        job = run(*words, "--enable_gpu=false", fresh=True, preexec_fn=lambda: enter(folder), code=2)
+        wait_until_empty(folder)
+    (line,) = job.stderr.splitlines()
+    assert line.startswith("error: limit of 16 processes and threads (pids.max of ")
+    assert "4 processes of this job need about" in line
+
+
+def test_threads_of_torch_that_may_not_be_started_are_refused(tmp_path):
+    """OpenMP would end the process in the first step, with a line of its own."""
+    words = ["jobs/train.py", "--dataset=digits", "--max_steps=1", "--threads=64", f"--output_dir={tmp_path}"]
+    with real_group("pids", {"pids.max": "32"}) as folder:
+        job = run(*words, "--enable_gpu=false", fresh=True, preexec_fn=lambda: enter(folder), code=2)
+        wait_until_empty(folder)
+    assert "64 threads of torch need about 63 more" in job.stderr.splitlines()[-1]

@@ -1,0 +1,179 @@
+"""`prove` names the cause of a difference: what a restart begins with, before the tensors that differ."""
+
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bootfile.prove import causes, surroundings, verdict
+from bootfile.prove.cases import KILLED, Case
+from bootfile.prove.other_job import OtherJob
+from bootfile.receipt import weights
+from bootfile.receipt.compare import Line, find_files
+from tests.conftest import ROOT, run
+from tests.support import proofs
+
+SCRIPT = Path(__file__).parent / "usual_bugs.py"
+TRACED = ROOT / "bootfile" / "prove" / "traced.py"
+CAUSES = {  # bug of the script -> the cause
+    "scheduler": r"the learning rate differs after the restart \(step \d+: 0.005, in the reference 0.0025\): "
+    r"is the scheduler in the checkpoint, .*\? last.pt has model, ema, optimizer, scaler, progress,",
+    "cosine": r"the learning rate differs after the restart .*: is the scheduler in the checkpoint",
+    "warmup": r"the learning rate differs after the restart \(step \d+: 0.0005, .*the step of a warm-up in",
+    "optimizer": r"the optimizer has no state at step \d+ .*: is the optimizer in the checkpoint\? last.pt",
+    "sgd_optimizer": r"the optimizer has no state at step \d+ .*: is the optimizer in the checkpoint",
+    "all": r"the optimizer has no state at step \d+ .*: is the optimizer in the checkpoint",
+    "epoch": r"the order of the data begins again, step 43 .* has the batch of step 1: are the epoch, .*"
+    r"trained 72 steps, the reference 30: is the epoch, or the step, in the checkpoint",
+    "order": r"the order of the data begins again, .*: are the epoch, the place in the epoch",
+    "loader_generator": r"the order of the data begins again, .* the sampler or of its generator in the",
+    "shuffle": r"the order of the data begins again, .*, or torch.get_rng_state\(\), if shuffle=True",
+    "repeated_step": r"step \d+ .* has the batch of the step before: is the step in the checkpoint one too",
+    "accumulation": r"the gradient of step \d+ .* is that of 1 batch in place of 2: .* accumulated",
+    "dropout": r"the random numbers of torch differ .* \(dropout\): is torch.get_rng_state\(\) in the",
+    "augmentation": r"the random numbers of torch differ .* and the batch with them .* torch.get_rng_state",
+    "numpy": r"the random numbers of NumPy differ .*: is np.random.get_state\(\) in the checkpoint",
+    "python": r"the random numbers of Python differ .*: is random.getstate\(\) in the checkpoint",
+    "mask_generator": r"step 43 .* a batch that the reference never had, .* the state of the generator",
+    "scaler": r"the scale of GradScaler differs .*: 1024, in the reference 4096: is the scaler in the",
+    "buffers": r"the buffers of the model \(statistics of BatchNorm\) differ",
+    "ema": r"all steps are equal, and ema differs: is it in the checkpoint\? last.pt has model, optimizer,",
+    "best": r"all steps are equal, and best.pt differs: is the best result so far in the checkpoint",
+    "patience": r"all steps are equal up to the end of one run; .* the counter of early stopping in the",
+    "none": "",
+}
+
+
+def read_steps(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("bug", CAUSES)
+def test_the_cause_of_a_usual_bug_is_named(bug, tmp_path):
+    """The script is killed after the 7th checkpoint, and continues from it."""
+    words = (SCRIPT, "--bug", bug, "--out")
+    run(TRACED, tmp_path / "reference.jsonl", *words, "reference", cwd=tmp_path)
+    run(*words, "restarted", "--saves=7", cwd=tmp_path, code=-signal.SIGKILL)
+    saved = {"last.pt": weights.load(str(tmp_path / "restarted" / "last.pt"))}
+    run(TRACED, tmp_path / "restarted.jsonl", *words, "restarted", "--resume", cwd=tmp_path)
+    folders = str(tmp_path / "reference"), str(tmp_path / "restarted")
+    differences = weights.find_differences(*folders, find_files(folders[0], "*.pt"))
+    assert bool(differences) == (bug != "none")
+    reference = read_steps(tmp_path / "reference.jsonl")
+    restarted = read_steps(tmp_path / "restarted.jsonl")
+    text = causes.explain(reference, restarted, causes.describe_saved(saved), differences)
+    assert re.match(CAUSES[bug], text), text
+    assert bug == "none" or text
+
+
+def test_the_verdict_begins_with_the_cause(tmp_path):
+    shutil.copy(SCRIPT, tmp_path / "train.py")
+    words = ("train.py", "--compare", "out/*.pt", "--resume_with=--resume", "--kills=2", "--", "--bug")
+    shown = proofs.prove(*words, "scheduler", cwd=tmp_path, code=20)
+    [line] = re.findall("^differs: .*", shown, re.MULTILINE)
+    assert re.match(
+        r"differs: killed and restarted: the learning rate differs after the restart \(step \d+: .*\): is "
+        r"the scheduler in the checkpoint, .* \(last.pt differs: optimizer.param_groups.0.lr \(\S+, \S+\), ",
+        line,
+    ), line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+@pytest.mark.parametrize(("part", "count"), [("weights", 1), ("state", 1), ("data", 0), ("", 0)])
+def test_another_number_of_threads_is_no_excuse_for_a_restart_that_fails(part, count):
+    """A second restart may be lucky: it would be called exact."""
+    killed = Case(KILLED, kills=1, changes=(surroundings.THREADS,))
+    row = verdict.Row(killed, "", [Line(part, False, "own.py --resume ended with 1: EOFError")], "differs")
+    assert len(verdict.needs_more(row)) == count
+    assert verdict.find_difference([row]) == row
+
+
+def test_the_same_order_in_each_epoch_is_noted(tmp_path):
+    """A restart does not show it: it is equal."""
+    words = str(tmp_path / "train.py"), [], str(tmp_path / "runs"), 1
+    for text, count in (
+        ("DistributedSampler(data)", 1),
+        ("DistributedSampler(data)\ns.set_epoch(1)", 0),
+        ("", 0),
+    ):
+        (tmp_path / "train.py").write_text(text)
+        job = OtherJob(*words, compare="out/*.pt", resume_with="--resume")
+        job.close()
+        assert len(job.find_notes()) == count
+
+
+def test_the_files_of_a_checkpoint_are_named():
+    weight = torch.ones(2)
+    model = {"model": {"weight": weight}, "epoch": 1}
+    saved = [{"last.pt": model}, {"epoch_1.pt": model, "epoch_2.pt": model, "best.pt": {"weight": weight}}]
+    saved += [{"model.pt": {"weight": weight}, "rest.pt": model}, {"best.pt": model}, {}]
+    assert [str(causes.describe_saved(states)) for states in saved] == [
+        " last.pt has model and epoch", " epoch_2.pt has model and epoch", " It has model.pt and rest.pt",
+        "", "",
+    ]  # fmt: skip
+
+
+def test_without_steps_the_files_name_the_cause(tmp_path):
+    """For example, other processes than that of the script have the optimizer."""
+    for folder, rate in (("a", 0.1), ("b", 0.2)):
+        (tmp_path / folder).mkdir()
+        groups = {"state": {}, "param_groups": [{"lr": rate, "params": [0]}]}
+        state = {
+            "model": {"0.weight": torch.tensor([rate, 1.0])},
+            "optimizer": groups,
+            "loss": rate,
+            "step": 9,
+        }
+        torch.save(state, tmp_path / folder / "last.pt")
+    differences = weights.find_differences(str(tmp_path / "a"), str(tmp_path / "b"), ["last.pt"])
+    assert [each.name for each in differences] == ["optimizer.param_groups.0.lr", "loss", "model.0.weight"]
+    assert weights.describe(differences) == (
+        "last.pt differs: optimizer.param_groups.0.lr (0.1, 0.2), and 2 more"
+    )
+    saved = causes.describe_saved({"last.pt": state})
+    assert causes.explain([], [], saved, differences) == (
+        "optimizer.param_groups.0.lr differs: is the scheduler in the checkpoint, and loaded? last.pt has "
+        "model, optimizer, loss and step"
+    )
+    del state["optimizer"]
+    saved = causes.describe_saved({"last.pt": state})
+    assert causes.explain([], [], saved, differences[1:]).startswith("is the optimizer in the checkpoint?")
+    assert causes.explain([], [], causes.describe_saved({}), differences[1:]) == ""
+
+
+def test_states_of_random_numbers_are_compared(tmp_path):
+    """Scripts save arrays of NumPy, and lists of 625 numbers."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        state = {"numpy": np.random.get_state(), "large": np.arange(5000), "weight": torch.ones(2)}
+        state["large"][2500] = folder == "b"  # in the middle, which the text of an array leaves out
+        torch.save(state, tmp_path / folder / "last.pt")
+    differences = weights.find_differences(str(tmp_path / "a"), str(tmp_path / "b"), ["last.pt"])
+    assert [each.name for each in differences] == ["large"]
+
+
+ONCE = """
+import os, sys, time, torch
+os.makedirs("out", exist_ok=True)
+weight, first = torch.ones(4), 0
+if "--resume" in sys.argv:
+    saved = torch.load("out/last.pt")
+    weight, first = saved["weight"], saved["step"]
+for step in range(first, 20):
+    weight = weight * 0.9 + step
+torch.save({"weight": weight, "step": 20}, "out/new")
+os.replace("out/new", "out/last.pt")
+time.sleep(0.5)  # a kill comes after the training
+"""
+
+
+def test_a_restart_that_only_writes_what_it_has_read_proves_nothing(tmp_path):
+    (tmp_path / "own.py").write_text(ONCE)
+    words = ("own.py", "--compare", "out/*.pt", "--resume_with=--resume", "--kills=1")
+    shown = proofs.prove(*words, cwd=tmp_path, code=21)
+    assert re.search("^unverified: no restart had to train on from a file: ", shown, re.MULTILINE)

@@ -1,0 +1,126 @@
+"""How a job can end: its last line arrives and its code is right, whatever has replaced sys.stderr."""
+
+import json
+import re
+
+import pytest
+
+from tests.conftest import QUICK, ROOT, environment, run
+
+# It forks a process for each way to end. Each goes to the end of the script, as a job does.
+SCRIPT = '''
+import io, json, os, sys, threading
+sys.path.insert(0, {root!r})
+from common.distributed.entry import entry
+from bootfile.ground.errors import BadInput
+
+class Tee:
+    """Write to the stream before, and to a file, as scripts do that keep a log."""
+    def __init__(self, stream, file):
+        self.stream, self.file = stream, file
+    def write(self, text):
+        self.file.write(text)
+        return self.stream.write(text)
+    def flush(self):
+        self.stream.flush()
+
+def fail():
+    raise ValueError("the thread has ended")
+
+@entry
+def main():
+    if replaced == "group":
+        import torch
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    elif replaced == "hook that takes sys.stderr":
+        before = sys.excepthook
+        def hook(*error):
+            sys.stderr = io.StringIO()
+            before(*error)
+        sys.excepthook = hook
+    elif replaced == "hook that prints nothing":
+        sys.excepthook = print_nothing
+    elif replaced == "stderr":
+        sys.stderr = io.StringIO()
+    elif replaced == "no stderr":
+        sys.stderr = None
+    elif replaced == "tee":
+        sys.stderr = Tee(sys.stderr, open(os.devnull, "w"))
+    if way == "bad input": raise BadInput("a value is wrong")
+    if way == "missing package": import no_such_package.inside
+    if way == "missing module of ours": import common.no_such_module
+    if way == "missing name": from os import no_such_name
+    if way == "syntax": exec(compile("a b", "late.py", "exec"))
+    if way == "interrupt": raise KeyboardInterrupt
+    if way == "exit with text": sys.exit("the text of the exit")
+    if way == "exit with 3": sys.exit(3)
+    if way == "exit": sys.exit()
+    if way == "memory": raise MemoryError("out of memory")
+    if way == "assertion": assert 1 == 2, "one is not two"
+    if way == "thread":
+        thread = threading.Thread(target=fail, name="reader")
+        thread.start()
+        thread.join()
+    if way == "generator": raise StopIteration("the data has ended")
+
+def print_nothing(*error):
+    pass
+
+replaced, ways, folder = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+if replaced == "group":
+    import torch
+codes = dict()
+for way in ways:
+    child = os.fork()
+    if child == 0:
+        os.dup2(os.open(os.path.join(folder, way), os.O_WRONLY | os.O_CREAT), 2)
+        main()
+        break
+    codes[way] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+else:
+    print(json.dumps(codes))
+'''
+WAYS = {  # way -> exit code, pattern of the line that must arrive once
+    "bad input": (2, "error: a value is wrong$"),
+    "missing package": (2, "error: No module named 'no_such_package', which .* imports: pip install"),
+    "missing module of ours": (1, r"(\[rank0\]: )?ModuleNotFoundError: No module named 'common.no_such_mod"),
+    "missing name": (1, r"(\[rank0\]: )?ImportError: cannot import name 'no_such_name'"),
+    "syntax": (1, r"(\[rank0\]: )?SyntaxError: invalid syntax"),
+    "interrupt": (130, "error: interrupted$"),
+    "exit with text": (1, "the text of the exit$"),
+    "exit with 3": (3, ""),
+    "exit": (0, ""),
+    "memory": (1, r"(\[rank0\]: )?MemoryError: out of memory"),
+    "assertion": (1, r"(\[rank0\]: )?AssertionError: one is not two"),
+    "thread": (0, "ValueError: the thread has ended"),
+    "generator": (1, r"(\[rank0\]: )?StopIteration: the data has ended"),
+    "return": (0, ""),
+}
+HOOKS = ("hook that takes sys.stderr", "hook that prints nothing")
+REPLACED = ("", "group", *HOOKS, "stderr", "no stderr", "tee")
+
+
+@pytest.mark.parametrize("replaced", REPLACED)
+def test_the_last_line_of_a_job_arrives_whatever_has_replaced_the_streams(replaced, tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(SCRIPT.replace("{root!r}", repr(str(ROOT))))
+    result = run(script, replaced, json.dumps([*WAYS]), tmp_path, env=environment(), fresh=True)
+    assert json.loads(result.stdout) == {way: code for way, (code, _) in WAYS.items()}
+    for way, (_, pattern) in WAYS.items():
+        text = (tmp_path / way).read_text()
+        if pattern:
+            assert len(re.findall(f"^{pattern}", text, re.MULTILINE)) == 1, (way, text)
+        else:
+            assert text == "", way
+
+
+def test_a_package_that_is_missing_in_a_job_with_a_process_group_is_one_line(tmp_path):
+    text = (ROOT / "jobs/train_ddp.py").read_text(encoding="utf-8")
+    folder = "os.path.dirname(os.path.dirname(os.path.abspath(__file__)))"
+    text = text.replace(folder, repr(str(ROOT)))
+    text = text.replace("    torch.manual_seed(args.seed)\n", "    import no_such_package\n", 1)
+    job = tmp_path / "job.py"
+    job.write_text(text, encoding="utf-8")
+    ended = run(job, *QUICK, "--enable_gpu=false", f"--output_dir={tmp_path / 'out'}", code=2, fresh=True)
+    assert re.fullmatch("error: No module named 'no_such_package', which .*\n", ended.stderr)
