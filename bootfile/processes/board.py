@@ -62,16 +62,28 @@ class Board:
 
     def read(self, *keys: str) -> list[str] | None:
         """Return texts; "" for a key without one. None without an answer."""
-        return self.call(lambda store: [_read(store, key) for key in keys])
+
+        def read_all(store: Any) -> list[str]:
+            return [_read(store, key) for key in keys]
+
+        return self.call(read_all)
 
     def write(self, key: str, text: str) -> None:
         """Write a text."""
-        self.call(lambda store: store.set(key, text))
+
+        def write(store: Any) -> None:
+            store.set(key, text)
+
+        self.call(write)
 
     def replace(self, key: str, before: str, text: str) -> str | None:
         """Write a text if the present one is `before`. Return that which is there afterwards; None without
         an answer."""
-        return self.call(lambda store: cast(str, store.compare_set(key, before, text).decode()))
+
+        def compare(store: Any) -> str:
+            return cast(str, store.compare_set(key, before, text).decode())
+
+        return self.call(compare)
 
     def close(self) -> None:
         """End the thread: a process that ends in a call of the store is aborted."""

@@ -14,7 +14,7 @@ import atexit
 import collections
 import contextlib
 import faulthandler
-import multiprocessing.process
+import multiprocessing
 import os
 import re
 import signal
@@ -317,7 +317,7 @@ class Watch:
     def _ask_workers(self) -> list[tuple[int, Stack]]:
         """Return the stacks of the workers of loaders, which a signal makes them write."""
         answers: list[tuple[int, Stack]] = []
-        children = [*multiprocessing.process._children]  # type: ignore[attr-defined]
+        children = multiprocessing.active_children()
         for child in children[:_MOST_WORKERS]:
             if _worker_dump is None or child.pid is None or not _catches(child.pid):
                 continue
