@@ -127,7 +127,7 @@ def _read_limit(folder: str, top: str, name: str) -> int:
     limit = _UNLIMITED
     while folder.startswith(top.rstrip("/")):
         with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, name)) as file:
-            limit = min(limit, int(file.read()))  # "max" is no number
+            limit = min(limit, int(file.read()))  # it may be "max"
         folder = os.path.dirname(folder.rstrip("/"))
     return limit
 
