@@ -42,7 +42,7 @@ from bootfile.ground.folder_lock import FolderLock
 from bootfile.ground.intervals import Interval
 from bootfile.ground.results import refuse_links
 from bootfile.machine import convolution, instructions
-from bootfile.processes import ranks, signals, waits
+from bootfile.processes import ranks, signals, stuck, waits
 
 if TYPE_CHECKING:
     from bootfile.exact.loss_means import LabelMeanWatcher
@@ -77,6 +77,8 @@ class Exact:
     max_bad_steps: the run ends after as many steps in a row that are not finite.
     slow_rank: the share of the time from which on a line names the rank that costs it, with a report.
     grace: seconds from a signal to the end of the process.
+    stuck_after: seconds without the end of a step after which a line says where each rank is (stuck.py); 0:
+        never. stuck_exit: end the run then.
     same_instructions: whether a restart on another instruction set is refused (default: only with exact
         shards; otherwise a line names it).
     threads: of an operator on the CPU in each process (default: those of the checkpoint; in a first start
@@ -109,6 +111,8 @@ class Exact:
         max_bad_steps: int = 20,
         slow_rank: float = 0.1,
         grace: float = 25.0,
+        stuck_after: float = stuck.AFTER,
+        stuck_exit: bool = False,
         same_instructions: bool | None = None,
         threads: int | None = None,
         processes: Processes | None = None,
@@ -128,6 +132,7 @@ class Exact:
         self.saves = SaveTimes(Interval(save_every) if isinstance(save_every, int) else save_every)
         self.evaluate_every = evaluate_every
         self.grace = grace
+        self._stuck_options = (stuck_after, stuck_exit)
         self.processes = processes or Processes()
         self.say = say or _say
         self.say_once = errors.Once(self.say)  # a line, or the first line of a subject
@@ -159,6 +164,7 @@ class Exact:
 
         # from _watch() on
         self._guard: Guard
+        self._progress: stuck.Watch | None = None
         self._steps: OptimizerSteps | None = None
         self._replicas: Replicas | None = None  # if there are several ranks
         self.pace: Pace | None = None  # as well
@@ -262,6 +268,9 @@ class Exact:
                 # several processes would have to agree on a step
                 waits.serve_when_stopped(self._save_while_waiting, self._save_before_end)
         self.processes.begin(self, step)
+        self._progress = stuck.start(
+            self.saver.folder, step, *self._stuck_options, tells_ends=not self.processes.may_change
+        )
 
     def announce(self, step: int) -> None:
         """Say which processes continue, and do what their last step had still to do, because rank 0 may have
@@ -323,6 +332,9 @@ class Exact:
             self._replicas.compare_steps(step, self._waits)
         if self.pace:
             self.pace.end_step(self.loader, due.report)
+        ends_part = step % len(self.loader) == 0 or (self.evaluate_every and step % self.evaluate_every == 0)
+        if self._progress:
+            self._progress.note(step, is_longer=bool(due.save or ends_part))
         return due
 
     def save(self) -> None:
@@ -354,6 +366,8 @@ class Exact:
         self._save_is_late = False
         self._saved = step
         self.saves.saved_at = time.monotonic()
+        if self._progress:
+            self._progress.touch()
         if self.is_stopping:
             self._exit(step)
 
@@ -388,6 +402,7 @@ class Exact:
             self._save_is_late = True
             self.save()
         signals.unfollow()
+        stuck.stop()
         lost = self.saver.finish()
         if self.pace and self.pace.lost >= self._slow_rank:
             self.say(f"{self.pace.lost:.0%} of the time was lost to the slowest rank")
@@ -399,6 +414,7 @@ class Exact:
 
     def give_up(self) -> None:
         """End the writes of a run that ends with an error: wait some seconds for those in flight."""
+        stuck.stop()
         self.saver.wait(_LAST_WRITE)
         self.saver.stop()
 
@@ -693,6 +709,7 @@ class Exact:
         self._events.stopping(step, self.saver.durable)
         if ranks.world_size() > 1:
             torch.distributed.barrier()
+        stuck.stop()
         self._events.leaving()
         self._release()
         errors.leave(signals.exit_code())

@@ -7,11 +7,12 @@ import time
 from collections.abc import Iterator
 
 from bootfile.ground.errors import print_line
+from bootfile.processes import waits
 
 _PATIENCE = 30.0  # seconds until the first line; each later one comes after twice the time
 _POLL = 1.0  # seconds
 
-_reads: dict[int, tuple[float, str]] = {}  # thread -> start, name of the sample
+_reads = waits.reads
 _watched = set[int]()  # processes with a thread that watches: a forked one has none
 
 

@@ -11,6 +11,8 @@ _SOON = 2.0  # seconds
 
 _working = threading.Lock()  # held by the thread of the loop while it does not wait
 _serve: Callable[[], object] | None = None  # function of the last serve_when_stopped()
+reads: dict[int, tuple[float, str]] = {}  # thread -> start, name of the sample that it reads
+batches = 0  # waits that have begun: stuck.py sees that they do
 _before_end: Callable[[], object] | None = None  # its function for data that cannot be read
 
 
@@ -20,6 +22,8 @@ def waiting() -> Iterator[None]:
 
     The thread of the loop calls it around each wait for a batch: else two threads could save at once.
     """
+    global batches
+    batches += 1
     is_held = _working.locked()
     if is_held:
         _working.release()

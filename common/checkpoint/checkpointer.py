@@ -23,7 +23,7 @@ from bootfile.exact.nonfinite import Diverged
 from bootfile.exact.processes import Processes
 from bootfile.ground.errors import BadInput
 from bootfile.machine import instructions
-from bootfile.processes import ranks, signals
+from bootfile.processes import ranks, signals, stuck
 from common.checkpoint import resume
 from common.checkpoint.options import TrainingParser as TrainingParser  # jobs import both
 from common.checkpoint.plain_names import plain_names
@@ -127,6 +127,8 @@ class Checkpointer(Events):
             max_bad_steps=args.max_bad_steps,
             slow_rank=args.slow_rank,
             grace=args.grace,
+            stuck_after=args.stuck_after,
+            stuck_exit=args.stuck_exit,
             same_instructions=same_instructions,
             threads=options.threads,
             processes=_find_processes(run.topology),
@@ -302,6 +304,7 @@ class Checkpointer(Events):
         """Print the last result and the TIME COST table, and wait for the last write and upload. Raises
         NotSaved. If main() returns without it, it is called then."""
         self.log.finish()
+        stuck.stop()
         lost = [self.log.lost, *self.exact.saver.finish()]
         if self._mirror:  # after the last write, which it has to upload
             lost.append(self._mirror.finish())
@@ -363,6 +366,7 @@ class Checkpointer(Events):
         if error is None:
             self.finish()
             return
+        stuck.explain(error)  # at once: the other ranks wait for the reason
         if self._sample_losses and isinstance(error, Diverged):  # its last steps have no report
             self._sample_losses.write()
         self.exact.give_up()

@@ -14,6 +14,7 @@ from common.console.arguments import (
     OPERATION,
     boolean,
     interval,
+    non_negative_float,
     non_negative_int,
     positive_float,
     positive_int,
@@ -153,6 +154,10 @@ def _add_arguments(parser: JobParser) -> None:
     add("--epoch_weights", type=boolean, default=True, help=help)
     help = "after SIGTERM or Ctrl-C: time to finish the step, save and exit (default: 25)"
     add("--grace", type=positive_float, default=25, metavar="SECONDS", help=help)
+    help = "say where each rank is if no step ends for so long; 0: never (default: 60 or 20 median steps)"
+    add("--stuck_after", type=non_negative_float, default=60, metavar="SECONDS", help=help)
+    help = "true: end the run with exit code 5 then, for a restart by the platform (default: false)"
+    add("--stuck_exit", type=boolean, default=False, help=help)
     help = "stop after N consecutive steps without a finite loss and gradient (default: 20)"
     add("--max_bad_steps", type=positive_int, default=20, help=help)
     help = "name the rank for which the others wait more than this share of the time (default: 0.1)"

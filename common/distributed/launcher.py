@@ -17,6 +17,7 @@ from bootfile.ground.errors import ERROR_PIPE, BadInput
 from bootfile.machine import threads
 from bootfile.machine.cores import available_cores
 from bootfile.processes import signals
+from bootfile.processes.ends import MemoryKills, describe
 from common.ground import endings
 from common.platform.platforms import STARTED_BY
 from common.platform.topology import Topology
@@ -26,6 +27,15 @@ AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True" in the children if their 
 _TASKS_OF_PROCESS = 8
 # seconds from SIGTERM to SIGKILL after another process has failed: enough to finish a save in flight
 GRACE = 5.0
+# exit codes of a child that has printed why it ends
+_EXPLAINED = {
+    errors.BAD_INPUT,
+    endings.NO_RENDEZVOUS,
+    endings.LOST_CONTACT,
+    errors.NOT_SAVED,
+    errors.DIVERGED,
+}
+_EXPLAINED |= {errors.INTERRUPTED, *range(128 + 1, 128 + 65)}  # and of one that a signal has asked to stop
 
 
 def store_options(version: Any = torch.__version__) -> dict[str, Any]:
@@ -113,6 +123,7 @@ def start(topology: Topology, grace: float) -> int:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, forward)
     # A child imports torch before it can handle Ctrl-C: it unblocks the signal when it can.
+    kills = MemoryKills()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     for local_rank in range(count):
         place = {"LOCAL_RANK": str(local_rank), "RANK": str(topology.rank + local_rank)}
@@ -125,7 +136,8 @@ def start(topology: Topology, grace: float) -> int:
             child.send_signal(asked[0][0])
     os.close(send_errors)
     if children:
-        code = _wait(children, topology.rank, asked, grace)
+        node = f" on node {socket.gethostname()}" if topology.nodes > 1 else ""
+        code = _wait(children, topology.rank, asked, grace, node, kills)
     else:  # the signal came before the first one
         code = 128 + asked[0][0]
     os.set_blocking(receive_errors, False)  # a child that did not end holds the other end
@@ -142,10 +154,13 @@ def _wait(
     first_rank: int,
     asked: list[tuple[int, float]],
     grace: float,
+    node: str,
+    kills: MemoryKills,
 ) -> int:
     """Wait until all children have ended, or one has failed: then end the others. Return the exit code.
 
     first_rank: of the children. asked: the signals so far, and their times; the handler adds later ones.
+    node: what names the node in a line. kills: made before the children were started.
     """
     deadline = 0.0  # of the wait for the child that failed first; 0 until one has failed
     while True:
@@ -162,9 +177,10 @@ def _wait(
         return 0
     if code < 0 and asked and asked[0][0] == signal.SIGINT:
         code = errors.INTERRUPTED  # killed by a second Ctrl-C, or by SIGINT inside a library
-    if code < 0:
-        name = signal.Signals(-code).name
-        print(f"rank {first_rank + failed} (pid {children[failed].pid}) was ended by {name}", file=sys.stderr)
+    if code < 0 or code not in _EXPLAINED:
+        status = -code if code < 0 else code << 8
+        who = f"rank {first_rank + failed}{node} (pid {children[failed].pid})"
+        print(f"{who} {describe(status, kills)}", file=sys.stderr)
     if asked:
         _end(children, grace + GRACE)
     else:

@@ -134,6 +134,9 @@ def _leave_group(topology: Topology, error: BaseException | None) -> None:
         errors.leave(0)
     if not isinstance(error, Exception) or isinstance(error, errors.BadInput):
         return
+    from bootfile.processes import stuck  # only a run that trains has one
+
+    stuck.explain(error)
     first_line = next(iter(str(error).splitlines()), "")
     if isinstance(error, RuntimeError) and _COMMUNICATION.search(f"{type(error).__name__} {first_line}"):
         endings.say_error(

@@ -32,6 +32,7 @@ from bootfile.ground import errors
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.machine.cores import available_cores
 from bootfile.processes import signals, sockets
+from bootfile.processes.ends import MemoryKills
 from bootfile.processes.forking import why_not
 from common.console.arguments import boolean
 from common.distributed import entry, launcher, process_group, rendezvous
@@ -99,6 +100,7 @@ class _Agent:
         self._children: dict[str, Any] = {}  # name -> multiprocessing.Process
         self._stacks: dict[str, Connection] = {}  # name -> the pipe of its faulthandler
         self._stopped: dict[str, float] = {}  # name -> time.monotonic() since when SIGSTOP holds it
+        self._kills = MemoryKills()
         self._asked = 0  # the signal that this agent got
         self._deaths: list[str] = []  # why processes ended that did not become members: those in a row
         self._ticks = -1  # the store's counter of changes when this agent last read what has changed
@@ -254,6 +256,9 @@ class _Agent:
             reason = f"exit code {child.exitcode}"
             if child.exitcode < 0:
                 reason = signal.Signals(-child.exitcode).name
+            if child.exitcode == -signal.SIGKILL and (killed := self._kills.explain()):
+                reason += killed
+                self._kills = MemoryKills()  # the next one may have another reason
             if place and crash.is_crash(reason):
                 reason = f"{reason} at {place}"
             self._judge([name], child.exitcode, reason)

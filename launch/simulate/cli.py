@@ -18,6 +18,8 @@ gets only the arguments that the platform passes (guides/own_script.md).
 
 --fault may be repeated:
     kill:rank=R,step=S  term:...  stop:...    SIGKILL, SIGTERM, SIGSTOP to the process of a global rank
+    hang:rank=R,step=S[,for=20s]              the main thread waits, as for data; hold: in C code that holds
+                                              Python's lock. Without `for` it never ends
     kill:every=20step                         SIGKILL to a random process, every 20 steps; every=10s: seconds
     pause:node=N,step=S,for=20s               SIGSTOP to all processes of a node, and SIGCONT after 20 s
     pause:rank=R,every=10step,for=2s          the same to a rank, again every 10 steps

@@ -15,7 +15,10 @@ from bootfile.machine.cores import available_cores
 from common.object_store.paths import SCRATCH
 from launch.profiles import VARIABLES, make_rank_table, make_starts
 from launch.simulate import slow_data
+from launch.simulate.faults import HANGS
 from launch.simulate.nodes import INPUT, Node
+
+_HANGING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hanging")  # its sitecustomize.py
 
 
 class Commands:
@@ -80,6 +83,9 @@ class Commands:
             environment = self._environment | of_node | added
             if any(fault.delay for fault in args.faults):
                 environment = slow_data.prepare(environment, node.folders)
+            if any(fault.kind in HANGS for fault in args.faults):
+                paths = [_HANGING, environment.get("PYTHONPATH", "")]
+                environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
             commands.append((command, environment, added))
         return commands
 

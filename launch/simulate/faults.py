@@ -15,9 +15,12 @@ KINDS = {  # kind: its keys, in [] if they may be missing
     "pause": "node step for or rank step for or node every for or rank every for",
     "throttle": "rank step to [for] or node step to [for]",  # less time on the CPU
     "slow_data": "rank step by [for] or node step by [for]",  # each file below --data_url opens later
+    "hang": "rank step [for]",  # the main thread waits, as for data that never come
+    "hold": "rank step [for]",  # the main thread waits in C code that holds the lock of Python
     "restart": "node step",  # in place: the same folders, the command again
     "reschedule": "[node] step",  # a new container; without a node: all nodes
 }
+HANGS = ("hang", "hold")  # kinds that the job needs a handler for (hanging/sitecustomize.py)
 _MOST = 10**9
 
 
@@ -28,7 +31,8 @@ class Fault:
     step: the optimizer step that the fault waits for, of the job: any node may print it
     rank: global; None for a fault of nodes
     node: its index; None for a fault of a rank, or of all nodes
-    seconds: between two kills, or until the end of a fault that lasts; 0 for others
+    seconds: between two kills, or until the end of a fault that lasts; 0 for others, and for a hang without
+        an end
     steps: between two kills or pauses; 0 for others
     delay: seconds until a file opens; 0 for others
     share: of the time that a process may run; 1 for others

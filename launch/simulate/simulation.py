@@ -21,12 +21,16 @@ from bootfile.ground.exit_codes import TIME_LIMIT, explain_end
 from bootfile.processes.sessions import GENERATION
 from launch.simulate import slow_data
 from launch.simulate.commands import Commands
-from launch.simulate.faults import Fault
+from launch.simulate.faults import HANGS, Fault
 from launch.simulate.nodes import Node, copy_tree
 
 NEVER_FIRED = 3  # exit code: every node ended with 0, but a fault never fired
 _STEP = re.compile(r"epoch=\d+ step=(\d+) ")  # the beginning of a job's log line
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
+_LAST = int(getattr(signal, "SIGRTMAX", 64))  # macOS has none: the faults never fire
+# of the handlers in hanging/sitecustomize.py
+_HANG_SIGNALS = {"hang": _LAST - 6, "hold": _LAST - 7}
+_RELEASE = _LAST - 8
 _POLL = 0.02  # seconds
 _GRACE = 5.0  # seconds from SIGTERM to SIGKILL
 _LONGEST = 300  # characters of an error that are shown
@@ -87,6 +91,7 @@ class Simulation:
         self._ends: dict[Fault, float] = {}  # time.monotonic() of the end of a fault that lasts
         self._targets: dict[Fault, tuple[float, set[int]]] = {}  # when they were looked for, process ids
         self._paused: dict[Fault, set[int]] = {}  # process ids that a pause or a throttle has stopped
+        self._hung: dict[Fault, int] = {}  # process ids
         self._interrupts: list[int] = []  # numbers of the signals that the simulation got
         self._stopped: set[int] = set()  # process ids that got SIGSTOP from a fault, and never SIGCONT
         self._stopped_since: float | None = None  # time.monotonic() since which nothing else runs
@@ -177,6 +182,8 @@ class Simulation:
                 self._pause(fault)
             elif fault.kind in ("throttle", "slow_data"):
                 self._slow_down(fault)
+            elif fault.kind in HANGS:
+                self._hang_rank(fault)
             elif fault.seconds or fault.steps:
                 self._kill_again(fault)
             elif fault not in self._pending:
@@ -324,6 +331,33 @@ class Simulation:
             self._stopped.add(pid)
         self._note(fault, f"{number.name} to rank {rank} on node {node.index}", pid)
 
+    def _hang_rank(self, fault: Fault) -> None:
+        """Make a rank hang, or let it continue if it is time. _fire_faults() calls it in each round from the
+        fault's step on."""
+        if fault in self._due and time.monotonic() > self._due[fault]:
+            self._release(fault)
+        if fault not in self._pending:
+            return
+        node, pid = self._find_ranks().get(fault.rank or 0, (None, None))
+        number = _HANG_SIGNALS[fault.kind]
+        if node is None or pid is None or not _catches(pid, number):
+            return  # a later round does it: the signal would end a process that has no handler yet
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            if fault.seconds:
+                self._due[fault] = time.monotonic() + fault.seconds
+                self._hung[fault] = pid
+            else:
+                self._stopped.add(pid)  # it never ends by itself
+            self._note(fault, f"rank {fault.rank} on node {node.index} hangs", pid)
+
+    def _release(self, fault: Fault) -> None:
+        """Let a rank continue that a fault has made hang."""
+        del self._due[fault]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._hung[fault], _RELEASE)
+        log(f"fault {fault.text}: rank {fault.rank} continues")
+
     def _start_again(self, fault: Fault) -> None:
         """Restart nodes in place, or in new containers with a copy of the outputs of all nodes.
 
@@ -459,3 +493,12 @@ class Simulation:
             if run.code:
                 return run.code
         return NEVER_FIRED if self._pending else 0
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False

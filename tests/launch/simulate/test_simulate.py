@@ -23,6 +23,17 @@ for step in range(1, 101):
     print(f"epoch=1 step={step} loss=1", flush=True)
     time.sleep(0.02)
 """
+LONGEST_STEP = """
+import time
+longest = 0.0
+last = time.monotonic()
+for step in range(1, 101):
+    print(f"epoch=1 step={step} loss=1", flush=True)
+    time.sleep(0.02)
+    longest = max(longest, time.monotonic() - last)
+    last = time.monotonic()
+print("longest", longest)
+"""
 # Two nodes that wait for each other before the first step, as those of a job do: a fault that waits for a
 # step of any node does not hit a node that has not begun. Each prints its longest time without a step.
 STEPS_TOGETHER = """
@@ -249,6 +260,20 @@ def test_a_stopped_node_is_ended_when_nothing_else_is_left(script):
     table = rows(result.stdout)
     assert table["0"].code == 0 and table["0"].seconds >= 2, "it ended by itself"
     assert table["1"].meaning == "stopped by a fault, and killed after all others had ended"
+
+
+@pytest.mark.parametrize("kind", ["hang", "hold"])
+def test_a_rank_hangs_for_a_time(kind, script):
+    fault = f"{kind}:rank=0,step=3,for=1s"
+    result = simulate("--fault", fault, script(LONGEST_STEP))
+    assert f"fault {fault}: rank 0 continues" in result.stdout and fired(result.stdout, fault)
+    assert float(re.search(r"longest ([\d.]+)", result.stdout)[1]) >= 0.9
+
+
+@pytest.mark.parametrize("kind", ["hang", "hold"])
+def test_a_rank_that_hangs_for_ever_is_ended_when_nothing_else_is_left(kind, script):
+    result = simulate(f"--fault={kind}:rank=0,step=2", script(STEPS), code=137)
+    assert rows(result.stdout)["0"].meaning == "stopped by a fault, and killed after all others had ended"
 
 
 def test_faults_of_a_time():

@@ -1,0 +1,151 @@
+"""Why a process has ended: its exit code or signal, and whether the kernel's OOM killer has ended it."""
+
+import contextlib
+import fcntl
+import os
+import signal
+import struct
+
+# PIDFD_GET_INFO of <linux/pidfd.h>, since Linux 6.15 also for a process whose parent has read its exit code
+_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
+_HAS_EXIT = 8  # of the mask: exit_code is known
+_ENDED = ("Z", "X", "x")  # states of /proc/PID/stat: zombie, dead
+_UNLIMITED = 2**60  # bytes: a limit above is none
+_OOM = "the kernel's OOM killer ended a process of this"
+
+
+class Process:
+    """A process of this node whose end is watched; usually not a child of this one.
+
+    pid: its id. It is that of the process that has the id now.
+    """
+
+    def __init__(self, pid: int):
+        self.pid = pid
+        self.descriptor: int | None = None  # readable when the process has ended
+        self._started = _read_stat(pid)[1]
+        with contextlib.suppress(OSError, AttributeError):  # AttributeError: not Linux
+            self.descriptor = os.pidfd_open(pid)
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended. A process that only stopped has not."""
+        state, started = _read_stat(self.pid)
+        return not state or state in _ENDED or started != self._started
+
+    def is_stopped(self) -> bool:
+        """Return whether a signal (SIGSTOP) or a debugger holds the process."""
+        return _read_stat(self.pid)[0] in ("t", "T")
+
+    def read_status(self) -> int | None:
+        """Return how an ended process has ended, as os.waitpid() does; None if it is not known: its parent
+        was faster, on Linux before 6.15."""
+        if self.descriptor is not None:
+            buffer = bytearray(struct.pack("Q", _HAS_EXIT).ljust(64, b"\0"))
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(self.descriptor, _GET_INFO, buffer)
+                if struct.unpack_from("Q", buffer)[0] & _HAS_EXIT:
+                    return int(struct.unpack_from("i", buffer, 60)[0])
+        state, started = _read_stat(self.pid)
+        if state in _ENDED and started == self._started:
+            with contextlib.suppress(OSError, IndexError), open(f"/proc/{self.pid}/stat") as file:
+                return int(file.read().rpartition(")")[2].split()[49])
+        return None
+
+    def close(self) -> None:
+        """Release the descriptor."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+def _read_stat(pid: int) -> tuple[str, str]:
+    """Return (state, time of its start) of a process; empty texts without one, and without /proc."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return "", ""
+    return fields[0], fields[19]
+
+
+class MemoryKills:
+    """The processes that the kernel's OOM killer ends in the memory group (cgroup) of this process, from now
+    on. Without a group they are those of the machine.
+
+    proc, groups: where the kernel shows them.
+    """
+
+    def __init__(self, proc: str = "/proc", groups: str = "/sys/fs/cgroup"):
+        self._file = ""  # has a line "oom_kill N"
+        self._limit = _UNLIMITED  # bytes
+        self._where = "container"
+        self._find_group(proc, groups)
+        if not self._file:
+            self._file = os.path.join(proc, "vmstat")
+            self._where = "machine"
+        self._before = self._count()
+
+    def explain(self) -> str:
+        """Return ": the kernel's OOM killer ended a process of this container (memory limit 2.0 GB)", or ""
+        if it has ended none since the object was made."""
+        count = self._count()
+        if count is None or self._before is None or count <= self._before:
+            return ""
+        limit = f" (memory limit {self._limit / 2**30:.1f} GB)" if self._limit < _UNLIMITED else ""
+        return f": {_OOM} {self._where}{limit}"
+
+    def _count(self) -> int | None:
+        with contextlib.suppress(OSError), open(self._file) as file:
+            for line in file:
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+        return None
+
+    def _find_group(self, proc: str, groups: str) -> None:
+        """Find the files of this process's group: of version 2, or of the memory controller of version 1."""
+        lines = []
+        with contextlib.suppress(OSError), open(os.path.join(proc, "self", "cgroup")) as file:
+            lines = [line.rstrip("\n").split(":", 2) for line in file]
+        for _, controllers, path in lines:
+            if controllers == "":
+                names = ("", "memory.events", "memory.max")
+            elif "memory" in controllers.split(","):
+                names = ("memory", "memory.oom_control", "memory.limit_in_bytes")
+            else:
+                continue
+            top = os.path.join(groups, names[0])
+            folder = os.path.join(top, path.strip("/"))
+            # in a container the mount begins at the group, and the path may be that of the host
+            for place in (folder, top):
+                if not self._file and os.path.exists(os.path.join(place, names[1])):
+                    self._file = os.path.join(place, names[1])
+                    self._limit = _read_limit(place, top, names[2])
+
+
+def _read_limit(folder: str, top: str, name: str) -> int:
+    """Return the smallest limit of a group and of those that contain it, in bytes."""
+    limit = _UNLIMITED
+    while folder.startswith(top.rstrip("/")):
+        with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, name)) as file:
+            limit = min(limit, int(file.read()))  # it may be "max"
+        folder = os.path.dirname(folder.rstrip("/"))
+    return limit
+
+
+def describe(status: int | None, kills: MemoryKills) -> str:
+    """Return how a process has ended: "was killed by SIGKILL: ...", "ended with exit code 1".
+
+    status: as os.waitpid() returns it, None if it is not known. kills: made before the process ended.
+    """
+    if status is None:
+        killed = kills.explain()
+        return f"was killed{killed}" if killed else "has ended (its launcher knows the exit code)"
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:  # a signal without a name
+        name = f"signal {-code}"
+    reason = kills.explain() if code == -signal.SIGKILL else ""
+    return f"was killed by {name}{reason}"

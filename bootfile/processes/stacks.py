@@ -1,0 +1,122 @@
+"""Where threads are: their Python stacks, and the one line of them that tells a user most."""
+
+import os
+import re
+import sysconfig
+from collections.abc import Iterator
+from types import FrameType
+from typing import NamedTuple
+
+_LINE = re.compile(r'  File "(.+)", line (\d+) in (.+)')
+_LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_LIBRARIES |= {os.path.realpath(folder) for folder in _LIBRARIES}
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # may be in site-packages
+_GROUP = os.path.join("elastic", "group.py")  # it waits for gloo in the place of torch
+_WRAPPERS = ("__torch_function__", "__torch_dispatch__")  # of an operation that the loop calls
+_DEEPEST = 100  # frames of a stack that are shown
+_DISTRIBUTED = f"torch{os.sep}distributed{os.sep}"
+_LOADERS = (f"torch{os.sep}utils{os.sep}data{os.sep}", f"bootfile{os.sep}loaders{os.sep}")
+_COMPILERS = (f"torch{os.sep}_dynamo{os.sep}", f"torch{os.sep}_inductor{os.sep}")
+_DEBUGGERS = ("pdb.py", "bdb.py")
+
+IN = "in"
+WAITS = "waits"
+
+
+class Frame(NamedTuple):
+    """A line of a stack."""
+
+    file: str
+    line: int
+    function: str
+
+
+Stack = list[Frame]  # the newest frame first
+
+
+class Place(NamedTuple):
+    """Where a thread is. verb: IN, or WAITS, if it is for other ranks. name: "all_reduce (loop.py:210)"."""
+
+    verb: str
+    name: str
+
+
+def read(frame: FrameType | None) -> Stack:
+    """Return the stack of a thread of this process. frame: that of sys._current_frames()."""
+    stack: Stack = []
+    while frame is not None and len(stack) < _DEEPEST:
+        code = frame.f_code
+        stack.append(Frame(code.co_filename, frame.f_lineno or 0, code.co_name))
+        frame = frame.f_back
+    return stack
+
+
+def parse(dump: str) -> Stack:
+    """Return the stack of the main thread in what faulthandler has written: it comes last."""
+    last = re.split(r"\n(?=(?:Current thread|Thread) )", dump)[-1]
+    stack = []
+    for file, line, function in _LINE.findall(last.split("\n\n")[0]):
+        stack.append(Frame(file, int(line), function))
+    return stack
+
+
+def show(stack: Stack) -> Iterator[str]:
+    """Yield the lines of a stack, as faulthandler writes them."""
+    for frame in stack:
+        yield f'  File "{frame.file}", line {frame.line} in {frame.function}'
+
+
+def find_place(stack: Stack) -> Place:
+    """Return where a stack is: in a collective or a backward pass, or else in the newest line that belongs to
+    no library."""
+    library = []
+    rest = []
+    for frame in stack:
+        if rest or not (_is_library(frame.file) or frame.function in _WRAPPERS):
+            rest.append(frame)
+        else:
+            library.append(frame)
+    newest = (rest or stack or [Frame("?", 0, "?")])[0]
+    where = f"({os.path.basename(newest.file)}:{newest.line})"
+    collectives = [frame.function for frame in library if _DISTRIBUTED in frame.file]
+    named = [function for function in collectives if function != "wrapper"]  # torch's decorator
+    if named:
+        return Place(WAITS, f"{named[-1]} {where}")
+    if any(frame.function == "backward" for frame in library):  # DistributedDataParallel waits in it
+        return Place(WAITS, f"backward {where}")
+    return Place(IN, f"{newest.function} {where}")
+
+
+def waits_for_data(stack: Stack) -> bool:
+    """Return whether the loop of a stack waits for a batch."""
+    return any(part in frame.file for frame in stack for part in _LOADERS)
+
+
+def is_compiling(stack: Stack) -> bool:
+    """Return whether torch compiles a model."""
+    return any(part in frame.file for frame in stack for part in _COMPILERS)
+
+
+def is_at_rest(stack: Stack) -> bool:
+    """Return whether a user holds the thread: a debugger, or a prompt or notebook that runs no cell."""
+    if not stack or os.path.basename(stack[0].file) in _DEBUGGERS:
+        return True
+    if any(os.path.basename(frame.file) in _DEBUGGERS for frame in stack):
+        return True
+    in_notebook = any("ipykernel" in frame.function or "ipykernel" in frame.file for frame in stack)
+    cells = [frame for frame in stack if "ipykernel_" in frame.file or frame.file.startswith("<ipython")]
+    return in_notebook and not cells
+
+
+def is_idle(stack: Stack) -> bool:
+    """Return whether a worker has nothing to do: no line of its stack belongs to a program."""
+    return all(_is_library(frame.file) for frame in stack)
+
+
+def _is_library(file: str) -> bool:
+    if file.endswith(_GROUP):
+        return True
+    if file.startswith(_OURS + os.sep):
+        return False
+    is_installed = any(file.startswith(f"{folder}{os.sep}") for folder in _LIBRARIES)
+    return is_installed or "site-packages" in file or file.startswith("<frozen")

@@ -1,0 +1,46 @@
+"""Let a rank hang when `launch simulate` sends a signal. Python imports this file at each start if its folder
+is in PYTHONPATH: the simulation puts it there if a fault is `hang` or `hold`."""
+
+import ctypes
+import importlib.machinery
+import importlib.util
+import os
+import signal
+import sys
+import time
+from types import FrameType
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_AT_A_TIME = 3600  # seconds
+# free on Linux; launch/simulate/simulation.py sends them
+_HANG = signal.SIGRTMAX - 6
+_HOLD = signal.SIGRTMAX - 7
+_RELEASE = signal.SIGRTMAX - 8
+_is_released = False
+
+
+def hang(number: int, frame: FrameType | None) -> None:
+    """Wait in the main thread, as for data that never come."""
+    global _is_released
+    _is_released = False
+    while not _is_released:
+        time.sleep(0.1)
+
+
+def hold(number: int, frame: FrameType | None) -> None:
+    """Wait in C code that holds the lock of Python, until any signal comes."""
+    ctypes.PyDLL(None).sleep(_AT_A_TIME)  # any signal interrupts it, as _RELEASE
+
+
+def release(number: int, frame: FrameType | None) -> None:
+    """Let hang() end."""
+    global _is_released
+    _is_released = True
+
+
+for _number, _function in ((_HANG, hang), (_HOLD, hold), (_RELEASE, release)):
+    signal.signal(_number, _function)
+_others = [path for path in sys.path if os.path.abspath(path) != _HERE]
+_spec = importlib.machinery.PathFinder.find_spec("sitecustomize", _others)
+if _spec and _spec.loader:  # that of this machine
+    _spec.loader.exec_module(importlib.util.module_from_spec(_spec))

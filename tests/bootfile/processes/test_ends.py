@@ -1,0 +1,148 @@
+"""Why a process has ended: its status, and the count of the kernel's OOM killer."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bootfile.processes.ends import MemoryKills, Process, describe
+from bootfile.processes.stacks import IN, WAITS, Frame, Place, find_place, parse
+from tests.conftest import LONGEST, ROOT
+
+GROUPS = {
+    "version 2": ("0::/job\n", "job/memory.events", "oom 1\noom_kill {}\n", "job/memory.max", "2147483648\n"),
+    "version 2 in a container": ("0::/\n", "memory.events", "oom_kill {}\n", "memory.max", "max\n"),
+    "version 1": (
+        "4:cpu,memory:/a/b\n0::/\n", "memory/a/b/memory.oom_control", "under_oom 0\noom_kill {}\n",
+        "memory/a/memory.limit_in_bytes", "2147483648\n",
+    ),
+    "version 1 with the path of the host": (
+        "4:memory:/docker/1\n", "memory/memory.oom_control", "oom_kill {}\n",
+        "memory/memory.limit_in_bytes", "2147483648\n",
+    ),
+}  # fmt: skip
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_the_oom_killer_of_a_memory_group(tmp_path, kind):
+    of_process, count, text, limit, most = GROUPS[kind]
+    write(tmp_path / "proc/self/cgroup", of_process)
+    write(tmp_path / "groups" / count, text.format(3))
+    write(tmp_path / "groups" / limit, most)
+    kills = MemoryKills(str(tmp_path / "proc"), str(tmp_path / "groups"))
+    assert kills.explain() == ""
+    assert describe(signal.SIGKILL, kills) == "was killed by SIGKILL"
+    write(tmp_path / "groups" / count, text.format(4))
+    shown = "" if most == "max\n" else " (memory limit 2.0 GB)"
+    line = f": the kernel's OOM killer ended a process of this container{shown}"
+    assert kills.explain() == line
+    assert describe(signal.SIGKILL, kills) == f"was killed by SIGKILL{line}"
+    assert describe(signal.SIGSEGV, kills) == "was killed by SIGSEGV"
+    assert describe(None, kills) == f"was killed{line}"
+
+
+def test_the_oom_killer_of_the_machine(tmp_path):
+    write(tmp_path / "proc/vmstat", "nr_free 1\noom_kill 0\n")
+    kills = MemoryKills(str(tmp_path / "proc"), str(tmp_path / "none"))
+    write(tmp_path / "proc/vmstat", "nr_free 1\noom_kill 1\n")
+    assert kills.explain() == ": the kernel's OOM killer ended a process of this machine"
+    assert MemoryKills(str(tmp_path / "none"), str(tmp_path / "none")).explain() == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pidfd and /proc")
+@pytest.mark.parametrize(
+    "code, text", [("os._exit(3)", "ended with exit code 3"), ("os.abort()", "was killed by SIGABRT")]
+)
+def test_the_end_of_a_process_that_is_no_child(code, text):
+    program = f"import os, sys; sys.stdin.read(); {code}"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    process = Process(child.pid)
+    assert not process.has_ended() and not process.is_stopped() and process.read_status() is None
+    child.stdin.close()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert process.has_ended()
+    assert describe(process.read_status(), MemoryKills()) == text
+    child.wait()
+    assert process.has_ended()
+    process.close()
+
+
+def test_places():
+    torch = "/venv/lib/python3/site-packages/torch/distributed/"
+    stack = [
+        Frame(torch + "distributed_c10d.py", 1, "all_reduce"),
+        Frame(torch + "c10d_logger.py", 2, "wrapper"),
+        Frame("/job/loop.py", 210, "accepts"),
+    ]
+    assert find_place(stack) == Place(WAITS, "all_reduce (loop.py:210)")
+    backward = [
+        Frame("/venv/lib/python3/site-packages/torch/autograd/graph.py", 5, "_engine_run_backward"),
+        Frame("/venv/lib/python3/site-packages/torch/_tensor.py", 6, "backward"),
+        Frame("/repository/bootfile/exact/loss_means.py", 37, "__torch_function__"),
+        Frame("/job/own.py", 35, "<module>"),
+    ]
+    assert find_place(backward) == Place(WAITS, "backward (own.py:35)")
+    assert find_place([Frame(os.__file__, 3, "read"), Frame("/job/own.py", 41, "__getitem__")]) == Place(
+        IN, "__getitem__ (own.py:41)"
+    )
+    dump = (
+        "Timeout (0:00:02)!\nThread 0x00 (most recent call first):\n"
+        '  File "/venv/lib/threading.py", line 9 in wait\n\nThread 0x01 (most recent call first):\n'
+        '  File "/job/own.py", line 12 in __getitem__\n  File "/job/own.py", line 30 in <module>\n\n'
+        "Extension modules: numpy\n"
+    )
+    assert parse(dump) == [Frame("/job/own.py", 12, "__getitem__"), Frame("/job/own.py", 30, "<module>")]
+
+
+PARENT = """
+import os, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+with open(sys.argv[2], "w") as file:
+    file.write(str(os.getpid()))
+from bootfile.processes.ends import MemoryKills, Process, describe
+kills = MemoryKills()
+code = "input(); x = bytearray(2**28); input()"
+child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
+process = Process(child.pid)
+child.stdin.write(b"\\n")
+child.stdin.flush()
+os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+print(describe(process.read_status(), kills))
+"""
+
+
+def test_a_real_oom_kill():
+    """In a memory group of version 1 or 2, if this user may make one."""
+    paths = {}
+    with open("/proc/self/cgroup") as file:
+        for line in file:
+            _, controllers, path = line.strip().split(":", 2)
+            paths[controllers] = path.strip("/")
+    group, limit = Path("/sys/fs/cgroup", paths.get("", "")), "memory.max"
+    if "memory" in paths:
+        group, limit = Path("/sys/fs/cgroup/memory", paths["memory"]), "memory.limit_in_bytes"
+    group /= f"bootfile-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory group: {error}")
+    try:
+        (group / limit).write_text(str(2**26))
+        command = [sys.executable, "-c", PARENT, str(ROOT), str(group / "cgroup.procs")]
+        text = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
+    except OSError as error:
+        pytest.skip(f"no limit of memory: {error}")
+    finally:
+        group.rmdir()
+    reason = "the kernel's OOM killer ended a process of this container (memory limit 0.1 GB)"
+    assert text.stdout.strip() == f"was killed by SIGKILL: {reason}", text.stderr

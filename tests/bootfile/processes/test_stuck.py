@@ -1,0 +1,186 @@
+"""A run that does not move says where each rank is, and a rank that has died is named with its reason."""
+
+import os
+import re
+import signal
+
+import pytest
+
+from bootfile.processes.stacks import IN, WAITS, Place
+from bootfile.processes.stuck import compose
+from tests.conftest import ROOT, finish, read_until, start, start_ranks
+
+LOOP = """
+import ctypes, os, sys, time, torch
+sys.path.insert(0, ROOT)
+from bootfile import BatchSampler, Exact, map_style_loader
+
+kind, after, hang = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+if size > 1:
+    torch.distributed.init_process_group("gloo")
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        while os.path.exists(hang) and rank == size - 1:
+            if kind == "gil":
+                ctypes.PyDLL(None).sleep(1)
+            elif kind == "error":
+                raise KeyError("broken sample")
+            elif kind == "exit":
+                os._exit(3)
+            else:
+                time.sleep(0.1)
+        return torch.ones(4), torch.ones(1)
+
+model = torch.nn.Linear(4, 1)
+forward = torch.nn.parallel.DistributedDataParallel(model) if size > 1 else model
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+sampler = BatchSampler(64, 8, 0, epochs=10000)
+loader = map_style_loader(Data(), sampler, torch.device("cpu"), workers=int(kind == "worker"))
+run = Exact(
+    "OUT", loader, model=model, forward=forward, optimizer=optimizer, save_every=50000,
+    stuck_after=after, stuck_exit=kind == "end",
+)
+for epoch in loader.epochs_from(run.resume()):
+    for inputs, targets in loader:
+        optimizer.zero_grad()
+        loss = (forward(inputs) - targets).square().mean()
+        loss.backward()
+        if run.accepts(loss):
+            optimizer.step()
+        run.end_step()
+        if loader.step % 10 == 0 and rank == 0:
+            print("step", loader.step, flush=True)
+            time.sleep(0.01)
+"""
+# ctypes.PyDLL.sleep() ends each second, and the loop begins again: the lock is released for an instant only
+HELD = LOOP.replace("sleep(1)", "sleep(100000)")
+
+
+def begin(tmp_path, kind, ranks, after=2.0, text=LOOP):
+    """Start the loop, and return its processes after some steps, and the file that hangs the last rank."""
+    job, hang = tmp_path / "own.py", tmp_path / "hang"
+    job.write_text(text.replace("ROOT", repr(str(ROOT))))
+    command = (job, kind, after, hang)
+    if ranks == 1:
+        jobs = [start(*command, cwd=tmp_path)]
+    else:
+        jobs = start_ranks(*command, ranks=ranks, cwd=tmp_path)
+    read_until(jobs[0], "^step 40")
+    return jobs, hang
+
+
+def end(jobs):
+    for job in jobs:
+        job.send_signal(signal.SIGKILL)
+    return [finish(job, None) for job in jobs]
+
+
+def line_of(number):
+    """Return the number of a line of the loop that has a text."""
+    return next(place for place, line in enumerate(LOOP.splitlines(), 1) if number in line)
+
+
+def test_the_groups_of_a_line():
+    def names(members):
+        return f"ranks {members}"
+
+    places = {0: Place(WAITS, "all_reduce (a.py:1)"), 1: Place(IN, "f (b.py:2)"), 2: Place("silent", "")}
+    places[3] = places[0]
+    assert compose(60.4, 412, places, names) == (
+        "stuck for 60 s at step 412: ranks [0, 3] wait in all_reduce (a.py:1); ranks [1] is in f (b.py:2); "
+        "ranks [2] is silent"
+    )
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["data", "worker"])
+def test_one_process_says_where_it_hangs_and_that_it_moves_again(tmp_path, kind):
+    jobs, hang = begin(tmp_path, kind, 1)
+    hang.touch()
+    *_, line = read_until(jobs[0], "^stuck for")
+    where = f"__getitem__ (own.py:{line_of('time.sleep(0.1)')})"
+    assert where in line and ("in a worker of the loader" in line) == (kind == "worker")
+    hang.unlink()
+    read_until(jobs[0], "^the run moves again")
+    end(jobs)
+    text = (tmp_path / "OUT" / "stuck" / "rank_0.txt").read_text()
+    assert "MainThread" in text and "own.py" in text and ("\nworker " in text) == (kind == "worker")
+
+
+@pytest.mark.faults
+def test_one_process_that_holds_the_lock_of_python(tmp_path):
+    jobs, hang = begin(tmp_path, "gil", 1, text=HELD)
+    hang.touch()
+    *_, line = read_until(jobs[0], "^stuck for")
+    assert f"__getitem__ (own.py:{line_of('PyDLL')}), in C code that holds Python's lock" in line
+    end(jobs)
+    assert "own.py" in (tmp_path / "OUT" / "stuck" / "rank_0.txt").read_text()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["data", "gil", "stop"])
+def test_two_ranks_of_which_the_last_one_hangs(tmp_path, kind):
+    jobs, hang = begin(tmp_path, kind, 2, text=HELD)
+    if kind == "stop":
+        jobs[1].send_signal(signal.SIGSTOP)
+    else:
+        hang.touch()
+    *_, line = read_until(jobs[0], "^stuck for")
+    assert re.search(r"rank 0 (waits in \w+|is in \w+) \(", line)
+    expected = {
+        "data": f"rank 1 is in __getitem__ (own.py:{line_of('time.sleep(0.1)')})",
+        "gil": f"rank 1 is in __getitem__ (own.py:{line_of('PyDLL')}), in C code that holds Python's lock",
+        "stop": "rank 1 is stopped by a signal (SIGSTOP)",
+    }
+    assert expected[kind] in line
+    if kind != "gil":
+        hang.unlink(missing_ok=True)
+        jobs[1].send_signal(signal.SIGCONT)
+        read_until(jobs[0], "^the run moves again")
+    end(jobs)
+    assert {"rank_0.txt"} <= {*os.listdir(tmp_path / "OUT" / "stuck")}
+
+
+@pytest.mark.faults
+def test_the_rank_that_holds_the_store_is_stopped(tmp_path):
+    jobs, _ = begin(tmp_path, "data", 2)
+    jobs[0].send_signal(signal.SIGSTOP)
+    *_, line = read_until(jobs[1], "^stuck for")
+    assert "rank 0 is stopped by a signal (SIGSTOP)" in line and re.search(r"rank 1 (waits|is) in", line)
+    end(jobs)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_that_was_killed_is_named(tmp_path, killed):
+    jobs, _ = begin(tmp_path, "data", 2)
+    jobs[killed].send_signal(signal.SIGKILL)
+    survivor = jobs[1 - killed]
+    read_until(survivor, rf"^rank {killed} \(pid {jobs[killed].pid}\) was killed by SIGKILL$")
+    end(jobs)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "kind, reason",
+    [("exit", "ended with exit code 3"), ("error", "ended with RuntimeError: .*broken sample")],
+)
+def test_a_rank_that_ended_by_itself_is_named(tmp_path, kind, reason):
+    jobs, hang = begin(tmp_path, kind, 2)
+    hang.touch()
+    read_until(jobs[0], rf"^rank 1 \(pid {jobs[1].pid}\) {reason}")
+    end(jobs)
+
+
+@pytest.mark.faults
+def test_a_run_that_is_stuck_ends_if_asked_to(tmp_path):
+    jobs, hang = begin(tmp_path, "end", 2)
+    hang.touch()
+    for job in jobs:
+        result = finish(job, 5)
+        if job is jobs[0]:
+            assert "because of --stuck_exit true" in result.stderr
