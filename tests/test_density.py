@@ -37,7 +37,7 @@ CEILINGS = {
     "launch/data": (0, 0, 0, 0, 0, 0, 40),
     "launch/new": (0, 0, 0, 0, 0, 0, 26),
     "launch/platforms": (0, 0, 0, 0, 0, 0, 35),
-    "launch/report": (0, 0, 0, 0, 0, 0, 17),
+    "launch/report": (0, 0, 0, 0, 0, 0, 19),
     "launch/transfer": (0, 0, 0, 0, 0, 0, 15),
 }
 # files in the list "not calm yet" of pyproject.toml

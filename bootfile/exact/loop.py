@@ -42,12 +42,13 @@ from bootfile.ground.folder_lock import FolderLock
 from bootfile.ground.intervals import Interval
 from bootfile.ground.results import refuse_links
 from bootfile.machine import convolution, instructions
-from bootfile.processes import ranks, signals, stuck, waits
+from bootfile.processes import ranks, signals, waits
 
 if TYPE_CHECKING:
     from bootfile.exact.loss_means import LabelMeanWatcher
     from bootfile.exact.pace import Pace
     from bootfile.exact.replicas import Replicas
+    from bootfile.processes.stuck import Watch
 
 _EPOCH = Interval(1, "epoch")
 _LAST_WRITE = 4.0  # seconds to wait for a write in flight when the job ends with an error
@@ -111,7 +112,7 @@ class Exact:
         max_bad_steps: int = 20,
         slow_rank: float = 0.1,
         grace: float = 25.0,
-        stuck_after: float = stuck.AFTER,
+        stuck_after: float = 60.0,
         stuck_exit: bool = False,
         same_instructions: bool | None = None,
         threads: int | None = None,
@@ -164,7 +165,7 @@ class Exact:
 
         # from _watch() on
         self._guard: Guard
-        self._progress: stuck.Watch | None = None
+        self._progress: Watch | None = None  # of stuck.py
         self._steps: OptimizerSteps | None = None
         self._replicas: Replicas | None = None  # if there are several ranks
         self.pace: Pace | None = None  # as well
@@ -268,6 +269,8 @@ class Exact:
                 # several processes would have to agree on a step
                 waits.serve_when_stopped(self._save_while_waiting, self._save_before_end)
         self.processes.begin(self, step)
+        from bootfile.processes import stuck  # it is loaded before a run hangs
+
         self._progress = stuck.start(
             self.saver.folder, step, *self._stuck_options, tells_ends=not self.processes.may_change
         )
@@ -402,7 +405,7 @@ class Exact:
             self._save_is_late = True
             self.save()
         signals.unfollow()
-        stuck.stop()
+        self._end_watch()
         lost = self.saver.finish()
         if self.pace and self.pace.lost >= self._slow_rank:
             self.say(f"{self.pace.lost:.0%} of the time was lost to the slowest rank")
@@ -414,7 +417,7 @@ class Exact:
 
     def give_up(self) -> None:
         """End the writes of a run that ends with an error: wait some seconds for those in flight."""
-        stuck.stop()
+        self._end_watch()
         self.saver.wait(_LAST_WRITE)
         self.saver.stop()
 
@@ -491,6 +494,13 @@ class Exact:
                 "step 1. A save every 5 minutes: --save_every 300s, in a loop of your own "
                 "save_every=Interval(300, 's')"
             )
+
+    def _end_watch(self) -> None:
+        """End the thread that looks whether the run moves."""
+        if self._progress:
+            from bootfile.processes import stuck
+
+            stuck.stop()
 
     def _release(self) -> None:
         """Release the folder of a loop of one's own, on the rank that holds it."""
@@ -709,7 +719,7 @@ class Exact:
         self._events.stopping(step, self.saver.durable)
         if ranks.world_size() > 1:
             torch.distributed.barrier()
-        stuck.stop()
+        self._end_watch()
         self._events.leaving()
         self._release()
         errors.leave(signals.exit_code())
