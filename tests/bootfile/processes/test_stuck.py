@@ -60,15 +60,18 @@ for epoch in loader.epochs_from(run.resume()):
 HELD = LOOP.replace("sleep(1)", "sleep(100000)")
 
 
-def begin(tmp_path, kind, ranks, after=2.0, text=LOOP):
-    """Start the loop, and return its processes after some steps, and the file that hangs the last rank."""
+def begin(tmp_path, kind, ranks, after=2.0, text=LOOP, fresh=False):
+    """Start the loop, and return its processes after some steps, and the file that hangs the last rank.
+
+    fresh: an error ends the loop as in a new Python, with sys.excepthook.
+    """
     job, hang = tmp_path / "own.py", tmp_path / "hang"
     job.write_text(text.replace("ROOT", repr(str(ROOT))))
     command = (job, kind, after, hang)
     if ranks == 1:
         jobs = [start(*command, cwd=tmp_path)]
     else:
-        jobs = start_ranks(*command, ranks=ranks, cwd=tmp_path)
+        jobs = start_ranks(*command, ranks=ranks, cwd=tmp_path, fresh=fresh)
     read_until(jobs[0], "^step 40")
     return jobs, hang
 
@@ -157,7 +160,7 @@ def test_the_rank_that_holds_the_store_is_stopped(tmp_path):
 @pytest.mark.faults
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_rank_that_was_killed_is_named(tmp_path, killed):
-    jobs, _ = begin(tmp_path, "data", 2)
+    jobs, _ = begin(tmp_path, "data", 2, fresh=True)
     jobs[killed].send_signal(signal.SIGKILL)
     survivor = jobs[1 - killed]
     read_until(survivor, rf"^rank {killed} \(pid {jobs[killed].pid}\) was killed by SIGKILL$")
@@ -170,7 +173,7 @@ def test_a_rank_that_was_killed_is_named(tmp_path, killed):
     [("exit", "ended with exit code 3"), ("error", "ended with RuntimeError: .*broken sample")],
 )
 def test_a_rank_that_ended_by_itself_is_named(tmp_path, kind, reason):
-    jobs, hang = begin(tmp_path, kind, 2)
+    jobs, hang = begin(tmp_path, kind, 2, fresh=True)
     hang.touch()
     read_until(jobs[0], rf"^rank 1 \(pid {jobs[1].pid}\) {reason}")
     end(jobs)
