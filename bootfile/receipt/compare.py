@@ -14,9 +14,9 @@ from bootfile.receipt.reading import bad_input, find_receipt, read
 from bootfile.receipt.steps import compare
 
 _MOST = 2**30  # bytes of metrics.jsonl
-# times, memory and lost processes, in which equal runs differ, and digests of the data and the state
+# times, memory, ranks and lost processes, in which equal runs differ, and digests of the data and the state
 _NO_FIGURES = re.compile(
-    r"(.*_)?(time|seconds|per_s|s|ms|mb)|generations|lost_processes|useful_share|receipt|states"
+    r"(.*_)?(time|seconds|per_s|s|ms|mb)|generations|lost_processes|useful_share|ranks|receipt|states"
 )
 _Figures = dict[tuple[Any, str], str]  # (step, name) -> value
 

@@ -78,7 +78,7 @@ def test_the_verdict_begins_with_the_cause(tmp_path):
     [line] = re.findall("^differs: .*", shown, re.MULTILINE)
     assert re.match(
         r"differs: killed and restarted: the learning rate differs after the restart \(step \d+: .*\): is "
-        r"the scheduler in the checkpoint, .* \(last.pt differs: optimizer.param_groups.0.lr \(\S+, \S+\), ",
+        r"the scheduler in the checkpoint, .* \(last.pt differs: optimizer.param_groups.0.lr \(\S+, \S+\)",
         line,
     ), line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]

@@ -197,7 +197,7 @@ def test_the_exit_code_is_that_of_the_cause(ends, code, seen, tmp_path):
             wait_until(lambda rank=rank: _state(pids[rank]) == ("Z" if seen == "together" else ""), job)
     job.send_signal(signal.SIGCONT)
     errors = finish(job, code).stderr
-    assert ("ended by SIGKILL" in errors) == (code == 137)
+    assert ("was killed by SIGKILL" in errors) == (code == 137)
 
 
 def test_a_launcher_in_the_parent_process_gets_what_main_returns(tmp_path):
