@@ -302,6 +302,8 @@ def _explain_accessories(differences: list[Difference], saved: Saved) -> str:
         return f"all steps are equal, and {best} differs: is the best result so far in the checkpoint?{saved}"
     if not first:
         return ""
+    if first.kind == HYPERPARAMETER and saved.has_optimizer:  # the rate after the last step
+        return f"all steps are equal, and {first.text} differs: is the scheduler in the checkpoint?{saved}"
     name = first.name.partition(".")[0]
     if saved.has(name):
         return f"all steps are equal, and {first.text} differs: is it in the checkpoint, and loaded?{saved}"

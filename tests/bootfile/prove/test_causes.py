@@ -76,9 +76,10 @@ def test_the_verdict_begins_with_the_cause(tmp_path):
     words = ("train.py", "--compare", "out/*.pt", "--resume_with=--resume", "--kills=2", "--", "--bug")
     shown = proofs.prove(*words, "scheduler", cwd=tmp_path, code=20)
     [line] = re.findall("^differs: .*", shown, re.MULTILINE)
+    # a kill after the last change of the rate leaves a difference only at the end
     assert re.match(
-        r"differs: killed and restarted: the learning rate differs after the restart \(step \d+: .*\): is "
-        r"the scheduler in the checkpoint, .* \(last.pt differs: optimizer.param_groups.0.lr \(\S+, \S+\)",
+        r"differs: killed and restarted: (the learning rate differs after the restart \(step \d+: .*\)|all steps "
+        r"are equal, and optimizer.param_groups.0.lr \(\S+, \S+\) differs): is the scheduler in the checkpoint",
         line,
     ), line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
