@@ -45,6 +45,8 @@ class Case(NamedTuple):
 AGAIN = Case("the same again, in other surroundings", changes=surroundings.ALL)
 SAME = Case("the same again")  # runs only if AGAIN differs, and then those with one change
 ONE_CHANGE = [Case(f"the same again, with {change}", changes=(change,)) for change in surroundings.ALL]
+# runs only if a restart is equal with the same number of threads: does the number matter without a kill?
+OTHER_THREADS = Case(f"the same again, with {surroundings.THREADS}", changes=(surroundings.THREADS,))
 DAMAGED = Case("restarted from a damaged checkpoint", must_differ=True, damages="largest")
 ALL_DAMAGED = Case("restarted from a checkpoint with all tensors damaged", must_differ=True, damages="all")
 OTHER_PROCESSES = Case(

@@ -117,7 +117,7 @@ class Job:
             nonlocal starts
             starts += 1
             changes = case.changes
-            if starts == 1:  # the first start has the threads of the reference
+            if starts == 1 and case.kills:  # the first start has the threads of the reference
                 changes = tuple(change for change in changes if change != surroundings.THREADS)
             if self._forks and not needs_new_process:
                 return self._forks.start(command, mark, output, changes)

@@ -10,6 +10,7 @@ from bootfile.prove.cases import (
     DAMAGED,
     KILLED,
     ONE_CHANGE,
+    OTHER_THREADS,
     PROCESSES,
     SAME,
     SAME_THREADS,
@@ -102,6 +103,8 @@ def needs_more(row: Row) -> list[Case]:
         if row.different[0].part in ("", "data"):
             return []
         return [row.case._replace(name=SAME_THREADS, changes=())]
+    if row.case.name == SAME_THREADS and row.result == "equal":
+        return [OTHER_THREADS]
     if row.case == SAME and row.result == "equal":
         return ONE_CHANGE
     return []
@@ -114,15 +117,24 @@ def find_difference(rows: list[Row]) -> Row | None:
     causes = [row for row in rows if row.case in names_cause]
     others = [row for row in rows if row.case not in names_cause]
     for row in causes + others:
-        if row.case.must_differ or not row.different:
+        if row.case.must_differ or row.case == OTHER_THREADS or not row.different:
             continue
         if row.case.name != KILLED or SAME_THREADS not in by_name:
             return row
-        # without the differences that another number of threads makes; if it is equal, that was the cause
+        # without the differences that another number of threads makes
         same_threads = by_name[SAME_THREADS]
         if same_threads.different:
             return same_threads
+        if not _depends_on_threads(by_name):
+            return row
     return None
+
+
+def _depends_on_threads(by_name: dict[str, Row]) -> bool:
+    """Return whether the threads alone make a run differ. If not, a restart with the same threads was equal
+    only because its kills came at lucky places."""
+    other_threads = by_name.get(OTHER_THREADS.name)
+    return other_threads is not None and bool(other_threads.different)
 
 
 def conclude(job: Job, rows: list[Row], cause: str = "") -> tuple[str, int]:
@@ -130,7 +142,8 @@ def conclude(job: Job, rows: list[Row], cause: str = "") -> tuple[str, int]:
     not known."""
     condition = ""
     by_name = {row.case.name: row for row in rows}
-    if SAME_THREADS in by_name and by_name[SAME_THREADS].result == "equal":
+    is_equal = SAME_THREADS in by_name and by_name[SAME_THREADS].result == "equal"
+    if is_equal and _depends_on_threads(by_name):
         text = by_name[KILLED].different[0].text
         if job.keeps_threads:
             return f"differs: a restart with another number of threads: {text}", DIFFERS

@@ -92,6 +92,21 @@ def test_another_number_of_threads_is_no_excuse_for_a_restart_that_fails(part, c
     assert verdict.find_difference([row]) == row
 
 
+@pytest.mark.parametrize("depends", [True, False])
+def test_a_lucky_restart_with_the_same_threads_is_no_excuse(depends):
+    """Only a run without a kill shows whether the threads matter."""
+    line = Line("weights", False, "last.pt differs: optimizer.param_groups.0.lr (0.1, 0.2)")
+    killed = Case(KILLED, kills=1, changes=(surroundings.THREADS,))
+    rows = [verdict.Row(killed, "", [line], "differs")]
+    [lucky] = verdict.needs_more(rows[0])
+    rows.append(verdict.Row(lucky, "", [line._replace(equal=True)], "equal"))
+    [other_threads] = verdict.needs_more(rows[1])
+    result = "differs" if depends else "equal"
+    rows.append(verdict.Row(other_threads, "", [line._replace(equal=not depends)], result))
+    assert (verdict.find_difference(rows) is None) == depends
+    assert verdict.find_difference(rows) in (None, rows[0])
+
+
 def test_the_same_order_in_each_epoch_is_noted(tmp_path):
     """A restart does not show it: it is equal."""
     words = str(tmp_path / "train.py"), [], str(tmp_path / "runs"), 1
