@@ -165,7 +165,7 @@ class Exact:
 
         # from _watch() on
         self._guard: Guard
-        self._progress: Watch | None = None  # of stuck.py
+        self._progress: Watch | None = None  # whether the run moves (stuck.py)
         self._steps: OptimizerSteps | None = None
         self._replicas: Replicas | None = None  # if there are several ranks
         self.pace: Pace | None = None  # as well
@@ -325,7 +325,7 @@ class Exact:
         self._guard.has_more = False
         if warning := self.state.take_change_of_frozen():
             self.say(warning)
-        for note in self.state.take_notes():  # of groups that the loop has added after the restart
+        for note in self.state.take_notes():  # about groups that the loop has added after the restart
             self.say(note)
         has_gradients = self._steps.end_batch()  # that no optimizer step has taken
         self._waits = has_gradients and not self.state.bad_in_a_row

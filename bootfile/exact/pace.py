@@ -131,7 +131,7 @@ class _DeviceClock:
         return ended
 
 
-_current: "Pace | None" = None  # of the training that this process does
+_current: "Pace | None" = None  # the pace of the training in this process
 
 
 @contextlib.contextmanager
@@ -174,7 +174,7 @@ class Pace:
         self._announcer = Announcer(share, say)
         self._nodes: list[Node] = []
         self._optimizers: Sequence[torch.optim.Optimizer] = ()
-        self._hooks: list[Any] = []  # of a parameter of each optimizer
+        self._hooks: list[Any] = []  # one for each optimizer, on one of its parameters
         self._tries = _TRIES
         if self._is_device:
             forward.register_forward_pre_hook(self._begin_forward)
@@ -184,9 +184,9 @@ class Pace:
         self._steps: collections.deque[_Step] = collections.deque(maxlen=_MOST)
         self._ended = 0  # steps of this process
         self._unreported = 0  # those since the last report
-        self._waited = 0.0  # of the loader, at the end of the last step
+        self._waited = 0.0  # seconds of the loader, at the end of the last step
         self._paused_at: float | None = None  # since when nothing counts, until the next batch is asked for
-        self._times: list[Times] = []  # of all ranks, at the last report
+        self._times: list[Times] = []  # those of all ranks at the last report
         self._lost = 0.0  # seconds that the slowest rank of each report has cost
         self._passed = 0.0  # seconds of all these steps
         _current = self

@@ -343,7 +343,7 @@ class Loader:
             line = self._explain_workers(error)
             if line:
                 raise NotDelivered(line) from error
-            if isinstance(error, OSError):  # of a DataLoader of the user
+            if isinstance(error, OSError):  # raised by a DataLoader of the user
                 waits.call_before_end()
             raise
 

@@ -191,7 +191,7 @@ class Fetcher:
         BadInput if torch cannot make a batch of the items."""
         try:
             if self.collate_fn:
-                self._seed(seed)
+                generators.seed_with(seed, self._held)
                 batch = self.collate_fn(items)
             elif _keys_differ(items):  # torch would drop keys that the first item does not have
                 raise KeyError
@@ -238,7 +238,7 @@ class Fetcher:
         """Return the item of a sample, for which all generators get the seed. An error names the sample."""
         name = self._describe_id(id)
         if seed is not None:
-            self._seed(seed)
+            generators.seed_with(seed, self._held)
         try:
             with reading(name):
                 return self.dataset[id]
@@ -254,12 +254,6 @@ class Fetcher:
 
     def _describe_id(self, id: int) -> str:
         return f"sample {id} of {self._name}"
-
-    def _seed(self, seed: int) -> None:
-        """Seed all generators of this process, and those that the dataset and collate_fn hold."""
-        generators.seed_all(seed)
-        for place, generator in enumerate(self._held, 1):
-            generator.seed((seed + place) % 2**63)
 
     def _empty(self) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return a batch without rows: a rank's part of a last batch may be empty."""

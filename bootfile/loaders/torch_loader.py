@@ -79,7 +79,7 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, bool]:
         """Return items, each with the same random numbers at every start."""
         items = []
         for id in ids.tolist():
-            _seed_all(generators.derive_seed(0, 0, id, _LOOK), held)
+            generators.seed_with(generators.derive_seed(0, 0, id, _LOOK), held)
             items.append(dataset[id])
         return items
 
@@ -114,13 +114,6 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, bool]:
 
 def _read_nothing(ids: np.ndarray) -> list[Any]:
     return []
-
-
-def _seed_all(seed: int, held: list[generators.Generator]) -> None:
-    """Seed all generators of this process, and those that the loader holds."""
-    generators.seed_all(seed)
-    for place, generator in enumerate(held, 1):
-        generator.seed((seed + place) % 2**63)
 
 
 class LoaderSteps(Positions):
@@ -209,4 +202,4 @@ class TorchBatches(Engine):
 
     def _seed(self, sampler: LoaderSteps, step: int, moment: int) -> None:
         """Seed all generators of this process, and those that the loader holds, for a moment of a step."""
-        _seed_all(generators.derive_seed(sampler.seed, sampler.rank, step, moment), self._held)
+        generators.seed_with(generators.derive_seed(sampler.seed, sampler.rank, step, moment), self._held)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 # `ulimit -u` of this number and more is not reached by accident: the processes of a user are not counted then
 MANY_PROCESSES = 8192
-_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")  # of version 1, those that are read here
+_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")  # those of version 1 that are read here
 _SECOND_VERSION = ""  # its line in /proc/self/cgroup names no controller
 # Memory that the kernel frees when a group needs it: version 2, and version 1 with the groups below.
 _RECLAIMABLE = (

@@ -8,7 +8,7 @@ import struct
 
 # PIDFD_GET_INFO of <linux/pidfd.h>, since Linux 6.15 also for a process whose parent has read its exit code
 _GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
-_HAS_EXIT = 8  # of the mask: exit_code is known
+_HAS_EXIT = 8  # bit of the mask: exit_code is known
 _ENDED = ("Z", "X", "x")  # states of /proc/PID/stat: zombie, dead
 _UNLIMITED = 2**60  # bytes: a limit above is none
 _OOM = "the kernel's OOM killer ended a process of this"

@@ -14,7 +14,7 @@ import random
 import struct
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,6 +155,14 @@ def search(
                 child_depth = depth  # a tree of modules has any depth
             waiting.append((f"{path}.{part[:_NAME]}".strip("."), child, child_depth))
     return results
+
+
+def seed_with(seed: int, held: Sequence[Generator]) -> None:
+    """Seed all generators of this process, and those that a loader holds, each in another way. seed:
+    0..2^64-1."""
+    seed_all(seed)
+    for place, generator in enumerate(held, 1):
+        generator.seed((seed + place) % 2**63)
 
 
 def seed_function(value: Any) -> Callable[[int], object] | None:
