@@ -129,7 +129,8 @@ class Exact:
         self.loader = loader
         self.model = model
         self.criterion = criterion
-        self.forward = forward or model
+        # a compiled module has no truth value
+        self.forward = model if forward is None else forward
         self.saves = SaveTimes(Interval(save_every) if isinstance(save_every, int) else save_every)
         self.evaluate_every = evaluate_every
         self.grace = grace
@@ -530,7 +531,7 @@ class Exact:
             from bootfile.exact.loss_means import LabelMeanWatcher  # one process divides as the loss does
 
             self._label_mean = LabelMeanWatcher(self.model, self._refuse_mean)
-            self.forward.register_forward_hook(self._label_mean.watch_forward)
+            self._label_mean.watch(self.forward)
             watchers.append(self._label_mean)
         watchers += [
             Agreement(self._is_asked_to_stop, self._stop_at_next_save),

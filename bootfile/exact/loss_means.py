@@ -31,6 +31,7 @@ class LabelMean(TorchFunctionMode):
 
     loss: torch.Tensor | None = None
     _is_watching = False
+    _is_paused = False
     _is_other: torch.Tensor | None = None  # bool []: whether a divisor since watch() was not `labels`
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,6 +54,7 @@ class LabelMean(TorchFunctionMode):
 
     def watch(self, output: Any) -> None:
         """See the losses of this thread until stop(). output: of the model; it may hold a loss already."""
+        self.resume()
         if not torch.is_grad_enabled():
             return
         for leaf in tree_flatten(output)[0]:
@@ -61,6 +63,19 @@ class LabelMean(TorchFunctionMode):
                     self._note(node._saved_total_weight != node._saved_target.numel())
         if not self._is_watching:
             self._is_watching = True
+            self.__enter__()  # type: ignore[no-untyped-call]
+
+    def pause(self) -> None:
+        """See no losses until resume(): torch.compile() compiles a function again if it is called with a mode
+        that was not there at the first time."""
+        if self._is_watching and not self._is_paused:
+            self._is_paused = True
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def resume(self) -> None:
+        """See losses again after pause()."""
+        if self._is_paused:
+            self._is_paused = False
             self.__enter__()  # type: ignore[no-untyped-call]
 
     def _note(self, is_other: torch.Tensor) -> None:
@@ -78,9 +93,9 @@ class LabelMean(TorchFunctionMode):
     def forget(self) -> None:
         """See no more losses until the next watch(), and forget those since the last one."""
         self._is_other = None
-        if self._is_watching:
-            self._is_watching = False
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.pause()
+        self._is_watching = False
+        self._is_paused = False
 
 
 def _find_means(loss: torch.Tensor) -> Iterator[Any]:
@@ -119,8 +134,27 @@ class LabelMeanWatcher:
         self._model = model
         self._refuse = refuse
 
-    def watch_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        """See the losses from here on. torch calls this after each forward pass, on each rank."""
+    def watch(self, forward: torch.nn.Module) -> None:
+        """See the losses between a forward pass and the vote. forward: the module that the loop calls.
+
+        The pass itself is not seen: a loss in its output is found by its graph.
+        """
+        module = forward
+        if isinstance(forward, torch.nn.parallel.DistributedDataParallel):
+            module = forward.module  # perhaps a compiled one, which exact shards also call by itself
+        module.register_forward_pre_hook(self._begin_forward)
+        module.register_forward_hook(self._end_forward)
+        forward.register_forward_hook(self._watch_forward)
+
+    # torch calls these three before and after each forward pass, on each rank.
+
+    def _begin_forward(self, module: torch.nn.Module, inputs: Any) -> None:
+        self._seen.pause()
+
+    def _end_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        self._seen.resume()
+
+    def _watch_forward(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
         self._seen.watch(output)
 
     def numbers(self) -> torch.Tensor:

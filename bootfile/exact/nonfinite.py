@@ -143,10 +143,10 @@ class Guard:
             numbers = watcher.numbers()
             self._sizes.append(len(numbers))
             if isinstance(numbers, torch.Tensor):
-                parts.append(numbers)
+                parts.append(numbers.float())
                 continue
             for number in numbers:  # torch.full() is a kernel; a copy from the host could wait for the device
-                parts.append(torch.full((1,), number, device=is_bad.device))
+                parts.append(torch.full((1,), number, dtype=torch.float32, device=is_bad.device))
         signs = torch.cat(parts)
         if ranks.world_size() > 1:
             torch.distributed.all_reduce(signs, torch.distributed.ReduceOp.MAX)

@@ -125,7 +125,7 @@ class Saver:
             return {"objects": objects()}
 
         def take_weights() -> dict[str, Any]:
-            weights = model.state_dict() if model else objects()["model"]
+            weights = model.state_dict() if model is not None else objects()["model"]
             return {"objects": {"model": weights}}
 
         # These two run in the thread of the writer, with a copy of what the two above return.

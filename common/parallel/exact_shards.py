@@ -222,7 +222,7 @@ class Shards:
     def _check_loader(self, is_first: bool) -> None:
         """Raise BadInput if the loader has begun another step since the first shard of this one: the job then
         called add() for fewer batches than the rank has shards."""
-        if not self._loader:
+        if self._loader is None:
             return
         if is_first:
             self._step = self._loader.step
@@ -278,6 +278,7 @@ class Shards:
     def _begin_forward(self, *_: Any) -> None:
         """Begin a shard, and with the first one the step. DistributedDataParallel calls it before each
         forward pass, also of an evaluation."""
+        self.guards.before_forward()
         check_settings()
         if not self._buffers:
             self._buffers = _list_buffers(self._modules)
@@ -303,7 +304,7 @@ class Shards:
         sources = [torch, random, np.random]
         if self._device.type != "cpu":
             sources.append(accelerator.of(self._device))
-        if self._loader:
+        if self._loader is not None:
             sources += [generator.value for generator in self._loader.generators]
         return sources
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
+from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput
 from common.compute import recompute
 from common.console.arguments import FLAG, OPERATION
@@ -40,6 +41,7 @@ def layers(model: nn.Module, precision: str) -> Iterator[tuple[nn.Module, Any]]:
     """
     from torch.distributed.fsdp import MixedPrecisionPolicy  # not in torch 2.5
 
+    _check_group(model)
     policy = MixedPrecisionPolicy()  # of a layer
     whole = policy  # of the model
     if precision == "bfloat16":
@@ -51,6 +53,20 @@ def layers(model: nn.Module, precision: str) -> Iterator[tuple[nn.Module, Any]]:
     for layer in _elements(model):
         yield layer, policy
     yield model, whole
+
+
+def _check_group(model: nn.Module) -> None:
+    """Raise BadInput if processes share a GPU: gloo ends a process by a segmentation fault when it splits the
+    gradients of a GPU (torch 2.11)."""
+    device = accelerator.device_of(model)
+    if device.type == "cpu":
+        return
+    processes = torch.distributed.get_world_size()
+    if processes > 1 and torch.distributed.get_backend() == "gloo":
+        raise BadInput(
+            f"{processes} processes share {device}: gloo cannot shard a model on it. Start one process for "
+            "each GPU (--processes_per_node), or more nodes"
+        )
 
 
 def _elements(module: nn.Module) -> Iterator[nn.Module]:

@@ -24,6 +24,8 @@ from bootfile.ground.errors import BadInput
 from bootfile.machine import convolution
 from bootfile.processes import ranks
 
+# whether torch.compile() traces the caller (not in torch 2.1)
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
 _CHECK_EVERY = 32  # steps between two with repeated calls: a repeated call takes as long as the first one
 _DEPTH = 4  # levels of lists, dictionaries and attributes that are compared in a variable
 # types of inputs with which a call is repeated: a call may change other objects, and they cannot be sent
@@ -34,9 +36,9 @@ class Guards:
     """Watches the modules, the optimizers and the criterion of a loop that trains with Shards.
 
     Shards calls the methods on every rank: begin_step() before the first forward pass of a step,
-    after_forward() after the forward pass of each shard, check_criterion() and check_collectives() after the
-    backward pass of each shard, repeat_calls() after that of the last one, and end_step() when the gradients
-    of the step are complete.
+    before_forward() and after_forward() around each forward pass, check_criterion() and check_collectives()
+    after the backward pass of each shard, repeat_calls() after that of the last one, and end_step() when the
+    gradients of the step are complete.
 
     forward: the DistributedDataParallel. list_trained: returns the parameters whose gradients are added.
     `is_checked`: whether calls are recorded in this step, for repeat_calls().
@@ -52,7 +54,8 @@ class Guards:
         self._known: set[torch.nn.Module] = set()  # modules that are part of a FirstCall
         self._sources: list[Any] = []  # of random numbers, in this step
         self._criterion: Any = None
-        self._variables: dict[str, Any] = {}  # of the criterion, after a forward pass
+        # of the criterion, from a forward pass to the end of its shard
+        self._variables: dict[str, Any] | None = None
         self._steps = 0  # that have ended
         self._is_in_step = False
         self._collectives = 0  # of torch.distributed, when the shard began
@@ -63,6 +66,7 @@ class Guards:
         """Check these modules, besides the model, and the variables of this criterion. Shards calls it before
         the first step, with the objects of the Checkpointer. modules: name -> module."""
         self._remove_module_hook()
+        self._variables = None
         self._criterion = criterion
         self._is_in_step = False
         parts_of_model = {self._forward, *self._forward.module.modules()}
@@ -116,17 +120,25 @@ class Guards:
         self._is_in_step = False
         self._steps += 1
 
+    def before_forward(self) -> None:
+        """End the watch of the loop while the model runs: torch.compile() would trace the hook with it, in
+        the second forward pass of a shard."""
+        self._remove_module_hook()
+
     def after_forward(self) -> None:
         """Watch what the loop does between the forward pass of a shard and the end of the shard: which other
         modules it calls, and whether the criterion changes its variables. Only in a checked step."""
-        if self.is_checked and not self._module_hook:
+        if not self.is_checked:
+            return
+        if self._variables is None:
             self._variables = list_variables(self._criterion)
+        if not self._module_hook:
             self._module_hook = register_module_forward_pre_hook(self._add_module)
 
     def _add_module(self, module: torch.nn.Module, _: Any) -> None:
         """Check a module that is not in the Checkpointer, from its next call on. torch calls it before the
         forward pass of each module."""
-        if not torch.is_grad_enabled() or module in self._known:
+        if _is_compiling() or not torch.is_grad_enabled() or module in self._known:
             return
         self._known.update(module.modules())
         call = FirstCall(type(module).__name__, module, module)
@@ -136,11 +148,13 @@ class Guards:
     def check_criterion(self) -> None:
         """Raise BadInput if the criterion, a plain function, has changed a variable since the forward pass
         of this shard. A step may have ended with an error in between: then nothing is compared."""
-        if not self._module_hook:
-            return
         self._remove_module_hook()
+        before = self._variables
+        self._variables = None
+        if before is None:
+            return
         for name, value in list_variables(self._criterion).items():
-            if value != self._variables.get(name):
+            if value != before.get(name):
                 raise BadInput(
                     f"--exact_shards: the criterion changes its variable {name} in a shard: expected a "
                     "module with its state in buffers (register_buffer), with which each shard begins"

@@ -19,7 +19,7 @@ EFFECTS = ("--mixup=0.2", "--color_jitter=0.4", "--random_erasing=0.5")
 
 def _environment():
     env = environment()
-    del env["CUDA_VISIBLE_DEVICES"]
+    env.pop("CUDA_VISIBLE_DEVICES", None)
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         env["CUDA_VISIBLE_DEVICES"] = os.environ["CUDA_VISIBLE_DEVICES"]
     return env

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.conftest import refused, run_ranks
+from tests.conftest import environment, refused, run, run_ranks
 from tests.support.exact import facts
 
 ALL = (
@@ -54,3 +54,38 @@ BAD = {
 @pytest.mark.parametrize("options", BAD, ids=" ".join)
 def test_bad_input_is_one_line(options, tmp_path):
     assert BAD[options] in refused(*ALL, "--accumulate=1", *options, f"--output_dir={tmp_path}")
+
+
+# a compiler that takes seconds, in place of Inductor
+TRACED = """
+import runpy, sys, torch
+compile = torch.compile
+torch.compile = lambda module, **options: compile(module, backend="eager", dynamic=False)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    "processes, options",
+    [
+        (1, ("--exact_shards=4",)),
+        pytest.param(1, ("--exact_shards=4", "--accumulate=2", "--ema=0.9"), marks=pytest.mark.faults),
+        pytest.param(2, ("--exact_shards=4",), marks=pytest.mark.faults),
+        pytest.param(2, ("--accumulate=2",), marks=pytest.mark.faults),
+        pytest.param(1, (), marks=pytest.mark.faults),
+    ],
+)
+def test_a_network_is_compiled_once(processes, options, cache, tmp_path):
+    """What watches the losses between two forward passes of a step is not there within them."""
+    job = (
+        "jobs/imagenet.py", "--custom_data=true", "--arch=shufflenet_v2_x0_5", "--image_size=32",
+        "--batch_size=16", "--warmup=0", "--max_steps=2", "--training_only", "--compile=true", "--workers=1",
+    )  # fmt: skip
+    printed = run(
+        "-c", TRACED, *job, *options, f"--processes_per_node={processes}", cache, f"--output_dir={tmp_path}",
+        fresh=True, env=environment(TORCH_LOGS="recompiles"),
+    )  # fmt: skip
+    assert "not compiled" not in printed.stdout
+    assert "Recompiling function" not in printed.stderr
+    assert "training_seconds" in printed.stdout
