@@ -53,7 +53,7 @@ def main() -> None:
     ### 分布式改造 (distributed) 1/6, find the rank of this process; --rank and --world_size count nodes ###
 
     ### 新增 (new) 1/13, a step is V shards on any number of processes: each a forward and backward pass ###
-    import functools
+    from functools import partial
 
     from common.elastic import agent
     from common.parallel import exact_shards
@@ -194,7 +194,7 @@ def main() -> None:
 
         ### 新增 (new) 12/13, evaluate V parts of the test set, with a row of sums for each ###
         # - val_sums = evaluation.evaluate(model, test_loader, criterion, log.metrics, checkpoint.must_stop)
-        evaluate = functools.partial(
+        evaluate = partial(
             evaluation.evaluate,
             model,
             criterion=criterion,
