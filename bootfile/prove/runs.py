@@ -14,17 +14,22 @@ from collections.abc import Callable
 
 from bootfile.console import outputs
 from bootfile.console.words import mask_words
+from bootfile.ground import accelerator
 from bootfile.ground.errors import BadInput, print_line
 from bootfile.ground.exit_codes import DIFFERS
 from bootfile.processes import signals
 from bootfile.prove import coverage, proof, trial, verdict
-from bootfile.prove.cases import REFERENCE
+from bootfile.prove.cases import REFERENCE, SAME
 from bootfile.prove.job import Job
 from bootfile.prove.modules import Modules, find_modules
 from bootfile.prove.other_job import OtherJob
 from bootfile.prove.own_job import OwnJob
 from bootfile.prove.verdict import Row
+from bootfile.receipt import starts
 
+# why sums on a GPU round in another way each time, and what to do
+_ANY_ORDER = "some operators add in any order: torch.use_deterministic_algorithms(True)"
+_BENCHMARK = "torch.backends.cudnn.benchmark"
 _UNWIND = 60.0  # seconds after Ctrl-C to end the job's processes, and delete its runs
 
 
@@ -106,15 +111,37 @@ def _exit_by_signal(number: int, frame: object) -> None:
 
 
 def _find_cause(job: Job, rows: list[Row]) -> str:
-    """Return why a restart differs, in words; "" if none differs, or if the reason is not known. Raises
+    """Return why a run differs, in words; "" if none differs, or if the reason is not known. Raises
     BadInput."""
     row = verdict.find_difference(rows)
-    if not row or not row.case.kills:
+    if not row:
         return ""
     part = row.different[0].part
     if part in ("", "data"):  # the run failed, or its samples differ: these are causes themselves
         return ""
-    return job.find_cause(row.case)
+    if row.case == SAME:
+        return _explain_bits(job.folder(REFERENCE))
+    if row.case.kills:
+        return job.find_cause(row.case)
+    return ""
+
+
+def _explain_bits(folder: str) -> str:
+    """Return why two runs with the same samples have other bits on a GPU; "" if no reason is known. folder:
+    of a run; if it is one of a job, its start says what it computed with."""
+    told = starts.read(folder)
+    if not told:
+        if not accelerator.count():
+            return ""
+        return f"if it computes on the GPU: {_ANY_ORDER}"
+    facts = told[-1]["environment"]
+    if "GPU" not in facts:
+        return ""
+    if "deterministic" not in str(facts.get("settings")).split():
+        return f"{facts['GPU']}: {_ANY_ORDER}"
+    if "benchmark" in str(facts.get("cuDNN")).split():
+        return f"{facts['GPU']}: cuDNN takes the algorithm that is fastest by time: {_BENCHMARK} = False"
+    return ""
 
 
 def _run_all(job: Job) -> list[Row]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from bootfile.prove import causes, surroundings, verdict
+from bootfile.prove import causes, runs, surroundings, verdict
 from bootfile.prove.cases import KILLED, Case
 from bootfile.prove.other_job import OtherJob
 from bootfile.receipt import weights
@@ -105,6 +105,29 @@ def test_a_lucky_restart_with_the_same_threads_is_no_excuse(depends):
     rows.append(verdict.Row(other_threads, "", [line._replace(equal=not depends)], result))
     assert (verdict.find_difference(rows) is None) == depends
     assert verdict.find_difference(rows) in (None, rows[0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "cudnn", "cause"),
+    [
+        (
+            "defaults",
+            "91900",
+            "H200: some operators add in any order: torch.use_deterministic_algorithms(True)",
+        ),
+        (
+            "deterministic",
+            "91900 benchmark",
+            "H200: cuDNN takes the algorithm that is fastest by time: torch.backends.cudnn.benchmark = False",
+        ),
+        ("deterministic", "91900", ""),
+    ],
+)
+def test_two_equal_runs_with_other_bits_on_a_gpu_have_a_cause(settings, cudnn, cause, tmp_path):
+    """An H200 gave other bits in two runs of train.py."""
+    start = {"settings": {}, "environment": {"GPU": "H200", "settings": settings, "cuDNN": cudnn}}
+    (tmp_path / "starts.jsonl").write_text(json.dumps(start) + "\n")
+    assert runs._explain_bits(str(tmp_path)) == cause
 
 
 def test_the_same_order_in_each_epoch_is_noted(tmp_path):
