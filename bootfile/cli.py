@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from bootfile import __version__
 from bootfile.ground.errors import BAD_INPUT, INTERRUPTED, BadInput, say_error
@@ -40,7 +40,7 @@ def main() -> int:
         print(USAGE, file=sys.stderr)
         return BAD_INPUT
     if verb not in VERBS:
-        say_error(f"unknown command {verb!r}: expected {' or '.join(VERBS)}")
+        say_error(describe_unknown(verb, VERBS))
         return BAD_INPUT
     try:
         return run_verb(verb, VERBS[verb][0], arguments)
@@ -50,6 +50,16 @@ def main() -> int:
     except BadInput as error:
         say_error(mask(str(error)))
         return error.code
+
+
+def describe_unknown(verb: str, verbs: Collection[str]) -> str:
+    """Return an error line for a verb that does not exist: the verb that was meant, or all of them."""
+    import difflib  # only after an error
+
+    meant = difflib.get_close_matches(verb.lower(), verbs, 1)
+    if meant:
+        return f"unknown command {verb!r}: did you mean {meant[0]}?"
+    return f"unknown command {verb!r}: expected {', '.join(verbs)}"
 
 
 def run_verb(verb: str, module: str, arguments: list[str]) -> int:

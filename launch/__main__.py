@@ -65,9 +65,11 @@ def main() -> None:
         sys.exit()
     if verb in REMOVED:
         raise errors.BadInput(f"{verb} was removed: {REMOVED[verb]}")
-    if verb not in VERBS:
-        print(USAGE if not verb else f"error: unknown command {verb!r}\n{USAGE}", file=sys.stderr)
+    if not verb:
+        print(USAGE, file=sys.stderr)
         sys.exit(errors.BAD_INPUT)
+    if verb not in VERBS:
+        raise errors.BadInput(cli.describe_unknown(verb, VERBS))
     sys.exit(cli.run_verb(verb, VERBS[verb][0], arguments))
 
 

@@ -208,6 +208,25 @@ def test_the_diff_of_the_readme(name):
     assert shown in diff(variant, base)
 
 
+def find_uneven_rows(text: str) -> list[str]:
+    """Return the rows of tables with another number of cells than the row before. `\\|` is no border."""
+    rows = []
+    before = 0
+    for line in read_prose(text).splitlines():
+        count = 0
+        if line.startswith("|"):
+            count = len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", line)))
+        if count and before and count != before:
+            rows.append(line)
+        before = count
+    return rows
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_rows_of_a_table_have_as_many_cells(name):
+    assert not find_uneven_rows(TEXT[name])
+
+
 # Figures, lengths, sentences
 
 
@@ -265,6 +284,7 @@ def test_the_changelog_begins_with_this_version():
 def test_the_checks_can_fail():
     assert find_anchors("# A `b.py` c\n## Two, [x](y)\n## Two, x\n") == {"a-bpy-c", "two-x", "two-x-1"}
     assert find_anchors("## 退出码 (exit codes)\n") == {"退出码-exit-codes"}
+    assert find_uneven_rows("| a | b |\n|---|---|\n| 1 | `x | y` |\n| 2 |\n") == ["| 2 |"]
     assert find_measured("# a\n| 1.50x (1-2) |\n# b\n| 12 |\n") == ["# a\n| 1.50x (1-2) |\n"]
     assert _DIALECT.search("it goes on") and not _DIALECT.search("it continues")
     assert read_prose("a\n```bash\nmake b\n```\nc\n") == "a\n\nc\n"
