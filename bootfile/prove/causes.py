@@ -100,6 +100,12 @@ def explain(reference: list[Step], restart: list[Step], saved: Saved, difference
     # no optimizer of torch in the process of the script: it starts others, or changes the weights itself
     if not reference or not restart:
         return _explain_files(differences, saved)
+    return explain_steps(reference, restart, saved) or _explain_accessories(differences, saved)
+
+
+def explain_steps(reference: list[Step], restart: list[Step], saved: Saved) -> str:
+    """Return the cause that the steps show; "" if all are equal. There is at least one of each. The arguments
+    are those of explain()."""
     begin = _find_begin(reference, restart[0])
     if begin is None:
         return (
@@ -130,7 +136,7 @@ def explain(reference: list[Step], restart: list[Step], saved: Saved, difference
             f"all steps are equal up to the end of one run{length}: are the epoch and the counter of early "
             f"stopping in the checkpoint?{saved}"
         )
-    return _explain_accessories(differences, saved)
+    return ""
 
 
 def _find_begin(reference: list[Step], first: Step) -> int | None:

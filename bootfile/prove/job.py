@@ -1,6 +1,7 @@
 """A job whose runs `prove` compares: how a run is started, recorded and made again."""
 
 import contextlib
+import glob
 import os
 import shlex
 import shutil
@@ -95,7 +96,8 @@ class Job:
         self._run_reference_again()
         shutil.rmtree(self.folder(case.name), ignore_errors=True)
         if case.name == KILLED:  # the damaged checkpoints are then made from the new run
-            shutil.rmtree(self._snapshot, ignore_errors=True)
+            for folder in self._snapshots():
+                shutil.rmtree(folder, ignore_errors=True)
         return True
 
     def _run_reference_again(self) -> None:
@@ -145,3 +147,15 @@ class Job:
     def _snapshot(self) -> str:
         """Return the folder with the files of the run KILLED, as they were at its first SIGKILL."""
         return os.path.join(self.root, "at-the-first-kill")
+
+    def _snapshots(self) -> list[str]:
+        """Return the folders with the files of the run KILLED at its SIGKILLs, in order. Later ones than the
+        first are kept where there is room."""
+        later = glob.glob(os.path.join(glob.escape(self.root), "at-kill-[0-9]*"))
+        folders = [self._snapshot] if os.path.isdir(self._snapshot) else []
+        return folders + sorted(later, key=_number_of)
+
+
+def _number_of(folder: str) -> int:
+    """Return the number at the end of the name of a folder."""
+    return int(folder.rpartition("-")[2])

@@ -26,6 +26,7 @@ from bootfile.receipt.compare import find_files
 from bootfile.receipt.reading import find_receipt
 
 _NOT_KNOWN = ("another number of processes", "a restart with 2 processes", "another number of workers")
+_ROOM = 10  # copies of the output folder that must fit on the disk before a further one is made
 _TRACED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "traced.py")
 Version = tuple[str, int, int]  # path, inode and time of the last change of a file, in ns
 
@@ -111,6 +112,8 @@ class OtherJob(Job):
             left.append(self._read_left())
             if not os.path.exists(self._snapshot):
                 shutil.copytree(self._output, self._snapshot)
+            elif case.name == KILLED and self._has_room():
+                shutil.copytree(self._output, os.path.join(self.root, f"at-kill-{len(left)}"))
             return self._restart()
 
         command = self.command()
@@ -137,6 +140,14 @@ class OtherJob(Job):
             left.append(self._read_left())
             done = self._describe_kills(killed, left)
         return done, len(writes)
+
+    def _has_room(self) -> bool:
+        """Return whether another copy of the output folder takes a small part of the disk."""
+        size = 0
+        for path in self._files():
+            with contextlib.suppress(OSError):
+                size += os.path.getsize(path)
+        return shutil.disk_usage(self.root).free > _ROOM * size
 
     def _restore_damaged(self, damaged: list[str], unchanged: set[Version]) -> None:
         """Replace the damaged files that the restart has not written again by those of the snapshot: they are
@@ -175,33 +186,50 @@ class OtherJob(Job):
         """Return why a run with SIGKILLs differs, in words; "" if that is not known.
 
         `prove` calls it once, after all runs: it runs the reference again, and a restart from the files of
-        the first SIGKILL, both with a line for each step (traced.py).
+        the first SIGKILL, both with a line for each step (traced.py). If their steps are equal, the next
+        SIGKILL follows: a schedule that begins again may be right where the first one was.
         """
         if not os.path.isdir(self._snapshot):
             return ""
         print("looking for the cause: the reference and a restart run again", flush=True)
-        states = {}
-        for name in find_files(self._snapshot, "**/*"):
-            state = self._load(os.path.join(self._snapshot, name))
-            if state:
-                states[name] = state
-        saved = causes.describe_saved(states)
-        del states  # they may need much memory, and so do the runs that follow
         names = find_files(self.folder(REFERENCE), self.weights)
         differences = []
         if names == find_files(self.folder(case.name), self.weights):
             differences = weights.find_differences(self.folder(REFERENCE), self.folder(case.name), names)
         # new processes, with the threads of this one: the cause must be in what the restart has read
-        try:
-            reference = self._trace("traced-reference", self.command())
-            shutil.copytree(self._snapshot, self._output)
-            restart = self._trace("traced-restart", self._restart())
-        except trial.Failed:  # a script that cannot be run by traced.py, or needs a folder with another name
-            reference = []
+        reference = self._trace_or_nothing("traced-reference", self.command())
+        cause = ""
+        for number, snapshot in enumerate(self._snapshots(), 1):
+            saved = self._describe_saved(snapshot)
             restart = []
+            if reference:
+                shutil.copytree(snapshot, self._output)
+                restart = self._trace_or_nothing(f"traced-restart-{number}", self._restart())
+            if restart:
+                from_steps = causes.explain_steps(reference, restart, saved)
+                if from_steps:
+                    return from_steps
+            cause = cause or causes.explain(reference, restart, saved, differences)
+        return cause
+
+    def _describe_saved(self, snapshot: str) -> causes.Saved:
+        """Return what the files in a folder have."""
+        states = {}
+        for name in find_files(snapshot, "**/*"):
+            state = self._load(os.path.join(snapshot, name))
+            if state:
+                states[name] = state
+        return causes.describe_saved(states)  # without the states: they may need much memory
+
+    def _trace_or_nothing(self, name: str, command: list[str]) -> list[causes.Step]:
+        """Return the steps of a command; [] if it fails, as a script that traced.py cannot run, or that needs
+        a folder with another name."""
+        try:
+            return self._trace(name, command)
+        except trial.Failed:
+            return []
         finally:
             shutil.rmtree(self._output, ignore_errors=True)
-        return causes.explain(reference, restart, saved, differences)
 
     def find_notes(self) -> list[str]:
         """Return a line if the script has a DistributedSampler and calls no set_epoch(): all epochs then have

@@ -62,7 +62,7 @@ def run(
                 if task.returncode:
                     raise Failed(_failure(command, task.returncode, log), task.returncode)
                 break
-            progress_at_kills.append(progress)
+            progress_at_kills.append(max(progress, watch()))  # until the signal arrived
             command = after_kill()
     return progress_at_kills
 

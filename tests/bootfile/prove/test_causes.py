@@ -15,7 +15,7 @@ from bootfile.prove.cases import KILLED, Case
 from bootfile.prove.other_job import OtherJob
 from bootfile.receipt import weights
 from bootfile.receipt.compare import Line, find_files
-from tests.conftest import ROOT, run
+from tests.conftest import ROOT, environment, run
 from tests.support import proofs
 
 SCRIPT = Path(__file__).parent / "usual_bugs.py"
@@ -81,6 +81,55 @@ def test_the_verdict_begins_with_the_cause(tmp_path):
         r"differs: killed and restarted: .*(rate|param_groups.0.lr) .*: is the scheduler in the", line
     ), line
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]
+
+
+STEPS_OF_TWO = """
+import os, sys, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
+first = 0
+if "--resume" in sys.argv:
+    saved = torch.load("out/last.pt")
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    first = saved["epoch"] + 1
+os.makedirs("out", exist_ok=True)
+last = int(os.environ.get("LAST", 6))
+for epoch in range(first, last):
+    loss = (model(torch.ones(1, 2)) - epoch).square().sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    scheduler.step()
+    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}
+    torch.save(state, "out/last.pt")
+"""
+
+
+def test_a_kill_where_the_bug_has_no_effect_does_not_hide_the_cause(tmp_path, monkeypatch):
+    """A scheduler that begins again is right after an even number of epochs: only an odd one shows the cause.
+    Without the second kill the line asked for the model, which is in the checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(STEPS_OF_TWO)
+    root = tmp_path / "root"
+    folders = {
+        "at-the-first-kill": (2, ""),
+        "at-kill-2": (3, ""),
+        "reference": (6, ""),
+        "killed": (3, "--resume"),
+    }
+    for name, (last, option) in folders.items():
+        run("train.py", cwd=tmp_path, env=environment(LAST=str(last)))
+        if option:
+            run("train.py", option, cwd=tmp_path)
+        shutil.move(tmp_path / "out", root / name)
+    job = OtherJob("train.py", [], str(root), 2, compare="out/*.pt", resume_with="--resume")
+    cause = job.find_cause(Case("killed", kills=2))
+    assert cause.startswith(
+        "the learning rate differs after the restart (step 5: 0.005, in the reference 0.0025)"
+    )
 
 
 @pytest.mark.parametrize(("part", "count"), [("weights", 1), ("state", 1), ("data", 0), ("", 0)])
