@@ -17,7 +17,6 @@ stop at the same step.
 """
 
 import functools
-import math
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -25,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bootfile.exact.choose import choose
 from bootfile.exact.events import Events
 from bootfile.exact.machines import Machines
 from bootfile.exact.nonfinite import Diverged, Guard, Verdict
@@ -34,13 +32,13 @@ from bootfile.exact.processes import Due, Processes
 from bootfile.exact.protocols import TrainingLoader
 from bootfile.exact.save_times import SaveTimes
 from bootfile.exact.saver import Saver, find_infinite
-from bootfile.exact.state import RunState, SavedState
+from bootfile.exact.start import Start
+from bootfile.exact.state import RunState
 from bootfile.exact.watchers import Agreement, Watcher
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.folder_lock import FolderLock
 from bootfile.ground.intervals import Interval
-from bootfile.ground.results import refuse_links
 from bootfile.machine import convolution, instructions
 from bootfile.processes import ranks, signals, waits
 
@@ -158,6 +156,9 @@ class Exact:
         if same_instructions is None:
             same_instructions = hasattr(self.forward, "exact_shards")
         self._machines = Machines(same_instructions, threads, self._device(), self.say)
+        self._start = Start(
+            loader, self.state, self.saver, self._machines, self._events, self._lock, writes, self.say
+        )
         convolution.protect()
         if instructions.level_in_use():
             from bootfile.machine import vector_math  # only a run with a level needs it
@@ -232,19 +233,7 @@ class Exact:
         living = self.processes.restore(self)
         if living is not None:
             return living
-        state = None
-        error = None
-        if ranks.is_first():
-            try:
-                state = self._choose()
-            except BadInput as refused:
-                error = refused
-        self._events.wait_for_first(error)
-        state = self.state.broadcast(state)
-        if state and (self.state.is_sharded or not ranks.is_first()):
-            self.state.restore(state)
-        step = state["step"] if state else 0
-        self._machines.settle(step, state.get("machines", []) if state else [], self._has_shards())
+        step = self._start.restore(self.most_steps, self._has_shards())
         self.keep_machines(self._machines.history)
         return step
 
@@ -262,7 +251,7 @@ class Exact:
         self._saved = step
         self.saves.begin()
         if not self.processes.has_restored:  # otherwise these processes have warned before
-            self._warn_of_generators()
+            self._start.warn_of_generators(self.model, self.criterion)
         if self._writes:
             # otherwise a signal ends the process at once
             signals.watch(self.grace, self.processes.signal_store())
@@ -449,53 +438,6 @@ class Exact:
     def _has_shards(self) -> bool:
         return hasattr(self.forward, "exact_shards")
 
-    def _choose(self) -> SavedState | None:
-        """Return the state to continue from on rank 0, or None. The state is loaded, unless it is sharded.
-        Raises BadInput."""
-        if self._lock:
-            self._lock.hold()
-        if self._writes:
-            self.state.check_saveable()
-            refuse_links(self.saver.folder)
-        wanted = self._events.choose_checkpoint()
-        if wanted == "never":
-            return None
-
-        def load(state: SavedState) -> None:
-            is_other = self._machines.compare_starts(state)
-            self.state.is_other_machine = is_other
-            self.loader.receipt.expects_same = not is_other
-            self.state.load(state, self.most_steps)
-
-        is_whole = not self.state.is_sharded  # otherwise each rank reads its part
-        path, state = choose(wanted, self.saver.checkpoints, load, is_whole)
-        if state is None:
-            self._say_what_was_lost()
-            return None
-        if wanted == "auto":
-            self.state.run = state["run"]
-        end = f" of {self.total_steps}" if self.total_steps else ""
-        epoch = max(1, math.ceil(state["step"] / len(self.loader)))
-        self.say(f"resumed from {path}: epoch {epoch}, step {state['step']}{end}")
-        if change := self.state.schedule.change:
-            self.say(f"the schedule of the checkpoint is another one: {change}")
-        for note in self.state.take_notes():
-            self.say(note)
-        return state
-
-    def _say_what_was_lost(self) -> None:
-        """Say that the start before this one was killed before its first save, if it was. Called on rank 0
-        before the first step: the receipt has the steps of that start still."""
-        step = self.loader.receipt.find_last_step(self.saver.folder) if self._writes else 0
-        was_killed = self._lock is not None and self._lock.was_left
-        if step or was_killed:
-            after = f" after step {step}" if step else ""
-            self.say(
-                f"warning: the start before this one ended{after} without a save: this one begins again at "
-                "step 1. A save every 5 minutes: --save_every 300s, in a loop of your own "
-                "save_every=Interval(300, 's')"
-            )
-
     def _end_watch(self) -> None:
         """End the thread that looks whether the run moves."""
         if self._progress:
@@ -675,16 +617,6 @@ class Exact:
             "guides/own_step.md shows a step that divides by the sum over all processes",
             "mean",
         )
-
-    def _warn_of_generators(self) -> None:
-        """Print one warning that names generators which neither a checkpoint nor the loader knows."""
-        parts = {"model": self.model, "criterion": self.criterion, "collate_fn": self.loader.collate_fn}
-        if paths := self.loader.find_unknown_generators(parts, self.state.objects):
-            self.say(
-                f"warning: {', '.join(paths)}: random number generators of your own, whose numbers a restart "
-                "does not repeat. Use torch's global one, or call checkpoint.add(name=generator) before "
-                "resume(). One of a collate_fn repeats its numbers, but only at the same number of processes"
-            )
 
     def _save_while_waiting(self) -> None:
         """Save and exit. Called in the loop's thread while it waits for data that may never come, after the
