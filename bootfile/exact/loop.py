@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bootfile.exact.due import ReportTimes, SaveTimes
 from bootfile.exact.events import Events
 from bootfile.exact.machines import Machines
 from bootfile.exact.nonfinite import Diverged, Guard, Verdict
 from bootfile.exact.optimizer_steps import OptimizerSteps
 from bootfile.exact.processes import Due, Processes
 from bootfile.exact.protocols import TrainingLoader
-from bootfile.exact.save_times import SaveTimes
 from bootfile.exact.saver import Saver, find_infinite
 from bootfile.exact.start import Start
 from bootfile.exact.state import RunState
@@ -68,7 +68,7 @@ class Exact:
     forward: the module that the loop calls: the model (default), or a wrapper of it.
     criterion: the loss; its parameters and buffers are saved too, if it has any.
     save_every: a number of steps, or an Interval (default: each epoch). Also the last step is saved, and
-        within long epochs some steps by time (save_times.py).
+        within long epochs some steps by time (due.py).
     report_every: when end_step() says that a report is due (default: never, only before each save).
     report_after: the only steps after which a report is due, in place of report_every.
     evaluate_every: the steps between two evaluations within an epoch, before which a report is due; 0: none.
@@ -130,14 +130,13 @@ class Exact:
         # a compiled module has no truth value
         self.forward = model if forward is None else forward
         self.saves = SaveTimes(Interval(save_every) if isinstance(save_every, int) else save_every)
+        self.reports = ReportTimes(report_every, report_after, evaluate_every)
         self.evaluate_every = evaluate_every
         self.grace = grace
         self._stuck_options = (stuck_after, stuck_exit)
         self.processes = processes or Processes()
         self.say = say or _say
         self.say_once = errors.Once(self.say)  # a line, or the first line of a subject
-        self._report_every = report_every
-        self._report_after = report_after
         self._max_bad_steps = max_bad_steps
         self._slow_rank = slow_rank
         self._events = events or Events()
@@ -181,9 +180,6 @@ class Exact:
         self.is_stopping = False  # any rank was asked to stop
         self._waits = False  # gradients wait for an optimizer step
         self._save_is_late = False  # a save by time is due, or a save waits for an optimizer step
-        self._report_is_late = False  # a report by time is due
-        self._has_asked = False  # rank 0 has said so; the others may learn it one step later
-        self.reported_at = time.monotonic()
         self.rate: Any = None  # the learning rate of the last step: that of the first parameter group
         # sums since the last report, the same on all ranks: a process that joins gets them
         self.running: torch.Tensor | None = None
@@ -247,6 +243,7 @@ class Exact:
         self._watch(step)
         self.loader.lead(step, self.evaluate_every)
         self._first = step + 1
+        self.reports.begin(self._first)
         self._ended = step
         self._saved = step
         self.saves.begin()
@@ -379,7 +376,7 @@ class Exact:
         elif ranks.world_size() > 1:  # nothing is trained
             is_asked = ranks.maximum(float(is_asked), self._device()) > 0
         self.is_stopping = is_asked
-        self.reported_at = time.monotonic()
+        self.reports.reported_at = time.monotonic()
         return is_asked
 
     def stop(self, saves: bool = True) -> None:
@@ -472,13 +469,13 @@ class Exact:
         if shards or several:
             from bootfile.exact.loss_means import LabelMeanWatcher  # one process divides as the loss does
 
-            self._label_mean = LabelMeanWatcher(self.model, self._refuse_mean)
+            self._label_mean = LabelMeanWatcher(self.model, self._has_shards(), self.say_once)
             self._label_mean.watch(self.forward)
             watchers.append(self._label_mean)
         watchers += [
             Agreement(self._is_asked_to_stop, self._stop_at_next_save),
             Agreement(self._is_save_late, self._note_late_save),
-            Agreement(self._is_report_late, self._note_late_report),
+            Agreement(self._is_report_late, self.reports.note_late),
             Agreement(self._wants_change, self._note_change),
         ]
         self._steps = OptimizerSteps(objects, self.state.before_step, self.say_once)
@@ -502,14 +499,7 @@ class Exact:
         self._save_is_late = True
 
     def _is_report_late(self) -> bool:
-        """Return whether a report by time is due, once for each report. Only the clock of rank 0 counts."""
-        if self._report_every is None or self._has_asked or not ranks.is_first():
-            return False
-        self._has_asked = self._report_every.has_passed(time.monotonic() - self.reported_at)
-        return self._has_asked
-
-    def _note_late_report(self) -> None:
-        self._report_is_late = True
+        return ranks.is_first() and self.reports.ask()
 
     def _wants_change(self) -> bool:
         return self.processes.wants_change(self)
@@ -543,7 +533,7 @@ class Exact:
 
     def _find_due(self, step: int) -> Due:
         """Return what is due after a step; the same on every rank."""
-        reports = self._is_report_due(step)
+        reports = self.reports.is_due(step, len(self.loader))
         saves = self._is_planned(step)
         if self._waits and step != self.total_steps:
             self._save_is_late = saves
@@ -552,24 +542,8 @@ class Exact:
             reports = True
             saves = True
         if reports:
-            self._report_is_late = False
-            self._has_asked = False
-            self.reported_at = time.monotonic()
+            self.reports.end()
         return Due(reports, saves)
-
-    def _is_report_due(self, step: int) -> bool:
-        """Return whether a report is due; the same on every rank. If report_every counts seconds, one is also
-        due after the first step. One is due after each epoch, and before each evaluation."""
-        if self._report_after is not None:
-            return step in self._report_after
-        if self.evaluate_every and step % self.evaluate_every == 0:
-            return True
-        every = self._report_every
-        if every is None:
-            return False
-        if every.unit == "s" and (self._report_is_late or step == self._first):
-            return True
-        return every.ends_at(step, len(self.loader)) or step % len(self.loader) == 0
 
     def _is_planned(self, step: int) -> bool:
         """Return whether save_every asks for a save after this step, or one is late."""
@@ -600,23 +574,6 @@ class Exact:
                 f"{state.bad_in_a_row} steps in a row without a finite loss and gradient "
                 f"(--max_bad_steps): {kept}; lower --lr, or check the data"
             )
-
-    def _refuse_mean(self) -> None:
-        """Raise BadInput, or print one warning without --exact_shards: a loss is not a mean over samples."""
-        line = (
-            "the loss is not a mean over samples (it divides by the weights of the labels, or labels are "
-            "ignored): the gradients that "
-        )
-        if self._has_shards():
-            raise BadInput(
-                f"--exact_shards: {line}are averaged over shards are not those of one batch. Expected a mean "
-                "over samples, as (loss_of_each_sample * weight_of_its_label).mean()"
-            )
-        self.say_once(
-            f"warning: {line}{ranks.world_size()} processes average are not those of one process. "
-            "guides/own_step.md shows a step that divides by the sum over all processes",
-            "mean",
-        )
 
     def _save_while_waiting(self) -> None:
         """Save and exit. Called in the loop's thread while it waits for data that may never come, after the
