@@ -14,6 +14,7 @@ import torch
 
 from bootfile.ground import errors
 from bootfile.ground.errors import ERROR_PIPE, BadInput
+from bootfile.ground.exit_codes import normalize
 from bootfile.machine import threads
 from bootfile.machine.cores import available_cores
 from bootfile.processes import signals
@@ -162,6 +163,8 @@ def _wait(
     first_rank: of the children. asked: the signals so far, and their times; the handler adds later ones.
     node: what names the node in a line. kills: made before the children were started.
     """
+    from bootfile.processes import children as ending  # only the process that starts the others needs it
+
     deadline = 0.0  # of the wait for the child that failed first; 0 until one has failed
     while True:
         codes = [child.poll() for child in children]
@@ -181,14 +184,14 @@ def _wait(
         status = -code if code < 0 else code << 8
         who = f"rank {first_rank + failed}{node} (pid {children[failed].pid})"
         print(f"{who} {describe(status, kills)}", file=sys.stderr)
-    if asked:
-        _end(children, grace + GRACE)
+    seconds = GRACE
+    if asked:  # the handler has sent them the signal
+        seconds += grace
     else:
         for child in children:
-            if child.poll() is None:
-                child.terminate()
-        _end(children, GRACE)
-    return code if code > 0 else 128 - code
+            child.terminate()  # it sends nothing to one that has ended
+    ending.wait_or_kill(children, seconds)
+    return normalize(code)
 
 
 def _suspicion(code: int | None) -> int:
@@ -201,18 +204,6 @@ def _suspicion(code: int | None) -> int:
     if code == -signal.SIGABRT:
         return 2
     return 3 if code > 0 else 4
-
-
-def _end(children: list[subprocess.Popen], seconds: float) -> None:
-    """Wait until all children have ended, and kill the others after `seconds`."""
-    deadline = time.monotonic() + seconds
-    for child in children:
-        try:
-            child.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a mount that hangs
-                child.wait(GRACE)
 
 
 def die_with_parent() -> None:
