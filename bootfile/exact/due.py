@@ -70,6 +70,7 @@ class ReportTimes:
         """Ask for a report by time if one is due, once for each report. Called on rank 0 before each vote."""
         if self._every is None or self._has_asked:
             return False
+        # the vote of this step may be read one step later: until then it is not asked again
         self._has_asked = self._every.has_passed(time.monotonic() - self.reported_at)
         return self._has_asked
 

@@ -147,6 +147,7 @@ class Exact:
                 folder, f"{folder} belongs to another run that is running: give each run a folder of its own"
             )
 
+        # what a checkpoint holds; add() may add to it until resume()
         state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": loader.receipt}
         if isinstance(criterion, torch.nn.Module) and criterion.state_dict():
             state["criterion"] = criterion
@@ -158,6 +159,7 @@ class Exact:
         self._start = Start(
             loader, self.state, self.saver, self._machines, self._events, self._lock, writes, self.say
         )
+        # before the first forward pass, and in each process: an operator is replaced from here on
         convolution.protect()
         if instructions.level_in_use():
             from bootfile.machine import vector_math  # only a run with a level needs it
@@ -226,6 +228,7 @@ class Exact:
 
         Rank 0 reads the checkpoint; the others wait for it.
         """
+        # of an elastic job: the state of processes that are alive is newer than any checkpoint
         living = self.processes.restore(self)
         if living is not None:
             return living
@@ -240,12 +243,15 @@ class Exact:
         """
         if self._writes and ranks.is_first():
             self.saver.resume_at(step if is_saved_here else 0, self.processes.may_change)
+        # the weights are loaded by now: what watches the step may look at them and run backward passes
         self._watch(step)
+        # from here on this loader seeds the process at each batch; that of an evaluation does not
         self.loader.lead(step, self.evaluate_every)
         self._first = step + 1
         self.reports.begin(self._first)
         self._ended = step
         self._saved = step
+        # the time of the set-up does not count: a save by time is measured from the first step on
         self.saves.begin()
         if not self.processes.has_restored:  # otherwise these processes have warned before
             self._start.warn_of_generators(self.model, self.criterion)
@@ -299,17 +305,21 @@ class Exact:
         Diverged, and BadInput if the loop and the loader count other steps.
         """
         assert self._steps is not None
+        # raises at once if a step was not ended exactly once: the receipt would be one of other steps
         step = self._count()
+        # a loop that never asks accepts(): all ranks still have to agree on a signal, a save and a report
         if not self._guard.has_voted:
             self._vote(None)
         if self._replicas:
             self._replicas.end_step()
+        # if the device decides about steps, this is the verdict on the step before
         self._apply(self._guard.end_step())
         if self.processes.may_change:
             self._apply(self._guard.settle())  # nothing about this step may be known later
         if self._replicas and self._guard.has_more:  # the first step, or a layer that was frozen until now
             self._replicas.note(step)
         self._guard.has_more = False
+        # only after the first step: by then the loop has frozen what it freezes
         if warning := self.state.take_change_of_frozen():
             self.say(warning)
         for note in self.state.take_notes():  # about groups that the loop has added after the restart
@@ -317,11 +327,14 @@ class Exact:
         has_gradients = self._steps.end_batch()  # that no optimizer step has taken
         self._waits = has_gradients and not self.state.bad_in_a_row
         due = self._find_due(step)
+        # of an elastic job: it raises here if processes come or leave, and the step has ended on every rank
         self.processes.end_step(self, step, due)
+        # one more collective, so only in steps that report or save; the others go without
         if self._replicas and (due.report or due.save or self.is_stopping):
             self._replicas.compare_steps(step, self._waits)
         if self.pace:
             self.pace.end_step(self.loader, due.report)
+        # an evaluation or a save may follow: the threads that look for a stuck run then wait longer
         ends_part = step % len(self.loader) == 0 or (self.evaluate_every and step % self.evaluate_every == 0)
         if self._progress:
             self._progress.note(step, is_longer=bool(due.save or ends_part))
@@ -332,6 +345,7 @@ class Exact:
         says that it is due."""
         step = self.loader.step
         is_last = step == self.total_steps
+        # the next end_step() whose gradients were taken by an optimizer asks for this save again
         if self._waits and not is_last:
             return
         if self._waits:
@@ -339,20 +353,25 @@ class Exact:
                 f"warning: step {step} is the last one, and its gradients wait for an optimizer step: a "
                 "longer run will not continue exactly from its checkpoint"
             )
+        # the host waits for the device here: a checkpoint must not hold a step whose verdict is not known
         self._apply(self._guard.settle())
+        # the run may diverge: a state that is written now would push a good checkpoint out
         if self.state.bad_in_a_row and not self.is_stopping:
             return
         if self._replicas and (self.is_stopping or is_last):  # no step follows
             self._replicas.compare_now(step)
+        # the votes of the next step carry the digests: a save needs no collective of its own
         elif self._replicas:
             self._replicas.note(step)
         if self.loader.receipt.step != step:  # the loop has not done it with a report
             self.loader.commit(step, self.saver.folder)
+        # rank 0 copies the state to host memory here, and a thread writes it; the other ranks go on at once
         if ranks.is_first() or self.state.is_sharded:
             if self.is_stopping:
                 self.saver.collect(wait=True)  # a write that failed is tried again
             capture = functools.partial(self.state.capture, step)
             self.saver.save_checkpoint(step, self.state.run, capture, self._is_planned(step))
+        # also if the write fails later: the saver reports it then, and the next planned save tries again
         self._save_is_late = False
         self._saved = step
         self.saves.saved_at = time.monotonic()
@@ -375,6 +394,7 @@ class Exact:
             is_asked = self._replicas.compare_now(self.loader.step, is_asked)
         elif ranks.world_size() > 1:  # nothing is trained
             is_asked = ranks.maximum(float(is_asked), self._device()) > 0
+        # an evaluation has no votes: this is the first moment since its start at which all ranks agree
         self.is_stopping = is_asked
         self.reports.reported_at = time.monotonic()
         return is_asked
@@ -391,13 +411,16 @@ class Exact:
         if self._saved != self.loader.step and not self._waits:
             self._save_is_late = True
             self.save()
+        # a process must not end while this thread reads the store: the wait for it is here
         signals.unfollow()
         self._end_watch()
+        # rank 0 waits for its last write; the other ranks have none
         lost = self.saver.finish()
         if self.pace and self.pace.lost >= self._slow_rank:
             self.say(f"{self.pace.lost:.0%} of the time was lost to the slowest rank")
         if ranks.is_first():
             lost.append(self.loader.receipt.finish(self.saver.folder))
+        # last: from here on another run may take the folder
         self._release()
         if any(lost):
             raise NotSaved("; ".join(filter(None, lost)))
@@ -425,6 +448,7 @@ class Exact:
         shards = getattr(self.forward, "exact_shards", None)
         if shards is None:
             return
+        # the batch of the next step was handed out: its shards have added to gradients and sums
         if self.loader.step != finished:
             shards.undo()
         shards.detach()
@@ -452,6 +476,7 @@ class Exact:
         objects = self.state.objects
         several = ranks.world_size() > 1
         shards = getattr(self.forward, "exact_shards", None)
+        # The numbers of all watchers travel in one tensor: each rank needs the same list in the same order.
         watchers: list[Watcher] = []
         if several:
             from bootfile.exact.pace import Pace
@@ -478,10 +503,12 @@ class Exact:
             Agreement(self._is_report_late, self.reports.note_late),
             Agreement(self._wants_change, self._note_change),
         ]
+        # torch calls it at each optimizer step of the process from here on
         self._steps = OptimizerSteps(objects, self.state.before_step, self.say_once)
         if self.pace:
             self.pace.watch(self._steps.optimizers)
         self._guard = Guard(self.model, *self._steps.optimizers, watchers=watchers)
+        # a mask of an attention is infinite from the start: a save refuses only what became so in training
         self.saver.infinite = find_infinite(self.model.state_dict())
 
     # The questions to all ranks, and what their answers change (watchers.py).
@@ -519,13 +546,16 @@ class Exact:
 
     def _vote(self, loss: torch.Tensor | None) -> bool:
         assert self._steps is not None
+        # once a step: a write that has failed since is reported now, in the thread of the loop
         self.saver.collect()
+        # groups that the loop has added since the restart get their state before a step uses them
         self.state.before_step()
         if self._steps.optimizers:
             rate = self._steps.optimizers[0].param_groups[0].get("lr")
             if isinstance(rate, torch.Tensor):
                 rate = rate.clone()  # scheduler.step() changes it
             self.rate = rate
+        # all ranks meet here: this is the collective of a step, besides that of the gradients
         takes_step = self._guard.vote(loss)
         if self.pace:
             self.pace.end_vote()
@@ -535,9 +565,11 @@ class Exact:
         """Return what is due after a step; the same on every rank."""
         reports = self.reports.is_due(step, len(self.loader))
         saves = self._is_planned(step)
+        # the gradients of several batches are added up: a checkpoint would lose them
         if self._waits and step != self.total_steps:
             self._save_is_late = saves
             saves = False
+        # the receipt and the metrics then end with the step of the checkpoint
         elif self.is_stopping or saves:
             reports = True
             saves = True
@@ -582,6 +614,7 @@ class Exact:
             return
         self.is_stopping = True
         began = self._first - 1
+        # no step of this start has ended: the checkpoint that it began with is the newest state
         if self.loader.step == began:
             self._exit(began)
         self.save()  # it returns if gradients wait for an optimizer step
@@ -604,9 +637,11 @@ class Exact:
                 signals.hear(rank, number)
         if ranks.is_first():
             self.saver.collect(wait=True)
+        # every rank has to leave with the same code, and only rank 0 knows about the writes
         if hopeless := ranks.broadcast_object(self.saver.hopeless):
             raise NotSaved(hopeless)
         self._events.stopping(step, self.saver.durable)
+        # a launcher ends the other ranks as soon as one has ended: none may leave before all have come so far
         if ranks.world_size() > 1:
             torch.distributed.barrier()
         self._end_watch()

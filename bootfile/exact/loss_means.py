@@ -37,6 +37,7 @@ class LabelMean(TorchFunctionMode):
     _is_other: torch.Tensor | None = None  # bool []: whether a divisor since watch() was not `labels`
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # torch calls this for each function of torch while the mode is on: most are none of the three
         result = func(*args, **(kwargs or {}))
         if func in _OF_LABELS:
             bound = _OF_LABELS[func].bind(*args, **(kwargs or {}))
@@ -59,6 +60,7 @@ class LabelMean(TorchFunctionMode):
         self.resume()
         if not torch.is_grad_enabled():
             return
+        # a model may return its loss: it was computed inside the forward pass, which the mode has not seen
         for leaf in tree_flatten(output)[0]:
             if isinstance(leaf, torch.Tensor) and leaf.ndim == 0:
                 for node in _find_means(leaf):
@@ -86,6 +88,7 @@ class LabelMean(TorchFunctionMode):
     def stop(self, device: torch.device) -> torch.Tensor:
         """See no more losses until the next watch(). Return whether a loss with a gradient since the last one
         was not a mean over samples: float32 [1] on the device, 1 or 0, without synchronising."""
+        # a tensor on the device: the answer travels with the vote, and the host does not wait
         is_other = self._is_other
         self.forget()
         if is_other is None:

@@ -60,7 +60,9 @@ class Start:
             except BadInput as refused:
                 error = refused  # the other ranks wait below: each has to learn of it
         self._events.wait_for_first(error)
+        # the ranks other than 0 wait here until it has read and checked a checkpoint
         state = self._state.broadcast(state)
+        # rank 0 has loaded a state that is not sharded while it chose the checkpoint
         if state and (self._state.is_sharded or not ranks.is_first()):
             self._state.restore(state)
         step = state["step"] if state else 0
@@ -80,8 +82,10 @@ class Start:
     def _choose(self, most_steps: int) -> SavedState | None:
         """Return the state to continue from on rank 0, or None. The state is loaded, unless it is sharded.
         Raises BadInput."""
+        # before anything is read: two runs in one folder would write each other's checkpoints
         if self._lock:
             self._lock.hold()
+        # before the training, not at the first save: an object may have a type that no checkpoint can hold
         if self._writes:
             self._state.check_saveable()
             refuse_links(self._saver.folder)
@@ -89,6 +93,7 @@ class Start:
         if wanted == "never":
             return None
 
+        # called for the newest checkpoint, and for older ones as long as one is refused
         def load(state: SavedState) -> None:
             is_other = self._machines.compare_starts(state)
             self._state.is_other_machine = is_other
@@ -96,6 +101,7 @@ class Start:
             self._state.load(state, most_steps)
 
         is_whole = not self._state.is_sharded  # otherwise each rank reads its part
+        # raises BadInput if there are checkpoints and none can be used: a new run would overwrite them
         path, state = choose(wanted, self._saver.checkpoints, load, is_whole)
         if state is None:
             self._say_what_was_lost()

@@ -86,6 +86,7 @@ def start(topology: Topology, grace: float) -> int:
     (128 + n if signal n ended it), or 0. Raises BadInput if a limit of processes and threads leaves no room.
     """
     count = topology.processes_per_node
+    # before the first child: one that finds no room for a thread would only abort
     check_room(count)
     environment = dict(os.environ)
     if topology.nodes == 1:
@@ -96,6 +97,7 @@ def start(topology: Topology, grace: float) -> int:
         host = topology.master_host
         port = topology.master_port
         store = None  # rank 0 holds it
+    # the children write their errors here: four ranks that report the same one give one line
     receive_errors, send_errors = os.pipe()
     environment |= {
         "MASTER_ADDR": host,
@@ -107,6 +109,7 @@ def start(topology: Topology, grace: float) -> int:
     }
     environment.setdefault("OMP_NUM_THREADS", str(threads.share(count)))
     environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, available_cores() // count)))
+    # the handler below is called between any two statements: it reads these two lists
     children: list[subprocess.Popen] = []
     asked: list[tuple[int, float]] = []  # received signals and their times
 
@@ -119,6 +122,7 @@ def start(topology: Topology, grace: float) -> int:
         for child in children:
             child.send_signal(number)
 
+    # from here on a signal is for the children, and this process waits for their ends
     signals.forget()
     for number in signals.SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -129,12 +133,14 @@ def start(topology: Topology, grace: float) -> int:
     for local_rank in range(count):
         place = {"LOCAL_RANK": str(local_rank), "RANK": str(topology.rank + local_rank)}
         command = [sys.executable, *sys.orig_argv[1:]]
+        # after a signal no further one begins
         if not asked:
             children.append(subprocess.Popen(command, env=environment | place, pass_fds=[send_errors]))
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if asked:  # a child that was being started when the signal came did not get it
         for child in children:
             child.send_signal(asked[0][0])
+    # only the children have it now: the pipe ends when the last of them does
     os.close(send_errors)
     if children:
         node = f" on node {socket.gethostname()}" if topology.nodes > 1 else ""
@@ -213,6 +219,7 @@ def die_with_parent() -> None:
     as it is.
     """
     parent = os.environ.get(STARTED_BY)
+    # the kernel sends it, also if the parent got SIGKILL and could tell nothing
     if parent and sys.platform == "linux":
         signals.die_with_parent(signal.SIGTERM)
         if os.getppid() != int(parent):  # the parent ended before the call
