@@ -57,7 +57,7 @@ def save(path: str, objects: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
         if names_there != names:  # then every rank raises
             raise RuntimeError(f"{folder} differs: all processes must see the same --output_dir")
         facts |= facts_there
-    # rank 0 writes these with the rest of the state, when the loop goes on
+    # rank 0 writes these with the rest of the state, in the background
     return dtensors.outline(objects, objects), facts
 
 

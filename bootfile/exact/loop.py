@@ -365,7 +365,7 @@ class Exact:
             self._replicas.note(step)
         if self.loader.receipt.step != step:  # the loop has not done it with a report
             self.loader.commit(step, self.saver.folder)
-        # rank 0 copies the state to host memory here, and a thread writes it; the other ranks go on at once
+        # rank 0 copies the state to host memory here, and a thread writes it; the others do not wait
         if ranks.is_first() or self.state.is_sharded:
             if self.is_stopping:
                 self.saver.collect(wait=True)  # a write that failed is tried again

@@ -219,7 +219,7 @@ class Saver:
             # the loop waits here for the disk, if the copy of the last save is still being written
             if step or any(in_flight.copies is copies for in_flight in self._writes):
                 self.collect(wait=True)
-            # the loop goes on when the state is in host memory: the next step may change the tensors
+            # the loop continues when the state is in host memory: the next step may change the tensors
             copy = copies.make(capture())
             self._digested = step or self._digested
             if ranks.is_first():

@@ -68,7 +68,7 @@ class Stage:
 
     def end(self, copy: Copy) -> tuple[Any, Any]:
         """Return (inputs, targets) for use on the caller's stream."""
-        # the caller's kernels wait for the copy on the device; the host goes on
+        # the caller's kernels wait for the copy on the device; the host does not
         if copy.ready:
             current = accelerator.of(self.device).current_stream(self.device)
             current.wait_event(copy.ready)

@@ -146,7 +146,7 @@ def _report(store: torch.distributed.Store, world_size: int, code: int, text: st
     """End the wait with an error, unless there is one. Return the number of ranks that are here."""
     # the first error counts: those of the others mostly follow from it
     store.compare_set("error", "", f"{code} {text}")
-    # now every rank leaves its loop, whoever is missing
+    # now every rank leaves its loop, also if some have not come
     here = store.add("here", world_size)
     tick(store)
     return here

@@ -50,7 +50,7 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
         return torch.distributed.HashStore()
     # of all that follows: name, connection, and the wait for the other ranks
     deadline = time.monotonic() + timeout
-    # rank 0 listens here, unless torchrun's agent does; the others try until somebody listens
+    # rank 0 listens here, unless torchrun's agent does; the others try until it does
     store = connect(topology, timeout, deadline)
     # A restarted job must not read the old values if torchrun's agent keeps its store. Rank 0's own store is
     # new, and then the counts may differ: an agent that came later has restarted less often.

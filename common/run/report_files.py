@@ -82,7 +82,7 @@ class ReportFiles:
                 return
             # steps after the checkpoint are trained again: their reports would be in the file twice
             lost = _keep_lines(self._path, begun.step, begun.repeats)
-            # a process that joins an elastic job is no start of the run
+            # a process that joins an elastic job does not start the run
             if not begun.continues or not starts.read(folder):
                 known = dict(begun.facts)
                 if lost:
