@@ -48,7 +48,8 @@ class ReportTimes:
     every: the interval that the user asked for; None: no report but those that others ask for.
     only_after: the only steps after which a report is due, in place of `every`; None: `every` counts.
     evaluate_every: the steps between two evaluations within an epoch; 0: none.
-    `reported_at`: the time of the last report, by time.monotonic(); at first that of the start.
+    `first`: the first step of this start. `reported_at`: the time of the last report, by time.monotonic(); at
+    first that of the start.
     """
 
     def __init__(
@@ -57,14 +58,10 @@ class ReportTimes:
         self._every = every
         self._only_after = only_after
         self._evaluate_every = evaluate_every
-        self._first = 0  # the first step of this process
+        self.first = 0
         self._is_late = False  # all ranks have agreed that a report by time is due
         self._has_asked = False  # rank 0 has asked for it; the others may learn it one step later
         self.reported_at = time.monotonic()
-
-    def begin(self, first: int) -> None:
-        """Begin with the first step of this start."""
-        self._first = first
 
     def ask(self) -> bool:
         """Ask for a report by time if one is due, once for each report. Called on rank 0 before each vote."""
@@ -90,7 +87,7 @@ class ReportTimes:
             return True
         if self._every is None:
             return False
-        if self._every.unit == "s" and (self._is_late or step == self._first):
+        if self._every.unit == "s" and (self._is_late or step == self.first):
             return True
         return self._every.ends_at(step, steps_per_epoch) or step % steps_per_epoch == 0
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bootfile.exact import start
 from bootfile.exact.due import ReportTimes, SaveTimes
 from bootfile.exact.events import Events
 from bootfile.exact.machines import Machines
@@ -32,7 +33,6 @@ from bootfile.exact.optimizer_steps import OptimizerSteps
 from bootfile.exact.processes import Due, Processes
 from bootfile.exact.protocols import TrainingLoader
 from bootfile.exact.saver import Saver, find_infinite
-from bootfile.exact.start import Start
 from bootfile.exact.state import RunState
 from bootfile.exact.watchers import Agreement, Watcher
 from bootfile.ground import accelerator, errors
@@ -139,11 +139,11 @@ class Exact:
         self.say_once = errors.Once(self.say)  # a line, or the first line of a subject
         self._max_bad_steps = max_bad_steps
         self._slow_rank = slow_rank
-        self._events = events or Events()
-        self._writes = writes
-        self._lock: FolderLock | None = None  # a job holds the folder of its output itself
+        self.events = events or Events()
+        self.writes = writes
+        self.lock: FolderLock | None = None  # a job holds the folder of its output itself
         if writes and events is None:
-            self._lock = FolderLock(
+            self.lock = FolderLock(
                 folder, f"{folder} belongs to another run that is running: give each run a folder of its own"
             )
 
@@ -154,11 +154,8 @@ class Exact:
         self.state = RunState(state, identity, settings, learned, loader.sampling)
         self.saver = Saver(folder, keep, self.say, self.state.is_sharded, by_rank)
         if same_instructions is None:
-            same_instructions = hasattr(self.forward, "exact_shards")
-        self._machines = Machines(same_instructions, threads, self._device(), self.say)
-        self._start = Start(
-            loader, self.state, self.saver, self._machines, self._events, self._lock, writes, self.say
-        )
+            same_instructions = self.has_shards
+        self.machines = Machines(same_instructions, threads, self._device(), self.say)
         # before the first forward pass, and in each process: an operator is replaced from here on
         convolution.protect()
         if instructions.level_in_use():
@@ -196,6 +193,11 @@ class Exact:
         """Return the steps of the whole run, or a number that no run reaches."""
         return self.total_steps or sys.maxsize
 
+    @property
+    def has_shards(self) -> bool:
+        """Return whether the model computes in exact shards."""
+        return hasattr(self.forward, "exact_shards")
+
     def add(self, **objects: Any) -> None:
         """Save further objects with a state_dict(), for example a gradient scaler, or seed your own generator
         of random numbers for each step. Call it before resume(). Raises BadInput."""
@@ -232,8 +234,8 @@ class Exact:
         living = self.processes.restore(self)
         if living is not None:
             return living
-        step = self._start.restore(self.most_steps, self._has_shards())
-        self.keep_machines(self._machines.history)
+        step = start.restore(self)
+        self.keep_machines(self.machines.history)
         return step
 
     def begin(self, step: int, is_saved_here: bool = True) -> None:
@@ -241,21 +243,21 @@ class Exact:
 
         step: the steps before it. is_saved_here: whether the checkpoint of this step is in the run's folder.
         """
-        if self._writes and ranks.is_first():
+        if self.writes and ranks.is_first():
             self.saver.resume_at(step if is_saved_here else 0, self.processes.may_change)
         # the weights are loaded by now: what watches the step may look at them and run backward passes
         self._watch(step)
         # from here on this loader seeds the process at each batch; that of an evaluation does not
         self.loader.lead(step, self.evaluate_every)
         self._first = step + 1
-        self.reports.begin(self._first)
+        self.reports.first = self._first
         self._ended = step
         self._saved = step
         # the time of the set-up does not count: a save by time is measured from the first step on
         self.saves.begin()
         if not self.processes.has_restored:  # otherwise these processes have warned before
-            self._start.warn_of_generators(self.model, self.criterion)
-        if self._writes:
+            start.warn_of_generators(self)
+        if self.writes:
             # otherwise a signal ends the process at once
             signals.watch(self.grace, self.processes.signal_store())
             if ranks.world_size() == 1 and not self.processes.may_change:
@@ -273,7 +275,7 @@ class Exact:
         been lost before: the last part of resume(). Call it on every rank."""
         self.processes.announce(self, step)
         if self.processes.due.report:
-            self._events.repeat_report()
+            self.events.repeat_report()
         if self.processes.due.save:
             self.save()
 
@@ -435,7 +437,7 @@ class Exact:
 
     def keep_machines(self, history: list[dict[str, Any]]) -> None:
         """Write these machines, which have computed the run, into each checkpoint and each digest."""
-        self._machines.history = history
+        self.machines.history = history
         self.state.machines = history
         self.saver.machines = history
 
@@ -456,9 +458,6 @@ class Exact:
     def _device(self) -> torch.device:
         return accelerator.device_of(self.model)
 
-    def _has_shards(self) -> bool:
-        return hasattr(self.forward, "exact_shards")
-
     def _end_watch(self) -> None:
         """End the thread that looks whether the run moves."""
         if self._progress:
@@ -468,8 +467,8 @@ class Exact:
 
     def _release(self) -> None:
         """Release the folder of a loop of one's own, on the rank that holds it."""
-        if self._lock:
-            self._lock.release()
+        if self.lock:
+            self.lock.release()
 
     def _watch(self, step: int) -> None:
         """Make what watches each step, after the weights were loaded. step: the steps before the first."""
@@ -494,7 +493,7 @@ class Exact:
         if shards or several:
             from bootfile.exact.loss_means import LabelMeanWatcher  # one process divides as the loss does
 
-            self._label_mean = LabelMeanWatcher(self.model, self._has_shards(), self.say_once)
+            self._label_mean = LabelMeanWatcher(self.model, self.has_shards, self.say_once)
             self._label_mean.watch(self.forward)
             watchers.append(self._label_mean)
         watchers += [
@@ -579,7 +578,7 @@ class Exact:
 
     def _is_planned(self, step: int) -> bool:
         """Return whether save_every asks for a save after this step, or one is late."""
-        if not self._writes:
+        if not self.writes:
             return False
         is_last = step == self.total_steps
         return self._save_is_late or is_last or self.saves.every.ends_at(step, len(self.loader))
@@ -640,12 +639,12 @@ class Exact:
         # every rank has to leave with the same code, and only rank 0 knows about the writes
         if hopeless := ranks.broadcast_object(self.saver.hopeless):
             raise NotSaved(hopeless)
-        self._events.stopping(step, self.saver.durable)
+        self.events.stopping(step, self.saver.durable)
         # a launcher ends the other ranks as soon as one has ended: none may leave before all have come so far
         if ranks.world_size() > 1:
             torch.distributed.barrier()
         self._end_watch()
-        self._events.leaving()
+        self.events.leaving()
         self._release()
         errors.leave(signals.exit_code())
 
