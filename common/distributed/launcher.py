@@ -14,7 +14,6 @@ import torch
 
 from bootfile.ground import errors
 from bootfile.ground.errors import ERROR_PIPE, BadInput
-from bootfile.ground.exit_codes import normalize
 from bootfile.machine import threads
 from bootfile.machine.cores import available_cores
 from bootfile.processes import signals
@@ -169,7 +168,9 @@ def _wait(
     first_rank: of the children. asked: the signals so far, and their times; the handler adds later ones.
     node: what names the node in a line. kills: made before the children were started.
     """
-    from bootfile.processes import children as ending  # only the process that starts the others needs it
+    # only the process that starts the others needs these
+    from bootfile.ground.exit_codes import normalize
+    from bootfile.processes.children import wait_or_kill
 
     deadline = 0.0  # of the wait for the child that failed first; 0 until one has failed
     while True:
@@ -196,7 +197,7 @@ def _wait(
     else:
         for child in children:
             child.terminate()  # it sends nothing to one that has ended
-    ending.wait_or_kill(children, seconds)
+    wait_or_kill(children, seconds)
     return normalize(code)
 
 
