@@ -174,6 +174,7 @@ def _wait(
 
     deadline = 0.0  # of the wait for the child that failed first; 0 until one has failed
     while True:
+        # twenty times a second, in the main thread: the handler of signals runs between two looks
         codes = [child.poll() for child in children]
         failed = max(range(len(children)), key=lambda place: _suspicion(codes[place]))
         code = codes[failed]

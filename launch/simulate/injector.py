@@ -110,6 +110,7 @@ class Injector:
         now = time.monotonic()
         self._stopped_since = self._stopped_since or now
         for node in self._job.running:
+            # at once if the platform itself has started them; a launcher ends its stopped ranks after a while
             if self._stopped.issuperset(node.pids) or now - self._stopped_since > _STANDSTILL:
                 node.runs[-1].note = "stopped by a fault, and killed after all others had ended"
                 node.kill()
@@ -135,6 +136,7 @@ class Injector:
             first = position + interval
         if position < self._due.setdefault(fault, first):
             return
+        # looked for at each kill: an elastic job has replaced some of them
         ranks = sorted(self._job.find_ranks())
         if ranks:
             self._due[fault] = position + interval
@@ -177,6 +179,7 @@ class Injector:
             self._ends[fault] = now + (fault.seconds or math.inf)
             if fault.delay:
                 for node in self._find_nodes(fault):
+                    # the processes read this file before they open the next one
                     slow_data.begin(node.folders, fault.rank, fault.delay)
             self._note(fault, f"{fault.kind} of {_describe_target(fault)}", pid)
         if fault not in self._ends:
@@ -196,6 +199,7 @@ class Injector:
         if now % _PERIOD < _PERIOD * fault.share:
             self._continue(fault)
         elif fault not in self._paused:
+            # the same processes for a while: to find them takes longer than a period
             looked, pids = self._targets.get(fault, (-math.inf, set()))
             if now > looked + _LOOK or not all(map(_is_alive, pids)):
                 pids = self._find_pids(fault)  # takes longer than a period
@@ -239,6 +243,7 @@ class Injector:
             os.kill(pid, number)
         except ProcessLookupError:  # it has just ended: the fault may fire in another run
             return
+        # it stays so: kill_if_all_stopped() has to know it
         if number == signal.SIGSTOP:
             self._stopped.add(pid)
         self._note(fault, f"{number.name} to rank {rank} on node {node.index}", pid)

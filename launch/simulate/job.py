@@ -53,6 +53,7 @@ class Job:
     def start(self, node: Node) -> None:
         """Start the processes of a node and print their commands: first when the simulation begins, later
         after a fault or a failure."""
+        # again for each start: the count of starts is in the environment
         processes = self._commands.build(node)
         node.start([(command, environment) for command, environment, _ in processes])
         for (command, _, added), pid in zip(processes, node.pids, strict=True):

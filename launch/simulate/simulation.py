@@ -56,6 +56,7 @@ class Simulation:
                 job.read()
                 injector.fire()
                 _reap(job)
+                # after _reap(): only nodes that still run can be stopped
                 injector.kill_if_all_stopped()
                 code = self._end_from_outside(job, injector)
             return _report(job, injector, commands, code)
@@ -79,11 +80,13 @@ class Simulation:
         else:
             return None
         log(f"{reason} after {seconds:.1f} s: ending all nodes")
+        # before SIGTERM: a stopped process gets no signal but SIGKILL
         injector.continue_all()
         for node in job.running:
             node.runs[-1].note = f"ended by {reason}"
             node.restarts = 0  # _reap() must not start it again
             node.end(signal.SIGTERM)
+        # the nodes save and end by themselves; what they print meanwhile is shown
         deadline = time.monotonic() + _GRACE
         while job.running and time.monotonic() < deadline:
             time.sleep(injector.round_seconds)
