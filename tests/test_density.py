@@ -32,7 +32,7 @@ CEILINGS = {
     "bootfile/receipt": (0, 0, 0, 0, 0, 0, 18),
     "common/console": (0, 0, 0, 0, 0, 0, 30),
     "common/platform": (0, 0, 0, 0, 0, 0, 30),
-    "datasets/folders": (0, 0, 0, 0, 0, 0, 45),
+    "datasets/folders": (0, 0, 0, 0, 0, 0, 32),
     "datasets/loaders": (0, 0, 0, 0, 0, 0, 21),
     "launch/data": (0, 0, 0, 0, 0, 0, 40),
     "launch/new": (0, 0, 0, 0, 0, 0, 26),

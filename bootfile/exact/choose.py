@@ -34,6 +34,7 @@ def choose(
     failures = []
     for path in paths:
         try:
+            # each byte is read once: the checksum is computed while torch reads the file
             read = functools.partial(files.read, path, whole)
             state = cast(SavedState, read_again(read, path))  # load() checks it
             load(state)
@@ -49,6 +50,7 @@ def choose(
     if refused and os.path.isfile(wanted) and not os.path.exists(f"{wanted}.json"):
         raise BadInput(f"--resume {refused[0]}; to take its weights only: --weights {wanted}")
     if refused:
+        # a new run would push these files out, so a person has to decide
         line = f"no checkpoint can be used: {'; '.join(refused)}"
         from bootfile.ground.again import is_temporary, refusal
 

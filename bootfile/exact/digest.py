@@ -62,6 +62,7 @@ def summarize(step: int, objects: dict[str, Any]) -> dict[str, Any]:
     parts = {}
     whole = hashlib.blake2b(digest_size=8)
     named = sorted(leaves(objects), key=operator.itemgetter(0))
+    # one all_reduce for all tensors of a sharded model: each rank adds the bytes of its parts
     sums = iter(_add_tensors([value for _, value in named if isinstance(value, torch.Tensor)]))
     for name, value in named:
         if isinstance(value, torch.Tensor):
@@ -70,6 +71,7 @@ def summarize(step: int, objects: dict[str, Any]) -> dict[str, Any]:
             text = repr(sorted(value, key=repr))
         else:
             text = repr(value)
+        # a short digest for each part names what differs; the whole line has one that decides
         digest = hashlib.blake2b(text.encode(), digest_size=16)
         parts[name] = digest.hexdigest()[:8]
         whole.update(f"{name}\0".encode() + digest.digest())

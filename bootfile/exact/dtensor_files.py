@@ -42,11 +42,13 @@ def save(path: str, objects: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
     folder = dtensor_folder(path)
+    # every rank has the same names: torch divides the writes between the ranks by them
     tensors = {name: leaf for name, leaf in digest.leaves(objects) if dtensors.is_dtensor(leaf)}
     try:
         state_dict_saver.save(tensors, storage_writer=FileSystemWriter(folder))
     except CheckpointException as error:  # a BaseException, the same on every rank
         raise _first_failure(error) from None
+    # all ranks have written by now: save() ends with a collective of torch
     names = sorted(os.listdir(folder))
     of_this_rank = names[ranks.rank() :: ranks.world_size()]  # each rank reads some of the files
     facts_of_this_rank = {name: _facts_of(folder, name) for name in of_this_rank}
@@ -55,6 +57,7 @@ def save(path: str, objects: dict[str, Any]) -> tuple[dict[str, Any], dict[str, 
         if names_there != names:  # then every rank raises
             raise RuntimeError(f"{folder} differs: all processes must see the same --output_dir")
         facts |= facts_there
+    # rank 0 writes these with the rest of the state, in the background
     return dtensors.outline(objects, objects), facts
 
 
@@ -75,6 +78,7 @@ def load(path: str, objects: dict[str, Any], **options: Any) -> None:
             with open(os.path.join(self.path, ".metadata"), "rb", opener=opener) as file:
                 return _Unpickler(file).load()
 
+    # the shapes come from the file; each rank reads only the parts that it needs
     reader = Reader(dtensor_folder(path))
     stored = reader.read_metadata().state_dict_metadata
     tensors = {name: leaf for name, leaf in digest.leaves(objects) if name in stored}

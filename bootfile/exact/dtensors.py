@@ -44,10 +44,12 @@ def own_part(tensor: Any) -> tuple[torch.Tensor, int]:
     """
     if not is_dtensor(tensor):
         return (tensor if ranks.is_first() else tensor.reshape(-1)[:0]), 0
+    # several dimensions of the mesh: those that hold replicas have the same elements
     mesh = tensor.device_mesh
     rows = tensor.shape[0] if tensor.ndim else 0
     sharded = [place for place, kind in enumerate(tensor.placements) if not kind.is_replicate()]
     if len(sharded) != 1 or not tensor.placements[sharded[0]].is_shard(0):
+        # a collective, which every rank of the mesh calls: the placements are the same on all
         return own_part(full(tensor))
     has_replica = any(mesh.get_local_rank(place) for place in range(mesh.ndim) if place not in sharded)
     shard = -(-rows // mesh.size(sharded[0]))  # rows of a part; the last ones may be shorter, or empty
@@ -58,6 +60,7 @@ def own_part(tensor: Any) -> tuple[torch.Tensor, int]:
 
 def broadcast(state: Any, like: Any) -> Any:
     """Return rank 0's state on every rank, as distribute() does. Other ranks have no whole tensor in it."""
+    # shapes and plain values first; the elements of a sharded tensor follow in parts
     received = ranks.broadcast_object(outline(state, like))
     return distribute(state if ranks.is_first() else received, like)
 

@@ -18,6 +18,7 @@ class Events:
     def wait_for_first(self, error: BadInput | None) -> None:
         """Wait until rank 0 has read the checkpoint. Called on every rank. error: that of rank 0, which every
         rank raises."""
+        # all ranks meet here before each of them changes its objects
         text = ranks.broadcast_object(str(error) if error else None)
         if text:
             raise error or BadInput(text)

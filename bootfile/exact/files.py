@@ -97,6 +97,7 @@ def verify(path: str) -> dict[str, Any]:
 
 def _verify(path: str, size: int, sha256: str, it: str) -> None:
     with explained(f"{it} cannot be read", kind=Refused), open(path, "rb", opener=opener) as file:
+        # a file that was cut off is refused without reading it
         present = os.fstat(file.fileno()).st_size
         if present != size:
             raise Refused(f"{it} has {present} bytes, expected {size}")
@@ -201,6 +202,7 @@ def load(path: str, most: int = sys.maxsize, whole: bool = True, file: Any = Non
 
         raise Refused(foreign_files.explain_start(path, start, _ZIP))
     try:
+        # what torch would read is looked at before it reads it
         records = torch._C.PyTorchFileReader(path).get_all_records()  # torch.load reads the same list
         if _TORCHSCRIPT in records:
             from bootfile.exact import foreign_files
@@ -247,12 +249,14 @@ def keep(newest: str, count: int, whole: dict[str, tuple[Any, ...]]) -> None:
     whole: the checkpoints that are known to be whole, path -> identity; updated, so each file is read once.
     """
     folder = os.path.dirname(newest)
+    # the newest one was written by this process a moment ago, so it is not read again
     stays = {newest}
     whole[newest] = state_of(newest)
     paths = list_newest_first(folder)
     for path in paths:
         if len(stays) < count and path not in stays and _is_whole(path, whole):
             stays.add(path)
+    # with fewer whole ones, a damaged checkpoint may be all that is left of its step
     if len(stays) >= count:
         for path in paths:
             if path not in stays:
@@ -326,6 +330,7 @@ class _Hashed(_Checked):
         size = super().write(chunk)
         self._sha256.update(chunk)
         if size < _PIECE // 4:
+            # torch writes many chunks of a few bytes: they are added together
             self._small += chunk
         if size >= _PIECE // 4 or len(self._small) >= _PIECE // 4:
             self._add(self._small)
@@ -360,6 +365,7 @@ class _Summed:
         """Fill a buffer. torch reads the content of each tensor with one call."""
         start = self.tell()
         size = len(buffer)
+        # torch may read a record twice, and small ones by other calls: total() adds what is missing here
         is_new = size >= _PIECE // 64 and all(
             start + size <= low or high <= start for low, high in self._parts
         )
@@ -395,6 +401,7 @@ def _verified(path: str, facts: dict[str, Any]) -> Iterator[_Summed | None]:
     shards = facts.get("shards", {})
     if shards and os.path.islink(dtensor_folder(path)):
         raise Refused(f"its folder {os.path.basename(dtensor_folder(path))} is a link")
+    # before torch reads them on every rank: it has no check of its own
     for name, (size, sha256) in shards.items():
         _verify(os.path.join(dtensor_folder(path), name), size, sha256, f"its file {name}")
     if "sum" not in facts:

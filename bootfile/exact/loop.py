@@ -17,7 +17,6 @@ stop at the same step.
 """
 
 import functools
-import math
 import sys
 import time
 from collections.abc import Callable, Collection
@@ -25,22 +24,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from bootfile.exact.choose import choose
+from bootfile.exact import start
+from bootfile.exact.due import ReportTimes, SaveTimes
 from bootfile.exact.events import Events
 from bootfile.exact.machines import Machines
 from bootfile.exact.nonfinite import Diverged, Guard, Verdict
 from bootfile.exact.optimizer_steps import OptimizerSteps
 from bootfile.exact.processes import Due, Processes
 from bootfile.exact.protocols import TrainingLoader
-from bootfile.exact.save_times import SaveTimes
 from bootfile.exact.saver import Saver, find_infinite
-from bootfile.exact.state import RunState, SavedState
+from bootfile.exact.state import RunState
 from bootfile.exact.watchers import Agreement, Watcher
 from bootfile.ground import accelerator, errors
 from bootfile.ground.errors import BadInput
 from bootfile.ground.folder_lock import FolderLock
 from bootfile.ground.intervals import Interval
-from bootfile.ground.results import refuse_links
 from bootfile.machine import convolution, instructions
 from bootfile.processes import ranks, signals, waits
 
@@ -70,7 +68,7 @@ class Exact:
     forward: the module that the loop calls: the model (default), or a wrapper of it.
     criterion: the loss; its parameters and buffers are saved too, if it has any.
     save_every: a number of steps, or an Interval (default: each epoch). Also the last step is saved, and
-        within long epochs some steps by time (save_times.py).
+        within long epochs some steps by time (due.py).
     report_every: when end_step() says that a report is due (default: never, only before each save).
     report_after: the only steps after which a report is due, in place of report_every.
     evaluate_every: the steps between two evaluations within an epoch, before which a report is due; 0: none.
@@ -132,32 +130,33 @@ class Exact:
         # a compiled module has no truth value
         self.forward = model if forward is None else forward
         self.saves = SaveTimes(Interval(save_every) if isinstance(save_every, int) else save_every)
+        self.reports = ReportTimes(report_every, report_after, evaluate_every)
         self.evaluate_every = evaluate_every
         self.grace = grace
         self._stuck_options = (stuck_after, stuck_exit)
         self.processes = processes or Processes()
         self.say = say or _say
         self.say_once = errors.Once(self.say)  # a line, or the first line of a subject
-        self._report_every = report_every
-        self._report_after = report_after
         self._max_bad_steps = max_bad_steps
         self._slow_rank = slow_rank
-        self._events = events or Events()
-        self._writes = writes
-        self._lock: FolderLock | None = None  # a job holds the folder of its output itself
+        self.events = events or Events()
+        self.writes = writes
+        self.lock: FolderLock | None = None  # a job holds the folder of its output itself
         if writes and events is None:
-            self._lock = FolderLock(
+            self.lock = FolderLock(
                 folder, f"{folder} belongs to another run that is running: give each run a folder of its own"
             )
 
+        # what a checkpoint holds; add() may add to it until resume()
         state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "receipt": loader.receipt}
         if isinstance(criterion, torch.nn.Module) and criterion.state_dict():
             state["criterion"] = criterion
         self.state = RunState(state, identity, settings, learned, loader.sampling)
         self.saver = Saver(folder, keep, self.say, self.state.is_sharded, by_rank)
         if same_instructions is None:
-            same_instructions = hasattr(self.forward, "exact_shards")
-        self._machines = Machines(same_instructions, threads, self._device(), self.say)
+            same_instructions = self.has_shards
+        self.machines = Machines(same_instructions, threads, self._device(), self.say)
+        # before the first forward pass, and in each process: an operator is replaced from here on
         convolution.protect()
         if instructions.level_in_use():
             from bootfile.machine import vector_math  # only a run with a level needs it
@@ -180,9 +179,6 @@ class Exact:
         self.is_stopping = False  # any rank was asked to stop
         self._waits = False  # gradients wait for an optimizer step
         self._save_is_late = False  # a save by time is due, or a save waits for an optimizer step
-        self._report_is_late = False  # a report by time is due
-        self._has_asked = False  # rank 0 has said so; the others may learn it one step later
-        self.reported_at = time.monotonic()
         self.rate: Any = None  # the learning rate of the last step: that of the first parameter group
         # sums since the last report, the same on all ranks: a process that joins gets them
         self.running: torch.Tensor | None = None
@@ -196,6 +192,11 @@ class Exact:
     def most_steps(self) -> int:
         """Return the steps of the whole run, or a number that no run reaches."""
         return self.total_steps or sys.maxsize
+
+    @property
+    def has_shards(self) -> bool:
+        """Return whether the model computes in exact shards."""
+        return hasattr(self.forward, "exact_shards")
 
     def add(self, **objects: Any) -> None:
         """Save further objects with a state_dict(), for example a gradient scaler, or seed your own generator
@@ -229,23 +230,12 @@ class Exact:
 
         Rank 0 reads the checkpoint; the others wait for it.
         """
+        # of an elastic job: the state of processes that are alive is newer than any checkpoint
         living = self.processes.restore(self)
         if living is not None:
             return living
-        state = None
-        error = None
-        if ranks.is_first():
-            try:
-                state = self._choose()
-            except BadInput as refused:
-                error = refused
-        self._events.wait_for_first(error)
-        state = self.state.broadcast(state)
-        if state and (self.state.is_sharded or not ranks.is_first()):
-            self.state.restore(state)
-        step = state["step"] if state else 0
-        self._machines.settle(step, state.get("machines", []) if state else [], self._has_shards())
-        self.keep_machines(self._machines.history)
+        step = start.restore(self)
+        self.keep_machines(self.machines.history)
         return step
 
     def begin(self, step: int, is_saved_here: bool = True) -> None:
@@ -253,17 +243,21 @@ class Exact:
 
         step: the steps before it. is_saved_here: whether the checkpoint of this step is in the run's folder.
         """
-        if self._writes and ranks.is_first():
+        if self.writes and ranks.is_first():
             self.saver.resume_at(step if is_saved_here else 0, self.processes.may_change)
+        # the weights are loaded by now: what watches the step may look at them and run backward passes
         self._watch(step)
+        # from here on this loader seeds the process at each batch; that of an evaluation does not
         self.loader.lead(step, self.evaluate_every)
         self._first = step + 1
+        self.reports.first = self._first
         self._ended = step
         self._saved = step
+        # the time of the set-up does not count: a save by time is measured from the first step on
         self.saves.begin()
         if not self.processes.has_restored:  # otherwise these processes have warned before
-            self._warn_of_generators()
-        if self._writes:
+            start.warn_of_generators(self)
+        if self.writes:
             # otherwise a signal ends the process at once
             signals.watch(self.grace, self.processes.signal_store())
             if ranks.world_size() == 1 and not self.processes.may_change:
@@ -281,7 +275,7 @@ class Exact:
         been lost before: the last part of resume(). Call it on every rank."""
         self.processes.announce(self, step)
         if self.processes.due.report:
-            self._events.repeat_report()
+            self.events.repeat_report()
         if self.processes.due.save:
             self.save()
 
@@ -313,17 +307,21 @@ class Exact:
         Diverged, and BadInput if the loop and the loader count other steps.
         """
         assert self._steps is not None
+        # raises at once if a step was not ended exactly once: the receipt would be one of other steps
         step = self._count()
+        # a loop that never asks accepts(): all ranks still have to agree on a signal, a save and a report
         if not self._guard.has_voted:
             self._vote(None)
         if self._replicas:
             self._replicas.end_step()
+        # if the device decides about steps, this is the verdict on the step before
         self._apply(self._guard.end_step())
         if self.processes.may_change:
             self._apply(self._guard.settle())  # nothing about this step may be known later
         if self._replicas and self._guard.has_more:  # the first step, or a layer that was frozen until now
             self._replicas.note(step)
         self._guard.has_more = False
+        # only after the first step: by then the loop has frozen what it freezes
         if warning := self.state.take_change_of_frozen():
             self.say(warning)
         for note in self.state.take_notes():  # about groups that the loop has added after the restart
@@ -331,11 +329,14 @@ class Exact:
         has_gradients = self._steps.end_batch()  # that no optimizer step has taken
         self._waits = has_gradients and not self.state.bad_in_a_row
         due = self._find_due(step)
+        # of an elastic job: it raises here if processes come or leave, and the step has ended on every rank
         self.processes.end_step(self, step, due)
+        # one more collective, so only in steps that report or save; the others go without
         if self._replicas and (due.report or due.save or self.is_stopping):
             self._replicas.compare_steps(step, self._waits)
         if self.pace:
             self.pace.end_step(self.loader, due.report)
+        # an evaluation or a save may follow: the threads that look for a stuck run then wait longer
         ends_part = step % len(self.loader) == 0 or (self.evaluate_every and step % self.evaluate_every == 0)
         if self._progress:
             self._progress.note(step, is_longer=bool(due.save or ends_part))
@@ -346,6 +347,7 @@ class Exact:
         says that it is due."""
         step = self.loader.step
         is_last = step == self.total_steps
+        # the next end_step() whose gradients were taken by an optimizer asks for this save again
         if self._waits and not is_last:
             return
         if self._waits:
@@ -353,20 +355,25 @@ class Exact:
                 f"warning: step {step} is the last one, and its gradients wait for an optimizer step: a "
                 "longer run will not continue exactly from its checkpoint"
             )
+        # the host waits for the device here: a checkpoint must not hold a step whose verdict is not known
         self._apply(self._guard.settle())
+        # the run may diverge: a state that is written now would push a good checkpoint out
         if self.state.bad_in_a_row and not self.is_stopping:
             return
         if self._replicas and (self.is_stopping or is_last):  # no step follows
             self._replicas.compare_now(step)
+        # the votes of the next step carry the digests: a save needs no collective of its own
         elif self._replicas:
             self._replicas.note(step)
         if self.loader.receipt.step != step:  # the loop has not done it with a report
             self.loader.commit(step, self.saver.folder)
+        # rank 0 copies the state to host memory here, and a thread writes it; the others do not wait
         if ranks.is_first() or self.state.is_sharded:
             if self.is_stopping:
                 self.saver.collect(wait=True)  # a write that failed is tried again
             capture = functools.partial(self.state.capture, step)
             self.saver.save_checkpoint(step, self.state.run, capture, self._is_planned(step))
+        # also if the write fails later: the saver reports it then, and the next planned save tries again
         self._save_is_late = False
         self._saved = step
         self.saves.saved_at = time.monotonic()
@@ -389,8 +396,9 @@ class Exact:
             is_asked = self._replicas.compare_now(self.loader.step, is_asked)
         elif ranks.world_size() > 1:  # nothing is trained
             is_asked = ranks.maximum(float(is_asked), self._device()) > 0
+        # an evaluation has no votes: this is the first moment since its start at which all ranks agree
         self.is_stopping = is_asked
-        self.reported_at = time.monotonic()
+        self.reports.reported_at = time.monotonic()
         return is_asked
 
     def stop(self, saves: bool = True) -> None:
@@ -405,13 +413,16 @@ class Exact:
         if self._saved != self.loader.step and not self._waits:
             self._save_is_late = True
             self.save()
+        # a process must not end while this thread reads the store: the wait for it is here
         signals.unfollow()
         self._end_watch()
+        # rank 0 waits for its last write; the other ranks have none
         lost = self.saver.finish()
         if self.pace and self.pace.lost >= self._slow_rank:
             self.say(f"{self.pace.lost:.0%} of the time was lost to the slowest rank")
         if ranks.is_first():
             lost.append(self.loader.receipt.finish(self.saver.folder))
+        # last: from here on another run may take the folder
         self._release()
         if any(lost):
             raise NotSaved("; ".join(filter(None, lost)))
@@ -426,7 +437,7 @@ class Exact:
 
     def keep_machines(self, history: list[dict[str, Any]]) -> None:
         """Write these machines, which have computed the run, into each checkpoint and each digest."""
-        self._machines.history = history
+        self.machines.history = history
         self.state.machines = history
         self.saver.machines = history
 
@@ -439,62 +450,13 @@ class Exact:
         shards = getattr(self.forward, "exact_shards", None)
         if shards is None:
             return
+        # the batch of the next step was handed out: its shards have added to gradients and sums
         if self.loader.step != finished:
             shards.undo()
         shards.detach()
 
     def _device(self) -> torch.device:
         return accelerator.device_of(self.model)
-
-    def _has_shards(self) -> bool:
-        return hasattr(self.forward, "exact_shards")
-
-    def _choose(self) -> SavedState | None:
-        """Return the state to continue from on rank 0, or None. The state is loaded, unless it is sharded.
-        Raises BadInput."""
-        if self._lock:
-            self._lock.hold()
-        if self._writes:
-            self.state.check_saveable()
-            refuse_links(self.saver.folder)
-        wanted = self._events.choose_checkpoint()
-        if wanted == "never":
-            return None
-
-        def load(state: SavedState) -> None:
-            is_other = self._machines.compare_starts(state)
-            self.state.is_other_machine = is_other
-            self.loader.receipt.expects_same = not is_other
-            self.state.load(state, self.most_steps)
-
-        is_whole = not self.state.is_sharded  # otherwise each rank reads its part
-        path, state = choose(wanted, self.saver.checkpoints, load, is_whole)
-        if state is None:
-            self._say_what_was_lost()
-            return None
-        if wanted == "auto":
-            self.state.run = state["run"]
-        end = f" of {self.total_steps}" if self.total_steps else ""
-        epoch = max(1, math.ceil(state["step"] / len(self.loader)))
-        self.say(f"resumed from {path}: epoch {epoch}, step {state['step']}{end}")
-        if change := self.state.schedule.change:
-            self.say(f"the schedule of the checkpoint is another one: {change}")
-        for note in self.state.take_notes():
-            self.say(note)
-        return state
-
-    def _say_what_was_lost(self) -> None:
-        """Say that the start before this one was killed before its first save, if it was. Called on rank 0
-        before the first step: the receipt has the steps of that start still."""
-        step = self.loader.receipt.find_last_step(self.saver.folder) if self._writes else 0
-        was_killed = self._lock is not None and self._lock.was_left
-        if step or was_killed:
-            after = f" after step {step}" if step else ""
-            self.say(
-                f"warning: the start before this one ended{after} without a save: this one begins again at "
-                "step 1. A save every 5 minutes: --save_every 300s, in a loop of your own "
-                "save_every=Interval(300, 's')"
-            )
 
     def _end_watch(self) -> None:
         """End the thread that looks whether the run moves."""
@@ -505,14 +467,15 @@ class Exact:
 
     def _release(self) -> None:
         """Release the folder of a loop of one's own, on the rank that holds it."""
-        if self._lock:
-            self._lock.release()
+        if self.lock:
+            self.lock.release()
 
     def _watch(self, step: int) -> None:
         """Make what watches each step, after the weights were loaded. step: the steps before the first."""
         objects = self.state.objects
         several = ranks.world_size() > 1
         shards = getattr(self.forward, "exact_shards", None)
+        # The numbers of all watchers travel in one tensor: each rank needs the same list in the same order.
         watchers: list[Watcher] = []
         if several:
             from bootfile.exact.pace import Pace
@@ -530,19 +493,21 @@ class Exact:
         if shards or several:
             from bootfile.exact.loss_means import LabelMeanWatcher  # one process divides as the loss does
 
-            self._label_mean = LabelMeanWatcher(self.model, self._refuse_mean)
+            self._label_mean = LabelMeanWatcher(self.model, self.has_shards, self.say_once)
             self._label_mean.watch(self.forward)
             watchers.append(self._label_mean)
         watchers += [
             Agreement(self._is_asked_to_stop, self._stop_at_next_save),
             Agreement(self._is_save_late, self._note_late_save),
-            Agreement(self._is_report_late, self._note_late_report),
+            Agreement(self._is_report_late, self.reports.note_late),
             Agreement(self._wants_change, self._note_change),
         ]
+        # torch calls it at each optimizer step of the process from here on
         self._steps = OptimizerSteps(objects, self.state.before_step, self.say_once)
         if self.pace:
             self.pace.watch(self._steps.optimizers)
         self._guard = Guard(self.model, *self._steps.optimizers, watchers=watchers)
+        # a mask of an attention is infinite from the start: a save refuses only what became so in training
         self.saver.infinite = find_infinite(self.model.state_dict())
 
     # The questions to all ranks, and what their answers change (watchers.py).
@@ -560,14 +525,7 @@ class Exact:
         self._save_is_late = True
 
     def _is_report_late(self) -> bool:
-        """Return whether a report by time is due, once for each report. Only the clock of rank 0 counts."""
-        if self._report_every is None or self._has_asked or not ranks.is_first():
-            return False
-        self._has_asked = self._report_every.has_passed(time.monotonic() - self.reported_at)
-        return self._has_asked
-
-    def _note_late_report(self) -> None:
-        self._report_is_late = True
+        return ranks.is_first() and self.reports.ask()
 
     def _wants_change(self) -> bool:
         return self.processes.wants_change(self)
@@ -587,13 +545,16 @@ class Exact:
 
     def _vote(self, loss: torch.Tensor | None) -> bool:
         assert self._steps is not None
+        # once a step: a write that has failed since is reported now, in the thread of the loop
         self.saver.collect()
+        # groups that the loop has added since the restart get their state before a step uses them
         self.state.before_step()
         if self._steps.optimizers:
             rate = self._steps.optimizers[0].param_groups[0].get("lr")
             if isinstance(rate, torch.Tensor):
                 rate = rate.clone()  # scheduler.step() changes it
             self.rate = rate
+        # all ranks meet here: this is the collective of a step, besides that of the gradients
         takes_step = self._guard.vote(loss)
         if self.pace:
             self.pace.end_vote()
@@ -601,37 +562,23 @@ class Exact:
 
     def _find_due(self, step: int) -> Due:
         """Return what is due after a step; the same on every rank."""
-        reports = self._is_report_due(step)
+        reports = self.reports.is_due(step, len(self.loader))
         saves = self._is_planned(step)
+        # the gradients of several batches are added up: a checkpoint would lose them
         if self._waits and step != self.total_steps:
             self._save_is_late = saves
             saves = False
+        # the receipt and the metrics then end with the step of the checkpoint
         elif self.is_stopping or saves:
             reports = True
             saves = True
         if reports:
-            self._report_is_late = False
-            self._has_asked = False
-            self.reported_at = time.monotonic()
+            self.reports.end()
         return Due(reports, saves)
-
-    def _is_report_due(self, step: int) -> bool:
-        """Return whether a report is due; the same on every rank. If report_every counts seconds, one is also
-        due after the first step. One is due after each epoch, and before each evaluation."""
-        if self._report_after is not None:
-            return step in self._report_after
-        if self.evaluate_every and step % self.evaluate_every == 0:
-            return True
-        every = self._report_every
-        if every is None:
-            return False
-        if every.unit == "s" and (self._report_is_late or step == self._first):
-            return True
-        return every.ends_at(step, len(self.loader)) or step % len(self.loader) == 0
 
     def _is_planned(self, step: int) -> bool:
         """Return whether save_every asks for a save after this step, or one is late."""
-        if not self._writes:
+        if not self.writes:
             return False
         is_last = step == self.total_steps
         return self._save_is_late or is_last or self.saves.every.ends_at(step, len(self.loader))
@@ -659,33 +606,6 @@ class Exact:
                 f"(--max_bad_steps): {kept}; lower --lr, or check the data"
             )
 
-    def _refuse_mean(self) -> None:
-        """Raise BadInput, or print one warning without --exact_shards: a loss is not a mean over samples."""
-        line = (
-            "the loss is not a mean over samples (it divides by the weights of the labels, or labels are "
-            "ignored): the gradients that "
-        )
-        if self._has_shards():
-            raise BadInput(
-                f"--exact_shards: {line}are averaged over shards are not those of one batch. Expected a mean "
-                "over samples, as (loss_of_each_sample * weight_of_its_label).mean()"
-            )
-        self.say_once(
-            f"warning: {line}{ranks.world_size()} processes average are not those of one process. "
-            "guides/own_step.md shows a step that divides by the sum over all processes",
-            "mean",
-        )
-
-    def _warn_of_generators(self) -> None:
-        """Print one warning that names generators which neither a checkpoint nor the loader knows."""
-        parts = {"model": self.model, "criterion": self.criterion, "collate_fn": self.loader.collate_fn}
-        if paths := self.loader.find_unknown_generators(parts, self.state.objects):
-            self.say(
-                f"warning: {', '.join(paths)}: random number generators of your own, whose numbers a restart "
-                "does not repeat. Use torch's global one, or call checkpoint.add(name=generator) before "
-                "resume(). One of a collate_fn repeats its numbers, but only at the same number of processes"
-            )
-
     def _save_while_waiting(self) -> None:
         """Save and exit. Called in the loop's thread while it waits for data that may never come, after the
         process was asked to stop (bootfile/processes/waits.py)."""
@@ -693,6 +613,7 @@ class Exact:
             return
         self.is_stopping = True
         began = self._first - 1
+        # no step of this start has ended: the checkpoint that it began with is the newest state
         if self.loader.step == began:
             self._exit(began)
         self.save()  # it returns if gradients wait for an optimizer step
@@ -715,13 +636,15 @@ class Exact:
                 signals.hear(rank, number)
         if ranks.is_first():
             self.saver.collect(wait=True)
+        # every rank has to leave with the same code, and only rank 0 knows about the writes
         if hopeless := ranks.broadcast_object(self.saver.hopeless):
             raise NotSaved(hopeless)
-        self._events.stopping(step, self.saver.durable)
+        self.events.stopping(step, self.saver.durable)
+        # a launcher ends the other ranks as soon as one has ended: none may leave before all have come so far
         if ranks.world_size() > 1:
             torch.distributed.barrier()
         self._end_watch()
-        self._events.leaving()
+        self.events.leaving()
         self._release()
         errors.leave(signals.exit_code())
 

@@ -10,6 +10,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from bootfile.ground import accelerator
+from bootfile.ground.errors import BadInput
+from bootfile.processes import ranks
 
 _NAMES = ("cross_entropy", "nll_loss", "linear_cross_entropy")  # the last one since torch 2.12
 _OF_LABELS: dict[Any, inspect.Signature] = {
@@ -35,6 +37,7 @@ class LabelMean(TorchFunctionMode):
     _is_other: torch.Tensor | None = None  # bool []: whether a divisor since watch() was not `labels`
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # torch calls this for each function of torch while the mode is on: most are none of the three
         result = func(*args, **(kwargs or {}))
         if func in _OF_LABELS:
             bound = _OF_LABELS[func].bind(*args, **(kwargs or {}))
@@ -57,6 +60,7 @@ class LabelMean(TorchFunctionMode):
         self.resume()
         if not torch.is_grad_enabled():
             return
+        # a model may return its loss: it was computed inside the forward pass, which the mode has not seen
         for leaf in tree_flatten(output)[0]:
             if isinstance(leaf, torch.Tensor) and leaf.ndim == 0:
                 for node in _find_means(leaf):
@@ -84,6 +88,7 @@ class LabelMean(TorchFunctionMode):
     def stop(self, device: torch.device) -> torch.Tensor:
         """See no more losses until the next watch(). Return whether a loss with a gradient since the last one
         was not a mean over samples: float32 [1] on the device, 1 or 0, without synchronising."""
+        # a tensor on the device: the answer travels with the vote, and the host does not wait
         is_other = self._is_other
         self.forget()
         if is_other is None:
@@ -126,13 +131,16 @@ class LabelMeanWatcher:
     """Asks whether a loss of any rank was not a mean over samples (watchers.py): gradients that ranks or
     shards average are not those of one batch then.
 
-    model: its device has the answer. refuse: called on every rank after such a step.
+    model: its device has the answer.
+    has_shards: whether the model computes in exact shards: such a loss is refused then, and else warned of.
+    say_once: prints the first line of a subject on rank 0.
     """
 
-    def __init__(self, model: torch.nn.Module, refuse: Callable[[], object]):
+    def __init__(self, model: torch.nn.Module, has_shards: bool, say_once: Callable[[str, str], object]):
         self._seen = LabelMean()
         self._model = model
-        self._refuse = refuse
+        self._has_shards = has_shards
+        self._say_once = say_once
 
     def watch(self, forward: torch.nn.Module) -> None:
         """See the losses between a forward pass and the vote. forward: the module that the loop calls.
@@ -163,6 +171,23 @@ class LabelMeanWatcher:
     def judge(self, maxima: list[float]) -> None:
         if maxima[0] > 0:
             self._refuse()
+
+    def _refuse(self) -> None:
+        """Raise BadInput, or print one warning without exact shards: a loss is not a mean over samples."""
+        line = (
+            "the loss is not a mean over samples (it divides by the weights of the labels, or labels are "
+            "ignored): the gradients that "
+        )
+        if self._has_shards:
+            raise BadInput(
+                f"--exact_shards: {line}are averaged over shards are not those of one batch. Expected a mean "
+                "over samples, as (loss_of_each_sample * weight_of_its_label).mean()"
+            )
+        self._say_once(
+            f"warning: {line}{ranks.world_size()} processes average are not those of one process. "
+            "guides/own_step.md shows a step that divides by the sum over all processes",
+            "mean",
+        )
 
     def end(self) -> None:
         """See no more losses, because the step cannot end."""

@@ -50,6 +50,7 @@ class Machines:
         step = state["step"]
         if not saved:
             return False
+        # the machine of the last start; earlier ones were compared at its restart
         before = saved[-1]
         now = facts.describe()
         difference = differences.other_instructions(before, now)
@@ -88,7 +89,9 @@ class Machines:
         if self._is_on_cpu and not is_fixed:
             self._set_threads(before.get(THREADS))
         now = facts.describe()
+        # every rank calls it, whatever rank 0 has found in a checkpoint
         self._compare_ranks(now)
+        # the history of a run has one machine for each start: that of rank 0
         now = ranks.broadcast_object(now)
         known = [differences.without_step(machine) for machine in self.history]
         if now not in known:
@@ -98,6 +101,7 @@ class Machines:
 
     def _set_threads(self, saved: int | None) -> None:
         """Set the threads of this process: those that the user names, those of the run, or a first number."""
+        # all ranks gather: the cores of a node are divided by the processes that it has
         place = threads.find_place()
         of_this_node = threads.choose(ranks.gather_objects(list(place)))
         number = self._wanted_threads or saved or of_this_node
@@ -113,6 +117,7 @@ class Machines:
     def _compare_ranks(self, now: facts.Facts) -> None:
         """Compare the machines of all ranks. Raises BadInput on every rank, or prints a warning."""
         everyone = ranks.gather_objects(now)
+        # each rank finds the same difference, so all of them raise or only warn
         for rank, other in enumerate(everyone):
             difference = differences.other_instructions(everyone[0], other)
             if difference is None:

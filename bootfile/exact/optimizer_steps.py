@@ -27,6 +27,7 @@ class _Steps:
 
     def end_batch(self) -> bool:
         """Return whether a gradient has changed since the last step. Called after each batch."""
+        # a gradient that no step has seen is another tensor, or was written again in place
         gradient, changes, weights = self._versions()
         gradient_before, changes_before, weights_before = self._version
         if weights != weights_before:  # a step that called no hook
@@ -68,6 +69,7 @@ class OptimizerSteps:
     ):
         self.warn = warn
         self._before_step = before_step
+        # an optimizer inside another one, as in Lookahead, steps with it
         every = [_Steps(optimizer) for optimizer in find_optimizers(objects)]
         inner = {id(optimizer) for steps in every for optimizer in steps.inner}
         self._saved = [steps for steps in every if id(steps.optimizer) not in inner]

@@ -52,6 +52,7 @@ def follow(
     _check_generators(saved["generators"], here["generators"])
     for name, groups_here in here["groups"].items():
         groups_there = saved["groups"].get(name, groups_here)
+        # the number of each parameter in the checkpoint; equal to 0, 1, 2, ... if no line was moved
         places = _places(name, groups_there, groups_here)
         if places == list(range(len(places))):
             continue
@@ -83,6 +84,7 @@ def _names(objects: dict[str, Any]) -> dict[int, str]:
             continue
         prefix = "" if owner == "model" else f"{owner}."
         for name, parameter in value.named_parameters(remove_duplicate=False):
+            # the alphabet decides, not the order of the modules: a line that is moved must not change a name
             path = prefix + name
             names[id(parameter)] = min(path, names.get(id(parameter), path))
     return names

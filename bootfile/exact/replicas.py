@@ -51,6 +51,7 @@ class Replicas:
         if self._wrapper is None:
             return
         try:
+            # after a whole backward() DistributedDataParallel waits for nothing, and this returns at once
             self._wrapper.reducer._check_reducer_finalized()
         except RuntimeError:
             module = self._wrapper.module
@@ -110,7 +111,9 @@ class Replicas:
                 digest = torch.stack([ranks.digest(tensor).to(device) for tensor in tensors.values()])
             names.append(list(tensors))
             digests.append(digest)
+        # kept on this rank: it is sent only if the sums below show a difference
         self._noted = _Note(step, names, digests)
+        # a sum of 64 bits in numbers of float32, which travel with the losses and hold 24 bits each
         whole = torch.stack([_add_in_order(digest) for digest in digests])
         numbers = torch.cat([whole, whole >> _BITS])
         numbers = numbers - (numbers >> _BITS) * 2**_BITS  # the low bits
@@ -137,6 +140,7 @@ class Replicas:
         their tensors. Raises BadInput for a parameter, and warns of a buffer."""
         assert self._noted is not None
         step, names, digests = self._noted
+        # all ranks come here: each has seen the same maxima
         of_ranks = ranks.gather_objects([digest.tolist() for digest in digests])
         for place, name in enumerate(names[0]):
             if rank := _find_other_rank(of_ranks, 0, place):

@@ -87,6 +87,7 @@ class Saver:
         run: the id of the run. capture: returns the state.
         is_planned: false if it is saved only because the run stops: an uninterrupted run does not have it.
         """
+        # this step may be saved already, as the last one before a signal
         if not self._agree(self.step != step):
             return
         self.step = step
@@ -165,6 +166,7 @@ class Saver:
             step_on_disk = min(step, newest)
         else:
             step_on_disk = step
+        # save_checkpoint() does not write that of this step again
         self.step = step_on_disk
         self.durable = step_on_disk
         self._digested = step_on_disk
@@ -173,6 +175,7 @@ class Saver:
 
     def collect(self, wait: bool = False) -> None:
         """Report the writes that have ended with an error. wait: wait for those in flight first."""
+        # in the order of the writes: a later success of the same kind of file takes a failure back
         while self._writes and (wait or self._writes[0].future.done()):
             name, _, future = self._writes.popleft()
             if error := future.exception():
@@ -213,8 +216,10 @@ class Saver:
 
         copies = self._states if step else self._weights
         try:
+            # the loop waits here for the disk, if the copy of the last save is still being written
             if step or any(in_flight.copies is copies for in_flight in self._writes):
                 self.collect(wait=True)
+            # the loop continues when the state is in host memory: the next step may change the tensors
             copy = copies.make(capture())
             self._digested = step or self._digested
             if ranks.is_first():
@@ -273,10 +278,12 @@ class Saver:
             self._is_readable = True
         facts = {"shards": state["shards"]} if self.by_rank else {}
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
+        # it has its name only when all of it is on the disk: until here the run continues from the one before
         files.write(path, state, step=state["step"], run=run, **facts)
         self.durable = state["step"]
         self._marked = None
         self._refusals = 0
+        # only now: the checkpoints before are needed until the new one is known to be whole
         files.keep(path, self.keep, self._whole)
         if self.saved:
             self.saved(state["step"])
@@ -291,6 +298,7 @@ class Saver:
             os.makedirs(folder, exist_ok=True)
             if self.durable:
                 self.log(f"warning: {folder} was deleted and is created again: older checkpoints are lost")
+        # a killed start may have left temporary files, and the disk no room for both
         sweep(folder)
         space = os.statvfs(folder)
         size = size_of(state)
@@ -305,6 +313,7 @@ class Saver:
         reason = f"{name} was not saved: {describe(error, self.folder)}"
         if ranks.is_first():  # only it learns later whether a write succeeds
             self._failures[os.path.splitext(name)[1]] = reason
+        # a later save of the same step, as the last one before a signal, tries the write again
         self.step = self.durable
         if isinstance(error, OSError) and error.errno in _FINAL:
             self._refusals += 1
@@ -337,6 +346,7 @@ class HostCopies:
         self._size = size_of(state) + _PADDING
         copy: dict[str, Any] = self._copied(state, ())
         if module := accelerator.in_use():
+            # the copies were only started: the next step must not change what they read
             stream = module.current_stream() if hasattr(module, "current_stream") else module
             stream.synchronize()  # the copies from the device have arrived
         return copy

@@ -42,6 +42,7 @@ class ScheduleState:
         self.change = ""  # how the schedule of the checkpoint differs from this one
         self.edited: list[str] = []  # a line for each other hyperparameter that began with another value
         self._check()
+        # before the first step, and before a checkpoint is loaded: a schedule changes these values
         self._groups = [_hyperparameters(group) for group in optimizer.param_groups]
         self._began = plain(scheduler.state_dict()) if scheduler else {}
 
@@ -70,6 +71,7 @@ class ScheduleState:
             )
         else:
             self.scheduler.load_state_dict(saved["state"])
+        # after the schedule, whose steps have changed the groups
         self._load_groups(saved)
 
     def _check(self) -> None:
@@ -117,6 +119,7 @@ class ScheduleState:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # torch warns if a scheduler steps before its optimizer
+                # the steps of the schedule only, in a moment at the start: no batch is read for it
                 for _ in range(saved["calls"]):
                     self.scheduler.step()
         except ValueError as error:  # OneCycleLR after its last step

@@ -95,6 +95,7 @@ def find_slowest(times: Sequence[Times], nodes: Sequence[Node], waits_inside: bo
     times: of each rank, at least two. waits_inside: whether ranks also wait for each other unseen while they
     compute (FSDP, torch.nn.SyncBatchNorm): then a slow rank shows only in its data.
     """
+    # every rank has the times of all, so each finds the same one without a further collective
     slowest = measure(times, (0,), waits_inside)
     for rank in range(1, len(times)):
         slow = measure(times, (rank,), waits_inside)
@@ -104,6 +105,7 @@ def find_slowest(times: Sequence[Times], nodes: Sequence[Node], waits_inside: bo
         if not 1 < len(node.ranks) < len(times):
             continue
         whole = measure(times, node.ranks, waits_inside)
+        # a node is named only if its ranks are slow one by one: else it is one slow rank of it
         least = min(_cost_alone(times, rank, node, waits_inside) for rank in node.ranks)
         if least > whole.cost * _HALF > 0 and whole.cost > slowest.cost * _HALF:  # all its ranks are slow
             slowest = whole
@@ -182,6 +184,7 @@ class Announcer:
             return
         named = self._named
         if named:
+            # the rank that was named stays it until it is not slow, or another one clearly costs more
             now = measure(times, named.ranks, waits_inside, named.phase)
             self._lost += now.cost * steps
             self._passed += now.duration * steps

@@ -135,10 +135,12 @@ class RunState:
     def check_saveable(self) -> None:
         """Raise BadInput if a checkpoint cannot hold the present state. Tensors are not copied."""
         try:
+            # rank 0 asks before the first step; the tensors are those that a save would copy
             objects = self.capture(0)["objects"]
             files.check_readable(objects)
         except Exception as error:  # the objects may be the user's own
             raise BadInput(f"a checkpoint cannot be saved: {error}") from error
+        # the state of an optimizer alone does not bring a tensor back: it has to be in a module
         optimizers = self._optimizers()
         modules = {name: saved for name, saved in objects.items() if name not in optimizers}
         held = set()  # the addresses of the tensors that a checkpoint holds
@@ -210,6 +212,7 @@ class RunState:
                 f"it is of step {state['step']}, and this run ends at step {total_steps}: raise --epochs or "
                 "--max_steps, or use another --output_dir"
             )
+        # nothing was changed so far: another checkpoint may be tried after a refusal
         self._check_objects(state["objects"])
         if not self._find_missing_groups(state):  # otherwise before_step() does it
             self._give_by_name(state)
@@ -237,6 +240,7 @@ class RunState:
         for name, optimizer in self._optimizers().items():
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             objects[name] = {"state": dict(enumerate(parameters))}
+        # whole tensors stay on rank 0: each rank gets only its part of a sharded one
         state = dtensors.broadcast(state, {"objects": objects})
         if state and "shards" in state:
             from bootfile.exact import dtensor_files
@@ -273,6 +277,7 @@ class RunState:
                 value.load_state_dict(saved[name])
         if not self._later:
             self._restore_optimizers(state)
+        # compared after the first step of the loop, which may freeze layers by its epoch
         self._frozen_before = set(state["frozen"])
         self.bad_steps = state["bad_steps"]
         self.bad_in_a_row = state["bad_in_a_row"]
@@ -282,6 +287,7 @@ class RunState:
     def before_step(self) -> None:
         """Load the state of parameter groups that the loop has added since restore(). Call it before each
         optimizer step. Raises BadInput if groups are still missing at the first one."""
+        # in nearly all runs restore() has loaded everything, and nothing is left for this
         if self._later:
             if missing := self._find_missing_groups(self._later):
                 raise BadInput(
@@ -355,6 +361,7 @@ class RunState:
             for kept, loaded in zip(groups[name], optimizer.param_groups, strict=True):
                 kept.update(loaded)
             optimizer.param_groups = groups[name]
+        # last: the schedule sets values in the groups that were just loaded
         self.schedule.load(state["schedule"])
         self._notes += self.schedule.edited
 

@@ -34,6 +34,7 @@ class Statistics:
             if is_bad is True:
                 values = good
             else:
+                # the host does not learn the answer here: the device selects without a wait
                 values = torch.where(is_bad, good, _flat(buffers))
             self._after_loss[dtype] = values
             parts = values.split([buffer.numel() for buffer in buffers])

@@ -42,6 +42,7 @@ def find_unstable(dataset: Any, read: Callable[[np.ndarray], Any]) -> int | None
     At least two samples are read, and more for up to half a second. read(id): returns a digest of a sample.
     id: int64 [1].
     """
+    # an item may be slow: the start of a job does not wait longer than this for a warning
     end = time.monotonic() + _AGAIN
     for place, id in enumerate(_spread(len(dataset))):
         if read(id[None]) != read(id[None]):
@@ -73,6 +74,7 @@ def hash_value(value: Any) -> int:
 def hash_rows(values: Any) -> np.ndarray:
     """Return hash_value() of each row, int64 [n]. values: a tensor [n, ...], or a list."""
     if isinstance(values, torch.Tensor) and values.dtype != torch.bfloat16 and len(values):
+        # one call for all rows: a loop over them would take longer than reading the batch
         rows = values.numpy()
         if rows.ndim == 1 and rows.dtype.kind in "iub":
             return rows.astype(np.int64)

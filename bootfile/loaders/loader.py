@@ -68,6 +68,7 @@ class Stage:
 
     def end(self, copy: Copy) -> tuple[Any, Any]:
         """Return (inputs, targets) for use on the caller's stream."""
+        # the caller's kernels wait for the copy on the device; the host does not
         if copy.ready:
             current = accelerator.of(self.device).current_stream(self.device)
             current.wait_event(copy.ready)
@@ -88,6 +89,7 @@ class MoveToDevice(Stage):
         """Start moving (inputs, targets) to the device."""
         if self.stream is None:
             return Copy(self._move(data[0]), self._move(data[1]))
+        # a stream of its own: the copy runs while the device computes the step before
         with accelerator.of(self.device).stream(self.stream):
             inputs = self._move(data[0])
             targets = self._move(data[1])
@@ -198,6 +200,7 @@ class Loader:
 
         Exact calls it on each rank before the first step. part: of an epoch, in steps, see BatchSampler.
         """
+        # from here on the batches of this loader seed the process; those of others restore what they draw
         generators.lead(self)
         self.step = step
         self.plan.sampler.part = part
@@ -228,12 +231,14 @@ class Loader:
     def commit(self, step: int, folder: str) -> None:
         """Chain the receipt up to step `step`, on all ranks; rank 0 appends it to FOLDER/receipt.bin."""
         self._compare_repeated(folder)
+        # the sums of the steps since the last commit, of this rank's samples
         sums = torch.from_numpy(self.receipt.take())
         if self.receipt.shared is None:
             sums = ranks.total(sums, self.to_device.device)
         else:  # share() has sent the sums of each step already
             sums = torch.cat([*self.receipt.shared, sums])
             self.receipt.shared = []
+        # every rank has the whole receipt, so any of them could continue it; rank 0 writes the file
         self.receipt.chain(step, len(self), sums.cpu().numpy(), folder if ranks.is_first() else None)
 
     def _compare_repeated(self, folder: str) -> None:
@@ -294,23 +299,27 @@ class Loader:
         step = sampler.step
         epoch = sampler.epoch
         missing = sampler.remaining
+        # before a batch is read: only the training loader has one position for the whole run
         if generators.leads(self) and missing and step != self.step:
             raise BadInput(
                 f"the training loader is at step {step} after {self.step} batches: do not leave an epoch "
                 "early or iterate it a second time; open another loader for that"
             )
         shards = itertools.cycle(range(self._shards))
+        # if the caller leaves the epoch early, the engine ends its work here
         with contextlib.closing(self._copies()) as copies:
             while True:
                 following = self._next(copies)
                 if following is None:
                     break
                 batch, copy = following
+                # when the batch is handed out, not when it was read: batches ahead are none of a step yet
                 self.receipt.add(batch.ids, batch.labels, batch.crops)
                 delivered = self.to_device.end(copy)
                 shard = next(shards)
                 self._seed(step, generators.BATCH, shard)  # after the loading, which may draw in this process
                 self.is_whole = shard == self._shards - 1
+                # before the caller computes: a signal in this step finds the right number
                 self.step = step + 1
                 self.batch = batch
                 if self.is_whole:
@@ -334,6 +343,7 @@ class Loader:
         # without workers, the engine reads items in this process, and they may draw
         random_numbers = contextlib.nullcontext() if generators.may_seed(self) else generators.restored()
         try:
+            # the thread of the loop waits here; a request to stop may be served meanwhile (waits.py)
             with random_numbers, waiting():
                 return next(copies, None)
         except Unavailable:
@@ -375,6 +385,7 @@ class Loader:
     def _copies(self) -> Generator[tuple[Batch, Copy], None, None]:
         """Yield batches with their started copies, on a GPU one batch ahead."""
         begun: collections.deque[tuple[Batch, Copy]] = collections.deque()  # at most self._ahead + 1
+        # the engine works in other threads or processes; this generator runs in the thread of the loop
         with contextlib.closing(self.engine.run(self.plan)) as batches:
             for batch, data in batches:
                 try:
@@ -385,6 +396,7 @@ class Loader:
                 finally:  # also if the caller leaves the epoch: the engine then frees or reuses its memory
                     if self.engine.reuses_memory:
                         self.to_device.wait()
+            # the engine has no more: the batches that are on the device already follow
             while begun:
                 yield begun.popleft()
 

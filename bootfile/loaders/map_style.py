@@ -65,6 +65,7 @@ def map_style_loader(
     fetcher = Fetcher(dataset, collate_fn)
     if isinstance(workers, int):
         workers = Workers(workers, accelerator.has_streams(device))
+    # before the workers of the training start: what it finds is part of the plan
     fetcher.look(workers)
     index = Index(len(dataset), fetcher.fingerprint, class_names_of(dataset))  # type: ignore[arg-type]
     plan = Plan(index, sampler, draw_seeds)
@@ -119,6 +120,7 @@ class Fetcher:
         again, or in another worker. Raises BadInput if workers would share a connection of the dataset."""
         if workers.forks:
             check_connections({"dataset": self.dataset, "collate_fn": self.collate_fn}, "")
+        # two workers, if there are some: an item may differ from process to process
         results = workers.call(self._look, min(2, workers.count))
         digest, self._draws, changed = results[0]
         self.__dict__["fingerprint"] = digest  # the cached_property
@@ -220,10 +222,12 @@ class Fetcher:
         and that batch is read again. The call changes the state of the global generators.
         """
         if not self._draws and not self._held:
+            # nothing was seeded: if the state is the same afterwards, no item has drawn
             before = generators.snapshot()
             items = [self._read_again(id) for id in ids.tolist()]
             if generators.snapshot() == before:
                 return items
+            # from here on this process seeds each item; the items of this batch are read again, seeded
             self._draws = True
         items = []
         for id, seed in zip(ids.tolist(), seeds.tolist(), strict=True):
@@ -257,6 +261,7 @@ class Fetcher:
 
     def _empty(self) -> tuple[np.ndarray, tuple[Any, Any]]:
         """Return a batch without rows: a rank's part of a last batch may be empty."""
+        # one item is read for its shape: the step has as many collectives on this rank as on the others
         first = np.zeros(1, np.int64)
         labels, batch = self.collate(self.items(first, first), 0, first)
         return labels[:0], tree_map_only(torch.Tensor, _take_no_rows, batch)

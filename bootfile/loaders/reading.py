@@ -23,6 +23,7 @@ def reading(name: str) -> Iterator[None]:
     Workers and threads that read call it for each sample.
     """
     process = os.getpid()
+    # a fork has the table of its parent, but not its thread
     if process not in _watched:
         _watched.add(process)
         _reads.clear()
@@ -39,6 +40,7 @@ def _watch() -> None:
     limit = _PATIENCE  # seconds until the next line
     while True:
         time.sleep(_POLL)
+        # other threads write to it: the copy is taken at once
         reads = [*_reads.copy().values()]
         start, name = min(reads, default=(time.monotonic(), ""))
         waited = time.monotonic() - start

@@ -58,6 +58,7 @@ def torch_loader(
         from bootfile.processes.sockets import find_short_folder
 
         find_short_folder()
+    # each rank has a DataLoader of its own, and counts its own steps: they are equally many
     steps = LoaderSteps(len(loader), seed, epochs, ranks.rank(), ranks.world_size())
     digest, is_stable = find_fingerprint(loader)
     plan = Plan(Index(steps.size, digest), steps)
@@ -90,6 +91,7 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, bool]:
         """Return (fingerprint, what is unstable or "")."""
         with generators.restored():
             try:
+                # some items are read twice, for half a second at most
                 unstable = find_unstable(dataset, read_digest)
                 if unstable is None:
                     return fingerprint(dataset, read), ""
@@ -101,6 +103,7 @@ def find_fingerprint(loader: DataLoader[Any]) -> tuple[str, bool]:
     if loader.num_workers:
         from bootfile.loaders.workers import Workers
 
+        # the worker ends after it: those of the training are forked from a process that has read nothing
         [(digest, unstable)] = Workers(1, pinned=False).call(look)
     else:
         digest, unstable = look()
@@ -167,7 +170,9 @@ class TorchBatches(Engine):
         for sampler_of_user in samplers:
             if hasattr(sampler_of_user, "set_epoch"):
                 sampler_of_user.set_epoch(sampler.epoch)
+        # again in each epoch: the sampler may have made a new generator
         self._held = generators.find_generators(self._loader)
+        # before iter(): the sampler draws the order, and the workers get their base seed
         self._seed(sampler, sampler.epoch, _ORDER)
         compares = self._compares
         self._compares = False  # what is read again later belongs to this start
@@ -176,6 +181,7 @@ class TorchBatches(Engine):
 
             # a process, the thread that sends its results, and one here that sends it the ids
             check_tasks(self._loader.num_workers, 3)
+        # the workers start here, and end with this iterator
         batches = iter(self._loader)
         for step in range(begin, end):
             if not self._loader.num_workers:  # the steps of the training draw in this process, too
@@ -185,6 +191,7 @@ class TorchBatches(Engine):
                 return
             if step < first and not compares:
                 continue
+            # a DataLoader does not tell which samples it has read, so their contents are the ids
             ids = hash_batch(batch).astype(np.int64)
             if step < first:  # the starts before this one have used it
                 self.first_repeated = begin + 1

@@ -83,6 +83,7 @@ class Workers:
                 if hasattr(function, "batch_bytes"):
                     batch_bytes = function.batch_bytes(plan)
                 _check_room(self.count, batch_bytes)
+            # the workers get a copy of the function now: what it holds must not change later
             self._loader = self.open_loader(
                 _Results(function),
                 batch_size=None,
@@ -92,6 +93,7 @@ class Workers:
                 persistent_workers=self.count > 0,
                 generator=torch.Generator(),  # otherwise a seed is drawn from the job's generator
             )
+        # with persistent workers the second epoch finds them running
         batches = self._start(self._loader, self.count)
         if self.pinned and not self.count:  # pin_memory=True of torch 2.1 would make lists of nested tuples
             batches = map(_pin, batches)
@@ -106,6 +108,7 @@ class Workers:
         this process calls it once."""
         if not self.forks:
             return [function(None)]
+        # they end when this iterator does; the workers of load() are forked later, from this process
         workers = self.open_loader(
             _Results(function),
             batch_size=None,
@@ -142,6 +145,7 @@ class Workers:
     def _start(self, loader: DataLoader[Any], count: int) -> Iterator[Any]:
         """Return iter(loader), which starts `count` workers. They begin without a garbage collector: _begin()
         starts it. Raises NotDelivered if a limit of processes and threads does not allow them."""
+        # a collection between fork and _begin() would visit objects whose threads the child does not have
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -210,6 +214,7 @@ class WorkerEngine(Engine):
         self._function = function
 
     def run(self, plan: Plan) -> Data:
+        # in the job: the workers have called the function
         for batch, images in self._workers.load(plan, self._function):
             yield batch, torch.as_tensor(images)
 
@@ -232,6 +237,7 @@ class _Results(Dataset[Any]):
 
     def __getitem__(self, batch: Batch) -> tuple[Batch, Any]:
         try:
+            # _begin() cannot raise: torch would print a traceback, so each batch tells it
             if self.refusal:
                 raise self.refusal
             return batch, self.function(batch)

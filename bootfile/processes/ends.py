@@ -34,7 +34,7 @@ class Process:
 
     def is_stopped(self) -> bool:
         """Return whether a signal (SIGSTOP) or a debugger holds the process."""
-        return _read_stat(self.pid)[0] in ("t", "T")
+        return is_stopped(self.pid)
 
     def read_status(self) -> int | None:
         """Return how an ended process has ended, as os.waitpid() does; None if it is not known: its parent
@@ -56,6 +56,11 @@ class Process:
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a signal (SIGSTOP) or a debugger holds a process of this node."""
+    return _read_stat(pid)[0] in ("t", "T")
 
 
 def _read_stat(pid: int) -> tuple[str, str]:

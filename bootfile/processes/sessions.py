@@ -1,7 +1,6 @@
 """Start processes in the background, and kill them together with all that they started."""
 
 import contextlib
-import functools
 import os
 import re
 import signal
@@ -10,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import IO, Any
 
-from bootfile.processes import signals
+from bootfile.processes import children
 
 # the line of a job with --elastic true (common/elastic/members.py): process ids by rank
 GENERATION = re.compile(r"(?:\[node \d+\] )?generation (\d+): pids ([\d ]+)")
@@ -33,15 +32,13 @@ def start(
     mark: a name, unique on this machine, that kill() finds. environment: default: that of this process.
     """
     variables = os.environ if environment is None else environment
-    return subprocess.Popen(
+    return children.start(
         command,
         env=marked(variables, mark),
         cwd=cwd,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
-        start_new_session=True,
-        preexec_fn=functools.partial(signals.die_with_parent, signal.SIGKILL),
     )
 
 

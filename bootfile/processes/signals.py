@@ -63,6 +63,11 @@ def exit_code() -> int:
     return _code
 
 
+def code_after(number: int) -> int:
+    """Return the exit code of a job that signal n has stopped."""
+    return _CODES.get(number, 128 + signal.SIGTERM)
+
+
 def end_on_interrupt() -> None:
     """Make SIGINT raise KeyboardInterrupt in the main thread, and end the process 3 s later if it still runs,
     or after the seconds of unwind_within().

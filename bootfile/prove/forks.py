@@ -1,6 +1,5 @@
 """Start scripts in forks of a process that has PyTorch loaded (fork_server.py)."""
 
-import functools
 import json
 import os
 import select
@@ -9,7 +8,7 @@ import subprocess
 import sys
 from typing import IO, Any
 
-from bootfile.processes import forking, sessions, signals
+from bootfile.processes import children, forking, sessions
 from bootfile.prove import surroundings
 
 _SERVER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "fork_server.py")
@@ -25,15 +24,13 @@ class Forks:
 
     def __init__(self) -> None:
         self._environment = surroundings.environment(seed=3)
-        self._server = subprocess.Popen(
+        self._server = children.start(
             [sys.executable, _SERVER],
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            start_new_session=True,
-            preexec_fn=functools.partial(signals.die_with_parent, signal.SIGKILL),
         )
 
     def start(

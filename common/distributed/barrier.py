@@ -41,6 +41,7 @@ def beat(name: str) -> None:
     Raises BadInput if another process has failed at the barrier.
     """
     store = ranks.store()
+    # a loop may call this for each file: one heartbeat a second is enough, and costs a round trip
     if store and time.monotonic() - _beats.get(name, 0.0) > 1:
         _beats[name] = time.monotonic()
         store = torch.distributed.PrefixStore(name, store)
@@ -90,6 +91,7 @@ def gather(
         here = store.add("here", 1)
         if here >= world_size:
             tick(store)
+    # two of all ranks poll the store; a thousand others sleep in it
     is_waker = rank == 0 or here == 1
     heartbeat = Heartbeat()
     looked_at = 0.0  # in seconds of the heartbeat, as ticked_at
@@ -99,6 +101,7 @@ def gather(
         absent = world_size - here
         if has_local_rank_0():
             heartbeat.beat(f"waiting for {absent} of {world_size} processes {doing}".rstrip())
+        # only rank 0 reports a lost rank: the others learn of it with the next tick
         if silence and rank == 0 and heartbeat.seconds - looked_at > _LOOK_EVERY:
             looked_at = heartbeat.seconds
             _look_for_lost(store, doing, beats, world_size, silence)
@@ -115,6 +118,7 @@ def gather(
             tick(store)
         else:
             time.sleep(_POLL)
+        # after a tick, or a tenth of a second: an error counts as if all had come
         here = store.add("here", 0)
     _raise_error(store, rank, world_size)
 
@@ -127,6 +131,7 @@ def wait_for(store: torch.distributed.Store, key: str, seconds: float) -> None:
         with contextlib.suppress(RuntimeError):  # the next call of the store raises it again
             store.wait([key], datetime.timedelta(seconds=seconds))
 
+    # the main thread waits for this one, and can handle a signal meanwhile
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     thread.join()
@@ -139,7 +144,9 @@ def tick(store: torch.distributed.Store) -> None:
 
 def _report(store: torch.distributed.Store, world_size: int, code: int, text: str) -> int:
     """End the wait with an error, unless there is one. Return the number of ranks that are here."""
+    # the first error counts: those of the others mostly follow from it
     store.compare_set("error", "", f"{code} {text}")
+    # now every rank leaves its loop, also if some have not come
     here = store.add("here", world_size)
     tick(store)
     return here

@@ -23,12 +23,14 @@ def select(args: argparse.Namespace, topology: Topology) -> torch.device:
 
     Raises BadInput if GPUs are missing or unusable, or if a job of one process was started as several.
     """
+    # this runs in every process, before the first message between them
     count = topology.world_size
     if count > 1 and not is_distributed(args):
         hint = "use jobs/train_ddp.py"
         if not os.path.exists(os.path.join(os.path.dirname(sys.argv[0]), "train_ddp.py")):  # a user's project
             hint = "add the blocks for several, with `python -m launch new --add ddp PROJECT`"
         raise BadInput(f"this job is one process, but {topology.source} started {count}: {hint}")
+    # the driver is asked for the number only: a process that starts others must not use a GPU
     gpus = count_gpus(args)
     promised = promised_gpus(os.environ)
     if args.enable_gpu is not False and promised and gpus < promised:

@@ -50,6 +50,7 @@ def run(main: Callable[[], object]) -> None:
     """
     global _written
     try:
+        # until the training watches its signals: Ctrl-C while data are prepared raises KeyboardInterrupt
         signals.end_on_interrupt()
         try:
             main()
@@ -60,6 +61,7 @@ def run(main: Callable[[], object]) -> None:
             if not reason:
                 raise
             raise BadInput(reason) from error
+        # main() has returned: the log, the loaders and the group of processes are closed here
         endings.end(None)
     except KeyboardInterrupt as error:
         say_error("interrupted")

@@ -85,6 +85,7 @@ def start(topology: Topology, grace: float) -> int:
     (128 + n if signal n ended it), or 0. Raises BadInput if a limit of processes and threads leaves no room.
     """
     count = topology.processes_per_node
+    # before the first child: one that finds no room for a thread would only abort
     check_room(count)
     environment = dict(os.environ)
     if topology.nodes == 1:
@@ -95,6 +96,7 @@ def start(topology: Topology, grace: float) -> int:
         host = topology.master_host
         port = topology.master_port
         store = None  # rank 0 holds it
+    # the children write their errors here: four ranks that report the same one give one line
     receive_errors, send_errors = os.pipe()
     environment |= {
         "MASTER_ADDR": host,
@@ -106,6 +108,7 @@ def start(topology: Topology, grace: float) -> int:
     }
     environment.setdefault("OMP_NUM_THREADS", str(threads.share(count)))
     environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, available_cores() // count)))
+    # the handler below is called between any two statements: it reads these two lists
     children: list[subprocess.Popen] = []
     asked: list[tuple[int, float]] = []  # received signals and their times
 
@@ -118,6 +121,7 @@ def start(topology: Topology, grace: float) -> int:
         for child in children:
             child.send_signal(number)
 
+    # from here on a signal is for the children, and this process waits for their ends
     signals.forget()
     for number in signals.SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -128,12 +132,14 @@ def start(topology: Topology, grace: float) -> int:
     for local_rank in range(count):
         place = {"LOCAL_RANK": str(local_rank), "RANK": str(topology.rank + local_rank)}
         command = [sys.executable, *sys.orig_argv[1:]]
+        # after a signal no further one begins
         if not asked:
             children.append(subprocess.Popen(command, env=environment | place, pass_fds=[send_errors]))
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if asked:  # a child that was being started when the signal came did not get it
         for child in children:
             child.send_signal(asked[0][0])
+    # only the children have it now: the pipe ends when the last of them does
     os.close(send_errors)
     if children:
         node = f" on node {socket.gethostname()}" if topology.nodes > 1 else ""
@@ -162,8 +168,13 @@ def _wait(
     first_rank: of the children. asked: the signals so far, and their times; the handler adds later ones.
     node: what names the node in a line. kills: made before the children were started.
     """
+    # only the process that starts the others needs these
+    from bootfile.ground.exit_codes import normalize
+    from bootfile.processes.children import wait_or_kill
+
     deadline = 0.0  # of the wait for the child that failed first; 0 until one has failed
     while True:
+        # twenty times a second, in the main thread: the handler of signals runs between two looks
         codes = [child.poll() for child in children]
         failed = max(range(len(children)), key=lambda place: _suspicion(codes[place]))
         code = codes[failed]
@@ -181,14 +192,14 @@ def _wait(
         status = -code if code < 0 else code << 8
         who = f"rank {first_rank + failed}{node} (pid {children[failed].pid})"
         print(f"{who} {describe(status, kills)}", file=sys.stderr)
-    if asked:
-        _end(children, grace + GRACE)
+    seconds = GRACE
+    if asked:  # the handler has sent them the signal
+        seconds += grace
     else:
         for child in children:
-            if child.poll() is None:
-                child.terminate()
-        _end(children, GRACE)
-    return code if code > 0 else 128 - code
+            child.terminate()  # it sends nothing to one that has ended
+    wait_or_kill(children, seconds)
+    return normalize(code)
 
 
 def _suspicion(code: int | None) -> int:
@@ -203,18 +214,6 @@ def _suspicion(code: int | None) -> int:
     return 3 if code > 0 else 4
 
 
-def _end(children: list[subprocess.Popen], seconds: float) -> None:
-    """Wait until all children have ended, and kill the others after `seconds`."""
-    deadline = time.monotonic() + seconds
-    for child in children:
-        try:
-            child.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # it waits for a mount that hangs
-                child.wait(GRACE)
-
-
 def die_with_parent() -> None:
     """Make this child end when its parent ends, so that a killed parent leaves no process on the GPUs.
 
@@ -222,6 +221,7 @@ def die_with_parent() -> None:
     as it is.
     """
     parent = os.environ.get(STARTED_BY)
+    # the kernel sends it, also if the parent got SIGKILL and could tell nothing
     if parent and sys.platform == "linux":
         signals.die_with_parent(signal.SIGTERM)
         if os.getppid() != int(parent):  # the parent ended before the call

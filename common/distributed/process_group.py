@@ -49,6 +49,7 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
         torch.distributed.destroy_process_group()
     if topology.members and not topology.members.is_alone:
         return topology.members.options(topology, args.timeout)
+    # this process has its rank now; the others of the job may not have begun
     gpus = devices.count_gpus(args)
     if gpus and topology.source == "slurm":  # it may show each process only its own GPU
         gpus = count_in(os.environ, "SLURM_GPUS_ON_NODE") or gpus
@@ -61,10 +62,12 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
         backend = gpu_backend
     else:
         backend = "gloo"
+    # all ranks wait here for each other, at most --timeout seconds
     store = rendezvous.meet(topology, args.timeout, backend)
     if topology.world_size > 1 or gpus:  # nccl warns if its group is not destroyed
         endings.at_end("processes", functools.partial(_leave_group, topology))
     if may_share:
+        # how many GPUs the job really has is known only when all ranks have named theirs
         all_gpus = rendezvous.count_different(store, topology, devices.identify_gpu(), args.timeout)
         backend = gpu_backend if all_gpus == topology.world_size else "gloo"
         kind = accelerator.kind()
@@ -73,6 +76,7 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
                 f"{topology.world_size} processes share the accelerators ({kind}, {all_gpus} in all), and "
                 "gloo sends none of their tensors: start one process for each, or add --enable_gpu=false"
             )
+    # in the environment, before the first connection: gloo and NCCL read it when the group is made
     choose_interface(topology, backend)
     options = {
         "backend": backend,
@@ -126,6 +130,7 @@ def _leave_group(topology: Topology, error: BaseException | None) -> None:
 
     Each rank calls it last, when its main() has ended. error: what has ended it; None after its last line.
     """
+    # a normal end: this rank has nothing left to send
     if error is None:
         _destroy_group()
         if multiprocessing.parent_process():  # torchrun --run-path waits until main() returns
@@ -158,6 +163,7 @@ def _destroy_group() -> None:
             module.set_device(device)  # a new thread uses GPU 0 by default
             torch.distributed.destroy_process_group()
 
+        # the main thread waits some seconds for it, and ends the process if it has not returned
         ending = threading.Thread(target=destroy, daemon=True)
         ending.start()
         ending.join(_TEARDOWN)

@@ -48,7 +48,9 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
     """
     if topology.world_size == 1:
         return torch.distributed.HashStore()
+    # of all that follows: name, connection, and the wait for the other ranks
     deadline = time.monotonic() + timeout
+    # rank 0 listens here, unless torchrun's agent does; the others try until it does
     store = connect(topology, timeout, deadline)
     # A restarted job must not read the old values if torchrun's agent keeps its store. Rank 0's own store is
     # new, and then the counts may differ: an agent that came later has restarted less often.
@@ -61,11 +63,13 @@ def meet(topology: Topology, timeout: float, backend: str) -> torch.distributed.
         no_answer = f"the store at {_address(topology)} stopped answering"
         with _watchdog(bound, no_answer), contextlib.ExitStack() as folders:
             token = _share_token(store, folders)
+            # not raised here: the other ranks would wait at the barrier for this one
             error = _claim(store, topology, backend)
             rest = deadline - time.monotonic()
             barrier.gather(store, "start", "", error, topology.rank, topology.world_size, rest)
             if store.add("without token", 0):  # some ranks cannot read it: requests to stop have none
                 token = ""
+            # from here on a request to stop in the store is believed only with this token
             signals.identify(topology.rank, token)
     except RuntimeError as error:
         raise NoRendezvous(
@@ -120,6 +124,7 @@ def connect(topology: Topology, timeout: float, deadline: float) -> torch.distri
             "rank 0 is missing, or the address is that of another node"
         )
 
+    # only rank 0 listens; with the store of torchrun's agent no rank does
     listener = None
     if holds_it:
         listener = _listen(topology, addresses, timeout)
@@ -130,6 +135,7 @@ def connect(topology: Topology, timeout: float, deadline: float) -> torch.distri
         f"the server at {_address(topology)} does not answer as the store of this job's rank 0 (waited "
         f"{bound:.0f} s): another program uses the port"
     )
+    # what listens may be no store at all: then the next calls would never return
     with _watchdog(bound, no_answer):
         store = torch.distributed.TCPStore(
             address[0],
@@ -205,6 +211,7 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
         "nodes (world size)": topology.nodes,
         "as backend": backend,
     }
+    # the first process of all writes its layout, and each later one compares its own with it
     first = json.loads(store.compare_set("layout", "", json.dumps(process | meanings)))
     for meaning, value in meanings.items():
         if first[meaning] != value:
@@ -212,6 +219,7 @@ def _claim(store: torch.distributed.Store, topology: Topology, backend: str) -> 
                 f"node {topology.node_rank} on {process['host']} got {value} {meaning}, but node "
                 f"{first['node_rank']} on {first['host']}, which arrived first, got {first[meaning]}"
             )
+    # two processes with the same rank: the second one finds the name of the first
     first = json.loads(store.compare_set(f"rank/{topology.rank}", "", json.dumps(process)))
     if first == process:
         return None

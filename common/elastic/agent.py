@@ -30,9 +30,10 @@ import torch
 
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput, print_line
+from bootfile.ground.exit_codes import normalize
 from bootfile.machine.cores import available_cores
 from bootfile.processes import signals, sockets
-from bootfile.processes.ends import MemoryKills
+from bootfile.processes.ends import MemoryKills, is_stopped
 from bootfile.processes.forking import why_not
 from common.console.arguments import boolean
 from common.distributed import entry, launcher, process_group, rendezvous
@@ -175,7 +176,7 @@ class _Agent:
             multiprocessing.connection.wait(sentinels, _POLL)  # until a child ends
             self._reap()
             if self._asked and not self._is_over and not self._has_members():
-                self._end(_exit_code(self._asked))  # no process of this node has anything to save
+                self._end(signals.code_after(self._asked))  # no process of this node has anything to save
             self._beat()
             self._hear()
             if roll:
@@ -297,8 +298,7 @@ class _Agent:
         for name in names:
             self._store.compare_set(f"gone/{name}", "", reason)  # it may have a reason: it was stopped
         self._store.add("news", 1)
-        if code < 0:
-            code = 128 - code
+        code = normalize(code)
         if self._is_over:
             # the others are done; only rank 0 may still have something to write
             counts = code in _ENDS or read(self._store, "first") in names
@@ -421,20 +421,6 @@ class _Agent:
         for child in self._children.values():
             with contextlib.suppress(ProcessLookupError, TypeError):  # it has ended, or has no pid yet
                 os.kill(child.pid, number)
-
-
-def _exit_code(number: int) -> int:
-    """Return the exit code of a job that a signal has stopped, as signals.exit_code() does."""
-    return 128 + (signal.SIGTERM if number == signal.SIGUSR2 else number)
-
-
-def is_stopped(pid: int) -> bool:
-    """Return whether a signal, or a debugger, has stopped a process. The agent asks with each heartbeat."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] in "tT"
-    except FileNotFoundError:
-        return False
 
 
 def _find_end_of_server() -> str:

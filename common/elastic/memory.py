@@ -82,7 +82,7 @@ class Memory(Processes):
         since_save, since_report, self.pauses, self.began = living["times"]
         now = time.monotonic()
         run.saves.saved_at = now - since_save
-        run.reported_at = now - since_report
+        run.reports.reported_at = now - since_report
         self.pauses += at - finished.at
 
     def begin(self, run: Any, step: int) -> None:
@@ -140,5 +140,5 @@ class Memory(Processes):
         state["objects"]["receipt"] = finished.receipt
         # plain types, which another rank can read
         state["finished"] = tuple(finished._replace(due=tuple(finished.due)))  # type: ignore[arg-type]
-        state["times"] = (now - run.saves.saved_at, now - run.reported_at, self.pauses, self.began)
+        state["times"] = (now - run.saves.saved_at, now - run.reports.reported_at, self.pauses, self.began)
         return state

@@ -58,6 +58,7 @@ def describe(
     weights = list(model.parameters())
     device = weights[0].device
     with autocast:
+        # the type of a product tells it: a context of mixed precision has no name for it
         sample = torch.ones(1, 1, dtype=weights[0].dtype, device=device)
         precision = str((sample @ sample).dtype).removeprefix("torch.")
     options = pick(_Described, args)

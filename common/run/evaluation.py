@@ -32,6 +32,7 @@ def batch_sums(loss: torch.Tensor, logits: Any, labels: Any) -> torch.Tensor:
     samples in the labels, which may be any nesting of tensors.
     """
     sums = _sums(loss, logits, labels)
+    # the device selects: to look at the loss on the host would wait for the step
     nothing = torch.zeros_like(sums)
     nothing[1] = sums[1] * 0  # NaN stays NaN: the job has no accuracy
     return torch.where(torch.isfinite(loss.detach()).to(sums.device), sums, nothing)
@@ -85,6 +86,7 @@ def evaluate(
     mirrored: use the mean of the logits of each image [N, C, H, W] and its mirror image; twice the work.
     Raises BadInput if the criterion sums or does not reduce, or if a metric returns another shape.
     """
+    # before the first batch: a sum over the batch would only show as a wrong loss
     reduction = getattr(criterion, "reduction", "mean")
     if reduction in ("sum", "none"):
         raise BadInput(f"the criterion has reduction={reduction!r}: {_EXPECTED}")
@@ -97,11 +99,14 @@ def evaluate(
     device = accelerator.device_of(model)
     total = zero_sums(device, 3 + used_metrics.size)
     if dtensors.is_sharded(model):
+        # each forward pass needs the parts of all ranks, so they go through their batches together
         turns = _in_step(batches, stop, device)
     else:
+        # no rank waits for another one here: the sums are added when all have ended
         turns = _until(batches, stop)
     with endings.explained_by(batches):
         for number, (inputs, targets) in enumerate(turns):
+            # without gradients, and in the mode of evaluation: BatchNorm uses its statistics
             outputs = model(inputs)
             if mirrored:
                 outputs = (outputs + model(inputs.flip(3))) / 2
@@ -111,6 +116,7 @@ def evaluate(
                 loss = criterion(outputs, targets)
             batch = _sums(loss, outputs, targets)
             divisor = batch[2]
+            # cross_entropy() or nll_loss() has computed it: its divisor is known
             if seen.loss is loss:
                 batch[0] = seen.total
                 divisor = seen.divisor
@@ -123,12 +129,15 @@ def evaluate(
             measured = (outputs, targets)
             if not accelerator.has_float64(device):  # the metrics are computed where their sums are
                 measured = tree_map_only(torch.Tensor, torch.Tensor.cpu, measured)
+            # on the device: the host reads the sums once, after the last batch
             total += torch.cat([batch, *used_metrics.sums(*measured), divisor[None]])
+    # not if a batch has failed: main() ends then
     model.train(training)
     used_metrics.is_compared = True
     if metrics is None:
         if labels and ranks.world_size() > 1 and total[-1].item() != labels:
             raise BadInput("the labels have weights or are ignored: expected evaluate(..., log.metrics)")
+        # a loss over the labels becomes one over the samples, as the sum of batch_sums() is
         total = total[:3] * torch.stack([total[2] / total[3], *total.new_ones(2)]).nan_to_num(0.0)
     return total
 
@@ -182,6 +191,7 @@ def _in_step(batches: Any, stop: Callable[[], bool], device: torch.device) -> It
     iterator = iter(batches)
     while True:
         batch = next(iterator, None)
+        # one collective for each batch: all ranks end after the same one
         flags = torch.tensor([batch is not None, stop()], dtype=torch.int32, device=device)
         torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MAX)
         has_batch, must_stop = flags.tolist()

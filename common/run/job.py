@@ -35,6 +35,7 @@ class JobParser(Parser):
             import_optional("argcomplete", "completion in a shell needs argcomplete").autocomplete(self)
         words = list(sys.argv[1:] if args is None else args)
         parsed, unknown = self.parse_known_args(words, Arguments())
+        # the words of the file come first, so that those of the command line count
         if "config" in parsed:
             words = self._read_config(parsed.config) + words
             parsed, unknown = self.parse_known_args(words, Arguments())
@@ -43,6 +44,7 @@ class JobParser(Parser):
             if ignored:
                 print_line(f"ignored arguments: {' '.join(ignored)}")
             print_line(f"settings {self._changed(parsed)}")
+        # when all options are known; each process does it, before anything is opened
         for check in self.checks:
             vars(parsed).update(check(parsed))
         return parsed.finish(self.roles, ignored)
@@ -76,6 +78,7 @@ class JobParser(Parser):
         """
         given = {plain(word.partition("=")[0]) for word in sys.argv[1:] if word.startswith("-")}
         on_platform = platforms.recognised(os.environ) or bool(given & platforms.INJECTED - {"local_rank"})
+        # a platform may add options of its own: only what looks like a mistake of the user is refused
         refused = [
             name
             for name in unknown

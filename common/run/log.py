@@ -91,6 +91,7 @@ class Log:
         repeats: the report at `step` is written again.
         continues: a process has begun before and others were lost: not a start.
         """
+        # the clock of the training starts here
         self._end_lap("model and checkpoint")
         if ranks.is_first():
             self.output.begin()
@@ -110,7 +111,9 @@ class Log:
             "division": getattr(loader, "division", ""),
             "sampling": getattr(loader, "sampling", {}),
         }
+        # nothing is written yet: a run that fails in its first step leaves the files of the last start
         self._files.begin(Beginning(step, total_steps, run, repeats, continues, loader.receipt, facts))
+        # also if the job forgets to close the log, or fails
         endings.at_end("results", self._end)
         if model is None or continues or not ranks.is_first():
             return
@@ -162,12 +165,14 @@ class Log:
             self._profiled.append(time.monotonic())
             return
         self._trains = True
+        # a collective: every rank comes here for each report
         self._commit(step)
         if not ranks.is_first():
             running.zero_()
             return
         loss_sum, correct, count = running.tolist()  # here the host waits for the device
         running.zero_()
+        # the host has waited for the device: all steps of this report have ended
         now = time.monotonic()
         waited = self._loader.waited
         elapsed = now - self._since
@@ -209,6 +214,7 @@ class Log:
         step = self._loader.step
         _, correct, count = val_sums[:3].tolist()
         now = time.monotonic()
+        # the time since the report before the evaluation: reports of steps do not count it
         self._evaluating += now - self._since
         self._since = now
         loss = self.metrics.loss(val_sums)
@@ -257,6 +263,7 @@ class Log:
         calls it after the last step. If main() returns without it, it is called then."""
         if self._loader is None or not ranks.is_first():
             return
+        # after the last save, on rank 0: the figures of the whole run
         loader = self._loader
         self._loader = None  # a second call does nothing
         if self._bar:
@@ -318,6 +325,7 @@ class Log:
         """Extend the receipt on every rank, with each report; rank 0 writes it."""
         if ranks.is_first():
             self._files.open()
+        # rank 0 writes; the others only send their sums
         try:
             with watched(self.output.folder):
                 self._loader.commit(step, self.output.folder)

@@ -69,6 +69,7 @@ class Metrics:
             if not isinstance(result, torch.Tensor) or result.shape != (expected,):
                 shape = list(result.shape) if isinstance(result, torch.Tensor) else type(result).__name__
                 raise BadInput(f"metric {name}: expected a tensor [{expected}], {kind}, got {shape}")
+            # float64: in a sum over many batches the last ones must not be lost
             result = result.double()
             if not has_sums:
                 result = result.sum()[None]
@@ -101,6 +102,7 @@ class Metrics:
         The Checkpointer calls it on every rank after each evaluation, to choose best.pth.
         """
         _, correct, count = sums[:3].tolist()
+        # each rank has the sums of all ranks, so each finds the same score without a collective
         figures = {"loss": self.loss(sums), "acc": correct / (count or math.nan)}
         figures |= self.values(sums)
         best = self.best
@@ -252,6 +254,7 @@ class ConfusionMatrix:
         counted = (labels >= 0) & (labels < self.classes)
         # the place of each sample among the sums; the one after the last is for samples that do not count
         places = labels * self.classes + predictions if self.has_matrix else labels
+        # no `if` on the host for each label: the last place takes those that do not count
         places = torch.where(counted, places, self.size)
         if not self.has_matrix:
             is_right = counted & (labels == predictions)

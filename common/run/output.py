@@ -73,8 +73,10 @@ class Output:
         if HELD in os.environ:  # by the process that has started this one
             return
         refuse_links(self.folder, _FOLDERS)
+        # a mount that is missing is found now: results would go to the disk below it
         with explained(f"output_dir {self.folder} cannot be written"), watched(self.folder):
             check_fstab(self.folder)
+        # on this process only: the others of the job wait for it, and learn of its error
         self._lock.hold()
         endings.at_end("folder", self._end)
 
@@ -93,6 +95,7 @@ class Output:
             return  # a file or a folder of the user
         new = f"{self.folder}.{LATEST}"
         with contextlib.suppress(OSError):
+            # two steps: at each moment there is a link, to the old folder or to the new one
             os.symlink(os.path.basename(self.folder), new)
             try:
                 os.replace(new, link)
@@ -120,6 +123,7 @@ def open_output(args: argparse.Namespace, topology: Topology) -> Output:
     """
     given = args.output_dir
     if not given:
+        # one process of the job makes the folder, and its name has the time: the others must not
         writes = topology.rank == 0 and not writes_nothing(args)
         if writes or STARTED_BY in os.environ:
             folder = make_default()
@@ -182,6 +186,7 @@ def check_writable(option: str, path: str) -> None:
     try:
         with contextlib.suppress(FileNotFoundError):
             os.stat(path)  # its name may be too long
+        # a file system may be mounted read-only, or full: only a write shows it
         with tempfile.TemporaryFile(dir=parent) as file:
             file.write(b"\0" * 4096)
     except OSError as error:
@@ -215,6 +220,7 @@ def make_default() -> str:
         remove_empty(made)
 
     made.append(path)
+    # twice: a process that exits before main() calls none of the functions of endings
     endings.at_end("folder", remove_if_empty)
     atexit.register(remove_empty, made)
     os.environ[_OWN] = path

@@ -80,7 +80,9 @@ class ReportFiles:
             os.makedirs(folder, exist_ok=True)
             if self._trackers is not None:
                 return
+            # steps after the checkpoint are trained again: their reports would be in the file twice
             lost = _keep_lines(self._path, begun.step, begun.repeats)
+            # a process that joins an elastic job does not start the run
             if not begun.continues or not starts.read(folder):
                 known = dict(begun.facts)
                 if lost:

@@ -41,6 +41,7 @@ class Run:
 
     def __init__(self, args: Arguments):
         self.args = args
+        # the order matters: the device needs the rank, and only rank 0 opens a new folder
         self.topology: Topology = _with_members(devices.find_topology(args))
         self.device: torch.device = devices.select(args, self.topology)
         self.output: Output = open_output(args, self.topology)
@@ -77,8 +78,10 @@ class Run:
         from common.distributed import launcher, process_group
 
         topology = self.print_topology()
+        # this process trains nothing: it waits for its children, which run the same main()
         if topology.starts_processes:
             sys.exit(launcher.start(topology, pick(_Stopping, self.args).grace))
+        # all ranks of the job wait here for the last one
         torch.distributed.init_process_group(**process_group.meet(self.args, topology))
         return topology.rank, topology.world_size
 

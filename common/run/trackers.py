@@ -44,6 +44,7 @@ class MLflow:
             os.environ.setdefault(variable, value)
         self._mlflow = import_optional("mlflow", "--tracker mlflow needs MLflow")
         find = f"tags.`{_TAG}` = '{run}'"
+        # a restart has the id of the run from its checkpoint
         known = self._mlflow.search_runs(filter_string=find, max_results=1, output_format="list")
         if known:
             self._mlflow.start_run(known[0].info.run_id)
@@ -99,6 +100,7 @@ class Kubeflow:
         """Keep the figures of a report, and send them if the last request is old enough and has ended."""
         self._metrics |= {name[:64]: f"{value:.6g}" for name, value in figures.items()}
         now = time.monotonic()
+        # the training does not wait: a report that comes too early goes with the next request
         if now >= self._next and not (self._thread and self._thread.is_alive()):
             self._next = now + _KUBEFLOW_INTERVAL
             self._send(step, (now - self._began) / max(1, step - self._first))

@@ -146,8 +146,12 @@ def number_classes(
             if places[_one_form(name)] != place:
                 twins.append(ascii(name))
         raise BadInput(f"{source}: two classes have one name in different Unicode forms: {shown(twins)}")
-    labels = {name: places.get(_one_form(name), -1) for name in used}
-    unknown = sorted([name for name in used if labels[name] < 0])
+    labels = {}
+    unknown = []  # names that no class has
+    for name in sorted(used):
+        labels[name] = places.get(_one_form(name), -1)
+        if labels[name] < 0:
+            unknown.append(name)
     are_known = classes is not None and not unknown
     are_numbers = all(re.fullmatch("-?[0-9]+", name) for name in used)
     if listed and are_numbers and not are_known:
@@ -185,10 +189,13 @@ def _name_numbers(names: set[str]) -> tuple[str, ...]:
 def _place_numbers(names: set[str], classes: tuple[str, ...], source: str) -> dict[str, int]:
     """Return label as text -> place of its class, for labels that are numbers. If no class is a number, a
     label is the place itself. Raises BadInput if a label has no class."""
-    places = {int(title): place for place, title in enumerate(classes) if title.isdecimal()}
+    places = {}  # number -> place of its class
+    for place, title in enumerate(classes):
+        if title.isdecimal():
+            places[int(title)] = place
     if not places:
-        places = {place: place for place in range(len(classes))}
-    outside = sorted({int(name) for name in names} - places.keys())
+        places = dict(enumerate(range(len(classes))))
+    outside = sorted(set(map(int, names)) - places.keys())
     if outside:
         raise BadInput(
             f"{source}: label {outside[0]} is not in {min(places)}..{max(places)} ({len(classes)} "

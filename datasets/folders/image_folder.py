@@ -19,6 +19,7 @@ import os
 import stat
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -280,7 +281,9 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     failures: list[Exception] = []  # those of the unread files
     if old is not None or listing.is_list:  # a list may name files that do not exist
         columns["bytes"], columns["mtimes"], columns["ctimes"] = listing.get_states().T.copy()
-    rows = np.arange(count) if old is None else _reuse(listing, old, columns, bad, log)
+    rows = np.arange(count)
+    if old is not None:  # only the files that are new or have changed are read
+        rows = _reuse(listing, old, columns, bad, log)
     prefix = os.path.join(listing.base, "")
 
     def read(first: int) -> int:
@@ -289,7 +292,9 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
         part = rows[first : first + FILES_PER_TASK].tolist()
         good_rows = []
         for row in part:
-            member = None if listing.states is None else listing.states[row].tolist()
+            member = None
+            if listing.states is not None:
+                member = listing.states[row].tolist()
             path = prefix + paths[row]
             try:
                 result = read_again(functools.partial(_inspect, path, member), path)
@@ -315,19 +320,32 @@ def _scan(folder: str, listing: Listing, old: ImageFolderIndex | None, log: Log)
     good[[*bad, *unread]] = False
     columns["labels"] = listing.labels
     columns = {name: column[good] for name, column in columns.items()}
-    meta = {name: getattr(listing, name) for name in ("root", "base", "split", "classes", "division")}
-    meta["stamp"] = "" if unread else "complete"  # version 0.25 has a digest here
-    meta["bad"] = [(paths[row], *bad[row]) for row in sorted(bad)]
-    index = write_index(folder, [paths[row] for row in np.flatnonzero(good)], columns, **meta)
+    meta: dict[str, Any] = {
+        "root": listing.root,
+        "base": listing.base,
+        "split": listing.split,
+        "classes": listing.classes,
+        "division": listing.division,
+        "stamp": "" if unread else "complete",  # version 0.25 has a digest here
+        "bad": [(paths[row], *bad[row]) for row in sorted(bad)],
+    }
+    good_paths = [paths[row] for row in np.flatnonzero(good)]
+    index = write_index(folder, good_paths, columns, **meta)
     if unread:  # raised after write_index(): the next scan reuses the files that were read
-        rows_in_order = sorted(unread)
-        reasons = shown([f"{paths[row]}: {unread[row]}" for row in rows_in_order])
-        reasons += links.describe_first(prefix + paths[row] for row in rows_in_order[:SHOWN])
-        line = f"{len(unread)} of {count} files in {listing.base} cannot be read: {reasons}"
-        if all(map(is_temporary, failures)):
-            raise refusal(line, failures[0])
-        raise BadInput(line)
+        raise _explain_unread(listing, unread, failures)
     return index
+
+
+def _explain_unread(listing: Listing, unread: dict[int, str], failures: list[Exception]) -> BadInput:
+    """Return the error of a scan that could not read some files. unread: row -> reason. failures: theirs; if
+    all of them may pass by themselves, a restart may succeed."""
+    names = [listing.paths[row] for row in sorted(unread)]
+    reasons = shown([f"{listing.paths[row]}: {unread[row]}" for row in sorted(unread)])
+    reasons += links.describe_first(os.path.join(listing.base, name) for name in names[:SHOWN])
+    line = f"{len(unread)} of {len(listing.paths)} files in {listing.base} cannot be read: {reasons}"
+    if all(map(is_temporary, failures)):
+        return refusal(line, failures[0])
+    return BadInput(line)
 
 
 def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, log: Log) -> np.ndarray:
@@ -336,9 +354,13 @@ def _reuse(listing: Listing, old: ImageFolderIndex, columns: dict, bad: dict, lo
 
     columns: of the new index, with the present sizes and times. bad: gets the bad images that are unchanged.
     """
-    old_states = zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)
-    old_rows = {(old.name(row), *state): row for row, state in enumerate(old_states)}
-    old_reasons = {(path, size, mtime): reason for path, size, mtime, reason in old.bad}
+    # a file is known by its path, its size and its time
+    old_rows = {}
+    for row, (size, mtime) in enumerate(zip(old.bytes.tolist(), old.mtimes.tolist(), strict=True)):
+        old_rows[old.name(row), size, mtime] = row
+    old_reasons = {}  # of the bad images
+    for path, size, mtime, reason in old.bad:
+        old_reasons[path, size, mtime] = reason
     unchanged = []
     sources = []  # their rows in the old index
     changed = []

@@ -99,14 +99,25 @@ def _find_columns(first: str, last: str, separator: str) -> _Columns | None:
     titles = [""] * total
     if len(head) == total:
         titles = [re.sub("[^a-z]", "", title.lower()) for title in head]
-    paths = [column for column, value in enumerate(values) if is_image(value)]
+    paths = []
     if separator == " ":
-        paths = [0]
-    if len(paths) != 1:
-        paths = [column for column in paths if PATH_TITLE.fullmatch(titles[column])]
-    labels = [column for column in range(total) if column not in paths]
-    if total != 2:
-        labels = [column for column in labels if LABEL_TITLE.fullmatch(titles[column])]
+        paths.append(0)
+    else:
+        for column, value in enumerate(values):
+            if is_image(value):
+                paths.append(column)
+    if len(paths) != 1:  # several columns name images: one has the title of a path
+        candidates = paths
+        paths = []
+        for column in candidates:
+            if PATH_TITLE.fullmatch(titles[column]):
+                paths.append(column)
+    labels = []
+    for column in range(total):
+        # of two columns, the other one has the labels, whatever its title is
+        may_be_label = total == 2 or LABEL_TITLE.fullmatch(titles[column])
+        if column not in paths and may_be_label:
+            labels.append(column)
     if len(paths) != 1 or len(labels) != 1:
         return None
     title_count = 0
@@ -157,9 +168,13 @@ def _read_lines(source: str) -> list[tuple[int, str]]:
             lines.append((number, line))
     if not lines:
         raise BadInput(f"{source} lists no image")
-    if not any("/" in line for _, line in lines):
-        lines = [(number, line.replace("\\", "/")) for number, line in lines]
-    return lines
+    has_slash = any("/" in line for _, line in lines)
+    if has_slash:
+        return lines
+    with_slashes = []  # a list that was written on Windows
+    for number, line in lines:
+        with_slashes.append((number, line.replace("\\", "/")))
+    return with_slashes
 
 
 def _split(line: str, separator: str) -> list[str]:

@@ -86,14 +86,18 @@ def _describe_splits(names: list[_Name]) -> str:
 
 def _describe_masks(names: list[_Name]) -> str:
     """Return the reason if the folders are images and their masks or labels, else ""."""
-    masks = [name.title for name in names if name.has_mask]
-    pictures = [name.title for name in names if name.has_image and not name.has_mask]
-    if not masks or not pictures or len(masks) + len(pictures) < len(names):
-        return ""
-    others = set()
+    masks = []
+    pictures = []
+    others = set()  # what the names say besides
     for name in names:
+        if name.has_mask:
+            masks.append(name.title)
+        elif name.has_image:
+            pictures.append(name.title)
+        else:
+            return ""
         others.add(tuple(word for word in name.words if word not in _IMAGES | _MASKS | _FILLERS))
-    if len(others) > 1:
+    if not masks or not pictures or len(others) > 1:
         return ""
     return f"{shown(pictures)} and {shown(masks)} have the names of images and their masks or labels"
 
@@ -118,11 +122,16 @@ def _parse(title: str) -> _Name:
     for letters in re.findall(r"[^\W\d_]+", title):
         for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[^A-Z]+", letters):
             joined = _JOINED.fullmatch(word.lower())
-            words += joined.groups() if joined else [word.lower()]
+            if joined:
+                words += joined.groups()
+            else:
+                words.append(word.lower())
     kinds = []
     for place, word in enumerate(words):
-        if word in _TRAIN | _VAL:
-            kinds.append((place, "train" if word in _TRAIN else "val"))
+        if word in _TRAIN:
+            kinds.append((place, "train"))
+        elif word in _VAL:
+            kinds.append((place, "val"))
     kind = ""
     other: tuple = ()
     if len(kinds) == 1:

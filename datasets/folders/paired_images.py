@@ -9,6 +9,7 @@ sharp/a/1.png. Both images of a pair get the same crop and the same flips.
 import functools
 import itertools
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -91,8 +92,10 @@ def load(root: str, split: str, cache: str, rows: int = 0, log: Log = print) -> 
     shapes = np.stack([stored.widths, stored.heights]).reshape(2, 2, -1)  # [width or height, side, pair]
     different = []
     for pair in np.flatnonzero((shapes[:, 0] != shapes[:, 1]).any(axis=0)).tolist():
-        ids = (pair, pair + len(stored))  # the blurry image and the sharp one
-        different.append(" and ".join(f"{listing.paths[id]} ({stored.shape(id)})" for id in ids))
+        blurry = f"{listing.paths[pair]} ({stored.shape(pair)})"
+        sharp_id = pair + len(stored)
+        sharp = f"{listing.paths[sharp_id]} ({stored.shape(sharp_id)})"
+        different.append(f"{blurry} and {sharp}")
     if different:
         count = f"{len(different)} of {len(stored)}"
         raise BadInput(f"{count} pairs of {listing.base} differ in size: {shown(different)}")
@@ -109,15 +112,7 @@ def _look(root: str, split: str, log: Log) -> Listing:
         base = os.path.join(root, find_split(root, key, log=log) or split)
     if not is_folder(base):
         raise BadInput(f"{root} has no folder {split}/")
-    expected = " or ".join(" and ".join(f"{side}/" for side in sides) for sides in SIDES)
-    here = []
-    for side in itertools.chain.from_iterable(SIDES):
-        links.refuse(os.path.join(base, side))
-        if is_folder(os.path.join(base, side)):
-            here.append(side)
-    if tuple(here) not in SIDES:
-        sides = " and ".join(f"{side}/" for side in here) or "none of these folders"
-        raise BadInput(f"{base} has {sides}: expected {expected}")
+    here = _find_sides(base)
     blurry = _by_name(base, here[0], log)
     sharp = _by_name(base, here[1], log)
     alone = []
@@ -132,7 +127,27 @@ def _look(root: str, split: str, log: Log) -> Listing:
     paths = [blurry[name] for name in names]
     paths += [sharp[name] for name in names]
     labels = np.arange(2).repeat(len(names))
-    return Listing(root, f"pairs-{split}", base, tuple(here), paths, labels)
+    return Listing(root, f"pairs-{split}", base, here, paths, labels)
+
+
+def _find_sides(base: str) -> tuple[str, ...]:
+    """Return the names of the two folders of pairs below a folder. Raises BadInput if they are not there, or
+    if there are others, too."""
+    here = []
+    for side in itertools.chain.from_iterable(SIDES):
+        links.refuse(os.path.join(base, side))
+        if is_folder(os.path.join(base, side)):
+            here.append(side)
+    if tuple(here) not in SIDES:
+        sides = _join(here) or "none of these folders"
+        expected = " or ".join(map(_join, SIDES))
+        raise BadInput(f"{base} has {sides}: expected {expected}")
+    return tuple(here)
+
+
+def _join(sides: Iterable[str]) -> str:
+    """Return the names of folders for a message: "blurry/ and sharp/"."""
+    return " and ".join(f"{side}/" for side in sides)
 
 
 def _by_name(base: str, side: str, log: Log) -> dict[str, str]:

@@ -77,7 +77,9 @@ def _find_by_name(paths: list[str], tables: list[list[_Row]]) -> dict[str, list[
     for row in itertools.chain.from_iterable(tables):
         wanted.update(map(_last_part, row.values()))
     by_name: dict[str, list[str]] = {}
-    for path in paths if wanted else []:
+    if not wanted:
+        return by_name
+    for path in paths:
         name = path.rpartition("/")[2]
         for key in (name, os.path.splitext(name)[0]):
             if key in wanted:
@@ -113,7 +115,9 @@ def _match(source: str, rows: list[_Row], by_name: dict[str, list[str]]) -> Tabl
     """Return the table with the column that names the most images; None if no column names them."""
     best: Table | None = None
     words = set(re.findall("[a-z]+", os.path.basename(source).lower()))
-    for column in rows[0] if rows else ():
+    if not rows:
+        return None
+    for column in rows[0]:
         is_path_title = bool(PATH_TITLE.fullmatch(_plain(column)))
         places = []
         for row in rows:
@@ -199,7 +203,12 @@ def _read(path: str) -> list[_Row]:
         titles = [str(number) for number in range(1, len(titles) + 1)]
     else:
         lines = lines[1:]
-    return [dict(zip(titles, map(str.strip, line), strict=False)) for line in lines if line]
+    rows = []
+    for line in lines:
+        if line:
+            values = map(str.strip, line)
+            rows.append(dict(zip(titles, values, strict=False)))  # a line may be shorter than the header
+    return rows
 
 
 def _read_json(path: str) -> list[_Row]:
@@ -208,17 +217,15 @@ def _read_json(path: str) -> list[_Row]:
     if os.path.getsize(path) > _JSON:
         return []
     with open(path, encoding="utf-8-sig") as file:
-        if path.lower().endswith("l"):
-            content: Any = [json.loads(line) for line in itertools.islice(file, _ROWS) if line.strip()]
+        content: Any = []
+        if path.lower().endswith("l"):  # an object on each line
+            for line in itertools.islice(file, _ROWS):
+                if line.strip():
+                    content.append(json.loads(line))
         else:
             content = json.load(file)
     if isinstance(content, dict):
-        lists = [value for value in content.values() if isinstance(value, list)]
-        if not lists:
-            content = [{"file": name, "label": label} for name, label in content.items()]
-        for values in lists:
-            if any(isinstance(value, dict) and any(map(_is_image_name, value.values())) for value in values):
-                content = values
+        content = _find_entries(content)
     if not isinstance(content, list):
         return []
     rows = []
@@ -226,6 +233,25 @@ def _read_json(path: str) -> list[_Row]:
         if isinstance(entry, dict):
             rows.append({str(key): str(value) for key, value in entry.items() if _is_plain(value)})
     return rows
+
+
+def _find_entries(content: dict[str, Any]) -> list[Any]:
+    """Return the entries in a JSON object: those of its list that names images, the last one if there are
+    several; if it has no list, its names and labels. [] if no list names images."""
+    lists = [value for value in content.values() if isinstance(value, list)]
+    entries: list[Any] = []
+    if not lists:
+        for name, label in content.items():
+            entries.append({"file": name, "label": label})
+    for values in lists:
+        if any(map(_names_image, values)):
+            entries = values
+    return entries
+
+
+def _names_image(entry: Any) -> bool:
+    """Return whether an entry of a list is an object with the name of an image."""
+    return isinstance(entry, dict) and any(map(_is_image_name, entry.values()))
 
 
 def _is_image_name(value: Any) -> bool:

@@ -44,14 +44,19 @@ def find(patterns: str | Iterable[str]) -> list[str]:
     file.
     """
     paths: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    given = patterns
+    if isinstance(patterns, str):
+        patterns = [patterns]
+    for pattern in patterns:
         fixed, wild = split_pattern(pattern)
         folder = files.local_folder(fixed)
         names = [wild]
         span = re.search(r"\{(\d+)\.\.(\d+)\}", wild)
         if span:
-            numbers = range(int(span[1]), int(span[2]) + 1)
-            names = [wild.replace(span[0], str(number).zfill(len(span[1]))) for number in numbers]
+            names = []
+            for number in range(int(span[1]), int(span[2]) + 1):
+                digits = str(number).zfill(len(span[1]))
+                names.append(wild.replace(span[0], digits))
             if not names:
                 raise BadInput(f"{pattern}: {span[0]} has no number: expected the lower one first")
         for name in names:
@@ -61,7 +66,7 @@ def find(patterns: str | Iterable[str]) -> list[str]:
                 raise BadInput(f"{pattern}: no file {name} in {folder}")
             paths.update(map(os.path.abspath, matches))
     if not paths:
-        raise BadInput(f"files {patterns!r}: expected at least one pattern")
+        raise BadInput(f"files {given!r}: expected at least one pattern")
     return sorted(paths)
 
 
@@ -96,8 +101,9 @@ def is_folder(path: str) -> bool:
 
     with explained(f"cannot list {path}"):
         has_tar = read_again(look, path)
-    for link in others if has_tar else []:
-        links.refuse(link)
+    if has_tar:
+        for link in others:
+            links.refuse(link)
     return has_tar
 
 
@@ -291,8 +297,12 @@ def look(
     if not members:
         raise BadInput(f"{pattern} holds no image ({' '.join(images.EXTENSIONS)}) of the split {split}")
     members.sort()
-    names = [member.name for member in members]
-    texts = [member.number or member.name.partition("/")[0] for member in members]
+    names = []
+    texts = []  # the class of each image, as text
+    for member in members:
+        names.append(member.name)
+        folder, _, _ = member.name.partition("/")
+        texts.append(member.number or folder)
     ordered, labels = number_classes(texts, classes, pattern, has_cls)
     if classes is None:
         name_of_split = split if are_named or has_cls else ""
@@ -302,8 +312,12 @@ def look(
         val_share = 0.0
     if val_share:  # last way: the hashes of the names
         kept = divide(pattern, split, names, labels, ordered, val_share, log, by_class)
-    states = np.array([(member.size, member.mtime, 0) for member in members])[kept]  # without a ctime
-    kept_paths = [members[place].path for place in kept]
+    states = []
+    kept_paths = []
+    for place in kept:
+        member = members[place]
+        states.append((member.size, member.mtime, 0))  # without a ctime
+        kept_paths.append(member.path)
     root = os.path.abspath(pattern)
     return Listing(
         root,
@@ -314,7 +328,7 @@ def look(
         labels[kept],
         val_share,
         splits,
-        states,
+        np.array(states),
         by_class=by_class,
     )
 
@@ -430,14 +444,30 @@ def _read_labels(paths: list[str], rows: list[tuple]) -> dict[int, str]:
 
     look() calls it at each start, with the rows of all tar files of the split."""
     numbers = {}
-    firsts = [place for place, row in enumerate(rows) if row[4]]
+    firsts = []  # the places where samples begin
+    for place, row in enumerate(rows):
+        is_first = row[4]
+        if is_first:
+            firsts.append(place)
     for first, end in itertools.pairwise([*firsts, len(rows)]):
-        fields = [split_name(row[-1])[1].lower() for row in rows[first:end]]
-        pictures = [place for place, field in enumerate(fields, first) if f".{field}" in images.EXTENSIONS]
-        labels = [row[3] for row, field in zip(rows[first:end], fields, strict=True) if field == "cls"]
-        where = f"{paths[rows[first][0]]}: sample {split_name(rows[first][-1])[0]}"
-        if not any(field.endswith("cls") or is_image(f".{field}") for field in fields):
+        fields = []  # the kinds of the files of a sample: "jpg", "cls", "seg.png"
+        pictures = []
+        labels = []
+        is_of_images = False
+        for place in range(first, end):
+            _, kind = split_name(rows[place][-1])
+            field = kind.lower()
+            fields.append(field)
+            if f".{field}" in images.EXTENSIONS:
+                pictures.append(place)
+            if field == "cls":
+                labels.append(rows[place][3])
+            if field.endswith("cls") or is_image(f".{field}"):
+                is_of_images = True
+        if not is_of_images:
             continue
+        sample, _ = split_name(rows[first][-1])
+        where = f"{paths[rows[first][0]]}: sample {sample}"
         if len(pictures) != 1 or len(labels) != 1:
             raise BadInput(
                 f"{where} has {', '.join(fields)}: expected one .cls and one image, "

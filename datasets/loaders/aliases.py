@@ -89,6 +89,7 @@ def merge(args: argparse.Namespace) -> dict[str, Any]:
 
     The parser calls it on every rank when all options are known. args: also enable_gpu. Raises BadInput if
     two options contradict each other."""
+    # each option is None if it was not given: only two that were given can contradict each other
     data = args.data
     fp16 = args.fp16
     use_dali = args.use_dali

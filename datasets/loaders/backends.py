@@ -97,6 +97,7 @@ def engine(
     """
     backend = resolve(backend, device)
     backend = CACHED.get(backend, backend)
+    # each rank has its own: the cores of a node are divided by its processes
     workers = workers or cores()
     pinned = accelerator.has_streams(device)
     if backend == "synthetic":

@@ -141,6 +141,7 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
     take hours. Raises BadInput.
     """
     backend = _backend(args, device)
+    # all options are checked before the scan, which may take hours
     if args.pack:
         check_writable("--pack", args.pack)
     if args.cache_dir:
@@ -164,6 +165,7 @@ def open_stores(args: argparse.Namespace, device: torch.device, log: Log) -> tie
         pack = None
         cache = None
     stores = tiers.Stores(pack, cache, args.cache_mode, log.info, args.pack_form)
+    # not after an error: threads may still read then, and the process ends anyway
     endings.at_success("loaders", stores.close)
     return stores
 
@@ -193,6 +195,7 @@ def open_indexes(args: argparse.Namespace, device: torch.device, log: Log) -> tu
     def load_all() -> list[image_index.ImageFolderIndex]:
         return _scan_splits(args, folder, cache, log, by_class)
 
+    # one process of each node scans, the others wait and open its files
     indexes = node_index.load(folder, load_all)
     return indexes[0], indexes[-1]
 
@@ -251,6 +254,7 @@ def _scan_splits(
 
     if args.evaluate:
         return [load("val", classes=_class_names(args, folder, log.output))]
+    # first: the classes of the training set number those of the evaluation
     train = load("train", least=args.batch_size)
     if args.training_only:
         return [train]
@@ -279,6 +283,7 @@ def open_loaders(
     eval_batch: images of an evaluation batch of one rank. Raises BadInput.
     """
     train_index, val_index = indexes
+    # a pack may be written here, for hours
     train_store = stores.open(train_index)
     val_store = stores.open(val_index)
     side = max(args.image_size, args.val_image_size or 0)
@@ -290,6 +295,7 @@ def open_loaders(
             f"{most} pixels; store encoded ones (--pack_form encoded)"
         )
     barrier.wait_for_all("prepared", "to prepare")  # a node that scans its data takes longer
+    # all ranks compare: nodes with other files would train on different data without a sign of it
     fingerprints = {index.split: index.fingerprint for index in indexes}
     ranks.assert_equal_across_ranks("data set (fingerprints)", fingerprints)
     shard = {"rank": ranks.rank(), "world_size": ranks.world_size()}
@@ -306,6 +312,7 @@ def open_loaders(
 
         drawn = ranks.call_on_first(read_weights)  # only rank 0 needs the file
     steps = {"max_steps": args.max_steps, "epoch_steps": args.epoch_steps}
+    # a function of (seed, epoch, step): every rank computes the ids of its part by itself
     sampler = BatchSampler(size, batch, args.seed, args.epochs, **steps, weights=drawn).for_rank(**shard)
     if args.exact_shards and not args.evaluate:
         sampler = sampler.split(args.exact_shards)
@@ -339,6 +346,7 @@ def open_loaders(
     }
     train_loader = backends.build(backend, train_store, train_plan, device, **delivery)
     val_loader = backends.build(backend, val_store, val_plan, device, **delivery)
+    # when main() has succeeded; threads and workers that still read end here
     for loader in (train_loader, val_loader):
         endings.at_success("loaders", loader.close)
     if args.evaluate:

@@ -40,6 +40,7 @@ def rates(
     once before, so they are in the page cache if they fit: this compares engines, not disks. open_loaders()
     calls it on rank 0 of a new run while the other ranks wait for the choice.
     """
+    # the same few batches for each backend: what differs is the engine
     head = Head(plan)
     measured: dict[str, float] = {}
     for backend, reason in backends.reasons(device).items():
@@ -70,6 +71,7 @@ def rate(loader: Iterable[tuple[torch.Tensor, torch.Tensor]], seconds: float) ->
     count = 0
     begin = time.perf_counter()
     for step, (images, _) in enumerate(loader):
+        # the batch counts when it is on the device, which the host alone would not see
         accelerator.of(images.device).synchronize()
         if step < _WARM_UP:
             begin = time.perf_counter()
@@ -94,6 +96,7 @@ def text(rates: dict[str, float]) -> str:
 def log_waiting(loader: Loader, log: Log) -> None:
     """Log the share of a training's time that the rank which waited longest for data has waited. Call it on
     every rank at the end."""
+    # all ranks wait for the slowest loader, so its share counts
     share = ranks.maximum(loader.waited, loader.to_device.device) / log.training_seconds
     if ranks.is_first():
         hint = ""

@@ -24,11 +24,13 @@ def load(root: str, function: Callable[[], list[ImageFolderIndex]]) -> list[Imag
     Nodes work at the same time, for up to six hours, and may share the folder of the indexes. root: of the
     images; all ranks take part in the copy of a URL. Raises BadInput on every rank if one fails.
     """
+    # a collective of all ranks, so before they part: the first process of a node copies
     if is_url(root):
         files.local_folder(tar_files.split_pattern(root)[0] if root.endswith(".tar") else root)
     host = socket.gethostname()
     indexes: list[ImageFolderIndex] = []
     error = None
+    # every rank learns the host names of all, and finds the same first process for its node
     first = ranks.gather_objects(host).index(host)  # rank of the node's first process
     if first == ranks.rank():
         try:
@@ -36,7 +38,9 @@ def load(root: str, function: Callable[[], list[ImageFolderIndex]]) -> list[Imag
                 indexes = function()
         except BadInput as refusal:  # raised on every rank by wait_for_all()
             error = refusal
+    # the other ranks wait here, for hours if need be: heartbeats tell that the scan lives
     barrier.wait_for_all(_NAME, "to index the images", error)
+    # the indexes are on the disk now: the others of the node map the same files
     places = ranks.gather_objects([(index.folder, index.fingerprint) for index in indexes])[first]
     if indexes:
         return indexes

@@ -97,6 +97,7 @@ def apply(
         images = _augment(drawn, images, 1, WIDE)
     if effects.rand_augment:
         images = _augment(drawn, images, int(effects.rand_augment[0]), narrow(images.shape[2]))
+    # one copy for all parameters of the batch: each copy costs the host more than its bytes
     columns = _send(torch.from_numpy(np.stack(drawn)), images.device)
     on_device = dict(zip(Drawn._fields, columns, strict=True))
     if effects.color_jitter:
@@ -124,6 +125,7 @@ def _mix(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return images and labels mixed with those of the other image of their pair. apply() calls it last, so
     the other image has its effects."""
+    # 0 and 1, 2 and 3, ...: each process has an even number, or the options were refused
     other = torch.arange(len(images), device=images.device) ^ 1
     others = images[other]
     cut = _inside(images, drawn["mix_top"], drawn["mix_left"], drawn["mix_height"], drawn["mix_width"])
@@ -219,6 +221,7 @@ def _augment(drawn: Drawn, images: torch.Tensor, count: int, space: Space) -> to
         operations, strengths = drawing.operation_at(drawn.operation, drawn.strength, place)
         result = images.clone()
         for number in np.unique(operations).tolist():
+            # on the host, where the operations were drawn: the device is not asked
             members = np.flatnonzero(operations == number)
             rows = _send(torch.from_numpy(members), images.device)
             result[rows] = _operate(OPERATIONS[number], images[rows], strengths[members], space)

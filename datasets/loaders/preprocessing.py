@@ -100,6 +100,7 @@ def complete(args: argparse.Namespace) -> dict[str, Any]:
         "crop_share": args.crop_share,
         "interpolation": args.interpolation,
     }
+    # files of weights or a package are read here, on rank 0 only
     of_model = find(args.arch, args.weights)
     completed: dict[str, Any] = {}
     for name, default in _DEFAULTS.items():

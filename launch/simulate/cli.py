@@ -56,8 +56,9 @@ from launch.bundle.code_folder import CodeFolder
 from launch.profiles import PROFILES, Folders, make_starts
 from launch.simulate import faults
 from launch.simulate.commands import Commands
+from launch.simulate.job import log
 from launch.simulate.nodes import Node
-from launch.simulate.simulation import Simulation, log
+from launch.simulate.simulation import Simulation
 
 _MOST_PROCESSES = 1024  # on one machine
 

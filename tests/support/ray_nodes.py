@@ -9,6 +9,8 @@ from pathlib import Path
 
 import psutil
 
+from bootfile.processes import children
+
 _NODES = """
 import sys
 from ray.cluster_utils import Cluster
@@ -66,11 +68,7 @@ class RayNodes:
         """Stop the cluster, and kill the processes that are left."""
         for stream in (self._process.stdin, self._process.stdout):
             stream.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        children.wait_or_kill([self._process], 30)
         left = processes(self.folder)
         for process in left:
             process.kill()

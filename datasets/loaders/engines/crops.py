@@ -38,6 +38,7 @@ class Crops:
     def __call__(self, batch: Batch) -> torch.Tensor:
         """Return the images of a batch. A worker process calls it for each of its batches."""
         images = torch.empty((len(batch.ids), batch.size, batch.size, 3), dtype=torch.uint8)
+        # one request for the whole batch: a store in a network answers them together
         contents = self.store.read(batch.ids)
         for row, content, image in zip(self.rows(batch), contents, images.numpy(), strict=True):
             self.crop(row, content, image)

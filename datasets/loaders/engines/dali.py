@@ -85,6 +85,7 @@ class Dali(Engine):
         try:
             while True:
                 try:
+                    # DALI works ahead: this asks for one more batch, the next line waits for the oldest
                     pipeline.schedule_run()
                     output, ids = pipeline.share_outputs()
                 except StopIteration:
@@ -95,9 +96,11 @@ class Dali(Engine):
                     raise self._culprit(error) from error
                 batch, _ = self._in_flight.popleft()
                 ids = np.array(ids.as_array()).reshape(-1)
+                # the receipt was told these ids: a pipeline that lost one would deliver others from then on
                 if not np.array_equal(ids, batch.ids):
                     raise RuntimeError(f"DALI delivered samples {ids[:5]}..., expected {batch.ids[:5]}...")
                 yield batch, torch.from_dlpack(output.as_tensor())
+                # the caller has asked for the next batch, so the images of this one are free
                 pipeline.release_outputs()
         finally:
             self._inputs.close()
@@ -148,6 +151,7 @@ class Dali(Engine):
         crops = batch.crops
         anchors = np.stack([crops.top, crops.left], axis=1)
         shapes = np.stack([crops.height, crops.width], axis=1)
+        # boxes are planned in the pixels of the file; packs keep smaller images
         if self.store.form != "encoded":
             index = self.store.index
             stored = np.stack(forms.sizes(index, batch.ids, self.store.form)[:2], axis=1)

@@ -60,6 +60,7 @@ class Resident(Engine):
         """Return uint8 [n, H, W, C] on the device. windows: id, top, left, flip, int64 [4, n].
 
         run() calls it in the process of the training. It starts a copy and kernels, and does not wait."""
+        # four numbers for each image are all that goes to the device in a step
         columns = torch.from_numpy(windows)
         if accelerator.has_streams(self.pixels.device):
             columns = columns.pin_memory()

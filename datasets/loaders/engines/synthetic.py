@@ -38,6 +38,7 @@ class Synthetic(Engine):
 
     def run(self, plan: Plan) -> Data:
         """Yield the batches of an epoch, each with the first of the same images."""
+        # again only if the image size of the epoch has changed
         shape = (plan.largest, plan.size, plan.size, 3)
         if self._images is None or self._images.shape != shape:
             generator = torch.Generator().manual_seed(0)

@@ -52,11 +52,13 @@ class Threads(Engine):
     def run(self, plan: Plan) -> Data:
         """Yield the batches of an epoch with their images. When the caller asks for the next one, the buffer
         of the last is free to be filled again."""
+        # in each epoch: the batches of another size are divided in another way
         self._reader.per_task = max(_LEAST, min(_MOST, plan.largest // self.workers))
         ring = itertools.cycle(self._memory(plan.largest, plan.size))
         # the last batch of an epoch may be smaller than its buffer
         batches = ((batch, memory[: len(batch.ids)]) for batch, memory in zip(plan, ring, strict=False))
         with contextlib.closing(work_ahead(batches, self._submit, _AHEAD)) as filled:
+            # this thread waits for the oldest batch; the pool fills the next ones meanwhile
             for (batch, images), _ in filled:
                 yield batch, images
 

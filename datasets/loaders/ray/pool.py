@@ -55,6 +55,7 @@ def connect(address: str, workers: int) -> Any:
     again. Raises BadInput if Ray is missing or the cluster does not answer.
     """
     global _local
+    # a notebook or an earlier loader may have connected: a process has one connection
     imported = sys.modules.get("ray")
     if imported and imported.is_initialized():
         return imported
@@ -149,6 +150,7 @@ class Pool:
         errors = self._ray.exceptions
         begin = time.monotonic()
         try:
+            # a wait without an end, in parts: between them a lost head is noticed
             while not self._ray.wait([reference], timeout=min(timeout or _CHECKED, _CHECKED))[0]:
                 self._check()
                 waited = time.monotonic() - begin

@@ -12,7 +12,7 @@ from types import FrameType
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _AT_A_TIME = 3600  # seconds
-# free on Linux; launch/simulate/simulation.py sends them
+# free on Linux; launch/simulate/injector.py sends them
 _HANG = signal.SIGRTMAX - 6
 _HOLD = signal.SIGRTMAX - 7
 _RELEASE = signal.SIGRTMAX - 8

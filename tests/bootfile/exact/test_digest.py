@@ -57,7 +57,7 @@ def test_each_type_each_place_and_each_bit_count(dtype):
     others |= {"permuted": weight.flip(1), "moved": weight.roll(1), "shorter": weight[:, :, :-1]}
     for place in (0, 1, 52, 104):
         others[f"changed at {place}"] = weight.clone()
-        others[f"changed at {place}"].view(-1)[place] = 1 - weight.view(-1)[place].to(torch.float32)
+        others[f"changed at {place}"].view(-1)[place] = 1 - weight.view(-1)[place].real.to(torch.float32)
     digests = {name: _of(other) for name, other in others.items()}
     assert whole not in digests.values() and len(set(digests.values())) == len(others)
 

@@ -17,6 +17,7 @@ import torch
 
 from bootfile.exact.processes import Due
 from bootfile.ground.errors import BadInput
+from bootfile.processes import ends
 from common.distributed import launcher
 from common.elastic import agent, crash, members, memory, roll
 from common.elastic.members import Plan
@@ -231,13 +232,13 @@ def test_the_processes_of_a_node_without_a_heartbeat_are_gone(monkeypatch):
 def test_a_stopped_process_is_not_a_slow_one():
     with subprocess.Popen(["sleep", "100"]) as process:
         try:
-            assert not agent.is_stopped(process.pid)
+            assert not ends.is_stopped(process.pid)
             process.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-            assert agent.is_stopped(process.pid)
+            assert ends.is_stopped(process.pid)
         finally:
             process.kill()
-    assert not agent.is_stopped(process.pid)
+    assert not ends.is_stopped(process.pid)
 
 
 @new_torch

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
-from bootfile.exact import save_times
-from bootfile.exact.save_times import SaveTimes
+from bootfile.exact import due
+from bootfile.exact.due import SaveTimes
 from bootfile.ground.intervals import Interval
 
 _HOUR = 3600
@@ -16,7 +16,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        monkeypatch.setattr(save_times.time, "monotonic", self.read)
+        monkeypatch.setattr(due.time, "monotonic", self.read)
 
     def read(self):
         return self.now

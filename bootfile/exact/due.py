@@ -1,0 +1,98 @@
+"""When a run saves and when it reports: after some steps, seconds or epochs.
+
+A save within a long epoch is also due by time. Only the clock of rank 0 counts: it asks before a vote, and
+the vote tells every rank, so that all of them save and report after the same step.
+"""
+
+import time
+from collections.abc import Collection
+
+from bootfile.ground.intervals import Interval
+
+_FIRST = 120.0  # seconds of training for which a save within an epoch is worth its time
+_MOST = 1800.0  # seconds of training that a killed run loses at most
+
+
+class SaveTimes:
+    """The times of the saves of one start.
+
+    every: the interval that the user asked for. If it counts epochs, which may be long, a save is also due
+        when half of the training of this start is not saved, from 2 minutes on, and after each 30 minutes. So
+        a job that is killed again and again progresses.
+    `saved_at`: the time of the last save, by time.monotonic(); at first that of the start.
+    """
+
+    def __init__(self, every: Interval):
+        self.every = every
+        self.saved_at = time.monotonic()
+        self._began = self.saved_at
+
+    def begin(self) -> None:
+        """Begin with the first step of this start."""
+        self._began = time.monotonic()
+        self.saved_at = self._began
+
+    def is_late(self) -> bool:
+        """Return whether a save by time is due. Called on rank 0 before each vote: only its clock counts."""
+        now = time.monotonic()
+        unsaved = now - self.saved_at
+        if self.every.unit != "epoch":
+            return self.every.has_passed(unsaved)
+        half = (now - self._began) / 2
+        return unsaved >= max(_FIRST, min(half, _MOST))
+
+
+class ReportTimes:
+    """The times of the reports of one start.
+
+    every: the interval that the user asked for; None: no report but those that others ask for.
+    only_after: the only steps after which a report is due, in place of `every`; None: `every` counts.
+    evaluate_every: the steps between two evaluations within an epoch; 0: none.
+    `first`: the first step of this start. `reported_at`: the time of the last report, by time.monotonic(); at
+    first that of the start.
+    """
+
+    def __init__(
+        self, every: Interval | None, only_after: Collection[int | None] | None, evaluate_every: int
+    ):
+        self._every = every
+        self._only_after = only_after
+        self._evaluate_every = evaluate_every
+        self.first = 0
+        self._is_late = False  # all ranks have agreed that a report by time is due
+        self._has_asked = False  # rank 0 has asked for it; the others may learn it one step later
+        self.reported_at = time.monotonic()
+
+    def ask(self) -> bool:
+        """Ask for a report by time if one is due, once for each report. Called on rank 0 before each vote."""
+        if self._every is None or self._has_asked:
+            return False
+        # the vote of this step may be read one step later: until then it is not asked again
+        self._has_asked = self._every.has_passed(time.monotonic() - self.reported_at)
+        return self._has_asked
+
+    def note_late(self) -> None:
+        """Note, on every rank, that a report by time is due after this step."""
+        self._is_late = True
+
+    def is_due(self, step: int, steps_per_epoch: int) -> bool:
+        """Return whether a report is due after a step; the same on every rank.
+
+        If `every` counts seconds, one is also due after the first step. One is due after each epoch, and
+        before each evaluation.
+        """
+        if self._only_after is not None:
+            return step in self._only_after
+        if self._evaluate_every and step % self._evaluate_every == 0:
+            return True
+        if self._every is None:
+            return False
+        if self._every.unit == "s" and (self._is_late or step == self.first):
+            return True
+        return self._every.ends_at(step, steps_per_epoch) or step % steps_per_epoch == 0
+
+    def end(self) -> None:
+        """Note that a report ends with this step: the next one is counted from here."""
+        self._is_late = False
+        self._has_asked = False
+        self.reported_at = time.monotonic()

@@ -1,0 +1,100 @@
+"""Restore the state that a run continues from: what all ranks do before the first step of a start."""
+
+import math
+from typing import TYPE_CHECKING
+
+from bootfile.exact.choose import choose
+from bootfile.exact.state import SavedState
+from bootfile.ground.errors import BadInput
+from bootfile.ground.results import refuse_links
+from bootfile.processes import ranks
+
+if TYPE_CHECKING:
+    from bootfile.exact.loop import Exact
+
+
+def restore(run: "Exact") -> int:
+    """Restore the state to continue from, on every rank, and return its step; 0 for a new run.
+
+    Rank 0 reads the checkpoint; the others wait for it. Raises BadInput on every rank.
+    """
+    state = None
+    error = None
+    if ranks.is_first():
+        try:
+            state = _choose(run)
+        except BadInput as refused:
+            error = refused  # the other ranks wait below: each has to learn of it
+    # the other ranks wait here until rank 0 has read and checked a checkpoint
+    run.events.wait_for_first(error)
+    state = run.state.broadcast(state)
+    # rank 0 has loaded a state that is not sharded while it chose the checkpoint
+    if state and (run.state.is_sharded or not ranks.is_first()):
+        run.state.restore(state)
+    step = state["step"] if state else 0
+    run.machines.settle(step, state.get("machines", []) if state else [], run.has_shards)
+    return step
+
+
+def warn_of_generators(run: "Exact") -> None:
+    """Print one warning that names generators which neither a checkpoint nor the loader knows."""
+    parts = {"model": run.model, "criterion": run.criterion, "collate_fn": run.loader.collate_fn}
+    if paths := run.loader.find_unknown_generators(parts, run.state.objects):
+        run.say(
+            f"warning: {', '.join(paths)}: random number generators of your own, whose numbers a restart "
+            "does not repeat. Use torch's global one, or call checkpoint.add(name=generator) before "
+            "resume(). One of a collate_fn repeats its numbers, but only at the same number of processes"
+        )
+
+
+def _choose(run: "Exact") -> SavedState | None:
+    """Return the state to continue from on rank 0, or None. The state is loaded, unless it is sharded.
+    Raises BadInput."""
+    # before anything is read: two runs in one folder would write each other's checkpoints
+    if run.lock:
+        run.lock.hold()
+    # before the training, not at the first save: an object may have a type that no checkpoint can hold
+    if run.writes:
+        run.state.check_saveable()
+        refuse_links(run.saver.folder)
+    wanted = run.events.choose_checkpoint()
+    if wanted == "never":
+        return None
+
+    # called for the newest checkpoint, and for older ones as long as one is refused
+    def load(state: SavedState) -> None:
+        is_other = run.machines.compare_starts(state)
+        run.state.is_other_machine = is_other
+        run.loader.receipt.expects_same = not is_other
+        run.state.load(state, run.most_steps)
+
+    is_whole = not run.state.is_sharded  # otherwise each rank reads its part
+    # raises BadInput if there are checkpoints and none can be used: a new run would overwrite them
+    path, state = choose(wanted, run.saver.checkpoints, load, is_whole)
+    if state is None:
+        _say_what_was_lost(run)
+        return None
+    if wanted == "auto":
+        run.state.run = state["run"]
+    end = f" of {run.total_steps}" if run.total_steps else ""
+    epoch = max(1, math.ceil(state["step"] / len(run.loader)))
+    run.say(f"resumed from {path}: epoch {epoch}, step {state['step']}{end}")
+    if change := run.state.schedule.change:
+        run.say(f"the schedule of the checkpoint is another one: {change}")
+    for note in run.state.take_notes():
+        run.say(note)
+    return state
+
+
+def _say_what_was_lost(run: "Exact") -> None:
+    """Say that the start before this one was killed before its first save, if it was. Called on rank 0
+    before the first step: the receipt has the steps of that start still."""
+    step = run.loader.receipt.find_last_step(run.saver.folder) if run.writes else 0
+    was_killed = run.lock is not None and run.lock.was_left
+    if step or was_killed:
+        after = f" after step {step}" if step else ""
+        run.say(
+            f"warning: the start before this one ended{after} without a save: this one begins again at "
+            "step 1. A save every 5 minutes: --save_every 300s, in a loop of your own "
+            "save_every=Interval(300, 's')"
+        )

@@ -1,0 +1,328 @@
+"""Fire the faults of a simulation when the job has reached their step, and end those that last."""
+
+import contextlib
+import math
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Iterable
+
+from launch.simulate import slow_data
+from launch.simulate.faults import HANGS, Fault
+from launch.simulate.job import Job, log
+from launch.simulate.nodes import Node, copy_tree
+
+_SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
+_LAST = int(getattr(signal, "SIGRTMAX", 64))  # macOS has none: the faults never fire
+# of the handlers in hanging/sitecustomize.py
+_HANG_SIGNALS = {"hang": _LAST - 6, "hold": _LAST - 7}
+_RELEASE = _LAST - 8
+_LOOK = 20.0  # seconds until its processes are looked for again
+_PERIOD = 0.1  # seconds in which a throttled process runs and stops once: that of a quota of cgroups
+_FINE = 0.05  # of a period: how often a throttled process is looked at
+_STANDSTILL = 10.0  # seconds that the parent of a stopped process has to end it
+_POLL = 0.02  # seconds
+
+
+def _describe_target(fault: Fault) -> str:
+    """Return "rank 1" or "node 0"."""
+    if fault.rank is not None:
+        return f"rank {fault.rank}"
+    return f"node {fault.node}"
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _send(pids: Iterable[int], number: int) -> None:
+    """Send a signal to processes, as far as they still run."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+class Injector:
+    """Fires the faults of a simulation at the processes of a job. The simulation calls it in each round.
+
+    faults: they fire in this order if several are due.
+    `pending`: the faults that have not fired.
+    """
+
+    def __init__(self, job: Job, faults: list[Fault]):
+        self.pending = list(faults)
+        self._job = job
+        self._faults = faults
+        self._random = random.Random(0)  # chooses the ranks of kill:every=...
+        self._due: dict[Fault, float] = {}  # time.monotonic() or step of the next kill or pause
+        self._ends: dict[Fault, float] = {}  # time.monotonic() of the end of a fault that lasts
+        self._targets: dict[Fault, tuple[float, set[int]]] = {}  # when they were looked for, process ids
+        self._paused: dict[Fault, set[int]] = {}  # process ids that a pause or a throttle has stopped
+        self._hung: dict[Fault, int] = {}  # process ids
+        self._stopped: set[int] = set()  # process ids that got SIGSTOP from a fault, and never SIGCONT
+        self._stopped_since: float | None = None  # time.monotonic() since which nothing else runs
+
+    @property
+    def round_seconds(self) -> float:
+        """Return the seconds that a round of the simulation waits: a throttle needs short ones."""
+        return _PERIOD * _FINE if self._targets else _POLL
+
+    def fire(self) -> None:
+        """Fire the faults whose step the job has reached. The simulation calls it in each round, after it has
+        read the job's lines.
+
+        A fault of a node waits for the step of any node, not of that node: only rank 0 prints steps, and the
+        ranks of a job do each step together. In a script whose nodes do not wait for each other, a node may
+        be hit before its own first step.
+        """
+        for fault in self._faults:
+            if self._job.step < fault.step:
+                continue
+            if fault.kind == "pause":
+                self._pause(fault)
+            elif fault.kind in ("throttle", "slow_data"):
+                self._slow_down(fault)
+            elif fault.kind in HANGS:
+                self._hang_rank(fault)
+            elif fault.seconds or fault.steps:
+                self._kill_again(fault)
+            elif fault not in self.pending:
+                continue
+            elif fault.rank is not None:
+                self._signal_rank(fault, fault.rank)
+            else:
+                self._start_again(fault)
+
+    def kill_if_all_stopped(self) -> None:
+        """Kill stopped processes if nothing else runs: they never end by themselves.
+
+        The simulation calls it in each round: with the fault `stop` it would wait forever without it.
+        """
+        if not self._are_all_stopped():
+            self._stopped_since = None
+            return
+        now = time.monotonic()
+        self._stopped_since = self._stopped_since or now
+        for node in self._job.running:
+            # at once if the platform itself has started them; a launcher ends its stopped ranks after a while
+            if self._stopped.issuperset(node.pids) or now - self._stopped_since > _STANDSTILL:
+                node.runs[-1].note = "stopped by a fault, and killed after all others had ended"
+                node.kill()
+
+    def continue_all(self) -> None:
+        """Continue what faults have stopped for a while: a stopped process could not save."""
+        for fault in [*self._paused]:
+            self._continue(fault)
+
+    def _kill_again(self, fault: Fault) -> None:
+        """Kill a random process if it is time. If all are just being replaced, it is done later.
+
+        fire() calls it in each round from the first step on. Steps count from 0, seconds from the first step
+        on.
+        """
+        if fault.steps:
+            position = float(self._job.step)
+            interval = float(fault.steps)
+            first = interval
+        else:
+            position = time.monotonic()
+            interval = fault.seconds
+            first = position + interval
+        if position < self._due.setdefault(fault, first):
+            return
+        # looked for at each kill: an elastic job has replaced some of them
+        ranks = sorted(self._job.find_ranks())
+        if ranks:
+            self._due[fault] = position + interval
+            self._signal_rank(fault, self._random.choice(ranks))
+
+    def _pause(self, fault: Fault) -> None:
+        """Stop the processes of a fault, or let them continue if it is time.
+
+        fire() calls it in each round from the fault's step on: the first call stops them, unless every=...
+        names a later step.
+        """
+        if fault in self._ends:
+            if time.monotonic() > self._ends[fault]:
+                del self._ends[fault]
+                self._continue(fault)
+                log(f"fault {fault.text}: SIGCONT to {_describe_target(fault)}")
+            return
+        if fault.steps:
+            is_due = self._job.step >= self._due.setdefault(fault, fault.steps)
+        else:
+            is_due = fault in self.pending
+        pid = self._find_first(fault) if is_due else None
+        if pid is None:
+            return
+        self._due[fault] = self._job.step + fault.steps
+        self._stop(fault, self._find_pids(fault))
+        self._stop(fault, self._find_pids(fault))  # again: some may just have forked
+        self._ends[fault] = time.monotonic() + fault.seconds
+        self._note(fault, f"SIGSTOP to {_describe_target(fault)}", pid)
+
+    def _slow_down(self, fault: Fault) -> None:
+        """Begin a fault that makes a rank or a node slow, and end it if it is time.
+
+        fire() calls it in each round from the fault's step on. A throttled process runs in a part of each
+        _PERIOD.
+        """
+        now = time.monotonic()
+        pid = self._find_first(fault) if fault in self.pending else None
+        if pid is not None:
+            self._ends[fault] = now + (fault.seconds or math.inf)
+            if fault.delay:
+                for node in self._find_nodes(fault):
+                    # the processes read this file before they open the next one
+                    slow_data.begin(node.folders, fault.rank, fault.delay)
+            self._note(fault, f"{fault.kind} of {_describe_target(fault)}", pid)
+        if fault not in self._ends:
+            return
+        if now > self._ends[fault]:
+            del self._ends[fault]
+            self._targets.pop(fault, None)
+            self._continue(fault)
+            for node in self._find_nodes(fault):
+                slow_data.end(node.folders, fault.rank)
+            log(f"fault {fault.text}: the end for {_describe_target(fault)}")
+        elif fault.kind == "throttle":
+            self._throttle(fault, now)
+
+    def _throttle(self, fault: Fault, now: float) -> None:
+        """Let the processes of a fault run in a part of each _PERIOD, and stop them in the rest of it."""
+        if now % _PERIOD < _PERIOD * fault.share:
+            self._continue(fault)
+        elif fault not in self._paused:
+            # the same processes for a while: to find them takes longer than a period
+            looked, pids = self._targets.get(fault, (-math.inf, set()))
+            if now > looked + _LOOK or not all(map(_is_alive, pids)):
+                pids = self._find_pids(fault)  # takes longer than a period
+                self._targets[fault] = (time.monotonic(), pids)
+            self._stop(fault, pids)
+
+    def _find_nodes(self, fault: Fault) -> list[Node]:
+        """Return the node of a fault, or all nodes for a fault of a rank."""
+        return [node for node in self._job.nodes if fault.node in (None, node.index)]
+
+    def _find_first(self, fault: Fault) -> int | None:
+        """Return the process of the fault's rank, or the first one of its node; None if it does not run."""
+        if fault.rank is not None:
+            return self._job.find_ranks().get(fault.rank, (None, None))[1]
+        node = self._job.nodes[fault.node or 0]
+        return node.pids[0] if node.running and node.pids else None
+
+    def _find_pids(self, fault: Fault) -> set[int]:
+        """Return the process of a fault's rank, or all processes of its node."""
+        if fault.rank is not None:
+            return {pid for rank, (_, pid) in self._job.find_ranks().items() if rank == fault.rank}
+        return {*self._job.nodes[fault.node or 0].find()}
+
+    def _stop(self, fault: Fault, pids: set[int]) -> None:
+        """Send SIGSTOP to processes for a while, but not to those that another fault has stopped."""
+        pids = pids.difference(self._stopped, *self._paused.values())
+        self._paused.setdefault(fault, set()).update(pids)
+        _send(pids, signal.SIGSTOP)
+
+    def _continue(self, fault: Fault) -> None:
+        """Send SIGCONT to the processes that a fault has stopped for a while."""
+        _send(self._paused.pop(fault, set()), signal.SIGCONT)
+
+    def _signal_rank(self, fault: Fault, rank: int) -> None:
+        """Send the fault's signal to a rank. If the rank is just being replaced, a later round does it."""
+        node, pid = self._job.find_ranks().get(rank, (None, None))
+        if node is None or pid is None:
+            return
+        number = _SIGNALS[fault.kind]
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:  # it has just ended: the fault may fire in another run
+            return
+        # it stays so: kill_if_all_stopped() has to know it
+        if number == signal.SIGSTOP:
+            self._stopped.add(pid)
+        self._note(fault, f"{number.name} to rank {rank} on node {node.index}", pid)
+
+    def _hang_rank(self, fault: Fault) -> None:
+        """Make a rank hang, or let it continue if it is time. fire() calls it in each round from the fault's
+        step on."""
+        if fault in self._due and time.monotonic() > self._due[fault]:
+            self._release(fault)
+        if fault not in self.pending:
+            return
+        node, pid = self._job.find_ranks().get(fault.rank or 0, (None, None))
+        number = _HANG_SIGNALS[fault.kind]
+        if node is None or pid is None or not _catches(pid, number):
+            return  # a later round does it: the signal would end a process that has no handler yet
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+            if fault.seconds:
+                self._due[fault] = time.monotonic() + fault.seconds
+                self._hung[fault] = pid
+            else:
+                self._stopped.add(pid)  # it never ends by itself
+            self._note(fault, f"rank {fault.rank} on node {node.index} hangs", pid)
+
+    def _release(self, fault: Fault) -> None:
+        """Let a rank continue that a fault has made hang."""
+        del self._due[fault]
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._hung[fault], _RELEASE)
+        log(f"fault {fault.text}: rank {fault.rank} continues")
+
+    def _start_again(self, fault: Fault) -> None:
+        """Restart nodes in place, or in new containers with a copy of the outputs of all nodes.
+
+        fire() calls it once for a fault. The other nodes may fail because of it: each of them is restarted
+        once more when it has failed.
+        """
+        targets = [node for node in self._job.running if fault.node in (None, node.index)]
+        if not targets:
+            return
+        names = ", ".join(str(node.index) for node in targets)
+        self._note(fault, f"SIGKILL to nodes {names}", targets[0].pids[0])
+        for node in targets:
+            node.kill()
+        for node in targets:
+            self._job.finish(node, f"ended by fault {fault.text}")
+        if fault.kind == "reschedule":
+            with tempfile.TemporaryDirectory(prefix="bootfile-outputs-") as outputs:
+                for node in reversed(self._job.nodes):  # all upload to one place: the files of node 0 win
+                    copy_tree(node.output, outputs)
+                for node in targets:
+                    node.make_folders(outputs)
+        for node in targets:
+            self._job.start(node)
+        for node in self._job.nodes:
+            if node not in targets:
+                node.restarts += 1
+
+    def _note(self, fault: Fault, what: str, pid: int) -> None:
+        """Print what a fault has done, and mark the fault as fired. what: "SIGKILL to rank 1 on node 0"."""
+        if fault in self.pending:
+            self.pending.remove(fault)
+        log(f"fault {fault.text}: {what} time={self._job.seconds:.1f} step={self._job.step} pid={pid}")
+
+    def _are_all_stopped(self) -> bool:
+        """Return whether each running node has ranks, and faults have stopped all of them."""
+        if not self._stopped or not self._job.running:
+            return False
+        for node in self._job.running:
+            ranks = {*node.ranks(self._job.processes).values()}
+            if not ranks or not ranks <= self._stopped:
+                return False
+        return True
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
