@@ -24,8 +24,6 @@ from bootfile.ground.errors import BadInput
 from bootfile.machine import convolution
 from bootfile.processes import ranks
 
-# whether torch.compile() traces the caller (not in torch 2.1)
-_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
 _CHECK_EVERY = 32  # steps between two with repeated calls: a repeated call takes as long as the first one
 _DEPTH = 4  # levels of lists, dictionaries and attributes that are compared in a variable
 # types of inputs with which a call is repeated: a call may change other objects, and they cannot be sent
@@ -377,6 +375,12 @@ class FirstCall:
             if isinstance(value, torch.Tensor) and is_dense(value):
                 digests[name] = int(ranks.digest(value.detach()))
         return digests
+
+
+def _is_compiling() -> bool:
+    """Return whether torch.compile() traces the caller. torch 2.1 has no function for it."""
+    ask = getattr(torch.compiler, "is_compiling", None)
+    return ask is not None and bool(ask())
 
 
 def list_variables(function: Any) -> dict[str, Any]:

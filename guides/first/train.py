@@ -1,4 +1,4 @@
-"""A small training with a bug that is usual: its checkpoint lacks the scheduler. python train.py [--resume]"""
+"""A small training with a bug that is usual: the scheduler is not saved. python train.py [--resume]"""
 
 import os
 import sys
