@@ -30,11 +30,12 @@ soak(*sys.argv[1:])
 def measure(pid: int) -> int:
     """Return the memory of a process in bytes, with shared memory divided among its users.
 
-    Files do not count: their share changes if any process of the machine maps the same libraries.
+    Files do not count: their share changes if any process of the machine maps the same libraries. What the
+    kernel has swapped out does: it comes back.
     """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     sizes = {name: int(size.split()[0]) for name, _, size in (line.partition(":") for line in lines[1:])}
-    return 1024 * (sizes["Pss_Anon"] + sizes["Pss_Shmem"])
+    return 1024 * (sizes["Pss_Anon"] + sizes["Pss_Shmem"] + sizes["SwapPss"])
 
 
 def soak(folder: str, cache: str, backend: str, form: str) -> None:
