@@ -24,8 +24,13 @@ from bootfile.ground.errors import BadInput
 from bootfile.machine import convolution
 from bootfile.processes import ranks
 
+
+def _never() -> bool:
+    return False
+
+
 # whether torch.compile() traces the caller (not in torch 2.1)
-_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", _never)
 _CHECK_EVERY = 32  # steps between two with repeated calls: a repeated call takes as long as the first one
 _DEPTH = 4  # levels of lists, dictionaries and attributes that are compared in a variable
 # types of inputs with which a call is repeated: a call may change other objects, and they cannot be sent
