@@ -23,12 +23,13 @@ def start(command: list[str], **options: Any) -> "subprocess.Popen[Any]":
 
     options: those of Popen.
     """
-    return subprocess.Popen(
+    child: subprocess.Popen[Any] = subprocess.Popen(
         command,
         start_new_session=True,
         preexec_fn=functools.partial(signals.die_with_parent, signal.SIGKILL),
         **options,
     )
+    return child
 
 
 def wait_or_kill(children: "Sequence[subprocess.Popen[Any]]", seconds: float) -> None:
