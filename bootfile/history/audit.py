@@ -142,7 +142,7 @@ def conclude(chosen: Sequence[Interval], every: Sequence[Interval]) -> tuple[str
             UNVERIFIED,
         )
     text = (
-        f"equal: {len(chosen)} of {len(every)} intervals, {states} states. They have {share:.1%} of the "
+        f"equal: {len(chosen)} of {len(every)} intervals, {_count(states)}. They have {share:.1%} of the "
         "steps: so likely is it that they would show a fault in one step"
     )
     return text, 0
@@ -155,8 +155,13 @@ def find_share(chosen: Sequence[Interval], every: Sequence[Interval]) -> float:
 
 
 def _describe_equal(interval: Interval) -> str:
-    plural = "" if interval.states == 1 else "s"
-    return f"equal: the samples of each step, and {interval.states} state{plural}"
+    return f"equal: the samples of each step, and {_count(interval.states)}"
+
+
+def _count(states: int) -> str:
+    if states == 1:
+        return "1 state"
+    return f"{states} states"
 
 
 @contextlib.contextmanager
