@@ -36,6 +36,10 @@ VERBS = {  # verb: (module with main(arguments) -> exit code, what it does)
     "export": ("launch.inference.export", "export the network of a run: ONNX or torch.export"),
     "prove": ("launch.prove", "run a job with kills and restarts, and show whether it continues exactly"),
     "receipt": cli.VERBS["receipt"],
+    "audit": (
+        "bootfile.history.cli",
+        "compute steps of an old run again, and compare them with what it has recorded",
+    ),
     "data": (
         "launch.data.cli",
         "show the samples of a step, or the steps of a sample, checked against the receipt",

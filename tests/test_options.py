@@ -12,7 +12,15 @@ from common.ground import endings
 from tests.support.options import ROOT, documents, read_parsers, render, rewrite
 
 # between processes that Bootfile starts itself: no user sets them
-INTERNAL = {"PROCESSES_OF", "SLOW_DATA", "ERROR_PIPE", "HELP_IMPORTS", "RUN_FOLDER", "SIMULATED_NODE"}
+INTERNAL = {
+    "PROCESSES_OF",
+    "ONLY_FROM_STEP",
+    "SLOW_DATA",
+    "ERROR_PIPE",
+    "HELP_IMPORTS",
+    "RUN_FOLDER",
+    "SIMULATED_NODE",
+}
 INTERNAL |= {"MEMBER", "OUTPUT_HELD", "STARTED", "STARTED_BY", "STORE_IS_PARENTS"}
 # The options of the jobs are frozen. These jobs -> the options that they have, and no other job.
 IMAGES = "train train_dp train_amp train_ddp train_exact train_fsdp train_fast train_ray"
@@ -25,6 +33,7 @@ OPTIONS = {
         --seed""",
     f"{IMAGES} train_text train_own imagenet": """
         --lr --max_steps --epoch_steps --report_every --resume --weights
+        --from --at_step --skip_steps --keep_every
         --evaluate --save_every --keep --evaluate_every --epoch_weights --grace
         --stuck_after --stuck_exit --max_bad_steps --slow_rank --sample_losses --tracker --threads
         --cpu_level""",

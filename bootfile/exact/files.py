@@ -239,14 +239,15 @@ def list_newest_first(folder: str) -> list[str]:
     return [os.path.join(folder, name) for name in reversed(names)]
 
 
-def keep(newest: str, count: int, whole: dict[str, tuple[Any, ...]]) -> None:
-    """Delete the checkpoints in a folder except the last `count` whole ones.
+def keep(newest: str, count: int, whole: dict[str, tuple[Any, ...]], every: int = 0) -> None:
+    """Delete the checkpoints in a folder except the last `count` whole ones, and those of the row.
 
     A damaged checkpoint is not counted, and is deleted only if there are `count` whole ones.
 
     newest: the checkpoint that was just written; it stays.
     count: the number of whole checkpoints to keep.
     whole: the checkpoints that are known to be whole, path -> identity; updated, so each file is read once.
+    every: the distance of the old checkpoints that stay, in steps (ladder.py); 0: none stay.
     """
     folder = os.path.dirname(newest)
     # the newest one was written by this process a moment ago, so it is not read again
@@ -258,6 +259,14 @@ def keep(newest: str, count: int, whole: dict[str, tuple[Any, ...]]) -> None:
             stays.add(path)
     # with fewer whole ones, a damaged checkpoint may be all that is left of its step
     if len(stays) >= count:
+        if every:
+            from bootfile.exact import ladder  # most runs keep only the newest ones
+
+            def is_whole(step: int) -> bool:
+                return _is_whole(os.path.join(folder, name_of(step)), whole)
+
+            row = ladder.find_kept(map(step_of, paths), every, is_whole)
+            stays |= {os.path.join(folder, name_of(step)) for step in row}
         for path in paths:
             if path not in stays:
                 discard(path)

@@ -32,7 +32,7 @@ from bootfile.exact.nonfinite import Diverged, Guard, Verdict
 from bootfile.exact.optimizer_steps import OptimizerSteps
 from bootfile.exact.processes import Due, Processes
 from bootfile.exact.protocols import TrainingLoader
-from bootfile.exact.saver import Saver, find_infinite
+from bootfile.exact.saver import Saver, find_infinite, size_of
 from bootfile.exact.state import RunState
 from bootfile.exact.watchers import Agreement, Watcher
 from bootfile.ground import accelerator, errors
@@ -73,6 +73,8 @@ class Exact:
     report_after: the only steps after which a report is due, in place of report_every.
     evaluate_every: the steps between two evaluations within an epoch, before which a report is due; 0: none.
     keep: the number of newest checkpoints to keep.
+    keep_every: the distance of older checkpoints that stay, in steps or an Interval; a save is also due at
+        each (ladder.py). 0: none. None: those of the checkpoint stay, new ones are not due.
     max_bad_steps: the run ends after as many steps in a row that are not finite.
     slow_rank: the share of the time from which on a line names the rank that costs it, with a report.
     grace: seconds from a signal to the end of the process.
@@ -107,6 +109,7 @@ class Exact:
         report_after: Collection[int | None] | None = None,
         evaluate_every: int = 0,
         keep: int = 3,
+        keep_every: int | Interval | None = None,
         max_bad_steps: int = 20,
         slow_rank: float = 0.1,
         grace: float = 25.0,
@@ -152,7 +155,10 @@ class Exact:
         if isinstance(criterion, torch.nn.Module) and criterion.state_dict():
             state["criterion"] = criterion
         self.state = RunState(state, identity, settings, learned, loader.sampling)
-        self.saver = Saver(folder, keep, self.say, self.state.is_sharded, by_rank)
+        if isinstance(keep_every, Interval):
+            keep_every = keep_every.steps(len(loader))
+        self._keep_every = keep_every or 0  # the same on all ranks; the saver of rank 0 may know another
+        self.saver = Saver(folder, keep, self.say, self.state.is_sharded, by_rank, keep_every)
         if same_instructions is None:
             same_instructions = self.has_shards
         self.machines = Machines(same_instructions, threads, self._device(), self.say)
@@ -247,6 +253,11 @@ class Exact:
             self.saver.resume_at(step if is_saved_here else 0, self.processes.may_change)
         # the weights are loaded by now: what watches the step may look at them and run backward passes
         self._watch(step)
+        if self.saver.keep_every and self.writes and ranks.is_first():
+            from bootfile.exact import ladder  # most runs keep only the newest ones
+
+            size = size_of(self.state.capture(0))
+            self.say(ladder.describe(self.saver, self.total_steps, size, self.state.objects.values()))
         # from here on this loader seeds the process at each batch; that of an evaluation does not
         self.loader.lead(step, self.evaluate_every)
         self._first = step + 1
@@ -581,7 +592,8 @@ class Exact:
         if not self.writes:
             return False
         is_last = step == self.total_steps
-        return self._save_is_late or is_last or self.saves.every.ends_at(step, len(self.loader))
+        is_kept = self._keep_every > 0 and step % self._keep_every == 0
+        return self._save_is_late or is_last or is_kept or self.saves.every.ends_at(step, len(self.loader))
 
     def _apply(self, verdict: Verdict | None) -> None:
         """Count a step by the verdict of all ranks on it. Raises Diverged."""

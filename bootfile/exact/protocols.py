@@ -10,11 +10,13 @@ class StepReceipt(Protocol):
 
     step: the last step that it covers. fingerprint: a text that changes if a sample of the training data
     does; "" if it is not known. shared: sums of all ranks of steps that it does not cover yet, or None.
-    expects_same: whether samples that are read again have to be the same.
+    expects_same: whether samples that are read again have to be the same. leaves_out: whether the batches
+    that are handed out now belong to a step that a fork leaves out.
     """
 
     step: int
     expects_same: bool
+    leaves_out: bool
     fingerprint: str
     shared: list[torch.Tensor] | None
 

@@ -34,6 +34,8 @@ class Saver:
     log: called with one line to print.
     is_sharded: whether the model is. Then call save_checkpoint() and save_weights() on every rank.
     by_rank: each rank writes its part of a sharded model (dtensor_files.py); otherwise rank 0 gathers them.
+    keep_every: the distance of the old checkpoints that stay, in steps (ladder.py); 0: none. None: that of
+        the checkpoint from which the run continues, so that a restart without it deletes none of them.
     saved: called with the step of each new checkpoint, in the background.
 
     `durable` is the step of the last checkpoint that is on the disk. The training waits for a copy to host
@@ -47,10 +49,12 @@ class Saver:
         log: Callable[[str], object],
         is_sharded: bool = False,
         by_rank: bool = False,
+        keep_every: int | None = None,
     ):
         """Make the saver, on every rank, before a checkpoint is read. Nothing is written yet."""
         self.folder = folder
         self.keep = keep
+        self.keep_every = keep_every
         self.log = log
         self.is_sharded = is_sharded
         self.by_rank = is_sharded and by_rank
@@ -170,6 +174,11 @@ class Saver:
         self.step = step_on_disk
         self.durable = step_on_disk
         self._digested = step_on_disk
+        if self.keep_every is None:
+            self.keep_every = 0
+            with contextlib.suppress(files.Refused):  # a new run has no checkpoint
+                path = os.path.join(self.checkpoints, files.name_of(step_on_disk))
+                self.keep_every = int(files.facts_of(path).get("keep_every", 0))
         with contextlib.suppress(OSError, BadInput):  # a digest that is missing is not an error of the run
             digest.cut(self.folder, step)
 
@@ -276,7 +285,10 @@ class Saver:
         if not self._is_readable:  # once: a later state has the same types
             files.check_readable(state["objects"])
             self._is_readable = True
-        facts = {"shards": state["shards"]} if self.by_rank else {}
+        facts: dict[str, Any] = {"shards": state["shards"]} if self.by_rank else {}
+        every = self.keep_every or 0
+        if every:
+            facts["keep_every"] = every
         path = os.path.join(self.checkpoints, files.name_of(state["step"]))
         # it has its name only when all of it is on the disk: until here the run continues from the one before
         files.write(path, state, step=state["step"], run=run, **facts)
@@ -284,7 +296,7 @@ class Saver:
         self._marked = None
         self._refusals = 0
         # only now: the checkpoints before are needed until the new one is known to be whole
-        files.keep(path, self.keep, self._whole)
+        files.keep(path, self.keep, self._whole, every)
         if self.saved:
             self.saved(state["step"])
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, read_file
-from bootfile.receipt import loop_records, starts
+from bootfile.receipt import loop_records, origins, starts
 from bootfile.receipt.records import FILE, LOOP_FILE, MOST, History, ReceiptError, Start, Steps, parse_records
 
 LOOP = LOOP_FILE.format(0)  # the receipt of a plain loop has this file
@@ -27,14 +27,19 @@ def read(folder: str) -> History:
     if find_receipt(folder) == LOOP:
         with bad_input():
             return loop_records.read(folder)
-    count = 0  # of the starts; a damaged line is none
+    known = []  # the starts; a damaged line is none
     for start in starts.read(folder):
         if isinstance(start.get("step"), int):
-            count += 1
-    restarts = max(0, count - 1)
+            known.append(start)
+    restarts = max(0, len(known) - 1)
+    begin = min((start["step"] for start in known), default=0)
+    parent = origins.parent_of(known)
+    if parent:
+        begin = parent["state"]
     steps = Steps(read_records(folder))
     # a Loader's receipt has one record of a step, whichever start made it: seed and time are not known
-    return History([Start(first=None, world_size=1, seed=None, time=0, steps=steps)], restarts)
+    whole = Start(first=None, world_size=1, seed=None, time=0, steps=steps)
+    return History([whole], restarts, begin, origins.describe_parent(parent))
 
 
 def read_records(folder: str) -> np.ndarray:

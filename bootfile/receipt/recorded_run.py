@@ -9,7 +9,7 @@ import numpy as np
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import part_of
-from bootfile.receipt import starts
+from bootfile.receipt import origins, starts
 from bootfile.receipt.reading import read_records
 from bootfile.receipt.receipt import batch_sums
 from bootfile.receipt.records import PARTS
@@ -34,11 +34,7 @@ class Run:
 
     def start_of(self, step: int) -> dict[str, Any]:
         """Return the start that made a step: the last one before it, which made later steps again."""
-        chosen = self.starts[0]
-        for start in self.starts[1:]:
-            if start["step"] < step:
-                chosen = start
-        return chosen
+        return origins.start_of(self.starts, step)
 
     def ranks(self, step: int, count: int) -> np.ndarray:
         """Return the rank of each of the `count` samples of a step, int64 [count]. Raises BadInput."""
@@ -55,10 +51,17 @@ class Run:
         recorded = self.records[self.records["step"] == step]
         if not len(recorded):
             raise BadInput(f"{self.folder} has no step {step}: its receipt has {self.first}-{self.last}")
+        if self.is_left_out(step):
+            raise BadInput(f"step {step} of {self.folder} was left out (--skip_steps): it has no samples")
         for part, before, now in zip(PARTS, recorded["sums"][0], sums.view("u8"), strict=False):
             if before != now:
                 changed = f"{part} {before:016x}, and now {now:016x}: data, options or code changed"
                 raise BadInput(f"the receipt of {self.folder} has another digest for step {step}: {changed}")
+
+    def is_left_out(self, step: int) -> bool:
+        """Return whether the run has left out a step (--skip_steps)."""
+        recorded = self.records[self.records["step"] == step]
+        return len(recorded) > 0 and not recorded["sums"].any()
 
     def sampler(self, step: int, weights: np.ndarray | None = None) -> BatchSampler:
         """Return the batch sampler of all ranks before a step, its last one. Raises BadInput."""
@@ -111,7 +114,8 @@ class Run:
                 sampler.seek(step - 1)
                 for ids in sampler:  # to the end of the epoch
                     # the receipt may lack a step: it was deleted while the job ran
-                    if step in known and self.sum_ids(sampler, ids).view("u8")[0] != known[step]:
+                    is_known = step in known and known[step] != 0  # 0: it was left out
+                    if is_known and self.sum_ids(sampler, ids).view("u8")[0] != known[step]:
                         return step
                     step += 1
         return 0

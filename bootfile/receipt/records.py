@@ -117,10 +117,14 @@ class History(NamedTuple):
 
     starts: those of a plain loop. A Loader's receipt has one, with all steps: a restart replaces them.
     restarts: their number.
+    begin: the step before the first one that a Loader's receipt has to have.
+    origin: of a run that begins at a step of another one: where it begins, in words.
     """
 
     starts: list[Start]
     restarts: int
+    begin: int = 0
+    origin: str = ""
 
     @property
     def is_of_loop(self) -> bool:

@@ -2,7 +2,7 @@
 
 from bootfile.receipt.one_run import Options, find_unusual
 from bootfile.receipt.records import History
-from bootfile.receipt.steps import compare, describe_size, follow
+from bootfile.receipt.steps import compare, describe_size, find_left_out, follow, name_ranges
 
 
 def report(folders: list[str], histories: list[History], options: Options) -> tuple[bool, list[str]]:
@@ -11,8 +11,13 @@ def report(folders: list[str], histories: list[History], options: Options) -> tu
     runs = [follow(history) for history in histories]
     is_right = all(run.is_equal for run in runs)
     lines: list[str] = []
-    for folder, run in zip(folders, runs, strict=True):
-        lines.append(f"{folder}: {describe_size(run.steps)}")
+    for folder, run, history in zip(folders, runs, histories, strict=True):
+        lines.append(f"{folder}: {describe_size(run.steps, history.begin)}")
+        if history.origin:
+            lines.append(history.origin)
+        left_out = find_left_out(run.steps)
+        if left_out:
+            lines.append(f"{name_ranges(left_out)} left out (--skip_steps)")
         lines += run.lines
     if len(histories) == 2:
         is_equal, text = compare(histories[0], histories[1])

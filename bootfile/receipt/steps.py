@@ -70,25 +70,63 @@ def compare(first: History, second: History) -> tuple[bool, str]:
         raise ReceiptError(f"only one run has {FILE}")
     first_steps = follow(first).steps
     second_steps = follow(second).steps
+    begin = max(first.begin, second.begin)
+    if begin:  # a run begins at a step of another one
+        first_steps = first_steps.select(first_steps.numbers > begin)
+        second_steps = second_steps.select(second_steps.numbers > begin)
+    of_one_run = set(find_left_out(first_steps)) ^ set(find_left_out(second_steps))
+    if of_one_run:
+        places = [*of_one_run]
+        first_steps = first_steps.select(~np.isin(first_steps.numbers, places))
+        second_steps = second_steps.select(~np.isin(second_steps.numbers, places))
     difference = find_difference(first_steps, second_steps)
     if difference.step:
         return False, _describe_difference(first_steps, second_steps, difference)
+    if of_one_run:
+        names = name_ranges(sorted(of_one_run))
+        return False, f"different: {names} left out in one run, the other steps are equal"
     if not difference.steps:
         return False, "different: the runs have no step in common"
     if difference.steps < max(len(first_steps), len(second_steps)):
         end = _describe_end(first_steps, second_steps)
         return False, f"equal in the {difference.steps} steps of both; {end}"
     text = f"equal for {difference.steps} steps"
+    if begin:
+        text += f", from step {begin + 1} on"
     if not first_steps.samples:
         text += ": the same ids, labels and augmentation"
     return True, text
 
 
-def describe_size(steps: Steps) -> str:
-    """Return the number of steps, of epochs for the receipt of a Loader, and of steps without a record."""
+def find_left_out(steps: Steps) -> list[int]:
+    """Return the numbers of the steps of a Loader's receipt that --skip_steps has left out: their sums are
+    0."""
+    if steps.samples:
+        return []
+    numbers: list[int] = steps.numbers[~steps.sums.any(axis=1)].tolist()
+    return numbers
+
+
+def name_ranges(numbers: list[int]) -> str:
+    """Return ascending numbers of steps in words: "step 7 was", "steps 3-5, 9 were"."""
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in ranges]
+    if len(numbers) == 1:
+        return f"step {numbers[0]} was"
+    return f"steps {', '.join(texts)} were"
+
+
+def describe_size(steps: Steps, begin: int = 0) -> str:
+    """Return the number of steps, of epochs for the receipt of a Loader, and of steps without a record.
+    begin: the step before the first one that the receipt has to have."""
     lost = ""
-    if steps.last > len(steps):  # a kill was faster than the write of these records
-        lost = f", {steps.last - len(steps)} without a record"
+    if steps.last - begin > len(steps):  # a kill was faster than the write of these records
+        lost = f", {steps.last - begin - len(steps)} without a record"
     if steps.samples:  # a plain loop may have a stream without epochs
         return f"{steps.last} steps{lost}"
     epochs = int(steps.epochs[-1])

@@ -89,6 +89,7 @@ class Checkpointer(Events):
         self._wanted = run.args.resume  # "auto", "never", or the path to continue from
         self._mirror: Any = None  # of an output with a URL
         members = run.topology.members
+        self._fork: Any = None  # of a run that begins at a step of another one
         self._is_later = members is not None and members.generation > 0
         self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
         self.exact = self._make_exact(run, **parts)
@@ -116,7 +117,14 @@ class Checkpointer(Events):
             # The clock is read before the last N steps, and after them. The first steps are slower.
             total = self.loader.total_steps
             report_after = ((total or 0) - options.prof, total)
-        return Exact(
+        kind: Any = Exact
+        if args.from_run:
+            from common.checkpoint.fork import Fork, Forked  # most runs begin with step 1
+
+            self._fork = Fork(run, self.say)
+            kind = Forked
+            parts["check"] = self._fork.check
+        return kind(
             run.output.folder,
             self.loader,
             save_every=args.save_every,
@@ -124,6 +132,7 @@ class Checkpointer(Events):
             report_after=report_after,
             evaluate_every=args.evaluate_every,
             keep=args.keep,
+            keep_every=args.keep_every,
             max_bad_steps=args.max_bad_steps,
             slow_rank=args.slow_rank,
             grace=args.grace,
@@ -189,6 +198,9 @@ class Checkpointer(Events):
             self._wanted = "auto"  # a process that comes did not open the output folder
         elif step:
             self._warn_of_checkpoint()
+        if self._fork:
+            self._fork.settle(exact, step)
+            self.log.parent = self._fork.facts
         self._load_initial_weights(step)
         self._compare_validation_sets()
         is_saved_here = self._wanted == "auto"  # another run's checkpoint is not in this folder
@@ -200,7 +212,7 @@ class Checkpointer(Events):
             self._sample_losses.begin(step)
         if self._mirror:
             # Only now is it known which checkpoints at the URL this run has left behind.
-            self._mirror.start(step if is_saved_here else 0)
+            self._mirror.start(step if is_saved_here else 0, exact.saver.keep_every or 0)
         self._start_log(step)
         # The last: it may have to repeat a report or a save that a lost rank 0 has left out.
         exact.announce(step)
@@ -326,6 +338,8 @@ class Checkpointer(Events):
                 self.args, self.output, self._is_of_this_run, self.args.keep, self._is_later
             )
             self._wanted = resume.wanted(self.args, self.output, self._is_later)
+            if self._fork:
+                self._wanted = self._fork.choose(self._wanted, self.exact.state)
             if self._mirror:
                 # The thread that writes wakes the one that uploads.
                 self.exact.saver.saved = self._mirror.saved

@@ -64,6 +64,7 @@ class Mirror:
         self._may_pass = False  # whether the cause of the error may pass
         self.store = ObjectStore(output.url, threads=4)
         self._sent: dict[str, tuple] = {}  # path -> the file's state when it was sent
+        self._every = 0  # distance of the old checkpoints that stay, in steps
         self._resumed = 0  # step of the checkpoint of start()
         self._step = 0  # step of the newest checkpoint of this run
         self._wake = threading.Event()  # the thread looks for changes now
@@ -114,8 +115,10 @@ class Mirror:
         with the results of another run."""
         return [path for path in self._files if path.endswith((".pt", ".pth"))]
 
-    def start(self, step: int) -> None:
-        """Upload from now on. step: the step that training continues from, or 0."""
+    def start(self, step: int, every: int = 0) -> None:
+        """Upload from now on. step: the step that training continues from, or 0. every: the distance of the
+        old checkpoints that stay, in steps (bootfile/exact/ladder.py); 0: none."""
+        self._every = every
         self._resumed = step
         self._step = step
         for path in self._files:
@@ -227,6 +230,8 @@ class Mirror:
         plain.sort()
         first = [*filter(WEIGHTS.fullmatch, plain), *HISTORY, *files_of_checkpoint]
         others = [name for name in plain if name not in first]
+        for old in self._find_missing():  # after the checkpoint that a restart needs
+            others += self._find_whole(old)
         try:
             changed = {}
             for name in (*first, *others):
@@ -270,6 +275,24 @@ class Mirror:
                 "does each checkpoint that a newer one replaces"
             )
 
+    def _find_kept(self, steps: set[int]) -> set[int]:
+        """Return the steps of old checkpoints that stay at the URL. steps: those that are whole."""
+        if not self._every:
+            return set()
+        from bootfile.exact import ladder  # most runs keep only the newest ones
+
+        def is_whole(step: int) -> bool:
+            return True  # its files were verified before they were sent
+
+        return ladder.find_kept(steps, self._every, is_whole)
+
+    def _find_missing(self) -> list[int]:
+        """Return the steps of old checkpoints that have to stay, and that came faster than the uploads."""
+        listed = restoring.steps_of(self._files.keys() - self._doomed)
+        names = [f"{CHECKPOINTS}/{name}" for name in checkpoint_names(os.path.join(self.folder, CHECKPOINTS))]
+        steps = {step for step in restoring.steps_of(names) if step <= self._step}
+        return sorted(self._find_kept(listed | steps) - listed)
+
     def _find_whole(self, step: int) -> list[str]:
         """Return the files of the checkpoint of a step, its folder first; [] if this node does not have it,
         or if it is damaged."""
@@ -309,7 +332,7 @@ class Mirror:
         checkpoint is whole at the URL, and deletes the files when the list is written without them."""
         steps = restoring.steps_of(self._files.keys() - self._doomed)
         self._doomed |= restoring.of_steps(self._files, sorted(steps | {step})[: -self.keep])
-        self._doomed -= restoring.of_steps(self._doomed, {step})
+        self._doomed -= restoring.of_steps(self._doomed, {step} | self._find_kept(steps))
         for path in self._doomed:
             self._files.pop(path, None)
 

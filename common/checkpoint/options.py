@@ -8,6 +8,7 @@ from typing import Any
 
 from bootfile.console.parser import plain
 from bootfile.ground.errors import BadInput
+from bootfile.ground.intervals import Interval
 from bootfile.machine import instructions
 from common.console.arguments import (
     IDENTITY,
@@ -49,6 +50,14 @@ class TrainingParser(JobParser):
         self.roles |= {"batch_size_per_gpu": OPERATION, "partial_weights": OPERATION}  # of the checks
         return super().parse_args(args, namespace)
 
+    def read_defaults(self, parsed: argparse.Namespace) -> dict[str, Any]:
+        """Return the options of the run of --from, which are the defaults of this start."""
+        if not parsed.from_run:
+            return {}
+        from common.checkpoint import fork  # most runs begin with step 1
+
+        return fork.inherit(parsed)
+
     def _accept_share_of_batch(self) -> None:
         """Let the job's --batch_size take N/gpu, too."""
         options = self.by_name()
@@ -60,6 +69,16 @@ class TrainingParser(JobParser):
             action.metavar = action.metavar or "N|N/gpu"
             # first: the other checks read --batch_size as a number
             self.checks.insert(0, _count_batch)
+
+
+def _distance(text: str) -> Interval:
+    """Parse "1000" or "1000step", "5epochs", or "0"."""
+    if text in ("0", "0step"):
+        return Interval(0)
+    distance = interval(text)
+    if distance.unit == "s":
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps (1000step) or epochs (5epochs)")
+    return distance
 
 
 def _batch_size(of_all: Callable[[str], Any], text: str) -> Any:
@@ -141,6 +160,11 @@ def _add_arguments(parser: JobParser) -> None:
         "those of its tensors that fit (default: none)"
     )
     add("--weights", metavar="FILE", help=help)
+    help = "begin a new run at a step of this one, with its options where none are given; see --at_step"
+    add("--from", dest="from_run", metavar="RUN", help=help)
+    help = "the step of --from, whose checkpoint it may not have any more (default: that of its newest one)"
+    add("--at_step", type=non_negative_int, metavar="N", help=help)
+    add("--skip_steps", metavar="A-B", help="leave out these steps of the new run, for example 400-420")
     add("--evaluate", action="store_true", help="only evaluate the weights of --weights or --resume")
     help = (
         "time between two checkpoints: 200 (steps), 90s or 1epoch; also by time within a long epoch "
@@ -148,6 +172,8 @@ def _add_arguments(parser: JobParser) -> None:
     )
     add("--save_every", type=interval, default="1epoch", help=help)
     add("--keep", type=positive_int, default=3, help="number of newest checkpoints to keep (default: 3)")
+    help = "also keep a checkpoint after every 1000step or 5epochs, and save it then (default: the run's)"
+    add("--keep_every", type=_distance, metavar="N|Nepochs|0", help=help)
     help = "also evaluate after every N steps (default: 0, only after each epoch)"
     add("--evaluate_every", type=non_negative_int, default=0, metavar="N", help=help)
     help = "false: no epoch_<n>.pth and no best.pth; the last checkpoint has the weights (default: true)"
@@ -168,12 +194,18 @@ def _add_arguments(parser: JobParser) -> None:
     add("--tracker", choices=["mlflow", "wandb", "swanlab", "trackio"], help=help)
 
 
-def check(args: argparse.Namespace) -> dict[str, str]:
-    """Return the default of --resume. Raises BadInput for options that contradict each other."""
+def check(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the default of --resume, and --skip_steps in one form. Raises BadInput for options that
+    contradict each other."""
     if args.tracker:
         from common.run import trackers  # most jobs have none
 
         trackers.check(args.tracker)
+    changes = {}
+    if args.from_run or args.at_step is not None or args.skip_steps:
+        from common.checkpoint import fork  # most runs begin with step 1
+
+        changes = fork.check(args)
     wanted = args.resume
     if not wanted:
         # A restart is the same command. Without --output_dir each start has a new folder: nothing to resume.
@@ -188,4 +220,4 @@ def check(args: argparse.Namespace) -> dict[str, str]:
             "--resume auto without --output_dir: name the folder of the run to continue, for example "
             f"--output_dir {os.path.join(output.PARENT, output.LATEST)}"
         )
-    return {"resume": wanted}
+    return {"resume": wanted, **changes}

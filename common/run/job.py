@@ -39,6 +39,10 @@ class JobParser(Parser):
         if "config" in parsed:
             words = self._read_config(parsed.config) + words
             parsed, unknown = self.parse_known_args(words, Arguments())
+        defaults = self.read_defaults(parsed)
+        if defaults:
+            self.set_defaults(**{name: value for name, value in defaults.items() if name in parsed})
+            parsed, unknown = self.parse_known_args(words, Arguments())
         ignored = self._let_pass(unknown, parsed.__dict__.pop("ignore_unknown"))
         if platforms.is_first_on_node():
             if ignored:
@@ -48,6 +52,10 @@ class JobParser(Parser):
         for check in self.checks:
             vars(parsed).update(check(parsed))
         return parsed.finish(self.roles, ignored)
+
+    def read_defaults(self, parsed: argparse.Namespace) -> dict[str, Any]:
+        """Return defaults that follow from the options, name -> value. Raises BadInput."""
+        return {}
 
     def _read_config(self, path: str) -> list[str]:
         """Return the settings of a TOML or JSON file as words of a command line. Raises BadInput, also if a

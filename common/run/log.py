@@ -52,6 +52,7 @@ class Log:
         self._result = ""  # text about the last evaluation
         self.lost = ""  # why receipt.bin is not whole, after finish()
         self.members: Callable[[], dict[str, float]] = dict  # Members.figures(), if processes may be lost
+        self.parent: dict[str, Any] = {}  # where the run begins, if that is a step of another one (fork.py)
         self.pace: Callable[[], dict[str, Any]] = dict  # Pace.figures(), if there are several ranks
         self._trains = False  # whether the job reports steps, and not only epochs of loading
         self._end_lap("imports and set-up")
@@ -111,6 +112,8 @@ class Log:
             "division": getattr(loader, "division", ""),
             "sampling": getattr(loader, "sampling", {}),
         }
+        if self.parent:
+            facts["parent"] = self.parent
         # nothing is written yet: a run that fails in its first step leaves the files of the last start
         self._files.begin(Beginning(step, total_steps, run, repeats, continues, loader.receipt, facts))
         # also if the job forgets to close the log, or fails

@@ -13,6 +13,8 @@ division: how --val_share divided the images (datasets/folders/splits.py), or ""
 sampling: the values that determine the ids of each step: sampler, samples, global batch, seed.
 settings: the job's arguments, without credentials.
 ignored: the names of the options that the job did not know.
+parent: of a run that begins at a step of another one: the folder of that run, its name, the step, and the
+    step of the state that was loaded (common/checkpoint/fork.py). Other runs have none.
 script: the path of the job on its node.
 environment: versions, device, nodes (environment.py).
 

@@ -6,6 +6,7 @@ All of it runs in the one process of the command, after the run: a sample is rea
 import argparse
 import contextlib
 import os
+import shlex
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,10 @@ def _open(run: Run, args: argparse.Namespace) -> contextlib.AbstractContextManag
 
 def _list_steps(run: Run, args: argparse.Namespace) -> list[str]:
     """Return a table of the samples of each of --count steps up to --step; with --to, also draw them."""
-    numbers = range(max(1, args.step - args.count + 1), args.step + 1)
+    numbers = []
+    for number in range(max(1, args.step - args.count + 1), args.step + 1):
+        if number == args.step or not run.is_left_out(number):
+            numbers.append(number)
     run.check(args.step, np.zeros(0, np.int64))  # whether it exists, before the data are read
     with _open(run, args) as data:
         steps = [samples.read_step(run, number, data, bool(args.to)) for number in numbers]
@@ -74,6 +78,9 @@ def _find_largest(run: Run, around: int, data: object) -> list[str]:
     known: dict[int, dict] = {}  # rank -> step -> (ids, losses), of the ranks so far
     steps = range(max(run.first, around - STEPS + 1), around + 1)
     for number in steps:
+        if run.is_left_out(number):
+            lines.append(f"step {number}: left out (--skip_steps)")
+            continue
         step = samples.read_step(run, number, data, False)
         ranks = range(max(step.columns["rank"]) + 1)
         parts = []  # (ids, losses) of each rank
@@ -100,7 +107,14 @@ def _find_largest(run: Run, around: int, data: object) -> list[str]:
             table.append((loss, row))
     table.sort(key=_rank_loss, reverse=True)
     rows = [row for _, row in table[:SHOWN]]
-    return [*lines, "", *align([[*rows[0]], *([*row.values()] for row in rows)])]
+    return [*lines, "", *align([[*rows[0]], *([*row.values()] for row in rows)]), "", _skip(run, around)]
+
+
+def _skip(run: Run, step: int) -> str:
+    """Return a line with the command that begins a run before a step and leaves it out."""
+    script = str(run.starts[-1].get("script", "JOB"))
+    words = ["python", script, "--from", run.folder, "--at_step", str(step - 1), "--skip_steps", str(step)]
+    return f"to leave it out in a new run: {shlex.join([*words, '--output_dir', 'NEW'])}"
 
 
 def _rank_loss(row: tuple[float, dict]) -> float:
@@ -133,12 +147,17 @@ def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
     for epoch, step in zip(epochs.tolist(), steps, strict=True):
         if not step:
             rows.append([str(epoch), "-", "skipped: it is in the rest that is smaller than a batch"])
+        elif run.is_left_out(step):
+            rows.append([str(epoch), str(step), "left out (--skip_steps)"])
         elif step <= run.last:
             batch = run.ids(sampler, step)
             count += 1
             rank = run.ranks(step, len(batch))[batch == id][0]
             rows.append([str(epoch), str(step), str(rank)])
-    run.ids(sampler, run.last)  # also if no step had the sample
+    last = run.last
+    while run.is_left_out(last):
+        last -= 1
+    run.ids(sampler, last)  # also if no step had the sample
     times = "time" if count == 1 else "times"
     title = f"sample {shown}{name}: {count} {times} in the steps 1-{run.last}, equal to the receipt"
     return [title, *align(rows)]

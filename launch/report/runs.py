@@ -13,6 +13,7 @@ import numpy as np
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import explained, parse_json_lines, read_file
+from bootfile.receipt.origins import describe_parent, parent_of
 from common.run import starts
 
 METRICS = "metrics.jsonl"
@@ -29,6 +30,7 @@ class Start:
     """A start of training.
 
     begun: start time of the process, if known
+    origin: the step of another run at which it begins, in words
     lost_step, lost_time: the last report before this start, if its step is later than `step`; else NaN
     """
 
@@ -40,6 +42,7 @@ class Start:
     environment: dict
     lost_step: float
     lost_time: float
+    origin: str = ""
 
 
 @dataclass
@@ -149,6 +152,7 @@ def _read_starts(run: Run) -> list[Start]:
             environment=line["environment"],
             lost_step=lost.get("step", math.nan),
             lost_time=lost.get("time", math.nan),
+            origin=describe_parent(parent_of([line])),
         )
         history.append(start)
     if not history:

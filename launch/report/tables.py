@@ -40,7 +40,9 @@ def make_final_rows(runs: list[Run]) -> list[Row]:
 
 def _final(run: Run) -> dict[str, str]:
     """Return the column of a run in the table of final figures: name -> cell, in the order of the rows."""
-    cells = {"done": _describe_state(run), "epochs": NONE}
+    cells = {"done": _describe_state(run), "begins": NONE, "epochs": NONE}
+    if run.starts and run.starts[0].origin:
+        cells["begins"] = run.starts[0].origin.removeprefix("begins ")
     if run.ends:
         cells["epochs"] = str(max(run.ends))
     cells["validation accuracy"] = format_number(run.last("val_acc"), PERCENT)

@@ -90,15 +90,15 @@ class Job:
 
     running: ClassVar[list] = []  # mirrors
 
-    def __init__(self, folder: Path, url: str, resume: str = "auto", keep: int = 2):
-        self.folder, self.url = folder, url
+    def __init__(self, folder: Path, url: str, resume: str = "auto", keep: int = 2, every: int = 0):
+        self.folder, self.url, self.every = folder, url, every
         folder.mkdir(exist_ok=True)
         self.mirror = mirror.Mirror(Output(str(folder), url), resume, keep)
         self.running.append(self.mirror)
         paths = checkpoint.list_newest_first(str(folder / "checkpoints"))
         self.state = checkpoint.read(paths[0]) if paths else {"step": 0}
         self.step = self.state["step"] if resume == "auto" else 0
-        self.mirror.start(self.step)
+        self.mirror.start(self.step, every)
 
     def save(self, step: int, run: str = "r") -> str:
         """Write a checkpoint, start its upload, and return its path."""
@@ -106,7 +106,7 @@ class Job:
         folder.mkdir(exist_ok=True)
         path = str(folder / checkpoint.name_of(step))
         checkpoint.write(path, {"step": step, "x": torch.rand(1000)}, step=step, run=run)
-        checkpoint.keep(path, self.mirror.keep, {})
+        checkpoint.keep(path, self.mirror.keep, {}, self.every)
         self.mirror.saved(step)
         return path
 
@@ -297,6 +297,29 @@ def test_the_last_checkpoints_of_the_node_are_at_the_url_at_the_end(server, tmp_
         job.save(step)
     assert job.mirror.finish() == "" and steps(server, job.url) == [6, 8, 10]
     assert [key for key in keys(server, job.url) if "step_2" in key or "step_4" in key] == []
+
+
+def test_a_row_of_old_checkpoints_stays_at_the_url(server, tmp_path, monkeypatch):
+    """Also those that come faster than the uploads, and on a new node, which has only the newest one."""
+    url = "s3://runs/row"
+    job = Job(tmp_path / "one", url, keep=1, every=10)
+    for step in (8, 10, 12):
+        job.save(step)
+        job.uploaded(server, step)
+    saved = job.mirror.saved
+    monkeypatch.setattr(job.mirror, "saved", lambda step: setattr(job.mirror, "_step", step))  # no turn
+    job.save(20)
+    monkeypatch.setattr(job.mirror, "saved", saved)
+    job.save(24)
+    assert job.mirror.finish() == "" and steps(server, url) == [10, 20, 24]
+    again = Job(tmp_path / "two", url, keep=1, every=10)
+    assert again.step == 24
+    for step in (26, 30, 32):
+        again.save(step)
+        again.uploaded(server, step)
+    assert again.mirror.finish() == "" and steps(server, url) == [10, 20, 30, 32]
+    files = {f"checkpoints/step_{step}.pt{end}" for step in (10, 20, 30, 32) for end in ("", ".json")}
+    assert {key for key in keys(server, url) if key.startswith("checkpoints/")} == files
 
 
 def test_a_lease_that_is_shown_late_is_no_error(server, tmp_path, monkeypatch):

@@ -1,0 +1,208 @@
+"""Run a loop that begins at a step of another run: compare the steps on the way, and leave out steps.
+
+A step that is left out gets its batch, and the loop computes its loss and gradients. Nothing of it is kept:
+accepts() is False, the buffers of all modules and waiting gradients are restored, and the receipt has the
+sums 0 for it. The loop continues with its counters and its schedule: the learning rate of the step after it
+is the one that this step has in every run. A digest of the state before and after shows whether the loop has
+changed anything; then the run ends with the name of it.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from bootfile.exact import digest, dtensors
+from bootfile.exact.loop import Exact
+from bootfile.exact.optimizer_steps import find_optimizers
+from bootfile.exact.processes import Due
+from bootfile.ground import errors, exit_codes
+from bootfile.ground.errors import BadInput
+from bootfile.processes import ranks
+
+_GO_ON = ("scheduler", "receipt")  # objects of a checkpoint that change in a step that is left out
+
+
+class Differs(BadInput):
+    """Steps of a run that were computed again are not what the run has recorded."""
+
+    code = exit_codes.DIFFERS
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a run does that begins at a step of another one; the same on all ranks.
+
+    step: at which it begins to be a run of its own: the steps before it are those of the other run.
+    points: the steps up to `step` after which the receipt and the state are compared with the other run's.
+    skipped: the steps that are left out.
+    stops: end the run after `step`, when its state is saved.
+    """
+
+    step: int
+    points: Collection[int] = ()
+    skipped: Collection[int] = ()
+    stops: bool = False
+
+
+class Forked(Exact):
+    """An Exact for such a run. Call follow() after restore() and before begin().
+
+    check: called on rank 0 with each step of `points` and the digest of its state (a line of state.jsonl),
+        when the receipt has the steps up to it. It returns the first difference in words, or "".
+    """
+
+    def __init__(
+        self, *arguments: Any, check: Callable[[int, dict[str, Any]], str] | None = None, **options: Any
+    ):
+        super().__init__(*arguments, **options)
+        self._check_point = check
+        self._plan = Plan(0)
+        self._before: _Before | None = None  # of the step that is left out now
+
+    def follow(self, plan: Plan) -> None:
+        """Run by this plan, on every rank."""
+        self._plan = plan
+
+    def begin(self, step: int, is_saved_here: bool = True) -> None:
+        super().begin(step, is_saved_here)
+        self._prepare(step + 1)
+
+    def accepts(self, loss: torch.Tensor) -> bool:
+        if self._before is None:
+            return super().accepts(loss)
+        if self._replicas:
+            self._replicas.check_backward()
+        self._before.restore()
+        self._vote(None)  # the ranks agree on stops and saves
+        return False
+
+    def end_step(self) -> Due:
+        step = self.loader.step
+        if self._before:
+            self._before.end()
+        due = super().end_step()
+        if self._before:
+            self._refuse_change(step, self._before)
+        if step in self._plan.points:
+            self._compare(step)
+        if self._plan.stops and step >= self._plan.step and not self._waits:
+            self.is_stopping = True
+            due = Due(True, True)
+        self._prepare(step + 1)
+        return due
+
+    def _prepare(self, step: int) -> None:
+        """Keep what the next step may change, if it is left out. Called on every rank after the step before
+        it."""
+        self._before = None
+        is_left_out = step in self._plan.skipped
+        self.loader.receipt.leaves_out = is_left_out
+        if is_left_out:
+            if step - 1 not in self._plan.skipped:
+                last = step
+                while last + 1 in self._plan.skipped:
+                    last += 1
+                name = f"steps {step}-{last} are" if last > step else f"step {step} is"
+                self.say(f"{name} left out: the batches are passed over, and nothing is updated")
+            self._before = _Before(self.state.objects, self._waits)
+
+    def _refuse_change(self, step: int, before: "_Before") -> None:
+        """Raise BadInput, on every rank, if the step that was left out has changed a part of the state."""
+        changed = ranks.broadcast_object(before.find_change())
+        if changed:
+            raise BadInput(
+                f"--skip_steps: step {step} is left out, and the loop changes {changed} in it: take the "
+                "optimizer step, and update averages, only if accepts() returns True"
+            )
+
+    def _compare(self, step: int) -> None:
+        """Compare the steps so far with the other run. Raises Differs on every rank if they differ."""
+        self._apply(self._guard.settle())
+        if self.loader.receipt.step != step:
+            self.loader.commit(step, self.saver.folder)
+        difference = ""
+        line = {}
+        if ranks.is_first() or self.state.is_sharded:
+            line = digest.summarize(step, self.state.capture(step)["objects"])
+        if ranks.is_first() and self._check_point:
+            difference = self._check_point(step, line)
+        difference = ranks.broadcast_object(difference)
+        if difference:
+            raise Differs(difference)
+
+    def _exit(self, step: int) -> None:
+        if not self._plan.stops or self.must_stop():
+            super()._exit(step)
+        if ranks.is_first():
+            self.saver.collect(wait=True)
+        if ranks.world_size() > 1:
+            torch.distributed.barrier()
+        self._end_watch()
+        self.events.leaving()
+        self._release()
+        errors.leave(0)
+
+
+class _Before:
+    """The state before a step that is left out.
+
+    objects: those of a checkpoint. waits: whether gradients wait for an optimizer step.
+    """
+
+    def __init__(self, objects: dict[str, Any], waits: bool):
+        self._objects = objects
+        self._optimizers = list(find_optimizers(objects))
+        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []  # (the buffer, a copy)
+        for value in objects.values():
+            if isinstance(value, torch.nn.Module):
+                self._buffers += [(buffer, buffer.detach().clone()) for buffer in value.buffers()]
+        self._gradients: list[tuple[torch.Tensor, torch.Tensor | None]] = []  # (the parameter, a copy)
+        for parameter in self._parameters():
+            gradient = parameter.grad
+            self._gradients.append((parameter, gradient.clone() if waits and gradient is not None else None))
+        self._others: list[tuple[Any, Any]] = []  # (an object such as a gradient scaler, a copy of its state)
+        for name, value in objects.items():
+            if name not in _GO_ON and not isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+                self._others.append((value, copy.deepcopy(value.state_dict())))
+        self._parts = self._summarize()
+
+    def end(self) -> None:
+        """Restore all that a step may change although it takes no optimizer step."""
+        self.restore()
+        for value, state in self._others:
+            value.load_state_dict(copy.deepcopy(state))
+
+    def restore(self) -> None:
+        """Restore the buffers, and the gradients that waited for an optimizer step."""
+        with torch.no_grad():
+            for buffer, kept in self._buffers:
+                # `.data`: autograd must not see it between two backward() calls
+                dtensors.local(buffer).data.copy_(dtensors.local(kept))
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+
+    def find_change(self) -> str:
+        """Return the name of a part of the state that is another one now; "" if none is. The schedule goes
+        on: what it sets may change."""
+        for name, value in self._summarize().items():
+            if self._parts.get(name, value) != value:
+                return name
+        return ""
+
+    def _parameters(self) -> list[torch.Tensor]:
+        known = {}
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                known.update({id(parameter): parameter for parameter in group["params"]})
+        return list(known.values())
+
+    def _summarize(self) -> dict[str, str]:
+        states = {}
+        for name, value in self._objects.items():
+            if name not in _GO_ON:
+                states[name] = value.state_dict()
+        parts = digest.summarize(0, states)["parts"]
+        return {name: text for name, text in parts.items() if ".param_groups." not in name}

@@ -1,0 +1,111 @@
+"""The old states of a run that stay beside the newest ones, and the disk that they take.
+
+With a distance of E steps, the first whole state of the steps E..2E-1 stays, of 2E..3E-1, and so on. A state
+is saved at each multiple of E. If that save was late or has failed, or if the file is damaged, the next state
+takes its place. The rule needs only the numbers of the steps, so a folder and a URL keep the same states.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from bootfile.ground.results import checkpoint_names, dtensor_folder
+
+# optimizers of torch that have a state from their first step on -> its numbers for each one that they train
+_NUMBERS = {"Adam": 2, "AdamW": 2, "Adamax": 2, "NAdam": 2, "RAdam": 2, "RMSprop": 1}
+
+
+def find_kept(steps: Iterable[int], every: int, is_whole: Callable[[int], bool]) -> set[int]:
+    """Return the steps whose states stay in the row. every: the distance in steps.
+
+    is_whole: says whether a state can be read. It is asked only where another state could take the place.
+    """
+    by_place: dict[int, list[int]] = {}
+    for step in sorted(steps):
+        if step >= every:
+            by_place.setdefault(step // every, []).append(step)
+    kept = set()
+    for candidates in by_place.values():
+        for step in candidates:
+            kept.add(step)
+            if step == candidates[-1] or is_whole(step):
+                break
+    return kept
+
+
+def describe(saver: Any, total_steps: int | None, size: int, objects: Iterable[Any]) -> str:
+    """Return a line about the disk that the states will take. Exact prints it before the first step.
+
+    saver: the Saver of the run. size: bytes of the state before the first step. objects: those of a state.
+    """
+    every = saver.keep_every
+    folder = saver.checkpoints  # it may not exist yet
+    about = "about "
+    size_of_newest = _size_of_newest(folder)
+    if size_of_newest:
+        size = size_of_newest
+    else:
+        for value in objects:
+            if not isinstance(value, torch.optim.Optimizer):
+                continue
+            added = _size_of_later(value)
+            if added is None:  # not an optimizer of torch: nobody knows what it will keep
+                about = "at least "
+            size += added or 0
+    kept = f"beside the newest {saver.keep}"
+    line = f"a state stays after every {every} steps, {kept}: {about}{_name(size)} each"
+    if total_steps is None:
+        return line
+    count = total_steps // every + min(saver.keep, total_steps)
+    line += f", {count} states and {_name(count * size)} after step {total_steps}"
+    existing = folder
+    while not os.path.isdir(existing):
+        existing = os.path.dirname(existing)
+    space = os.statvfs(existing)
+    free = space.f_bavail * space.f_frsize
+    if free < count * size:
+        line = f"warning: {line}; only {_name(free)} are free at {folder}"
+    return line
+
+
+def _size_of_newest(folder: str) -> int:
+    """Return the bytes of the newest checkpoint in a folder, 0 without one."""
+    for name in checkpoint_names(folder)[-1:]:
+        path = os.path.join(folder, name)
+        size = os.path.getsize(path)
+        parts = dtensor_folder(path)
+        if os.path.isdir(parts):
+            size += sum(entry.stat().st_size for entry in os.scandir(parts))
+        return size
+    return 0
+
+
+def _size_of_later(optimizer: torch.optim.Optimizer) -> int | None:
+    """Return the bytes that the state of an optimizer will have after its first step, 0 if it has them now;
+    None if they are not known."""
+    if optimizer.state:
+        return 0
+    numbers = _NUMBERS.get(type(optimizer).__name__)
+    size = 0
+    for group in optimizer.param_groups:
+        of_group = numbers
+        if type(optimizer).__name__ == "SGD":
+            of_group = 1 if group["momentum"] else 0
+        if of_group is None:
+            return None
+        if group.get("amsgrad"):
+            of_group += 1
+        for parameter in group["params"]:
+            size += of_group * parameter.numel() * parameter.element_size()
+    return size
+
+
+def _name(size: float) -> str:
+    """Return a number of bytes in words: "44.8 MB"."""
+    for unit in ("kB", "MB", "GB"):
+        size /= 1000
+        if size < 999.5:
+            return f"{size:.3g} {unit}"
+    return f"{size / 1000:.3g} TB"

@@ -1,0 +1,89 @@
+"""Compute steps of an old run again, and compare them with what it has recorded.
+
+    python -m launch audit RUN                     2% of its intervals, drawn by --seed, at least one
+    python -m launch audit RUN --share all         all of them
+    python -m launch audit RUN --steps 1200-1300   the intervals with these steps
+    python -m launch audit RUN -- --data_url PLACE options of the job that may change at a restart
+
+RUN: the output folder of a job: it is only read. An interval lies between two states that the run has kept
+(--keep_every). Its steps are computed from the first state, by the same job with the same options, on this
+machine: the samples of each step and each recorded state are compared. A difference is another machine,
+other code or data, a file that was altered, or an error of the hardware then or now: `launch audit` again
+tells the last one. A fault in a share f of the intervals is in one of k drawn ones with 1 - (1 - f)^k.
+
+Exit codes: 0 equal; 20 a step or a state differs; 21 nothing but samples could be compared; 2 bad input.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import re
+
+from bootfile.console import outputs
+from bootfile.console.parser import Parser, non_negative_int, positive_int
+from bootfile.ground.errors import BadInput
+from bootfile.history import ranges
+
+_MARK = '"made by": "launch audit"'
+
+
+def _share(text: str) -> float:
+    """Parse a share in 0..1, or "all"."""
+    value = 1.0 if text == "all" else 0.0
+    if re.fullmatch(r"\d*\.?\d+", text):
+        value = float(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share such as 0.02, or all")
+    return value
+
+
+def main(arguments: list[str]) -> int:
+    """Compute the intervals, print the verdict and return the exit code. Raises BadInput."""
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = Parser(__doc__, "python -m launch audit")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="output folder of a job; options of the job follow --")
+    add("--steps", metavar="A-B", help="compute the intervals with these steps (default: --share)")
+    add("--share", type=_share, metavar="SHARE|all", default=0.02, help="of the intervals (default: 0.02)")
+    add("--seed", type=non_negative_int, metavar="N", default=0, help="draws the intervals (default: 0)")
+    add(
+        "--processes",
+        type=positive_int,
+        metavar="N",
+        help="of a job with --exact_shards (default: the run's)",
+    )
+    add("--job", metavar="FILE", help="the script, if it is not where it was")
+    add("--to", metavar="FILE", help="also write the result, such as audit.json")
+    add("--force", action="store_true", help="replace FILE even if it is not a result of this command")
+    add("--keep", metavar="FOLDER", help="keep what was computed in this new or empty folder")
+    args = parser.parse_args(arguments[:split])
+    if args.to:
+        outputs.check_replaceable(args.to, re.compile(re.escape(_MARK)), args.force)
+    if not os.path.isdir(args.run):
+        raise BadInput(f"{args.run}: no such folder")
+    from bootfile.history import audit  # imports torch, which --help does not need
+
+    every = audit.find_intervals(args.run)
+    if args.steps:
+        steps = ranges.parse("--steps", args.steps)
+        chosen = audit.choose(every, min(steps), max(steps), args.run)
+    else:
+        chosen = audit.draw(every, args.share, args.seed)
+    audit.audit(args.run, chosen, args.keep, args.job, args.processes, arguments[split + 1 :])
+    text, code = audit.conclude(chosen, every)
+    print(text)
+    if args.to:
+        result = {
+            "made by": "launch audit",
+            "run": os.path.realpath(args.run),
+            "verdict": text,
+            "exit code": code,
+            "seed": args.seed,
+            "intervals": len(every),
+            "share of the steps": audit.find_share(chosen, every),
+            "computed": [dataclasses.asdict(interval) for interval in chosen],
+        }
+        with outputs.open_result(args.to) as file:
+            file.write((json.dumps(result, indent=1) + "\n").encode())
+    return code

@@ -1,0 +1,138 @@
+"""An old run from which another one begins, or of which steps are computed again. It is only read."""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from bootfile.exact import digest_lines, files
+from bootfile.ground.errors import BadInput
+from bootfile.receipt import kinds, origins, starts
+from bootfile.receipt.reading import read_records
+from bootfile.receipt.records import PARTS
+
+
+def read_starts(folder: str) -> list[dict[str, Any]]:
+    """Return the starts of a run of a job, at least one. Raises BadInput."""
+    known = [start for start in starts.read(folder) if isinstance(start.get("step"), int)]
+    if not known:
+        raise BadInput(
+            f"--from {folder}: no run of a job there ({starts.FILE} is missing): expected its output folder"
+        )
+    return known
+
+
+class Parent:
+    """The records in the output folder of a run of a job, up to a step.
+
+    step: None for that of its newest state that can be read.
+    newest: the last step whose checkpoint may be `state`; None: `step`.
+    `state`, `path`: the step and the path of its newest checkpoint at or before `step`; 0 and "" without one.
+    `start`: the line of starts.jsonl of the start that has made `step`.
+    Raises BadInput if the folder has no such run, or the run no such step.
+    """
+
+    def __init__(self, folder: str, step: int | None = None, newest: int | None = None):
+        self.folder = os.path.realpath(folder)
+        known = read_starts(self.folder)
+        self._records = self._read_records()  # step -> uint64 [3]
+        self._digests = digest_lines.read(self.folder)
+        checkpoints = os.path.join(self.folder, "checkpoints")
+        paths = files.list_newest_first(checkpoints)
+        last = max([0, *self._records, *self._digests, *map(files.step_of, paths)])
+        if step is not None and not 0 <= step <= last:
+            raise BadInput(f"--at_step {step}: {folder} has the steps 1-{last}")
+        if newest is None:
+            newest = last if step is None else step
+        self.path, self.state, self.run = self._find_state(paths, newest)
+        if step is None and not self.path:
+            raise BadInput(f"--from {folder}: no checkpoint can be used: name the step with --at_step N")
+        self.step = self.state if step is None else step
+        self.start = origins.start_of(known, max(1, self.step))
+
+    def _read_records(self) -> dict[int, np.ndarray]:
+        try:
+            records = read_records(self.folder)
+        except BadInput:  # nothing is compared
+            return {}
+        return dict(zip(records["step"].tolist(), records["sums"], strict=True))
+
+    def _find_state(self, paths: list[str], step: int) -> tuple[str, int, str]:
+        """Return (path, step, run) of the newest whole checkpoint at or before a step; ("", 0, "") without
+        one."""
+        for path in paths:
+            if files.step_of(path) > step:
+                continue
+            try:
+                facts = files.verify(path)
+            except files.Refused as reason:
+                print(f"checkpoint refused: {path}: {reason}", flush=True)
+                continue
+            return path, files.step_of(path), str(facts.get("run", ""))
+        return "", 0, ""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Return the options of the start that has made `step`."""
+        settings: dict[str, Any] = self.start["settings"]
+        return settings
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of processes of that start."""
+        size = self.start["environment"].get("world size", 1)
+        return size if isinstance(size, int) else 1
+
+    @property
+    def points(self) -> list[int]:
+        """Return the steps after which the state can be compared, from the one after `state` on, and `step`,
+        for the receipt."""
+        points = [number for number in self._digests if self.state < number <= self.step]
+        if self.step > self.state:
+            points.append(self.step)
+        return sorted(set(points))
+
+    @property
+    def skipped(self) -> list[int]:
+        """Return the steps up to `step` that the run has left out."""
+        return [step for step, sums in self._records.items() if step <= self.step and not sums.any()]
+
+    @property
+    def compared(self) -> int:
+        """Return the number of states that are compared."""
+        return len([number for number in self._digests if self.state < number <= self.step])
+
+    def check(self, folder: str, step: int, line: dict[str, Any]) -> str:
+        """Return the first difference of the steps that were computed again up to a step, in words, or "".
+
+        folder: of the receipt with these steps. line: the digest of the state after them.
+        """
+        now = read_records(folder)
+        for record in now[(now["step"] > self.state) & (now["step"] <= step)]:
+            number = int(record["step"])
+            sums = self._records.get(number)
+            if sums is None or np.array_equal(sums, record["sums"]):
+                continue
+            for part, before, after in zip(PARTS, sums, record["sums"], strict=True):
+                if before != after:
+                    return f"{self._title} step {number} had other samples ({part}): data or code changed"
+        known = self._digests.get(step)
+        if known is None or known.get("format") != line["format"] or known["digest"] == line["digest"]:
+            return ""
+        names = []
+        for name in line["parts"].keys() | known["parts"].keys():
+            if known["parts"].get(name) != line["parts"].get(name):
+                names.append(name)
+        names.sort()
+        names.sort(key=kinds.find_kind)  # a learning rate is a cause, and the weights are its effects
+        more = f" and {len(names) - 1} more parts" if len(names) > 1 else ""
+        first = names[0] if names else "a part"
+        return (
+            f"{self._title} the state after step {step} is another one ({first}{more}): the code, the "
+            "versions or the kind of machine changed, or the state or an old step was damaged. Without the "
+            f"steps between: --at_step {self.state}"
+        )
+
+    @property
+    def _title(self) -> str:
+        return f"the steps {self.state + 1}-{self.step} of {self.folder} were computed again, and differ:"

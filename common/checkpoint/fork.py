@@ -1,0 +1,248 @@
+"""--from RUN --at_step K: a new run that begins at a step of an old one, in a folder of its own.
+
+The options that are not given are those of the old run at that step. The newest checkpoint at or before the
+step is loaded, and the steps between are computed again and compared with the records of the old run:
+
+    with its options (only others that may change at a restart): by the new run itself
+    with others (--lr, --epochs, a number of processes): first in a program of its own, in NEW/.fork
+
+A start of the same command in the same folder continues the new run. The old run is only read.
+"""
+
+import argparse
+import math
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from bootfile.exact.forked import Forked, Plan
+from bootfile.exact.state import RunState
+from bootfile.ground.errors import BadInput
+from bootfile.ground.results import checkpoints
+from bootfile.history import compute, ranges
+from bootfile.history.parent import Parent, read_starts
+from bootfile.processes import ranks
+from bootfile.receipt import origins, starts
+from common.console import arguments
+from common.console.arguments import OPERATION
+from common.ground.files import is_url
+from common.run.run import Run
+
+_SKIPPED = "list of skipped steps"  # a name in the identity
+_COMPUTED = ".fork"  # in the folder of the new run, until it has begun
+# options that belong to one start, or to its place
+_OF_A_START = {
+    "output_dir", "resume", "evaluate", "from_run", "at_step", "skip_steps", "prof", "init_method", "rank",
+    "world_size", "local_rank", "processes_per_node", "elastic", "batch_size_per_gpu", "partial_weights",
+}  # fmt: skip
+
+
+def inherit(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of the old run at the step, name -> default for this start. A restart takes those
+    that the new run began with. Raises BadInput."""
+    if is_url(args.from_run):
+        raise BadInput(
+            f"--from {args.from_run}: expected a folder; download it: python -m launch fetch {args.from_run} "
+            "--to FOLDER"
+        )
+    settings: Mapping[str, Any] = {}
+    if args.output_dir and not is_url(args.output_dir):
+        own = starts.read(args.output_dir)
+        if own and own[0].get("parent"):
+            settings = own[0]["settings"]
+    if not settings:
+        step = sys.maxsize if args.at_step is None else max(1, args.at_step)
+        settings = origins.start_of(read_starts(args.from_run), step)["settings"]
+    defaults = {}
+    for name, value in settings.items():
+        if name not in _OF_A_START and "***" not in str(value):  # a part that is secret
+            defaults[name] = value
+    if settings.get("weights") and settings.get("partial_weights"):
+        defaults["weights"] = f"{settings['weights']},partial"
+    return defaults
+
+
+def check(args: argparse.Namespace) -> dict[str, Any]:
+    """Return --skip_steps in one form. Raises BadInput for options that contradict each other."""
+    given = vars(args)
+    if not args.from_run:
+        name = "--at_step" if args.at_step is not None else "--skip_steps"
+        raise BadInput(f"{name} needs --from RUN, the folder of the run from which this one begins")
+    for name in ("evaluate", "prof", "elastic"):
+        if given.get(name):
+            raise BadInput(f"--from: expected a training without --{name}")
+    if args.resume:
+        raise BadInput(f"--from --resume {args.resume}: leave out --resume: a restart continues by itself")
+    given_folder = args.output_dir or ""
+    if os.path.realpath(given_folder) == os.path.realpath(args.from_run):
+        raise BadInput(f"--output_dir {given_folder} is the run of --from: expected a new folder")
+    if not args.skip_steps:
+        return {"skip_steps": None}
+    steps = ranges.parse("--skip_steps", args.skip_steps)
+    if args.at_step is not None and min(steps) <= args.at_step:
+        raise BadInput(
+            f"--skip_steps {args.skip_steps}: the new run begins after step {args.at_step}: expected later "
+            "steps, or a smaller --at_step"
+        )
+    return {"skip_steps": ranges.describe(steps)}
+
+
+class Fork:
+    """The beginning of a new run at a step of an old one. The Checkpointer has one on each rank.
+
+    run: the job's. say: prints a line on rank 0.
+    `facts`: the "parent" in each line of starts.jsonl: its folder, the name of the run, `step`, and `state`,
+    the step of the checkpoint that was loaded.
+    """
+
+    def __init__(self, run: Run, say: Any):
+        self._run = run
+        self._args = run.args
+        self._say = say
+        self._folder = run.output.folder
+        self._parent: Parent | None = None  # on rank 0, until its step
+        self._begins = False  # this start is the first one with a state of its own
+        self.facts: dict[str, Any] = {}
+
+    def choose(self, wanted: str, state: RunState) -> str:
+        """Return what the run continues from: "auto" for its own checkpoints, the path of one of the old
+        run, or "never" to begin with step 1. Called on rank 0, which holds the folder. Raises BadInput."""
+        known = starts.read(self._folder)
+        own = checkpoints(self._folder)
+        if known or own:
+            self.facts = self._find_facts(known)
+        if own:
+            if self._args.skip_steps:
+                state.identity[_SKIPPED] = self._args.skip_steps
+            newest = int(own[-1].removeprefix("step_").removesuffix(".pt"))
+            if newest < self.facts["step"]:
+                self._parent = Parent(self._args.from_run, self.facts["step"])
+                self._parent.state = self.facts["state"]
+            return "auto"
+        step = self._args.at_step
+        if step is None and self.facts:
+            step = self.facts["step"]
+        newest = None
+        if compute.ONLY in os.environ:
+            newest = int(os.environ[compute.ONLY])
+        parent = Parent(self._args.from_run, step, newest)
+        self._parent = parent
+        self._begins = True
+        self._check_skipped(parent.step)
+        self.facts = {
+            "folder": parent.folder,
+            "run": parent.run,
+            "step": parent.step,
+            "state": parent.state,
+        }
+        before = parent.settings.get("skip_steps")
+        if before:  # the state of the old run has it
+            state.identity[_SKIPPED] = before
+        path = parent.path
+        line = f"begins at step {parent.step} of {parent.folder}"
+        if parent.state < parent.step:
+            again = f"steps {parent.state + 1}-{parent.step}"
+            changed = self._find_changed(parent)
+            if not changed:
+                self._say(f"{line}: {again} are computed again, and compared")
+            else:
+                self._say(f"{line}: {again} are computed first with its {changed}, and compared")
+                path = self._compute(parent, changed)
+                self._parent = None
+        else:
+            self._say(line)
+        return path or "never"
+
+    def settle(self, exact: Forked, step: int) -> None:
+        """Tell the loop what it has to do, on every rank, when it has restored the state after `step`."""
+        if self._parent and step < self._parent.step:
+            points = [point for point in self._parent.points if point > step]
+            skipped = [number for number in self._parent.skipped if number > step]
+        else:
+            points = []
+            skipped = []
+        shared = ranks.broadcast_object((self.facts, points, skipped, self._begins))
+        self.facts, points, skipped, begins = shared
+        if begins and exact.state.extras:
+            exact.state.extras.best = -math.inf  # the folder has no best.pth yet
+        exact.state.identity.pop(_SKIPPED, None)
+        if self._args.skip_steps:
+            exact.state.identity[_SKIPPED] = self._args.skip_steps
+            skipped = {*skipped, *ranges.parse("--skip_steps", self._args.skip_steps)}
+        exact.follow(Plan(self.facts["step"], points, frozenset(skipped), compute.ONLY in os.environ))
+        if ranks.is_first():
+            shutil.rmtree(os.path.join(self._folder, _COMPUTED), ignore_errors=True)
+
+    def check(self, step: int, line: dict[str, Any]) -> str:
+        """Return the first difference from the old run up to a step; see Forked."""
+        assert self._parent is not None
+        difference = self._parent.check(self._folder, step, line)
+        if not difference and step == self._parent.step:
+            states = self._parent.compared
+            plural = "" if states == 1 else "s"
+            self._say(
+                f"steps {self._parent.state + 1}-{step} are those of {self._parent.folder}: the same "
+                f"samples, and the same state in {states} comparison{plural}"
+            )
+        return difference
+
+    def _find_facts(self, known: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the facts of the run in the folder. Raises BadInput if it did not begin as this one."""
+        facts: dict[str, Any] = known[0].get("parent") or {} if known else {}
+        step = self._args.at_step
+        is_same = bool(facts) and step in (None, facts["step"])
+        if is_same and facts["folder"] != os.path.realpath(self._args.from_run):  # it may have been moved
+            is_same = bool(facts["run"]) and Parent(self._args.from_run, facts["step"]).run == facts["run"]
+        if not is_same:
+            began = "began at step 1"
+            if facts:
+                began = f"began at step {facts['step']} of {facts['folder']}"
+            raise BadInput(
+                f"{self._folder} holds a run that {began}, not at the step of --from and --at_step: use "
+                "another --output_dir"
+            )
+        return facts
+
+    def _check_skipped(self, step: int) -> None:
+        skipped = self._args.skip_steps
+        if skipped and min(ranges.parse("--skip_steps", skipped)) <= step:
+            raise BadInput(
+                f"--skip_steps {skipped}: the new run begins after step {step}: expected later steps, or a "
+                "smaller --at_step"
+            )
+
+    def _find_changed(self, parent: Parent) -> str:
+        """Return the names of what the steps between need and this start does not have; "" if it has all."""
+        settings = arguments.settings(self._args)
+        names = []
+        for name, value in arguments.without_operation(self._args, settings).items():
+            if name in parent.settings and parent.settings[name] != value:
+                names.append(f"--{name} {parent.settings[name]}")
+        is_exact = settings.get("exact_shards") is not None
+        if ranks.world_size() != parent.world_size and not is_exact:
+            names.append(f"{parent.world_size} processes")
+        return ", ".join(names)
+
+    def _compute(self, parent: Parent, changed: str) -> str:
+        """Compute the steps between with the options of the old run, and return the path of the checkpoint
+        after them. Called on rank 0; the others wait. Raises BadInput."""
+        if self._run.topology.nodes > 1:
+            raise BadInput(
+                f"--at_step {parent.step}: {parent.folder} has no checkpoint of this step, and the steps "
+                f"{parent.state + 1}-{parent.step} need its {changed}, which this start has not: begin at "
+                f"step {parent.state}, or at another step whose checkpoint is there"
+            )
+        options = []
+        given = arguments.settings(self._args)
+        for name, value in given.items():
+            is_operation = self._args.roles.get(name) == OPERATION and name not in _OF_A_START
+            if is_operation and value is not None and parent.settings.get(name) != value:
+                options.append(f"--{name}={value}")
+        folder = os.path.join(self._folder, _COMPUTED)
+        path = compute.compute(parent, folder, os.path.abspath(sys.argv[0]), parent.world_size, options)
+        receipt = os.path.join(folder, "receipt.bin")
+        if os.path.exists(receipt):
+            shutil.copy(receipt, self._folder)
+        return path

@@ -1,0 +1,330 @@
+"""A new run begins at a step of an old one, computes the steps between again, and may leave out steps.
+
+The old run has steps 1-24, and the states of steps 8, 16, 20 and 24.
+"""
+
+import json
+import os
+import re
+import shutil
+import stat
+
+import pytest
+
+from bootfile.exact import digest, files
+from bootfile.ground.exit_codes import DIFFERS
+from bootfile.receipt.reading import read_records
+from tests.conftest import QUICK, finish, read_until, records, refused, run, run_ranks, start
+from tests.support.exact import changed
+
+JOB = (
+    "jobs/train.py",
+    *QUICK,
+    "--batch_size=256",
+    "--epoch_steps=6",
+    "--report_every=2",
+    "--sample_losses=true",
+)
+FROM = "jobs/train.py"
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory):
+    """Return the folder of the old run, which nobody may write."""
+    folder = tmp_path_factory.mktemp("old") / "run"
+    words = ("--epochs=4", "--save_every=4", "--keep=2", "--keep_every=8", f"--output_dir={folder}")
+    run(*JOB, *words)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(path.stat().st_mode & ~(stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH))
+    yield folder
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(path.stat().st_mode | stat.S_IWUSR)
+
+
+def content(folder) -> dict:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def copy_run(old, folder):
+    """Return a copy of a run that may be written."""
+    shutil.copytree(old, folder, copy_function=shutil.copyfile)
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(path.stat().st_mode | stat.S_IWUSR)
+    return folder
+
+
+def differs(*words) -> str:
+    """Run a job whose steps differ from those of the old run, and return its only line of stderr."""
+    [line] = run(*words, code=DIFFERS).stderr.splitlines()
+    return line
+
+
+def state(folder, step: int) -> str:
+    return digest.read(str(folder))[step]["digest"]
+
+
+def starts(folder) -> list[dict]:
+    return [json.loads(line) for line in (folder / "starts.jsonl").read_text().splitlines()]
+
+
+def rate(folder, step: int) -> float:
+    [rate] = [line["lr"] for line in records(folder) if line["step"] == step and "lr" in line]
+    return rate
+
+
+def test_a_run_begins_at_a_step_without_a_state(old, tmp_path):
+    """The steps between are computed again. With the same options the new run is the old one."""
+    before = content(old)
+    new = tmp_path / "new"
+    shown = run(FROM, f"--from={old}", "--at_step=14", f"--output_dir={new}").stdout
+    assert re.search(
+        r"^begins at step 14 of .*/run: steps 9-14 are computed again, and compared$", shown, re.M
+    )
+    assert re.search(
+        r"^steps 9-14 are those of .*/run: the same samples, and the same state in 1 comparis", shown, re.M
+    )
+    assert state(new, STEPS) == state(old, STEPS) and content(old) == before
+    [facts] = starts(new)
+    parent = {"folder": os.path.realpath(old), "step": 14, "state": 8, "run": facts["parent"]["run"]}
+    assert facts["parent"] == parent and facts["settings"]["batch_size"] == 256
+    compared = run("-m", "launch", "receipt", old, new).stdout
+    assert "begins at step 14 of" in compared and "data equal for 16 steps, from step 9 on" in compared
+    judged = run("-m", "launch", "receipt", new).stdout
+    assert f"begins at step 14 of {os.path.realpath(old)}: steps 9-14 were computed again" in judged
+    assert "without a record" not in judged
+    page = tmp_path / "report.html"
+    run("-m", "launch", "report", new, "--to", page)
+    assert "step 14 of" in page.read_text()
+
+
+def test_other_options_count_from_the_step_on(old, tmp_path):
+    """The steps between are computed with those of the old run, in a program of its own."""
+    new = tmp_path / "new"
+    words = (FROM, f"--from={old}", "--at_step=14", "--lr=0.05", f"--output_dir={new}")
+    shown = run(*words, "--max_steps=20").stdout
+    assert "steps 9-14 are computed first with its --lr 0.1" in shown
+    assert "settings lr=0.05" in shown
+    first = read_records(str(new))
+    assert first["step"].tolist() == list(range(9, 21))
+    run(*words, "--max_steps=22")  # the same command continues; its own schedule has changed again
+    known = starts(new)
+    assert [line["step"] for line in known] == [14, 20] and known[0]["parent"] == known[1]["parent"]
+    assert not (new / ".fork").exists()
+    assert rate(new, 16) < 0.7 * rate(old, 16)
+
+
+def test_a_step_without_any_state_before_it(old, tmp_path):
+    new = tmp_path / "new"
+    shown = run(FROM, f"--from={old}", "--at_step=6", "--epochs=4", f"--output_dir={new}").stdout
+    assert "steps 1-6 are computed again" in shown and state(new, 12) == state(old, 12)
+
+
+def test_the_newest_state_is_the_default(old, tmp_path):
+    new = tmp_path / "new"
+    shown = run(FROM, f"--from={old}", "--epochs=5", f"--output_dir={new}").stdout
+    assert re.search(r"^begins at step 24 of .*/run$", shown, re.M)
+    assert read_records(str(new))["step"].tolist() == list(range(25, 31))
+    compared = run("-m", "launch", "receipt", old, new, code=1).stdout
+    assert "no step in common" in compared
+
+
+def test_a_damaged_state_is_passed_over(old, tmp_path):
+    copy = copy_run(old, tmp_path / "copy")
+    path = copy / "checkpoints" / "step_16.pt"
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+    shown = run(FROM, f"--from={copy}", "--at_step=16", f"--output_dir={tmp_path}/new").stdout
+    assert "checkpoint refused" in shown and "steps 9-16 are computed again" in shown
+    assert state(tmp_path / "new", STEPS) == state(old, STEPS)
+
+
+def test_a_difference_ends_the_run_before_it_is_one_of_its_own(old, tmp_path):
+    """Here the code has changed: once the data, once the training."""
+    other = changed("train.py", tmp_path / "other.py", ("label_smoothing=0.1", "label_smoothing=0.2"))
+    line = differs(other, f"--from={old}", "--at_step=14", f"--output_dir={tmp_path}/a")
+    assert "steps 9-14" in line and "the state after step 12 is another one" in line and "--at_step 8" in line
+    other = changed("train.py", tmp_path / "data.py", ("augment=True", "augment=False"))
+    line = differs(other, f"--from={old}", "--at_step=14", f"--output_dir={tmp_path}/b")
+    assert "step 9 had other samples (augmentation)" in line
+    line = differs(other, f"--from={old}", "--at_step=14", "--lr=0.05", f"--output_dir={tmp_path}/c")
+    assert "step 9 had other samples (augmentation)" in line
+    for name in "abc":
+        kept = files.list_newest_first(str(tmp_path / name / "checkpoints"))
+        assert [files.step_of(path) for path in kept if files.step_of(path) >= 12] == []
+
+
+def test_a_kill_between_the_state_and_the_step(old, tmp_path):
+    new = tmp_path / "new"
+    words = (
+        FROM,
+        f"--from={old}",
+        "--at_step=14",
+        "--save_every=1",
+        "--report_every=1",
+        f"--output_dir={new}",
+    )
+    job = start(*words)
+    read_until(job, r"^epoch=\d+ step=10 ")
+    job.kill()
+    finish(job, -9)
+    shown = run(*words).stdout
+    if int(re.search(r"resumed from .*step (\d+) of", shown)[1]) < 14:
+        assert "steps 9-14 are those of" in shown
+    assert state(new, STEPS) == state(old, STEPS)
+    line = refused(FROM, f"--from={old}", "--at_step=16", f"--output_dir={new}")
+    assert "begin" in line and "14" in line and "another --output_dir" in line
+
+
+def test_steps_are_left_out(old, tmp_path):
+    """A copy of the job that leaves out the same steps by hand has the same state."""
+    new = tmp_path / "new"
+    words = (FROM, f"--from={old}", "--at_step=16", f"--output_dir={new}")
+    skip = "--skip_steps=18-20,23"
+    job = start(*words, skip, "--report_every=1", "--save_every=1")
+    shown = "".join(read_until(job, r"^epoch=\d+ step=19 "))
+    job.kill()
+    finish(job, -9)
+    assert "steps 18-20 are left out: the batches are passed over, and nothing is updated" in shown
+    line = refused(*words, "--report_every=1", "--save_every=1")
+    assert "list of skipped steps is 18-20,23" in line
+    run(*words, skip, "--report_every=1", "--save_every=1")
+    # the schedule is that of the step
+    assert (
+        rate(new, 20) == rate(old, 20) and rate(new, 22) == rate(old, 22) and rate(new, 24) == rate(old, 24)
+    )
+    states = {step: line["parts"] for step, line in digest.read(str(new)).items()}
+    weights = [
+        {name: part for name, part in states[step].items() if name.startswith("model.")} for step in (17, 20)
+    ]
+    assert weights[0] == weights[1] and states[20] != states[21]
+
+    by_hand = changed(
+        "train.py",
+        tmp_path / "by_hand.py",
+        (
+            "            if checkpoint.accepts(loss):",
+            "            if step + 1 in (18, 19, 20, 23):\n"
+            "                loss = loss * float('nan')\n"
+            "            if checkpoint.accepts(loss):",
+        ),
+    )
+    other = copy_run(old, tmp_path / "other")
+    for step in (20, 24):
+        files.discard(str(other / "checkpoints" / files.name_of(step)))
+    run(by_hand, *JOB[1:], "--epochs=4", f"--output_dir={other}")
+    assert state(new, STEPS) == state(other, STEPS)
+
+    judged = run("-m", "launch", "receipt", new).stdout
+    assert "steps 18-20, 23 were left out (--skip_steps)" in judged and "unusual" not in judged
+    compared = run("-m", "launch", "receipt", old, new, code=1).stdout
+    assert "data different: steps 18-20, 23 were left out in one run, the other steps are equal" in compared
+    line = refused("-m", "launch", "data", new, "--step=19", "--ids")
+    assert "step 19" in line and "left out" in line
+    around = run("-m", "launch", "data", new, "--around=22").stdout
+    assert "step 19: left out (--skip_steps)" in around
+    assert f"--from {new} --at_step 21 --skip_steps 22 --output_dir NEW" in around
+    assert run("-m", "launch", "data", new, "--sample=3").stdout
+
+    again = tmp_path / "again"  # a run that begins in it leaves out the same steps
+    run(FROM, f"--from={new}", "--at_step=24", f"--output_dir={again}", "--epochs=5")
+    assert state(again, 30)
+
+
+def test_two_processes(old, tmp_path):
+    job = "jobs/train_ddp.py"
+    words = (*JOB[1:], "--epochs=3", "--save_every=6", "--keep=1", "--keep_every=6")
+    run_ranks(job, *words, f"--output_dir={tmp_path}/old")
+    new = ("--from", tmp_path / "old", "--at_step=10", "--skip_steps=12-13")
+    shown = run_ranks(job, *new, f"--output_dir={tmp_path}/two")[0].stdout
+    assert "steps 7-10 are those of" in shown and "steps 12-13 are left out" in shown
+    again = run_ranks(job, *new, f"--output_dir={tmp_path}/again")
+    assert len(again) == 2 and state(tmp_path / "again", 18) == state(tmp_path / "two", 18)
+    # one process computes the steps between with two, because sums round differently
+    shown = run(job, *new, f"--output_dir={tmp_path}/one").stdout
+    assert "steps 7-10 are computed first with its 2 processes" in shown
+    assert state(tmp_path / "one", 18) != state(tmp_path / "two", 18)
+
+
+def test_an_exact_run_continues_on_any_number(tmp_path):
+    job = "jobs/train_exact.py"
+    words = (
+        *QUICK,
+        "--batch_size=256",
+        "--epoch_steps=4",
+        "--epochs=2",
+        "--exact_shards=2",
+        "--keep_every=4",
+    )
+    run(job, *words, f"--output_dir={tmp_path}/old")
+    new = ("--from", tmp_path / "old", "--at_step=6", "--skip_steps=7")
+    shown = run_ranks(job, *new, f"--output_dir={tmp_path}/two")[0].stdout
+    assert "steps 5-6 are those of" in shown
+    run(job, *new, f"--output_dir={tmp_path}/one")
+    assert state(tmp_path / "one", 8) == state(tmp_path / "two", 8)
+
+
+def test_a_loop_that_does_not_ask_is_refused(old, tmp_path):
+    other = changed(
+        "train.py",
+        tmp_path / "other.py",
+        (
+            "            if checkpoint.accepts(loss):",
+            "            if True:",
+        ),
+    )
+    line = refused(other, f"--from={old}", "--at_step=16", "--skip_steps=18", f"--output_dir={tmp_path}/new")
+    assert "step 18 is left out, and the loop changes" in line and "accepts()" in line
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        (("--at_step=14",), "--at_step needs --from"),
+        (("--skip_steps=14",), "--skip_steps needs --from"),
+        (("--from=OLD", "--at_step=99"), "has the steps 1-24"),
+        (("--from=OLD", "--at_step=14", "--skip_steps=14-16"), "after step 14"),
+        (("--from=OLD", "--skip_steps=16-14"), "400-420"),
+        (("--from=OLD", "--seed=7"), "--seed is 0"),
+        (("--from=OLD", "--resume=never"), "leave out --resume"),
+        (("--from=s3://runs/old",), "launch fetch"),
+        (("--from=NONE",), "no run of a job there"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, tuple) else "",
+)
+def test_what_cannot_be_is_refused_in_one_line(old, tmp_path, words, text):
+    words = [word.replace("OLD", str(old)).replace("NONE", str(tmp_path / "none")) for word in words]
+    line = refused(FROM, *words, f"--output_dir={tmp_path}/new")
+    assert text in line, line
+    if "--from" in words[0] and str(old) in words[0]:
+        assert "expected a new folder" in refused(FROM, f"--from={old}", f"--output_dir={old}")
+
+
+def test_an_audit_computes_steps_again(old, tmp_path):
+    """The states of steps 8, 16 and 20 begin intervals; a state that was altered is found."""
+    before = content(old)
+    result = tmp_path / "audit.json"
+    shown = run("-m", "launch", "audit", old, "--share=all", "--to", result).stdout
+    assert [line.partition(":")[0] for line in shown.splitlines()] == [
+        "steps 1-8", "steps 9-16", "steps 17-20", "steps 21-24", "equal"
+    ]  # fmt: skip
+    facts = json.loads(result.read_text())
+    assert facts["exit code"] == 0 and facts["share of the steps"] == 1 and content(old) == before
+    shown = run("-m", "launch", "audit", old, "--steps=18-19").stdout
+    assert shown.startswith("steps 17-19: equal")
+    assert len(run("-m", "launch", "audit", old, "--seed=3").stdout.splitlines()) == 2
+
+    altered = copy_run(old, tmp_path / "altered")
+    path = str(altered / "checkpoints" / "step_16.pt")
+    facts = files.facts_of(path)
+    whole = files.read(path)
+    weights = whole["objects"]["model"]
+    weights[next(name for name in weights if name.endswith("weight"))].view(-1)[0] += 1e-3
+    files.write(path, whole, step=16, run=facts["run"])
+    shown = run("-m", "launch", "audit", altered, "--share=all", code=DIFFERS).stdout
+    assert "steps 9-16: equal" in shown and "steps 21-24: equal" in shown
+    [line] = re.findall("^steps 17-20: (.*)$", shown, re.M)
+    assert "the state after step 18 is another one" in line or "after step 20" in line
+    assert "differs: 1 of 4 intervals, first steps 17-20" in shown
+    assert "no run of a job" in refused("-m", "launch", "audit", tmp_path)
