@@ -219,7 +219,6 @@ def prove_jobs(run: Run) -> None:
     processes = {}
     for name in names:
         job = [f"jobs/{name}", "--", "--dataset", "digits", "--batch_size", "64", "--width", "8"]
-        job += ["--max_steps", "20"] if run.is_small else []
         processes[name] = run.start(name, "-m", "launch", "prove", "--kills", "1", *job)
     for name, process in processes.items():
         run.finish(process)

@@ -55,7 +55,7 @@ _POLL = 0.1  # seconds
 _LEAST_SHARDS = 8
 _LIMIT = 200.0  # seconds of a part
 # what launchers set in addition to the variables of MPI: a process alone must not see it
-_OF_LAUNCHERS = ("SLURM_", "TORCHELASTIC_", "PMI_", "PMIX_", "GROUP_", "ROLE_")
+_OF_LAUNCHERS = ("SLURM_", "TORCHELASTIC_", "PMI_", "PMIX_", "GROUP_", "ROLE_", "AZUREML_", "NODE_")
 _FRAME = re.compile(r'^ *File "(.+?)", line (\d+)', re.MULTILINE)
 _ERROR = re.compile(r"^(?:[A-Za-z_]\w*\.)*([A-Z]\w*(?:Error|Exception|Interrupt))\b", re.MULTILINE)
 _ONE_LINE = re.compile(r"^error: ", re.MULTILINE)
@@ -112,17 +112,7 @@ class Report:
         while shards < self.topology.world_size:
             shards *= 2
         output = os.path.join(self._folder, name)
-        job = [
-            "jobs/train_exact.py",
-            "--dataset",
-            "digits",
-            "--width",
-            "8",
-            "--epochs",
-            "3",
-            "--save_every",
-            "10",
-        ]
+        job = "jobs/train_exact.py --dataset digits --width 8 --epochs 4 --save_every 10".split()
         job += ["--exact_shards", str(shards), "--batch_size", str(max(64, shards)), "--report_every", "1"]
         job += ["--output_dir", output]
         metrics = Path(output, "metrics.jsonl")
