@@ -112,9 +112,9 @@ class Report:
         while shards < self.topology.world_size:
             shards *= 2
         output = os.path.join(self._folder, name)
-        job = "jobs/train_exact.py --dataset digits --width 8 --epochs 4 --save_every 10".split()
-        job += ["--exact_shards", str(shards), "--batch_size", str(max(64, shards)), "--report_every", "1"]
-        job += ["--output_dir", output]
+        job = ["jobs/train_exact.py", "--dataset", "digits", "--width", "8", "--epochs", "4"]
+        job += ["--save_every", "10", "--exact_shards", str(shards), "--batch_size", str(max(64, shards))]
+        job += ["--report_every", "1", "--output_dir", output]
         metrics = Path(output, "metrics.jsonl")
 
         def is_in_epoch_2() -> bool:
@@ -146,16 +146,8 @@ class Report:
         if self.has_gpu:
             job += ["--arch", "resnet50", "--batch_size", str(128 * processes), "--prof", "30"]
         else:
-            job += [
-                "--arch",
-                "resnet18",
-                "--image_size",
-                "32",
-                "--batch_size",
-                str(8 * processes),
-                "--prof",
-                "2",
-            ]
+            job += ["--arch", "resnet18", "--image_size", "32", "--prof", "2"]
+            job += ["--batch_size", str(8 * processes)]
         text = self._run(figures, name, [*job, "--output_dir", os.path.join(self._folder, name)], is_alone)
         if self.is_first:
             match = _RATE.search(text)
