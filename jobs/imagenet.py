@@ -202,7 +202,7 @@ def main() -> None:
         # No static_graph: no_sync(), which --accumulate needs, breaks with it (pytorch/pytorch#143580).
         forward = DistributedDataParallel(forward, device_ids=device_ids, gradient_as_bucket_view=True)
         forward.broadcast_buffers = False  # rank 0's are sent before an evaluation
-    if (device.type == "cuda" if args.compile is None else args.compile) and not args.evaluate:
+    if not args.evaluate and compilation.is_chosen(args, device, log.info):
         with log.timed("compilation"), autocast:
             examples = [train_loader.example(micro_batch, size) for size in train_loader.plan.sizes]
             forward = compilation.compile_module(forward, examples, log.info)

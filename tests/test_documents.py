@@ -106,7 +106,7 @@ def shorten(words: list[str], tmp_path: Path) -> list[str]:
         return [*words[:3], "--help"] if verb == "prove" else words  # it takes minutes
     if words[0] == "-m" and words[1] == "pytest":
         return [*words, "--collect-only", "-q"]
-    if words[0] == "-m" and re.match(r"tests\.(benchmarks|gpu|demo|support\.options)", words[1]):
+    if words[0] == "-m" and re.match(r"tests\.(benchmarks|gpu|demo|real\.report|support\.options)", words[1]):
         return [*words, "--help"]  # they take minutes, or write files here
     if words[0] == "-m" and words[1].startswith("torch.distributed"):
         words = [*words[:2], f"--master-port={free_port()}", *words[2:]]

@@ -1,9 +1,13 @@
 """`make gpu` without a GPU is one error line, a failed stage is a row, and a rehearsal runs on the CPU."""
 
+import argparse
 import gzip
 import json
 import os
 import shutil
+import sys
+import tarfile
+import time
 import types
 import warnings
 
@@ -11,16 +15,26 @@ import pytest
 import torch
 
 from bootfile.ground.errors import BadInput
-from tests.conftest import run
-from tests.gpu import __main__, checks, figures, report, watch
+from tests.conftest import environment, run
+from tests.gpu import __main__, checks, report, watch
 from tests.gpu.lab import Setting, Stage, longest, run_stages
+from tests.support import on_gpu
 
 MACHINE = report.describe(is_small=True)
+STAGES = {
+    name: [
+        stage.name
+        for stage in __main__.choose(
+            argparse.Namespace(device="cpu", run=name, stages=None, minutes=None), 0
+        )[0]
+    ]
+    for name in __main__.MINUTES
+}
 
 
 @pytest.fixture
 def setting(tmp_path):
-    return Setting(False, None, str(tmp_path), str(tmp_path), dict(os.environ), 1)
+    return Setting(False, None, *[str(tmp_path)] * 3, dict(os.environ), 1)
 
 
 def sleep(bench):
@@ -41,53 +55,139 @@ def measure(bench):
 def test_without_a_gpu_it_is_one_line(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    result = run("-m", "tests.gpu", f"--output_dir={tmp_path / 'gpu'}", code=2)
+    result = run("-m", "tests.gpu", "right", f"--output_dir={tmp_path / 'gpu'}", code=2)
     assert result.stderr.startswith("error: no GPU: torch ") and result.stderr.count("\n") == 1
     assert not result.stdout and not list(tmp_path.iterdir())
 
 
 def test_a_stage_that_fails_is_a_row_and_the_rest_continues(setting, tmp_path):
+    """Each row is reported at once, so that a run that is killed has those before it."""
     stages = [
         Stage("slow", 1, sleep, is_beside=True),
         Stage("broken", 50, fail, is_check=True, is_beside=True),
         Stage("fine", 50, measure),
     ]
     seen = []
-    results = run_stages(stages, setting, 5, lambda found: seen.append(len(found)))
+
+    def write(found):
+        seen.append([(result["is_over"], len(result["rows"])) for result in found])
+        report.write(str(tmp_path), MACHINE, found)
+        if len(seen) == 1:
+            assert (tmp_path / report.TABLE).read_text().count("has not ended") == 2
+
+    results = run_stages(stages, setting, time.monotonic() + 300, write)
     reasons = {result["stage"]: result["failed"] for result in results}
     assert reasons["slow"] == "no end within 1 s" and reasons["broken"] == "exit code 3: no such kernel"
-    assert reasons["fine"] == "" and seen == [2, 3]
+    assert reasons["fine"] == "" and seen[0] == [(False, 0), (False, 1)]
+    assert seen[-3:] == [[(True, 0), (True, 1), end] for end in ((False, 1), (False, 2), (True, 2))]
     assert results[0]["log"] == ["begun"] and results[0]["seconds"] < 20
-
-    report.write(str(tmp_path), MACHINE, results)
     assert json.loads((tmp_path / report.JSON).read_text()) == {"machine": MACHINE, "stages": results}
     assert (tmp_path / report.TABLE).read_text().count("**no**") == 3
 
 
 def test_a_check_that_has_no_time_left_fails(tmp_path):
-    arguments = ("--device=cpu", "--stages=restart,resident", "--minutes=0.01", f"--output_dir={tmp_path}")
+    arguments = ("right", "--device=cpu", "--stages=bits,prove", "--minutes=0.01", f"--output_dir={tmp_path}")
     printed = run("-m", "tests.gpu", *arguments, code=1).stdout
     assert printed.count("| failed | skipped: no time is left | | **no** |") == 2
 
 
+def rehearse(name, stages, output):
+    """Run stages on the CPU, and return {stage: its rows}. Each has one, and none failed."""
+    options = (name, "--device=cpu", f"--stages={','.join(stages)}", "--commit=abc", f"--output_dir={output}")
+    printed = run("-m", "tests.gpu", *options, timeout=3000, code=None).stdout
+    assert printed == (output / report.TABLE).read_text() and "**A rehearsal" in printed, printed
+    assert "commit abc" in printed
+    results = json.loads((output / report.JSON).read_text())["stages"]
+    assert {result["stage"]: result["failed"] for result in results} == dict.fromkeys(stages, ""), printed
+    rows = {result["stage"]: {row["figure"]: row for row in result["rows"]} for result in results}
+    assert all(rows[stage] for stage in stages), printed
+    with tarfile.open(output / "logs.tar.gz") as logs:
+        assert len(logs.getnames()) > 1
+    assert len(list(output.iterdir())) <= 4  # few files can be fetched from a lent machine
+    return rows
+
+
+def test_a_quick_rehearsal(tmp_path):
+    rows = rehearse("right", ["facts"], tmp_path)["facts"]
+    assert rows["memory"]["value"] > 0 and rows["import torch, torchvision"]["unit"] == "s"
+
+
 @pytest.mark.faults
-def test_a_rehearsal_on_the_cpu(tmp_path):
-    arguments = ("--device=cpu", "--stages=resident,checkpoint", f"--output_dir={tmp_path}")
-    printed = run("-m", "tests.gpu", *arguments, timeout=300).stdout
-    assert printed == (tmp_path / report.TABLE).read_text() and "**A rehearsal" in printed
-    resident, saved = json.loads((tmp_path / report.JSON).read_text())["stages"]
-    assert not resident["failed"] and not saved["failed"]
-    figures = {row["figure"]: row for row in resident["rows"] + saved["rows"]}
-    gap = figures.pop("the step after a save, longer by")
-    assert isinstance(gap["value"], float)  # on a busy CPU it may be negative
-    assert len(figures) == 4 and all(row["value"] > 0 for row in figures.values())
-    assert figures["resident_loader"]["aim"] == 2 and figures["resident_loader"]["met"] is None
+@pytest.mark.parametrize("stage", STAGES["right"])
+def test_a_rehearsal_of_what_must_be_right(stage, tmp_path):
+    rows = rehearse("right", [stage], tmp_path)[stage]
+    if stage == "bits":
+        assert rows["train_exact.py: 2 processes, bits"]["value"] == "equal"
+        assert rows["train_fast.py: restarted, bits"]["value"] and len(rows) == 15
+    if stage in ("marked", "on gpu"):
+        assert rows["tests skipped" if stage == "marked" else "tests passed"]["value"] > 1
 
 
-def test_all_stages_fit_eight_minutes_and_those_of_correctness_are_first():
-    stages = [*checks.STAGES, *figures.STAGES]
-    assert longest(stages) <= 60 * __main__._MINUTES
-    assert [stage.is_check for stage in stages] == [True] * len(checks.STAGES) + [False] * len(figures.STAGES)
+@pytest.mark.faults
+@pytest.mark.parametrize("stage", STAGES["fast"])
+def test_a_rehearsal_of_the_figures(stage, tmp_path):
+    rows = rehearse("fast", [stage], tmp_path)[stage]
+    least = {"ResNet-18": 7, "ResNet-50": 6, "waits": 12, "loaders": 3, "resident": 4, "limits": 3}
+    assert len(rows) >= least[stage]
+    assert (tmp_path / "traces.tar.gz").exists() == (stage == "waits")
+
+
+def test_all_stages_fit_the_time_limits():
+    arguments = {"device": "cuda", "stages": None, "minutes": None}
+    for name in __main__.MINUTES:
+        for gpus in (1, 2):
+            stages, minutes = __main__.choose(argparse.Namespace(run=name, **arguments), gpus)
+            assert longest(stages) <= 60 * minutes - __main__._CLOSING
+
+
+def test_tests_that_are_not_made_for_a_gpu_exist():
+    for name in checks.NOT_FOR_A_GPU:
+        file, _, start = name.partition("::")
+        text = (checks.ROOT / f"{checks._JOB_TESTS}{file}").read_text()
+        assert f"\ndef {start.partition('[')[0]}" in text, name
+
+
+SEES = """
+import os
+from tests.conftest import environment, run
+def test_environment():
+    code = "import os; print(os.environ.get('CUDA_VISIBLE_DEVICES'), os.environ.get('PYTHONPATH'))"
+    assert run("-c", code).stdout.split() == ["3", os.environ["PYTHONPATH"]]
+def test_failure():
+    assert 1 + 1 == 3
+"""
+
+
+def test_jobs_of_tests_see_the_gpu_and_the_packages(tmp_path):
+    """A failure is printed when it happens, with the name of the test."""
+    (tmp_path / "test_sees.py").write_text(SEES)
+    env = environment(PYTHONPATH=os.pathsep.join(["/packages", str(checks.ROOT)]), CUDA_VISIBLE_DEVICES="3")
+    options = ("-m", "pytest", "-vv", "-n", "1", "-p", "no:cacheprovider", "-p", on_gpu.__name__)
+    printed = run(*options, tmp_path / "test_sees.py", env=env, code=1).stdout
+    [(name, reason)] = checks._FAILURE.findall(printed)
+    assert name.endswith("test_sees.py::test_failure") and "assert (1 + 1) == 3" in reason
+    assert "1 failed, 1 passed" in printed
+
+
+NVIDIA_SMI = """#!{python}
+import sys
+names = sys.argv[1].partition("=")[2].split(",")
+if "clocks_event_reasons.active" in names:
+    sys.exit("Field is not a valid field to query.")
+print(", ".join(name.upper() for name in names))
+"""
+
+
+def test_a_field_that_the_driver_does_not_have_costs_no_other(monkeypatch, tmp_path):
+    """The reasons of lower clocks have another name since driver 535."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(NVIDIA_SMI.format(python=sys.executable))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert report.query("name", "clocks_event_reasons.active") == ["NAME", "unknown"]
+    state = report.gpu_state()
+    assert state["clocks.sm"] == "CLOCKS.SM" and len(state) == 6
+    assert state["clocks_throttle_reasons.active"] == "CLOCKS_THROTTLE_REASONS.ACTIVE"
 
 
 def test_a_small_dev_shm_is_not_used(monkeypatch, tmp_path):

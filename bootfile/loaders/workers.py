@@ -258,7 +258,11 @@ def _unchanged(value: Any) -> Any:
 def _pin(loaded: tuple[Batch, Any]) -> tuple[Batch, Any]:
     """Return a batch and its result with the result's tensors in pinned memory."""
     batch, result = loaded
-    return batch, tree_map_only(torch.Tensor, torch.Tensor.pin_memory, result)
+    return batch, tree_map_only(torch.Tensor, _pin_tensor, result)
+
+
+def _pin_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
 
 
 def _begin(closing: Any, in_main_thread: bool, worker: int) -> None:
@@ -320,6 +324,11 @@ def not_delivered(error: Exception) -> NotDelivered | None:
         return NotDelivered(f"{_CANNOT_SEND}: {explain_long_folder(tempfile.gettempdir())}")
     if "Too many open files" in str(error):
         return NotDelivered(f"{_CANNOT_SEND}: {error}: set a higher ulimit -n, or use fewer --workers")
+    if "in forked subprocess" in str(error):
+        return NotDelivered(
+            f"a worker of the loader cannot use the GPU ({error}): read without workers (--workers 0), or "
+            "keep the tensors of the dataset on the CPU"
+        )
     from bootfile.machine import process_limits  # only after an error
 
     reason = process_limits.explain(error)

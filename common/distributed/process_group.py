@@ -64,8 +64,10 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
         backend = "gloo"
     # all ranks wait here for each other, at most --timeout seconds
     store = rendezvous.meet(topology, args.timeout, backend)
-    if topology.world_size > 1 or gpus:  # nccl warns if its group is not destroyed
+    if topology.world_size > 1:
         endings.at_end("processes", functools.partial(_leave_group, topology))
+    elif gpus:  # nccl warns if its group is not destroyed
+        endings.at_end("device", _end_alone)
     if may_share:
         # how many GPUs the job really has is known only when all ranks have named theirs
         all_gpus = rendezvous.count_different(store, topology, devices.identify_gpu(), args.timeout)
@@ -152,18 +154,39 @@ def _leave_group(topology: Topology, error: BaseException | None) -> None:
     errors.leave(1)
 
 
-def _destroy_group() -> None:
-    """Destroy the group of nccl, within 3 s. gloo's is not destroyed: in torch 2.1 this deadlocks if a thread
-    of gloo waits for the interpreter's lock."""
-    if not ranks.uses_gloo():
-        module = accelerator.of(accelerator.kind())
-        device = module.current_device()
+def _end_alone(error: BaseException | None) -> None:
+    """Destroy the group of a process that is alone. It then ends as any program: what follows main() runs,
+    for example the next cell of a notebook. After an error of the GPU the group may not end: then exit.
 
-        def destroy() -> None:  # in a thread: with a lost peer it may not return
+    It is called last, when main() has ended. error: what has ended it; None after its last line.
+    """
+    if not torch.distributed.is_initialized() or _destroy_group():
+        return
+    if error is None:
+        errors.leave(0)
+    if not isinstance(error, Exception) or isinstance(error, errors.BadInput):
+        return
+    endings.say_traceback(error)
+    errors.leave(1)
+
+
+def _destroy_group() -> bool:
+    """Destroy the group of nccl, within 3 s. gloo's is not destroyed: in torch 2.1 this deadlocks if a thread
+    of gloo waits for the interpreter's lock. Return whether nothing of nccl is left."""
+    if ranks.uses_gloo():
+        return True
+    module = accelerator.of(accelerator.kind())
+    is_destroyed = threading.Event()
+
+    def destroy(device: Any) -> None:  # in a thread: with a lost peer it may not return
+        with contextlib.suppress(Exception):  # an error of the GPU, which has ended main()
             module.set_device(device)  # a new thread uses GPU 0 by default
             torch.distributed.destroy_process_group()
+            is_destroyed.set()
 
-        # the main thread waits some seconds for it, and ends the process if it has not returned
-        ending = threading.Thread(target=destroy, daemon=True)
+    # the main thread waits some seconds for it: the caller ends the process if it has not returned
+    with contextlib.suppress(Exception):
+        ending = threading.Thread(target=destroy, args=[module.current_device()], daemon=True)
         ending.start()
         ending.join(_TEARDOWN)
+    return is_destroyed.is_set()

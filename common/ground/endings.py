@@ -21,7 +21,7 @@ from bootfile.ground.secrets import mask, mask_values
 STARTED = time.monotonic()  # a job imports this module before torch
 
 # What a job does at its end, in this order.
-PLACES = ("results", "upload", "folder", "loaders", "processes")
+PLACES = ("results", "upload", "folder", "loaders", "processes", "device")
 _sources: list[Any] = []  # see explain_with() and explained_by()
 _ONE_VALUE = "Expected more than 1 value per channel when training"  # torch's BatchNorm
 _at_end: dict[str, list[Callable[[BaseException | None], object]]] = {place: [] for place in PLACES}
@@ -113,5 +113,5 @@ def format_traceback(error: BaseException) -> str:
 
 
 def in_group() -> bool:
-    """Return whether this process has joined a process group."""
+    """Return whether this process has joined a process group of several."""
     return bool(_at_end["processes"])

@@ -1,5 +1,6 @@
 """Compile a model before training, not in its first step, so that the time can be shown separately."""
 
+import argparse
 import contextlib
 import importlib
 from collections.abc import Callable
@@ -14,6 +15,24 @@ from common.distributed import barrier
 from common.platform.platforms import has_local_rank_0
 
 _PASSES = 3  # the second pass records CUDA graphs, the third replays them
+
+
+def is_chosen(args: argparse.Namespace, device: torch.device, log: Callable[[str], None]) -> bool:
+    """Return whether to compile the model of a job with --compile (None: on a GPU) and --exact_shards.
+
+    With exact shards the default is false before torch 2.10: its compiler chooses kernels by their time, so a
+    restart may compute other bits. log: called with one line then. On an H200 with torch 2.11 two runs with
+    empty caches of the compiler had the same bits (2026-11-28).
+    """
+    if args.compile is not None or device.type != "cuda":
+        return bool(args.compile)
+    if args.exact_shards and torch.__version__ < "2.10":
+        log(
+            f"--exact_shards: not compiled, because torch {torch.__version__} may choose other kernels after "
+            "a restart: expected torch 2.10 or later, or --compile true"
+        )
+        return False
+    return True
 
 
 def compile_module(

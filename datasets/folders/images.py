@@ -12,14 +12,29 @@ import contextlib
 import io
 import re
 import zlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from bootfile.ground.errors import import_optional
+from bootfile.ground.errors import MissingPackage, import_optional
 
-simplejpeg = import_optional("simplejpeg", "images need simplejpeg")
+
+class _Missing:
+    """Stands for a package that cannot be imported. Its first use raises the error of the import: images of
+    other kinds do not need it."""
+
+    def __init__(self, error: MissingPackage):
+        self._error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._error
+
+
+try:
+    simplejpeg: Any = import_optional("simplejpeg", "JPEG images need simplejpeg")
+except MissingPackage as error:
+    simplejpeg = _Missing(error)
 
 MAX_PIXELS = 178_956_970  # Pillow's own limit against decompression bombs
 MAX_BYTES = 3 * MAX_PIXELS + 2**20  # of a file: as many pixels without compression, and a header
@@ -136,8 +151,9 @@ def decode(content: bytes, plain: bool | None = None, out: np.ndarray | None = N
     batches call it for each sample.
     """
     if plain and content.startswith(b"\xff\xd8"):
+        read_header = simplejpeg.decode_jpeg_header  # without the package Pillow must not decide
         try:
-            height, width, _, _ = simplejpeg.decode_jpeg_header(content)
+            height, width, _, _ = read_header(content)
             _check_size(width, height)
             fits = out is not None and out.size >= height * width * 3
             return simplejpeg.decode_jpeg(content, "RGB", buffer=out if fits else None)
@@ -276,8 +292,9 @@ def _check_size(width: int, height: int) -> None:
 
 def _inspect_jpeg(content: bytes) -> Header:
     """Return the Header of a JPEG, if possible without decoding it. inspect() calls it. Raises BadImage."""
+    read_header = simplejpeg.decode_jpeg_header
     try:
-        height, width, space, _ = simplejpeg.decode_jpeg_header(content)
+        height, width, space, _ = read_header(content)
     except Exception:  # it knows fewer subsamplings than libjpeg
         return _inspect_decoded(content, "JPEG")
     _check_size(width, height)

@@ -139,7 +139,7 @@ def _load_python(folder: str) -> _Sets | None:
 def _load_class_folders(folder: str) -> _Sets | None:
     """Load images from folders of splits; None if there are none. load() calls it if the official files are
     missing. Raises BadInput."""
-    from datasets.folders import listing, splits  # import simplejpeg, which the official files do not need
+    from datasets.folders import listing, splits  # import Pillow, which the official files do not need
 
     def ignore(line: str) -> None:
         pass

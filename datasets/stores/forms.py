@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bootfile.ground.errors import BadInput, import_optional
+from bootfile.ground.errors import BadInput
 from datasets.folders import images
-
-simplejpeg = import_optional("simplejpeg", "images need simplejpeg")
 
 FORMS: tuple[str, ...] = ("decoded", "encoded", "jpeg")
 SIZED: tuple[str, ...] = ("decoded", "encoded")  # the forms whose bytes per sample follow from the index
@@ -63,7 +61,7 @@ def convert(index: Any, id: int, content: bytes, form: str, scratch: np.ndarray 
     if form == "decoded":
         return Sample(height, width, image.reshape(-1))
     try:
-        return Sample(height, width, simplejpeg.encode_jpeg(image, QUALITY, "RGB", "420"))
+        return Sample(height, width, images.simplejpeg.encode_jpeg(image, QUALITY, "RGB", "420"))
     except ValueError as error:  # a side is too long: 65,500 pixels
         raise BadInput(f"cannot make a JPEG of {index.path(id)}: {error}") from error
 

@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+import shutil
 import subprocess
 
 import torch
@@ -12,40 +13,65 @@ from common.ground.files import ROOT
 from tests.benchmarks import rounds
 
 JSON, TABLE = "gpu.json", "gpu.md"
+# clocks, power, temperature, used memory, and why the clocks are lower: newer drivers have its first name
+_STATE = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "memory.used")
+_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+_UNKNOWN = "unknown"
 
 
-def describe(is_small: bool) -> dict:
-    """Return the conditions of the figures: hardware, driver, versions, date."""
-    query = ["nvidia-smi", "--query-gpu=driver_version,memory.total", "--format=csv,noheader"]
+def describe(is_small: bool, commit: str | None = None) -> dict:
+    """Return the conditions of the figures: hardware, driver, versions, date. commit: default that of git."""
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "rehearsal": is_small,
         "machine": rounds.describe(),
         "gpus": torch.cuda.device_count(),
-        "driver and memory": "none" if is_small else _first_line(query),
+        "driver and memory": "none" if is_small else ", ".join(query("driver_version", "memory.total")),
         "cuda": torch.version.cuda or "none",
         "cudnn": torch.backends.cudnn.version() or "none",
-        "commit": _first_line(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]),
+        "commit": commit or _first_line(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"]),
+        "states": {} if is_small else {"begin": gpu_state()},
     }
 
 
-def gpu_state() -> str:
-    """Return clocks (MHz), power (W), temperature (C), throttle reasons and used memory (MiB) of the GPUs."""
-    names = "clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_throttle_reasons.active,memory.used"
-    return _first_line(["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader,nounits"])
+def gpu_state() -> dict[str, str]:
+    """Return clocks, power, temperature, used memory, and the reasons of lower clocks of the first GPU."""
+    state = dict(zip(_STATE, query(*_STATE), strict=True))
+    for name in _REASONS:
+        value = query(name)[0]
+        if value != _UNKNOWN:
+            return state | {name: value}
+    return state
 
 
 def gpu_name() -> str:
     """Return the name of the first GPU."""
-    return _first_line(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
+    return query("name")[0]
+
+
+def query(*names: str) -> list[str]:
+    """Return fields of nvidia-smi, "unknown" for each that it does not have. It refuses all fields for one
+    that it does not know: then each is asked for alone."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(names)}", "--format=csv,noheader"]
+    values = [value.strip() for value in _first_line(command).split(",")]
+    if len(values) == len(names):
+        return values
+    return [query(name)[0] for name in names] if len(names) > 1 else [_UNKNOWN]
 
 
 def _first_line(command: list[str]) -> str:
     try:
         printed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return printed.strip().partition("\n")[0] or "unknown"
+        return _UNKNOWN
+    return printed.strip().partition("\n")[0] or _UNKNOWN
+
+
+def archive(folder: str, parts: dict[str, str]) -> None:
+    """Write NAME.tar.gz of each part that has files. parts: name -> its folder."""
+    for name, part in parts.items():
+        if os.listdir(part):
+            shutil.make_archive(os.path.join(folder, name), "gztar", part)
 
 
 def write(folder: str, machine: dict, results: list[dict]) -> None:
@@ -70,10 +96,14 @@ def format_table(machine: dict, results: list[dict]) -> str:
         "|---|---|---|---|---|",
     ]
     for result in results:
-        name = f"{result['stage']} ({result['seconds']:.0f} s)"
+        name = result["stage"]
+        if result["is_over"]:
+            name += f" ({result['seconds']:.0f} s)"
         for row in result["rows"]:
             met = {None: "", True: "yes", False: "**no**"}[row["met"]]
             lines.append(f"| {name} | {row['figure']} | {_value(row)} | {_aim(row)} | {met} |")
+        if not result["is_over"]:
+            lines.append(f"| {name} | has not ended | | | |")
         if result["failed"]:
             reason = result["failed"].replace("|", "\\|")
             lines.append(f"| {name} | failed | {reason} | | **no** |")

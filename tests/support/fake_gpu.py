@@ -282,6 +282,8 @@ def fake_gpu(monkeypatch, capability=(9, 0)):
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
 
     def pin_memory(tensor):
+        if tensor.is_cuda:
+            raise RuntimeError(f"cannot pin {tensor.type()} only dense CPU tensors can be pinned")
         copy = tensor.clone()
         recorder.pinned.add(recorder.number(copy))
         return copy

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bootfile.ground import errors
+from bootfile.ground.errors import BadInput
 from common.distributed import process_group
 from common.ground import endings
 from common.platform.topology import Topology
@@ -60,9 +61,70 @@ def test_an_nccl_group_is_left_on_the_own_gpu(monkeypatch):
     ending = lambda: did.append((threading.get_ident(), "left"))  # noqa: E731
     monkeypatch.setattr(torch.distributed, "destroy_process_group", ending)
     monkeypatch.setattr(errors, "leave", did.append)
-    process_group._leave_group(None, None)
+    process_group._leave_group(Topology(0, 1, 2, 0, None, None, "node", "plain"), None)
     (first, device), (second, left), code = did
     assert (device, left, code) == (3, "left", 0) and first == second != threading.get_ident()
+
+
+def test_a_group_that_cannot_be_destroyed_ends_a_process_that_is_alone(monkeypatch, capsys):
+    """After an error of the GPU, NCCL may raise one in its destructor, or never return."""
+    did = []
+
+    def destroy():
+        did.append("destroyed")
+        if problem == "raises":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        if problem == "hangs":
+            hanging.wait()
+
+    hanging = threading.Event()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "nccl")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", destroy)
+    monkeypatch.setattr(errors, "leave", did.append)
+    monkeypatch.setattr(process_group, "_TEARDOWN", 0.1)
+    for problem, error, code in (
+        ("", None, None),
+        ("", ValueError("x"), None),
+        ("hangs", None, 0),
+        ("raises", ValueError("y"), 1),
+        ("raises", BadInput("z"), None),
+    ):
+        process_group._end_alone(error)
+        assert did == ["destroyed", *([] if code is None else [code])], problem
+        did.clear()
+    hanging.set()
+    assert capsys.readouterr().err == "ValueError: y\n"
+
+
+ALONE = """
+import runpy, sys
+from bootfile.ground import accelerator
+from common.checkpoint.checkpointer import Checkpointer
+from common.distributed import devices, process_group
+def meet(args, topology, real=process_group.meet):
+    devices.count_gpus, accelerator.backend = lambda args: 1, lambda: "gloo"  # as with a GPU
+    return real(args, topology)
+process_group.meet = meet
+if sys.argv[1] == "fails":
+    Checkpointer.finish = lambda self: 1 / 0
+sys.argv = sys.argv[2:]
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+finally:
+    print("after main()")
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [("succeeds", 0), ("fails", 1)])
+def test_a_process_alone_on_a_gpu_ends_as_any_program(end, code, tmp_path):
+    """What follows main() runs: a profiler, atexit, the next cell of a notebook."""
+    job = ("jobs/train_ddp.py", *QUICK, "--batch_size=240", "--max_steps=1", f"--output_dir={tmp_path}")
+    done = run("-c", ALONE, end, *job, code=code, fresh=True)
+    assert done.stdout.endswith("after main()\n")
+    assert ("ZeroDivisionError" in done.stderr) == (end == "fails")
 
 
 def test_a_group_of_one_gpu_is_left(monkeypatch):

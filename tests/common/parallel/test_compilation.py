@@ -1,11 +1,13 @@
 """A trial pass changes no state, also if it fails."""
 
+import argparse
 import copy
 
 import pytest
 import torch
 
 from bootfile.exact.buckets import backward_without_trace, settle_buckets
+from common.parallel import compilation
 from common.parallel.compilation import compile_module
 from tests.conftest import environment, run, run_ranks
 
@@ -78,6 +80,7 @@ def test_what_cannot_be_compiled_stays_as_it_is():
 OVERLAP = """
 import sys, torch
 from torch.nn.parallel import DistributedDataParallel
+from common.parallel import compilation
 from common.parallel.compilation import compile_module
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 layers = [torch.nn.Linear(512 if layer else 64, 512) for layer in range(5)]
@@ -145,3 +148,24 @@ def test_all_ranks_train_compiled_or_none(failing):
     """The first process of a node compiles before the others."""
     first, _ = run_ranks("-c", RANKS, failing)
     assert first.stdout == ("not compiled: RuntimeError: no compiler\n" if failing == 1 else "")
+
+
+@pytest.mark.parametrize(
+    ("compiles", "exact_shards", "version", "is_compiled"),
+    [
+        (None, None, "2.1.0", True),
+        (None, 8, "2.10.0", True),
+        (None, 8, "2.9.1", False),
+        (True, 8, "2.9.1", True),
+    ],
+)
+def test_exact_shards_are_compiled_where_the_bits_were_measured(
+    compiles, exact_shards, version, is_compiled, monkeypatch
+):
+    """Torch before 2.10 chooses kernels by their time, which may be others after a restart."""
+    monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion(version))
+    args = argparse.Namespace(compile=compiles, exact_shards=exact_shards)
+    lines = []
+    assert compilation.is_chosen(args, torch.device("cuda", 0), lines.append) == is_compiled
+    assert len(lines) == (not is_compiled) and all("--compile true" in line for line in lines)
+    assert compilation.is_chosen(args, torch.device("cpu"), lines.append) == bool(compiles)

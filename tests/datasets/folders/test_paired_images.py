@@ -269,6 +269,7 @@ def test_generated_pairs_are_pairs(tmp_path):
 @pytest.mark.gpu
 @pytest.mark.parametrize("rows", [0, 280])
 def test_on_a_gpu_the_same_pairs_and_nearly_the_same_pixels(rows, tmp_path):
+    pytest.importorskip("nvidia.dali")
     device = torch.device("cuda", torch.cuda.current_device())
     root = random_pairs.make(str(tmp_path / "generated"))
     pairs = paired_images.load(root, "train", str(tmp_path), rows)
