@@ -49,9 +49,9 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
         )
     settings: Mapping[str, Any] = {}
     if args.output_dir and not is_url(args.output_dir):
-        own = starts.read(args.output_dir)
-        if own and own[0].get("parent"):
-            settings = own[0]["settings"]
+        begun = starts.read(args.output_dir)
+        if begun and begun[0].get("parent"):
+            settings = begun[0]["settings"]
     if not settings:
         step = sys.maxsize if args.at_step is None else max(1, args.at_step)
         settings = origins.start_of(read_starts(args.from_run), step)["settings"]
@@ -110,13 +110,13 @@ class Fork:
         """Return what the run continues from: "auto" for its own checkpoints, the path of one of the old
         run, or "never" to begin with step 1. Called on rank 0, which holds the folder. Raises BadInput."""
         known = starts.read(self._folder)
-        own = checkpoints(self._folder)
-        if known or own:
+        names = checkpoints(self._folder)
+        if known or names:
             self.facts = self._find_facts(known)
-        if own:
+        if names:
             if self._args.skip_steps:
                 state.identity[_SKIPPED] = self._args.skip_steps
-            newest = int(own[-1].removeprefix("step_").removesuffix(".pt"))
+            newest = int(names[-1].removeprefix("step_").removesuffix(".pt"))
             if newest < self.facts["step"]:
                 self._parent = Parent(self._args.from_run, self.facts["step"])
                 self._parent.state = self.facts["state"]
