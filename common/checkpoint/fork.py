@@ -25,6 +25,7 @@ from bootfile.history import compute, ranges
 from bootfile.history.parent import Parent, read_starts
 from bootfile.processes import ranks
 from bootfile.receipt import origins, starts
+from common.checkpoint.scores import Scores
 from common.console import arguments
 from common.console.arguments import OPERATION
 from common.ground.files import is_url
@@ -49,9 +50,9 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
         )
     settings: Mapping[str, Any] = {}
     if args.output_dir and not is_url(args.output_dir):
-        own = starts.read(args.output_dir)
-        if own and own[0].get("parent"):
-            settings = own[0]["settings"]
+        begun = starts.read(args.output_dir)
+        if begun and begun[0].get("parent"):
+            settings = begun[0]["settings"]
     if not settings:
         step = sys.maxsize if args.at_step is None else max(1, args.at_step)
         settings = origins.start_of(read_starts(args.from_run), step)["settings"]
@@ -110,13 +111,13 @@ class Fork:
         """Return what the run continues from: "auto" for its own checkpoints, the path of one of the old
         run, or "never" to begin with step 1. Called on rank 0, which holds the folder. Raises BadInput."""
         known = starts.read(self._folder)
-        own = checkpoints(self._folder)
-        if known or own:
+        names = checkpoints(self._folder)
+        if known or names:
             self.facts = self._find_facts(known)
-        if own:
+        if names:
             if self._args.skip_steps:
                 state.identity[_SKIPPED] = self._args.skip_steps
-            newest = int(own[-1].removeprefix("step_").removesuffix(".pt"))
+            newest = int(names[-1].removeprefix("step_").removesuffix(".pt"))
             if newest < self.facts["step"]:
                 self._parent = Parent(self._args.from_run, self.facts["step"])
                 self._parent.state = self.facts["state"]
@@ -124,10 +125,10 @@ class Fork:
         step = self._args.at_step
         if step is None and self.facts:
             step = self.facts["step"]
-        newest = None
+        latest: int | None = None
         if compute.ONLY in os.environ:
-            newest = int(os.environ[compute.ONLY])
-        parent = Parent(self._args.from_run, step, newest)
+            latest = int(os.environ[compute.ONLY])
+        parent = Parent(self._args.from_run, step, latest)
         self._parent = parent
         self._begins = True
         self._check_skipped(parent.step)
@@ -165,12 +166,13 @@ class Fork:
             skipped = []
         shared = ranks.broadcast_object((self.facts, points, skipped, self._begins))
         self.facts, points, skipped, begins = shared
-        if begins and exact.state.extras:
-            exact.state.extras.best = -math.inf  # the folder has no best.pth yet
+        scores = exact.state.extras
+        if begins and isinstance(scores, Scores):
+            scores.best = -math.inf  # the folder has no best.pth yet
         exact.state.identity.pop(_SKIPPED, None)
         if self._args.skip_steps:
             exact.state.identity[_SKIPPED] = self._args.skip_steps
-            skipped = {*skipped, *ranges.parse("--skip_steps", self._args.skip_steps)}
+            skipped = [*skipped, *ranges.parse("--skip_steps", self._args.skip_steps)]
         exact.follow(Plan(self.facts["step"], points, frozenset(skipped), compute.ONLY in os.environ))
         if ranks.is_first():
             shutil.rmtree(os.path.join(self._folder, _COMPUTED), ignore_errors=True)
