@@ -1,4 +1,4 @@
-"""The command `bootfile`: prove that a training continues exactly, and compare the data of runs."""
+"""The command `bootfile`: find restart bugs, prove that a training continues exactly, compare runs."""
 
 import importlib
 import sys
@@ -9,6 +9,10 @@ from bootfile.ground.errors import BAD_INPUT, INTERRUPTED, BadInput, say_error
 from bootfile.ground.secrets import mask
 
 VERBS = {  # verb: (module with main(arguments) -> exit code, what it does)
+    "lint": (
+        "bootfile.lint.cli",
+        "find restart bugs in a training script, in a second, without running it",
+    ),
     "prove": (
         "bootfile.prove.cli",
         "run a training script with kills and restarts, and show whether it continues exactly",

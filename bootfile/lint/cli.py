@@ -1,0 +1,78 @@
+"""Find restart bugs in training scripts, in a second, without running them.
+
+    bootfile lint train.py
+    bootfile lint FOLDER --format github
+
+The scripts need no change, and nothing is executed: lint reads Python files, and follows the values of a
+script into the modules of its project. It reports state that the loop changes and the checkpoint lacks, state
+that is saved but not loaded, or too late, wrong epochs, random numbers and orders that begin again, and
+files that a kill or another rank destroys. What it cannot follow, it does not report. A line that says
+"hint" may be intended. guides/lint.md is the list of rules.
+
+A comment turns rules off in its line: `# bootfile: ignore R103`, or all of them: `# bootfile: ignore`.
+
+Exit codes: 0 no findings, or hints only; 1 findings; 2 bad input.
+"""
+
+from bootfile.console.parser import Parser
+from bootfile.ground.errors import BAD_INPUT, BadInput, print_line, say_error
+from bootfile.lint import engine, show
+from bootfile.lint.table import RULES
+
+FINDINGS = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Print the findings in files and folders, and return the exit code. Raises BadInput."""
+    parser = Parser(__doc__, "bootfile lint")
+    add = parser.add_argument
+    add("paths", metavar="FILE_OR_FOLDER", nargs="*", help="Python files, and folders with them")
+    add("--explain", metavar="RULE", help="show what a rule finds, what happens, and the fix; such as R103")
+    add("--json", action="store_true", help="print one JSON object")
+    add("--format", default="text", metavar="text|github", help="github: annotations of a pull request")
+    add("--no_hints", action="store_true", help="leave out what may be intended")
+    args = parser.parse_args(arguments)
+    if args.explain:
+        return _explain(args.explain)
+    if args.format not in ("text", "github"):
+        raise BadInput(f"--format {args.format}: expected text or github")
+    if not args.paths:
+        parser.error("expected FILE_OR_FOLDER")
+    findings, errors, count = engine.lint_all(args.paths)
+    if args.no_hints:
+        findings = [finding for finding in findings if not finding.is_hint]
+    if args.json:
+        print(show.as_json(findings, errors))
+    elif args.format == "github":
+        for line in show.as_annotations(findings):
+            print_line(line)
+    else:
+        for line in show.as_text(findings, args.paths[0]):
+            print_line(line)
+        print_line(_sum_up(findings, count))
+    for error in errors:
+        say_error(error)
+    if errors:
+        return BAD_INPUT
+    if any(not finding.is_hint for finding in findings):
+        return FINDINGS
+    return 0
+
+
+def _explain(rule: str) -> int:
+    if rule not in RULES:
+        raise BadInput(f"--explain {rule}: unknown rule: expected one of {', '.join(RULES)}")
+    for line in show.explain(rule):
+        print_line(line)
+    return 0
+
+
+def _sum_up(findings: list[engine.Finding], count: int) -> str:
+    wrong = sum(1 for finding in findings if not finding.is_hint)
+    hints = len(findings) - wrong
+    files = "1 file" if count == 1 else f"{count} files"
+    return f"{_count(wrong, 'finding')} and {_count(hints, 'hint')} in {files}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

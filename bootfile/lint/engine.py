@@ -1,0 +1,89 @@
+"""Lint files: trace each one, ask all rules, and leave out what comments turn off."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+
+from bootfile.ground.errors import BadInput
+from bootfile.lint import rules_files, rules_order, rules_packages, rules_state, rules_text, sources
+from bootfile.lint.facts import Facts
+from bootfile.lint.findings import Finding
+from bootfile.lint.project import Project
+from bootfile.lint.trace import Tracer
+
+_CHECKS = (rules_state.check, rules_order.check, rules_files.check, rules_text.check, rules_packages.check)
+_HIDDEN = {"node_modules", "__pycache__", "build", "dist", "site-packages", ".git", ".venv", "venv"}
+# a file without any of these words trains nothing
+_TRAINS = re.compile(rb"backward|\.step\(|Trainer|\.fit\(")
+
+
+def find_files(path: str) -> Iterator[str]:
+    """Yield the Python files of a folder, or a file itself. Raises BadInput if there is no such path."""
+    if os.path.isfile(path):
+        yield path
+        return
+    if not os.path.isdir(path):
+        raise BadInput(f"{path}: no such file or folder")
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if name not in _HIDDEN and not name.startswith("."))
+        for name in sorted(names):
+            if name.endswith(".py"):
+                yield os.path.join(folder, name)
+
+
+def may_train(path: str) -> bool:
+    """Return whether a file of a folder is worth a look: most modules of a project train nothing."""
+    try:
+        with open(path, "rb") as file:
+            return _TRAINS.search(file.read(sources.LARGEST)) is not None
+    except OSError:
+        return True
+
+
+def lint(path: str) -> list[Finding]:
+    """Return the findings of a script and of the modules of its project that it imports, by place. Raises
+    BadInput if the file cannot be read."""
+    source = sources.read(path)
+    project = Project(path)
+    tracer = Tracer(source, project)
+    tracer.run()
+    findings = []
+    try:
+        if tracer.is_whole:
+            facts = Facts(tracer)
+            for check in _CHECKS:
+                findings += check(facts)
+    except RecursionError:
+        raise BadInput(f"{path}: nested too deeply to be checked") from None
+    modules = {module.source.path: module.source for module in tracer.imported.values()}
+    modules[path] = source
+    return sorted({finding for finding in findings if not _is_ignored(finding, modules)})
+
+
+def _is_ignored(finding: Finding, modules: dict[str, sources.Source]) -> bool:
+    source = modules.get(finding.path)
+    if source is None:
+        return False
+    rules = source.ignored.get(finding.line, set()) | source.ignored.get(0, set())
+    return bool(rules & {"all", finding.rule})
+
+
+def lint_all(paths: Iterable[str]) -> tuple[list[Finding], list[str], int]:
+    """Lint files and folders. Return (the findings, one line for each file that cannot be read, the number of
+    files that were read)."""
+    findings: set[Finding] = set()
+    errors = []
+    count = 0
+    for path in paths:
+        is_folder = os.path.isdir(path)
+        for name in find_files(path):
+            if is_folder and not may_train(name):
+                continue
+            try:
+                # a module that two scripts import gives its findings once
+                for finding in lint(name):
+                    findings.add(finding._replace(path=os.path.relpath(finding.path)))
+                count += 1
+            except BadInput as error:
+                errors.append(str(error))
+    return sorted(findings), errors, count

@@ -1,0 +1,418 @@
+"""What a script saves, loads and changes: questions of the rules about the events of a trace."""
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from bootfile.lint import values
+from bootfile.lint.trace import Event, Tracer, unparse
+from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
+
+_SAVERS = (
+    "torch.save",
+    "torch_xla.core.xla_model.save",
+    "pickle.dump",
+    "joblib.dump",
+    "dill.dump",
+    "cloudpickle.dump",
+)
+_SAVE_NAME = re.compile(r"save|checkpoint|ckpt|snapshot|persist", re.IGNORECASE)
+_LOAD_NAME = re.compile(r"load|resume|restore|checkpoint|ckpt|recover|continue", re.IGNORECASE)
+_RESUME = re.compile(r"resum|restart|continue_(from|train)", re.IGNORECASE)
+_RANK = re.compile(
+    r"rank|master|\bmain|_main|main_|primary|chief|process|zero|gpu|saver|is_root|device_id|_id\b|\bid\b",
+    re.IGNORECASE,
+)
+_TRAINERS = re.compile(
+    r"^(transformers\.(\w*Trainer)|trl\.\w+Trainer|(pytorch_)?lightning\.(pytorch\.)?Trainer|lightning\.Trainer"
+    r"|fastai\.\S*Learner|ignite\.\S*Engine|mmcv\.\S*Runner|mmengine\.\S*Runner|catalyst\.\S*Runner"
+    r"|detectron2\.\S*Trainer|accelerate\.Trainer|composer\.Trainer)$"
+)
+_HOLDS_ALL = re.compile(r"state|extra|other|misc|all|object|client|train|resume", re.IGNORECASE)
+# a key of a checkpoint that may hold an object of a kind, if its value is not known
+KEYS = {
+    "optimizer": r"opt",
+    "scheduler": r"sched|lr|opt",
+    "scaler": r"scaler|amp|optim",
+    "ema": r"ema|av(g|erage)|shadow|teacher|target",
+    "generator": r"rng|gener|random|seed|sampler|loader",
+    "model": r"model|net|state|weight|module|param",
+    "counter": r"step|iter|epoch|count|batch|patience|progress|train|num|seen",
+    "best": r"best|acc|loss|metric|score|map|psnr|min|max|val|fitness|perf",
+}
+
+
+class Entry(NamedTuple):
+    """One thing in a checkpoint. key: its names from the outside, "model.state"."""
+
+    key: str
+    value: Value
+
+
+class Save(NamedTuple):
+    """A call that writes a checkpoint. is_open: it may have more than the entries."""
+
+    event: Event
+    entries: list[Entry]
+    is_open: bool
+
+
+class Facts:
+    """The facts of a script. loop: the outermost loop that trains, None without one."""
+
+    def __init__(self, tracer: Tracer):
+        self.tracer = tracer
+        self.events = tracer.events
+        self.loops = self._find_training_loops()
+        self.saves = self._find_saves()
+        self.loads = self._find_loads()
+        self.loaded = self._find_loaded()
+        self.is_accelerated = False
+        self.is_missed = False
+        self.restores_all = self._restores_all()
+        self.escaped = self._find_escaped()
+        self.intent = self._find_intent()
+        self.texts = " ".join(sorted(tracer.externals))
+
+    # Loops
+
+    def _find_training_loops(self) -> list[Loop]:
+        loops: list[Loop] = []
+        for event in self.events:
+            trains = event.name == "backward" or (
+                event.name == "step" and kind_of(event.value) == "optimizer"
+            )
+            if trains and event.loops and event.loops[0] not in loops:
+                loops.append(event.loops[0])
+        return loops
+
+    def is_in_training(self, event: Event) -> bool:
+        return bool(event.loops) and event.loops[0] in self.loops
+
+    def first_step(self) -> int:
+        """Return the place of the first training step in the order of events."""
+        for event in self.events:
+            if event.name in ("backward", "step") and self.is_in_training(event):
+                return event.order
+        return len(self.events)
+
+    def select(self, *names: str) -> Iterator[Event]:
+        for event in self.events:
+            if event.name in names:
+                yield event
+
+    def calls(self, pattern: str) -> Iterator[Event]:
+        """Yield the calls of other packages whose full name matches, and methods whose name does."""
+        compiled = re.compile(pattern)
+        for event in self.events:
+            if event.name in ("call", "method") and compiled.search(event.text):
+                yield event
+
+    # Checkpoints
+
+    def _find_saves(self) -> list[Save]:
+        saves = []
+        for event in self.events:
+            if event.name == "call" and event.text in _SAVERS and 0 in event.args:
+                saves.append(_read_save(event, event.args[0]))
+            elif event.name == "call" and event.text in _SAVERS and "obj" in event.args:
+                saves.append(_read_save(event, event.args["obj"]))
+            elif event.name == "method" and event.text == "save" and len(event.args) >= 2:
+                saves.append(self._read_method(event))
+            elif event.name == "method" and event.text == "save_state" and event.value.key == "Accelerator":
+                saves.append(Save(event, self._list_registered(), False))
+        return saves
+
+    def _list_registered(self) -> list[Entry]:
+        """Return what accelerator.save_state() writes."""
+        entries = []
+        for event in self.events:
+            if event.name == "method" and event.text in ("prepare", "register_for_checkpointing"):
+                for value in event.args.values():
+                    entries.append(Entry(value.label, value))
+        return entries
+
+    def _read_method(self, event: Event) -> Save:
+        """Read fabric.save(path, state) or accelerator.save(state, path)."""
+        first = event.args.get(0, Value())
+        second = event.args.get(1, Value())
+        if root(second).kind == "dict":
+            return _read_save(event, second)
+        return _read_save(event, first)
+
+    def training_saves(self) -> list[Save]:
+        """Return the saves inside the training loop."""
+        return [save for save in self.saves if self.is_in_training(save.event)]
+
+    def is_saved(self, value: Value, kind: str) -> bool:
+        """Return whether a checkpoint has an object, or may have it."""
+        base = root(value)
+        mine = {base}
+        # an average is saved if the model in it is
+        for part in base.parts.values():
+            if kind_of(part) in ("copied", "ema", "dict"):
+                mine.add(root(part))
+        if mine & self.escaped or base.flags & {"prepared", "registered"}:
+            return True
+        # a file that is written after the last epoch is of no use to a restart
+        for save in self.training_saves() or self.saves:
+            if save.is_open:
+                return True
+            for entry in save.entries:
+                if mine & list_deps(entry.value) or root(entry.value) in mine:
+                    return True
+                is_vague = kind_of(entry.value) in (
+                    "unknown",
+                    "attribute",
+                    "option",
+                    "module",
+                    "list",
+                    "dict",
+                )
+                if entry.value.kind == "state" and entry.value.of is not None:
+                    is_vague = kind_of(entry.value.of) in ("unknown", "attribute", "none", "option")
+                if is_vague and re.search(KEYS[kind], entry.key.rpartition(".")[2], re.IGNORECASE):
+                    return True
+        return self.saves_all()
+
+    def saves_all(self) -> bool:
+        """Return whether the script saves by a function whose contents are not known."""
+        for event in self.events:
+            if event.name == "missed" and _SAVE_NAME.search(event.text):
+                return True
+            if (
+                (
+                    event.name == "call"
+                    and event.text not in _SAVERS
+                    and _SAVE_NAME.search(event.text.rpartition(".")[2])
+                )
+                and event.value.kind == "module"
+                and not event.text.startswith(("os.", "torch.utils", "logging"))
+            ):
+                return True
+            if event.value.key in ("Accelerator", "Fabric"):
+                continue
+            is_object = event.name == "method" and event.value.kind in (
+                "unknown",
+                "instance",
+                "attribute",
+                "module",
+            )
+            if is_object and re.match(r"save(_\w*(state|checkpoint|ckpt|model))?$", event.text):
+                if event.text != "save" and not _is_followed(event):
+                    return True
+                if (
+                    event.value.kind in ("unknown", "attribute")
+                    and event.text == "save"
+                    and len(event.args) < 2
+                ):
+                    return bool(re.search("check|ckpt|saver|manager", event.value.label, re.IGNORECASE))
+        return False
+
+    def fullest_save(self) -> Save | None:
+        """Return the save with the most entries, those in the training loop first."""
+        best: Save | None = None
+        for save in self.training_saves() or self.saves:
+            if best is None or len(save.entries) > len(best.entries):
+                best = save
+        return best
+
+    # Restarts
+
+    def _find_loads(self) -> list[Event]:
+        first = self.first_step()
+        return [event for event in self.events if event.name == "load" and event.order < first]
+
+    def _find_loaded(self) -> dict[Value, Event]:
+        """Return the objects whose state is loaded from a file before the training."""
+        first = self.first_step()
+        loaded: dict[Value, Event] = {}
+        for event in self.select("load_state"):
+            given = event.args.get(0) or event.args.get("state_dict") or Value()
+            if event.order > first and self.is_in_training(event):
+                continue
+            # target.load_state_dict(model.state_dict()) is no restart
+            if root(given).kind == "state" and not values.is_restored(given):
+                continue
+            loaded[root(event.value)] = event
+        return loaded
+
+    def _restores_all(self) -> bool:
+        """Return whether a function restores objects that are not its arguments."""
+        for event in self.events:
+            if event.name == "missed" and _LOAD_NAME.search(event.text):
+                self.is_missed = True
+                return True
+            is_load = event.text in ("load_state", "load_checkpoint", "resume_or_load")
+            if event.name == "method" and is_load and not _is_followed(event):
+                self.is_accelerated = self.is_accelerated or event.value.key == "Accelerator"
+                return True
+        return False
+
+    def _find_escaped(self) -> set[Value]:
+        """Return the objects that are given to functions that may save or load them."""
+        escaped: set[Value] = set()
+        for event in self.events:
+            last = event.text.rpartition(".")[2]
+            is_unknown = (
+                event.name in ("call", "missed") and event.text not in _SAVERS and event.text != "torch.load"
+            )
+            if last.endswith(("Loader", "loader", "Sampler")):
+                continue
+            if is_unknown and (_SAVE_NAME.search(last) or _LOAD_NAME.search(last)):
+                for value in event.args.values():
+                    escaped.update(_list_inside(value))
+            is_method = event.name == "method" and not _is_followed(event)
+            if is_method and re.search(r"register|save_checkpoint|load_checkpoint|Checkpoint", event.text):
+                for value in event.args.values():
+                    escaped.update(_list_inside(value))
+            if (
+                event.name == "call"
+                and re.search("Checkpoint", last)
+                and event.text != "torch.utils.checkpoint"
+            ):
+                for value in event.args.values():
+                    escaped.update(_list_inside(value))
+        return escaped
+
+    def _find_intent(self) -> str:
+        """Return how the script shows that it continues a training; "" if it does not.
+
+        "optimizer": it loads the state of an optimizer. "counter": it continues from an epoch or a step.
+        "option": an option with a name such as --resume leads to the load.
+        """
+        for value in self.loaded:
+            if value.kind == "optimizer":
+                return "optimizer"
+        if self.restores_all and not self.is_missed:
+            return "optimizer"
+        for loop in self.loops:
+            if loop.start is not None and values.is_restored(loop.start):
+                return "counter"
+        for event in self.select("read"):
+            key = str(event.value.key or "")
+            if (
+                re.search(r"^(start_)?(epoch|step|iter|global_step|iteration|iter_num|n_iter)s?$", key)
+                and self.loads
+            ) and event.order < self.first_step():
+                return "counter"
+        for event in self.loads:
+            if any(_RESUME.search(condition.text) for condition in event.conditions):
+                return "option"
+            if any(_RESUME.search(function) for function in event.functions):
+                return "option"
+        return ""
+
+    # Others
+
+    def is_distributed(self) -> bool:
+        for event in self.events:
+            if event.name == "call" and event.text.endswith(
+                (".init_process_group", "DistributedDataParallel")
+            ):
+                return True
+        return False
+
+    def uses(self, pattern: str) -> bool:
+        """Return whether the script or a module of it imports a package."""
+        return re.search(pattern, self.texts) is not None
+
+    def trainers(self) -> list[Event]:
+        """Return where a trainer of another package is made, which saves and restores by itself."""
+        trainers = []
+        for event in self.events:
+            if event.name == "call" and _TRAINERS.search(event.text):
+                trainers.append(event)
+            if (
+                event.name == "create"
+                and event.value.cls is not None
+                and not isinstance(event.value.cls, str)
+            ):
+                for base in event.value.cls.node.bases:
+                    if (
+                        re.search(
+                            r"(^|\.)(Trainer|LightningModule|Seq2SeqTrainer|SFTTrainer)$", unparse(base)
+                        )
+                        and event.value.kind != "model"
+                    ):
+                        trainers.append(event)
+        return trainers
+
+
+def is_guarded(event: Event) -> bool:
+    """Return whether only some ranks reach a place."""
+    return any(_RANK.search(condition.text) for condition in event.conditions)
+
+
+def _is_followed(event: Event) -> bool:
+    """Return whether a method is one of the project, which the trace has entered."""
+    cls = root(event.value).cls
+    return cls is not None and hasattr(cls, "node")
+
+
+def _read_save(event: Event, value: Value) -> Save:
+    entries: list[Entry] = []
+    is_open = _flatten(value, "", entries, 0)
+    return Save(event, entries, is_open)
+
+
+def _flatten(value: Value, key: str, entries: list[Entry], depth: int) -> bool:
+    """Append the entries of what is saved. Return whether there may be others."""
+    base = root(value)
+    if depth > 5 or len(entries) > 300:
+        return True
+    if base.kind in ("dict", "list"):
+        if base.is_open:
+            entries.append(Entry(key, Value("unknown", deps=base.deps)))
+        is_open = base.is_open and not _is_state_like(base)
+        for name, part in base.parts.items():
+            inner = f"{key}.{name}" if key else str(name)
+            is_inner_open = _flatten(part, inner, entries, depth + 1)
+            # what is open under a name such as "progress" has no other object in it
+            is_open = is_open or (is_inner_open and _HOLDS_ALL.search(str(name)) is not None)
+        return is_open
+    if base.kind == "instance" and base.parts:
+        for name, part in base.parts.items():
+            entries.append(Entry(f"{key}.{name}", part))
+        return not key
+    entries.append(Entry(key, value))
+    is_state = base.kind in ("state", "model", "optimizer", "ema", "scheduler", "checkpoint", "field")
+    return not key and not is_state and not _is_state_like(base)
+
+
+def _is_state_like(value: Value) -> bool:
+    """Return whether an open value holds only the state of known objects, as {k: v.cpu() for k, v in ...}."""
+    if "comprehension" not in value.flags and value.kind == "dict":
+        return False
+    for dep in list_deps(value):
+        if dep.kind == "state":
+            return True
+        if dep.kind == "attribute" and dep.label in ("parameters", "named_parameters"):
+            return True
+    return False
+
+
+def _list_inside(value: Value, depth: int = 0) -> set[Value]:
+    base = root(value)
+    inside = {base}
+    if base.kind == "state" and base.of is not None:
+        inside.add(root(base.of))
+    if depth < 3:
+        for part in base.parts.values():
+            inside |= _list_inside(part, depth + 1)
+    return inside
+
+
+def describe(value: Value, kind: str = "") -> str:
+    """Return the name of an object for a message."""
+    name = root(value).label or value.label
+    return name or kind
+
+
+def option(value: Value, name: Any) -> Value | None:
+    """Return an argument of the call that made an object."""
+    return root(value).options.get(name)
+
+
+def is_constant(value: Value | None, constant: Any) -> bool:
+    return value is not None and value.kind in ("const", "none") and value.key is constant

@@ -1,0 +1,26 @@
+"""The finding, and the place where it is."""
+
+import os
+from typing import Any, NamedTuple
+
+
+class Finding(NamedTuple):
+    """One finding. rule: "R103". is_hint: it may be intended, and does not change the exit code."""
+
+    path: str
+    line: int
+    rule: str
+    message: str
+    is_hint: bool = False
+
+
+def at(event: Any, rule: str, message: str, is_hint: bool = False) -> Finding:
+    """Return a finding at the place of an event, loop or value."""
+    return Finding(event.path, event.line, rule, message, is_hint)
+
+
+def name_line(event: Any, other: Any) -> str:
+    """Return "line 57", with the file if it is another one than that of the finding."""
+    if event.path == other.path:
+        return f"line {event.line}"
+    return f"line {event.line} of {os.path.basename(event.path)}"

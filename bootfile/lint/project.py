@@ -1,0 +1,65 @@
+"""Find the modules of the same project that a script imports."""
+
+import os
+
+from bootfile.ground.errors import BadInput
+from bootfile.lint import sources
+
+MOST_MODULES = 150
+# packages that a folder of the same name beside a script does not replace
+_OF_OTHERS = {
+    "torch", "torchvision", "numpy", "accelerate", "transformers", "lightning", "pytorch_lightning", "apex",
+    "os", "sys", "random", "math", "time", "glob", "json", "argparse", "logging", "copy", "re", "shutil",
+    "collections", "itertools", "functools", "typing", "dataclasses", "pathlib", "signal", "pickle", "tqdm",
+}  # fmt: skip
+
+
+class Project:
+    """The modules of the project of a script, by path. A module that cannot be read counts as unknown."""
+
+    def __init__(self, script: str):
+        folder = os.path.dirname(os.path.abspath(script))
+        self._roots = [folder]
+        # a script in a package imports from the folder of the package
+        for _ in range(3):
+            folder = os.path.dirname(folder)
+            if folder == os.path.dirname(folder):
+                break
+            self._roots.append(folder)
+        self._sources: dict[str, sources.Source | None] = {}
+
+    def find(self, module: str, level: int = 0, importer: str = "") -> str:
+        """Return the path of a module, "" if it is not one of the project. level: dots of a relative import
+        in the file `importer`."""
+        relative = module.replace(".", os.sep)
+        if level:
+            folder = os.path.dirname(os.path.abspath(importer))
+            for _ in range(level - 1):
+                folder = os.path.dirname(folder)
+            return self._find_below(folder, relative)
+        if module.partition(".")[0] in _OF_OTHERS:
+            return ""
+        for folder in self._roots:
+            path = self._find_below(folder, relative)
+            if path:
+                return path
+        return ""
+
+    def read(self, path: str) -> sources.Source | None:
+        """Return a module; None if it cannot be read, or if the project is too large."""
+        if path not in self._sources:
+            if len(self._sources) >= MOST_MODULES:
+                return None
+            try:
+                self._sources[path] = sources.read(path)
+            except BadInput:
+                self._sources[path] = None
+        return self._sources[path]
+
+    @staticmethod
+    def _find_below(folder: str, relative: str) -> str:
+        stem = os.path.join(folder, relative)
+        for path in (f"{stem}.py", os.path.join(stem, "__init__.py")):
+            if os.path.isfile(path):
+                return path
+        return ""

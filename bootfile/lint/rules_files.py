@@ -1,0 +1,318 @@
+"""Rules about the files of checkpoints, about ranks, and about accumulation."""
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from bootfile.lint.facts import Entry, Facts, Save, describe, is_guarded
+from bootfile.lint.findings import Finding, at, name_line
+from bootfile.lint.trace import Event, unparse
+from bootfile.lint.values import Value, list_deps, root
+
+_RENAMES = re.compile(r"(^|\.)(replace|rename|renames|move|mkstemp|NamedTemporaryFile|safe_save|atomic_\w+)$")
+_OBJECTS = ("model", "optimizer", "scheduler", "instance", "wrapped", "criterion")
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Yield the findings about files, ranks and accumulation."""
+    if not facts.loops or not facts.saves:
+        return
+    yield from _find_whole_objects(facts)
+    if not facts.intent:
+        return
+    yield from _find_all_ranks(facts)
+    yield from _find_in_place(facts)
+    yield from _find_random_of_rank_0(facts)
+    yield from _find_refused(facts)
+    yield from _find_prefixes(facts)
+    yield from _find_lost_gradients(facts)
+
+
+def _path_of(event: Event) -> Value:
+    """Return the path of a save: the argument that is not what it saves."""
+    if event.name == "method" and 0 in event.args:
+        return event.args[0]
+    for name in (1, "f", "file", "path"):
+        if name in event.args:
+            return event.args[name]
+    return Value()
+
+
+def _path_node(event: Event) -> Any:
+    arguments = getattr(event.node, "args", [])
+    if event.name == "method" and arguments:
+        return arguments[0]
+    if len(arguments) > 1:
+        return arguments[1]
+    for keyword in getattr(event.node, "keywords", []):
+        if keyword.arg == "f":
+            return keyword.value
+    return None
+
+
+def _is_checkpoint(save: Save) -> bool:
+    """Return whether a save is one for a restart: it has more than weights."""
+    for entry in save.entries:
+        state = root(entry.value)
+        if (
+            state.kind == "state"
+            and state.of is not None
+            and root(state.of).kind in ("optimizer", "scheduler")
+        ):
+            return True
+        if state.kind == "optimizer":
+            return True
+    return False
+
+
+def _varies(facts: Facts, save: Save) -> bool:
+    """Return whether each save of a run has another file, as far as that is known."""
+    path = _path_of(save.event)
+    if path.kind == "none" or save.event.text not in ("torch.save", "save"):
+        return True
+    for dep in [path, *list_deps(path)]:
+        if dep.kind in ("loop", "counter", "shifted", "field") or "element" in dep.flags:
+            return True
+        if dep.kind == "unknown" and not dep.deps and "fixed" not in dep.flags:
+            return True
+    return path.kind not in ("const", "text", "unknown", "path", "option") and not path.deps
+
+
+def _find_in_place(facts: Facts) -> Iterator[Finding]:
+    """Find a checkpoint that is written over the only one before."""
+    for event in facts.events:
+        is_call = event.name in ("call", "method") and _RENAMES.search(event.text) is not None
+        if is_call and not (event.text == "replace" and _is_text_method(event)):
+            return
+    saves = [save for save in facts.training_saves() if _is_checkpoint(save)]
+    if not saves or any(_varies(facts, save) for save in saves):
+        return
+    paths = {
+        (_path_of(save.event).path, _path_of(save.event).line, str(_path_of(save.event).key))
+        for save in saves
+    }
+    if len(paths) != 1 or any("open(" in condition.text for condition in saves[0].event.conditions):
+        return
+    # a copy of the best one may still be there
+    is_hint = any(True for _ in facts.calls(r"shutil\.copy\w*$"))
+    name = unparse(_path_node(saves[0].event)) or "the same file each time"
+    text = f"the checkpoint is written over the one before it, which a kill during the write destroys: {name}"
+    yield at(saves[0].event, "R501", text, is_hint)
+
+
+def _is_text_method(event: Event) -> bool:
+    """Return whether replace() is that of a string."""
+    return event.name == "method" and len(event.args) == 2
+
+
+def _find_all_ranks(facts: Facts) -> Iterator[Finding]:
+    """Find a file that all ranks write at the same time."""
+    if not facts.is_distributed():
+        return
+    for save in facts.training_saves():
+        event = save.event
+        if event.text != "torch.save" or is_guarded(event):
+            continue
+        path = _path_node(event)
+        names = unparse(path) if path is not None else ""
+        labels = " ".join(dep.label for dep in list_deps(_path_of(event)))
+        if re.search("rank|process|gpu|device", f"{names} {labels}", re.IGNORECASE) or _depends_on_rank(
+            event
+        ):
+            continue
+        yield at(event, "R503", f"all ranks write the same file at the same time: {names}")
+        return
+
+
+def _depends_on_rank(event: Event) -> bool:
+    for dep in list_deps(_path_of(event)):
+        if dep.kind == "rank" or (dep.kind == "unknown" and not dep.deps and dep.path == ""):
+            return True
+    return False
+
+
+def _find_random_of_rank_0(facts: Facts) -> Iterator[Finding]:
+    """Find random numbers of rank 0 that all ranks load."""
+    if not facts.is_distributed() or any(True for _ in facts.calls(r"gather")):
+        return
+    for save in facts.saves:
+        guards = [condition.text for condition in save.event.conditions]
+        if not any(re.search(r"rank|is_main|is_master|main_process", text) for text in guards):
+            continue
+        for entry in save.entries:
+            if not _is_random_state(entry):
+                continue
+            for event in facts.calls(r"set_rng_state(_all)?$|random\.set_state$|random\.setstate$"):
+                if not is_guarded(event):
+                    text = (
+                        f"all ranks load the random numbers of rank 0, which {name_line(save.event, event)} "
+                        "saves"
+                    )
+                    yield at(event, "R504", text)
+                    return
+
+
+def _is_random_state(entry: Entry) -> bool:
+    for dep in [entry.value, *list_deps(entry.value)]:
+        if isinstance(dep.key, str) and re.search(r"get_rng_state|random\.get_?state", dep.key):
+            return True
+    return False
+
+
+def _find_whole_objects(facts: Facts) -> Iterator[Finding]:
+    """Find objects that are pickled whole, in place of their state."""
+    for save in facts.training_saves():
+        for entry in save.entries:
+            base = root(entry.value)
+            if base.kind != "model" or save.event.text != "torch.save" or "by_name" in base.flags:
+                continue
+            text = (
+                f"{describe(base, 'the model')} is pickled whole: the file needs the same classes in the "
+                "same modules"
+            )
+            yield at(save.event, "R505", text, True)
+            return
+
+
+def _find_refused(facts: Facts) -> Iterator[Finding]:
+    """Find a checkpoint that torch.load() refuses since PyTorch 2.6: it has more than tensors and numbers."""
+    loads = []
+    for event in facts.loads:
+        is_plain = (
+            event.text == "torch.load"
+            and "weights_only" not in event.args
+            and "pickle_module" not in event.args
+        )
+        if is_plain and not any(
+            isinstance(value, Value) and value.kind == "open" for value in event.args.values()
+        ):
+            loads.append(event)
+    if not loads:
+        return
+    if any(True for _ in facts.calls(r"add_safe_globals|safe_globals")):
+        return
+    for save in facts.saves:
+        if not _is_checkpoint(save) or save.event.text != "torch.save":
+            continue
+        for entry in save.entries:
+            what = _describe_object(entry)
+            if what:
+                where = name_line(save.event, loads[0])
+                text = f"torch.load() refuses {what}, which {where} saves, since PyTorch 2.6"
+                yield at(loads[0], "R506", text)
+                return
+
+
+def _describe_object(entry: Entry) -> str:
+    base = root(entry.value)
+    if base.kind == "args" and "namespace" in base.flags and entry.value.kind == "args":
+        return f"the argparse.Namespace {base.label}"
+    if isinstance(entry.value.key, str) and entry.value.key == "numpy.random.get_state":
+        return "the state of numpy.random"
+    if (
+        base.kind in ("model", "optimizer", "scheduler")
+        and "by_name" not in base.flags
+        and entry.value.kind != "state"
+    ):
+        return f"the object {describe(base, base.kind)}"
+    return ""
+
+
+def _find_prefixes(facts: Facts) -> Iterator[Finding]:
+    """Find a state of a wrapped model that is loaded into the bare one, or the other way round."""
+    first = facts.first_step()
+    for event in facts.select("load_state"):
+        model = root(event.value)
+        given = event.args.get(0) or event.args.get("state_dict") or Value()
+        if event.order > first or given.kind not in ("field", "checkpoint") or _is_changed(facts, given):
+            continue
+        if any(root(other.value) is model and other is not event for other in facts.select("load_state")):
+            continue
+        for save in facts.training_saves():
+            for entry in save.entries:
+                state = root(entry.value)
+                if (
+                    state.kind != "state"
+                    or state.of is None
+                    or root(state.of) is not model
+                    or "either" in state.flags
+                ):
+                    continue
+                name = entry.key.rpartition(".")[2]
+                if given.kind == "field" and str(given.key) != name:
+                    continue
+                saved = "".join(sorted(flag for flag in state.flags if flag.startswith("prefix:")))
+                if saved == event.text or (given.kind == "checkpoint" and name):
+                    continue
+                yield _describe_prefix(event, save.event, saved)
+                return
+
+
+def _is_changed(facts: Facts, state: Value) -> bool:
+    """Return whether the script changes the names of a state before it loads it."""
+    for event in facts.select("set_item", "method"):
+        if root(event.value) is root(state) and event.text not in ("get", "keys", "items", "values"):
+            return True
+    return False
+
+
+def _describe_prefix(event: Event, save: Event, saved: str) -> Finding:
+    if saved:
+        prefix = saved.partition(":")[2]
+        text = (
+            f"{name_line(save, event)} saves names that begin with {prefix}, and this loads them into "
+            "the bare model"
+        )
+    else:
+        prefix = event.text.partition(":")[2]
+        text = (
+            f"{name_line(save, event)} saves names of the bare model, and this loads them into one with "
+            f"{prefix}"
+        )
+    return at(event, "R601", text)
+
+
+def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
+    """Find a checkpoint in the middle of an accumulation."""
+    for step in facts.select("step"):
+        if root(step.value).kind != "optimizer" or not facts.is_in_training(step):
+            continue
+        tests = [condition for condition in step.conditions if "%" in condition.text and condition.is_true]
+        if not tests:
+            continue
+        test = tests[-1]
+        # each batch is a step
+        if any(dep.kind == "modulo" and dep.key == 1 for dep in list_deps(test.value)):
+            continue
+        for save in facts.training_saves():
+            if save.event.loops != step.loops or not _is_checkpoint(save):
+                continue
+            if any(condition.node is test.node for condition in save.event.conditions):
+                continue
+            others = [
+                condition
+                for condition in save.event.conditions
+                if "%" in condition.text and condition.is_true
+            ]
+            if not others or _counts_steps(others[-1].value, test.node) or others[-1].text == test.text:
+                continue
+            text = (
+                "a checkpoint can be saved between two steps of the optimizer "
+                f"({name_line(step, save.event)}): {others[-1].text}"
+            )
+            yield at(save.event, "R602", text)
+            return
+
+
+def _counts_steps(value: Value, test: ast.AST) -> bool:
+    """Return whether a number counts the steps of the optimizer, and not the batches."""
+    first = getattr(test, "lineno", 0)
+    last = getattr(test, "end_lineno", 0) or 0
+    for dep in list_deps(value):
+        if dep.kind == "counter" and first <= dep.line <= last:
+            return True
+        is_opaque = dep.kind in ("unknown", "attribute", "option") and not dep.deps
+        if is_opaque and re.search("step|update", dep.label):
+            return True
+    return False

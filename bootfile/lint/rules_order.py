@@ -1,0 +1,434 @@
+"""Rules about the order of a restart, epochs and steps, and the order of the data."""
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from bootfile.lint import values
+from bootfile.lint.facts import Facts, describe, is_constant
+from bootfile.lint.findings import Finding, at, name_line
+from bootfile.lint.trace import Event, unparse
+from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
+
+_SCHEDULE_SAFE = ("last_epoch", "last_step")
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Yield the findings about the order of a restart, about epochs and about samplers."""
+    if not facts.loops:
+        return
+    yield from _find_set_epoch(facts)
+    if not facts.intent:
+        return
+    yield from _find_late_scheduler(facts)
+    yield from _find_moved_model(facts)
+    yield from _find_early_iterator(facts)
+    yield from _find_wrong_epoch(facts)
+    yield from _find_first_epoch(facts)
+    yield from _find_skips(facts)
+
+
+# Loaded after it was used
+
+
+def _find_late_scheduler(facts: Facts) -> Iterator[Finding]:
+    """Find a scheduler that is made after the state of its optimizer was loaded."""
+    for event in facts.select("create"):
+        scheduler = root(event.value)
+        if scheduler.kind != "scheduler" or facts.is_in_training(event) or scheduler.cls is not None:
+            continue
+        if not isinstance(scheduler.key, str) or not scheduler.key[0].isupper():
+            continue
+        if any(name in scheduler.options for name in _SCHEDULE_SAFE):
+            continue
+        optimizer = root(scheduler.options.get(0) or scheduler.options.get("optimizer") or Value())
+        loaded = facts.loaded.get(optimizer)
+        if optimizer.kind != "optimizer" or loaded is None or loaded.order > event.order:
+            continue
+        if scheduler.key == "ReduceLROnPlateau" or _is_exclusive(loaded, event):
+            continue
+        if _is_loaded_again(facts, optimizer, event.order):
+            continue
+        message = (
+            f"{describe(scheduler, 'the scheduler')} is made after {name_line(loaded, event)} has "
+            "loaded the state of "
+            f"{describe(optimizer, 'the optimizer')}: it sets the first learning rate"
+        )
+        yield at(event, "R203", message)
+
+
+def _is_exclusive(first: Event, second: Event) -> bool:
+    """Return whether two places are in different branches of one condition."""
+    branches = {id(condition.node): condition.is_true for condition in first.conditions}
+    for condition in second.conditions:
+        if branches.get(id(condition.node), condition.is_true) != condition.is_true:
+            return True
+    return False
+
+
+def _is_loaded_again(facts: Facts, optimizer: Value, order: int) -> bool:
+    for event in facts.select("load_state"):
+        if root(event.value) is optimizer and event.order > order and not facts.is_in_training(event):
+            return True
+    return False
+
+
+def _find_moved_model(facts: Facts) -> Iterator[Finding]:
+    """Find a model that moves to the GPU after the state of its optimizer was loaded."""
+    first = facts.first_step()
+    for optimizer, loaded in facts.loaded.items():
+        if optimizer.kind != "optimizer":
+            continue
+        given = optimizer.options.get(0) or optimizer.options.get("params")
+        if given is None:
+            continue
+        models = set()
+        for dep in [given, *list_deps(given)]:
+            if dep.kind == "attribute" and dep.label == "parameters" and dep.of is not None:
+                models.add(root(dep.of))
+        for event in facts.select("method"):
+            is_move = event.text == "cuda" or (event.text == "to" and _names_device(event))
+            if not is_move or root(event.value) not in models or not loaded.order < event.order < first:
+                continue
+            if _is_exclusive(loaded, event) or _moved_before(facts, event, loaded.order):
+                continue
+            message = (
+                f"{describe(event.value, 'the model')} moves after {name_line(loaded, event)} has "
+                "loaded the state of "
+                f"{describe(optimizer, 'the optimizer')}, which stays on the old device"
+            )
+            yield at(event, "R202", message)
+            break
+
+
+def _names_device(event: Event) -> bool:
+    text = " ".join(unparse(part) for part in getattr(event.node, "args", []))
+    return bool(re.search(r"device|cuda|gpu|rank", text))
+
+
+def _moved_before(facts: Facts, event: Event, order: int) -> bool:
+    for other in facts.select("method"):
+        if other.order < order and other.text in ("cuda", "to") and root(other.value) is root(event.value):
+            return True
+    return False
+
+
+def _find_early_iterator(facts: Facts) -> Iterator[Finding]:
+    """Find iter(loader) before the state is loaded on which the order depends."""
+    for event in facts.select("iter"):
+        loader = root(event.value)
+        if loader.kind != "loader" or facts.is_in_training(event):
+            continue
+        sampler = root(loader.parts.get("sampler", Value()))
+        generator = root(loader.options.get("generator", Value()))
+        for value, loaded in facts.loaded.items():
+            if value in (loader, sampler, generator) and loaded.order > event.order:
+                message = (
+                    f"iter({describe(loader, 'loader')}) is called before {name_line(loaded, event)} "
+                    "loads the state of "
+                    f"{describe(value)}"
+                )
+                yield at(event, "R204", message)
+
+
+# Epochs and steps
+
+
+def _find_wrong_epoch(facts: Facts) -> Iterator[Finding]:
+    """Find a restart that repeats or skips an epoch: the saved number plus what is added to it."""
+    for loop in facts.loops:
+        if loop.value is None or loop.start is None:
+            continue
+        start, added = _split(loop.start)
+        if start is None or start.kind != "field" or start.key is None:
+            continue
+        for save in facts.saves:
+            if not save.event.loops or save.event.loops[0] is not loop:
+                continue
+            for entry in save.entries:
+                number, offset = _split(entry.value)
+                if number is not loop.value or entry.key.rpartition(".")[2] != str(start.key):
+                    continue
+                finding = _judge(facts, loop, save.event, offset + added, start)
+                if finding is not None:
+                    yield finding
+                    return
+
+
+def _split(value: Value) -> tuple[Value | None, int]:
+    """Return (the number, what is added to it)."""
+    if value.kind == "shifted":
+        return value.of, value.offset
+    return value, 0
+
+
+def _judge(facts: Facts, loop: Loop, save: Event, total: int, start: Value) -> Finding | None:
+    steps = [event for event in facts.select("step", "backward") if event.loops and event.loops[0] is loop]
+    if not steps:
+        return None
+    after = steps[-1].order < save.order
+    inner = [event for event in steps if len(save.loops) > 1 and save.loops[1] in event.loops]
+    trained = [event for event in steps if event.order < save.order]
+    if inner:
+        if total == 1 and not _skips_batches(facts, loop):
+            text = (
+                f"the checkpoint is saved within an epoch, but a restart begins with epoch {start.key} + 1: "
+                "the rest is lost"
+            )
+            return at(save, "R303", text)
+        return None
+    if after and total == 0:
+        text = f"the epoch that {name_line(save, loop)} saves after its end is trained again after a restart"
+        return at(loop, "R301", text)
+    if after and total > 1:
+        return at(
+            loop,
+            "R301",
+            f"a restart skips an epoch: {total} are added to the one that {name_line(save, loop)} saves",
+        )
+    if not trained and total == 1:
+        text = (
+            f"{name_line(save, loop)} saves the epoch before it is trained, and a restart begins with "
+            "the next one"
+        )
+        return at(loop, "R301", text)
+    return None
+
+
+def _skips_batches(facts: Facts, loop: Loop) -> bool:
+    for event in facts.select("test"):
+        if event.loops and event.loops[0] is loop and values.is_restored(event.value):
+            return True
+    return any(True for _ in facts.calls("skip_first_batches|islice"))
+
+
+def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
+    """Find a loop that begins with its first epoch after a restart."""
+    if (
+        (facts.restores_all and not facts.is_accelerated)
+        or facts.intent != "optimizer"
+        or len(facts.loops) != 1
+    ):
+        return
+    loop = facts.loops[0]
+    if loop.start is None or loop.value is None or not is_constant_number(loop.start):
+        return
+    if loop.iterated is None or kind_of(loop.iterated) != "range" or not facts.training_saves():
+        return
+    # the number of epochs that are left
+    if any(dep.kind == "unknown" or "restored" in dep.flags for dep in list_deps(loop.iterated)):
+        return
+    for event in facts.select("test"):
+        is_inside = bool(event.loops) and event.loops[0] is loop
+        if is_inside and values.is_restored(event.value) and loop.value in list_deps(event.value):
+            return
+    # the whole file is read in a way that is not followed, or the number has another way into the loop
+    for event in facts.select("read"):
+        key = event.value.key
+        may_be_number = key is None or re.search("epoch|step|iter|progress|state", str(key)) is not None
+        if may_be_number and _is_used_in_loop(facts, event.value, loop):
+            return
+    loads = [*facts.loaded.values(), *facts.calls("^load_state$")]
+    message = f"the loop begins with {loop.start.key} at each start"
+    if loads:
+        message += f", also after {name_line(max(loads, key=_order_of), loop)} has loaded a checkpoint"
+    yield at(loop, "R302", message)
+
+
+def _is_used_in_loop(facts: Facts, value: Value, loop: Loop) -> bool:
+    for event in facts.events:
+        if not event.loops or event.loops[0] is not loop:
+            continue
+        for argument in event.args.values():
+            if value in list_deps(argument):
+                return True
+    return False
+
+
+def _order_of(event: Event) -> int:
+    return event.order
+
+
+def is_constant_number(value: Value) -> bool:
+    return value.kind == "const" and isinstance(value.key, int) and not isinstance(value.key, bool)
+
+
+def _find_skips(facts: Facts) -> Iterator[Finding]:
+    """Find batches that are skipped in each epoch, or in another order than before."""
+    for event, loader in _list_skips(facts):
+        outer = event.loops[0]
+        if event.name == "test" and len(event.loops) > 1 and not _is_first_only(event, outer):
+            yield at(
+                event,
+                "R304",
+                f"the batches are skipped in each epoch, not only in the first one: {event.text}",
+            )
+        base = root(loader)
+        is_shuffled = base.kind == "loader" and is_constant(base.options.get("shuffle"), True)
+        if is_shuffled and "generator" not in base.options and not _has_same_order(facts, event):
+            message = (
+                f"batches are skipped in an order that is not the one before the restart: {describe(base)} "
+                "shuffles"
+            )
+            yield at(event, "R305", message)
+    yield from _find_accelerate_skips(facts)
+
+
+def _list_skips(facts: Facts) -> Iterator[tuple[Event, Value]]:
+    for event in facts.select("test"):
+        if (
+            not facts.is_in_training(event)
+            or not isinstance(event.node, ast.If)
+            or not values.is_restored(event.value)
+        ):
+            continue
+        if not event.node.body or not isinstance(event.node.body[-1], ast.Continue):
+            continue
+        inner = event.loops[-1]
+        if inner.value is None or inner.value not in list_deps(event.value) or inner.iterated is None:
+            continue
+        for value in [inner.iterated, *list_deps(inner.iterated)]:
+            if kind_of(value) == "loader":
+                yield event, value
+                break
+    for event in facts.calls(r"itertools\.islice$"):
+        given = event.args.get(0, Value())
+        if (
+            facts.is_in_training(event)
+            and kind_of(given) == "loader"
+            and values.is_restored(event.args.get(1, Value()))
+        ):
+            yield event, given
+
+
+def _is_first_only(event: Event, outer: Loop) -> bool:
+    """Return whether a skip ends with the first epoch: it compares the epoch, or the number is set to 0."""
+    test = event.node.test
+    if outer.value is not None and outer.value in list_deps(event.value):
+        return True
+    for condition in event.conditions:
+        if outer.value is not None and outer.value in list_deps(condition.value):
+            return True
+    names = {
+        unparse(part) for part in ast.walk(test) if isinstance(part, ast.Name | ast.Attribute | ast.Subscript)
+    }
+    for part in ast.walk(outer.node):
+        targets: list[Any] = []
+        if isinstance(part, ast.Assign):
+            targets = part.targets
+        elif isinstance(part, ast.AugAssign):
+            targets = [part.target]
+        if any(unparse(target) in names for target in targets) and unparse(test):
+            inner = {unparse(target) for target in targets}
+            if inner & names - {unparse(getattr(event.loops[-1].node, "target", test))}:
+                return True
+    return False
+
+
+def _is_restored_number(value: Value | None) -> bool:
+    return value is not None and values.is_restored(value)
+
+
+def _ends_with_first(event: Event, number: ast.expr) -> bool:
+    """Return whether the number of skipped batches is set again in the loop, or belongs to one epoch."""
+    outer = event.loops[0]
+    for condition in event.conditions:
+        if outer.value is not None and outer.value in list_deps(condition.value):
+            return True
+    for part in ast.walk(outer.node):
+        if isinstance(part, ast.Assign) and any(
+            unparse(target) == unparse(number) for target in part.targets
+        ):
+            return True
+    return False
+
+
+def _has_same_order(facts: Facts, event: Event) -> bool:
+    """Return whether the order is set by a seed in the loop, or by restored random numbers."""
+    for other in facts.calls(r"manual_seed|seed_everything|set_seed|set_rng_state|set_epoch|random\.seed"):
+        if facts.is_in_training(other) or other.text.endswith("set_rng_state"):
+            return True
+    return facts.restores_all
+
+
+def _find_accelerate_skips(facts: Facts) -> Iterator[Finding]:
+    for event in facts.calls(r"skip_first_batches$"):
+        arguments = getattr(event.node, "args", [])
+        is_restored = _is_restored_number(event.args.get(1))
+        if not facts.is_in_training(event) or len(arguments) < 2 or not is_restored:
+            continue
+        if not _ends_with_first(event, arguments[1]):
+            text = f"the batches are skipped in each epoch, not only in the first one: {unparse(event.node)}"
+            yield at(event, "R304", text)
+    if any(facts.is_in_training(event) for event in facts.calls(r"^set_epoch$")):
+        return
+    for event in facts.calls(r"skip_first_batches$"):
+        if not facts.is_in_training(event):
+            continue
+        loader = root(event.args.get(0, Value()))
+        if is_constant(loader.options.get("shuffle"), False):
+            continue
+        is_hint = not is_constant(loader.options.get("shuffle"), True)
+        text = "skip_first_batches() skips in the order of another epoch: the loop does not call set_epoch()"
+        yield at(event, "R306", text, is_hint)
+
+
+# Samplers
+
+
+def _find_set_epoch(facts: Facts) -> Iterator[Finding]:
+    """Find a DistributedSampler whose set_epoch() is not called, or with a wrong argument."""
+    calls = [event for event in facts.calls(r"^set_epoch$") if event.name == "method"]
+    for event in facts.select("iterate"):
+        loader = root(event.value)
+        if not facts.is_in_training(event) or "prepared" in loader.flags:
+            continue
+        sampler = root(loader.parts.get("sampler", Value()))
+        if sampler.kind != "sampler" or sampler.key != "DistributedSampler" or not _trains_in(facts, event):
+            continue
+        shuffle = sampler.options.get("shuffle") or sampler.options.get(3)
+        if shuffle is not None and not is_constant(shuffle, True):
+            continue
+        mine = [call for call in calls if root(call.value) is sampler or _is_followed_value(call.value)]
+        if not mine:
+            where = ""
+            if calls:
+                where = (
+                    f": {name_line(calls[0], sampler)} calls that of "
+                    f"{describe(calls[0].value, 'another object')}"
+                )
+            text = (
+                f"set_epoch() of {describe(sampler, 'the sampler')} is not called: each epoch has the same "
+                f"order{where}"
+            )
+            yield at(sampler, "R307", text)
+            return
+    for call in calls:
+        given = call.args.get(0) or call.args.get("epoch")
+        if given is None or not facts.is_in_training(call):
+            continue
+        kinds = {dep.kind for dep in list_deps(given)}
+        is_fixed = given.kind in ("const", "field", "option") and not kinds & {"loop", "counter", "shifted"}
+        if is_fixed and root(call.value).kind in ("sampler", "loader", "unknown"):
+            yield at(call, "R308", f"set_epoch() gets the same number in each epoch: {unparse(call.node)}")
+            return
+
+
+def _is_followed_value(value: Value) -> bool:
+    """Return whether an object is not known well enough to be another sampler."""
+    base = root(value)
+    if base.kind == "attribute":
+        return True
+    return base.kind in ("unknown", "instance", "loader", "option", "none") or "by_name" in base.flags
+
+
+def _trains_in(facts: Facts, event: Event) -> bool:
+    """Return whether a loop over a loader trains, within a loop over epochs."""
+    depth = len(event.loops)
+    if depth < 2 or event.loops[-1].node is not event.node:
+        return False
+    for other in facts.select("backward", "step"):
+        if other.order > event.order and other.loops[:depth] == event.loops:
+            return True
+    return False

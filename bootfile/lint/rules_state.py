@@ -1,0 +1,651 @@
+"""Rules about state that the training loop changes: is it saved, and is it loaded?"""
+
+import re
+from collections.abc import Iterator
+
+from bootfile.lint import values
+from bootfile.lint.facts import Entry, Facts, Save, describe, is_constant
+from bootfile.lint.findings import Finding, at, name_line
+from bootfile.lint.trace import Event
+from bootfile.lint.values import Value, kind_of, list_deps, root
+
+_RULES = {"optimizer": "R101", "scheduler": "R103", "scaler": "R104", "ema": "R105"}
+_WORDS = {"optimizer": "optimizer", "scheduler": "scheduler", "scaler": "GradScaler", "ema": "average"}
+_AVERAGE_NAME = re.compile(r"ema|av(g|erage)|teacher|shadow|momentum|_k$|slow", re.IGNORECASE)
+_BEST_NAME = re.compile(
+    r"(^|_)(best|highest|lowest|top|record)|best(_|$)|^(min|max)_(\w*_)?(loss|acc|val)", re.IGNORECASE
+)
+_PATIENCE = re.compile(r"patien|no_improv|wait|stop|bad_epoch|trigger|early", re.IGNORECASE)
+_SEEDS = {
+    "torch": r"^torch\.(random\.)?(manual_seed|cuda\.manual_seed\w*)$",
+    "numpy": r"^numpy\.random\.seed$",
+    "python": r"^random\.seed$",
+}
+_SEEDS_ALL = re.compile(r"(^|\.)(seed_everything|set_seed|set_random_seed|setup_seed|seed_all|init_seeds)$")
+_SETS = {
+    "torch": r"torch\.(random\.)?(cuda\.)?set_rng_state(_all)?$",
+    "numpy": r"^numpy\.random\.set_state$",
+    "python": r"^random\.setstate$",
+}
+_DRAWS = {
+    "torch": r"^torch\.(rand|randn|randint|randperm|(rand|randn|randint)_like|bernoulli|normal|multinomial)$",
+    "numpy": r"^numpy\.random\.(?!seed|set_state|get_state|RandomState|default_rng|Generator)\w+$",
+    "python": r"^random\.(random|randint|choice|choices|shuffle|sample|uniform|gauss|randrange|betavariate)$",
+}
+_ASIDE = re.compile(
+    r"val|eval|test|log|plot|sample|visual|image|infer|generate|write|save|show|report", re.IGNORECASE
+)
+_NAMES = {"torch": "torch", "numpy": "NumPy", "python": "Python"}
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Yield the findings about state."""
+    if not facts.loops or not facts.saves or not facts.intent:
+        return
+    yield from _find_missing(facts)
+    yield from _find_not_loaded(facts)
+    yield from _find_modules(facts)
+    yield from _find_best(facts)
+    yield from _find_counters(facts)
+    yield from _find_random(facts)
+    yield from _find_generators(facts)
+    yield from _find_parameters_only(facts)
+
+
+def _find_changed(facts: Facts) -> dict[Value, Event]:
+    """Return the objects whose state the training loop changes, and the first event that changes them."""
+    changed: dict[Value, Event] = {}
+    for event in facts.events:
+        if not facts.is_in_training(event):
+            continue
+        base = root(event.value)
+        kind = base.kind
+        if event.name == "step" and kind in ("optimizer", "scheduler", "scaler"):
+            changed.setdefault(base, event)
+        is_update = event.text in ("update", "update_parameters", "step", "update_fn", "ema_update")
+        if event.name in ("method", "call") and kind == "ema" and is_update:
+            changed.setdefault(base, event)
+    changed.update(_find_copies(facts))
+    return changed
+
+
+def _find_copies(facts: Facts) -> dict[Value, Event]:
+    """Return the copies of a model that the training loop changes: averages of its weights."""
+    copies: dict[Value, Event] = {}
+    updates = {}
+    for event in facts.events:
+        if facts.is_in_training(event) and event.name in ("method", "call"):
+            for value in [event.value, *event.args.values()]:
+                base = root(value)
+                is_copy = base.kind == "copied" or (base.kind == "model" and "copy" in base.flags)
+                is_use = event.text in ("parameters", "named_parameters", "state_dict", "buffers")
+                if is_copy and is_use and _AVERAGE_NAME.search(base.label):
+                    updates.setdefault(base, event)
+    for base, event in updates.items():
+        copies[base] = event
+    return copies
+
+
+def _is_own_state(facts: Facts, value: Value) -> bool:
+    """Return whether an object is made within the training loop, or is a part of another one."""
+    return any(loop in facts.loops for loop in value.loops)
+
+
+def _find_missing(facts: Facts) -> Iterator[Finding]:
+    save = facts.fullest_save()
+    if save is None:
+        return
+    changed = _find_changed(facts)
+    for value, event in changed.items():
+        kind = "ema" if value.kind == "copied" else value.kind
+        if _is_own_state(facts, value) or facts.is_saved(value, kind):
+            continue
+        if kind == "scheduler" and _follows_epoch(facts, value):
+            continue
+        if kind == "optimizer" and (_is_inside(value, changed) or _has_sibling(facts, value, save)):
+            continue
+        if kind == "scaler" and any(
+            is_constant(value.options.get("enabled"), constant) for constant in (False,)
+        ):
+            continue
+        name = describe(value, _WORDS[kind])
+        verb = "updated" if kind == "ema" else "stepped"
+        if kind == "scaler":
+            verb = "used"
+        if _WORDS[kind].lower() not in name.lower():
+            name = f"{name} ({_WORDS[kind]})"
+        message = f"{name} is {verb}, but not in the checkpoint that {name_line(save.event, event)} saves"
+        yield at(event, _RULES[kind], message)
+
+
+def _has_sibling(facts: Facts, value: Value, save: Save) -> bool:
+    """Return whether the checkpoint has an optimizer of the same name, made at another place."""
+    for entry in save.entries:
+        base = root(entry.value)
+        if base.kind == "state" and base.of is not None:
+            other = root(base.of)
+            if other is not value and other.kind == value.kind and other.label == value.label:
+                return True
+    return False
+
+
+def _is_inside(value: Value, changed: dict[Value, Event]) -> bool:
+    """Return whether an object is a part of another one that is stepped, as the optimizer in a Lookahead."""
+    for other in changed:
+        if other is not value and root(other.options.get(0, Value())) is value and other.kind == value.kind:
+            return True
+    return False
+
+
+def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
+    """Return whether a scheduler does not need its state: it is told the epoch, or steps up to it again."""
+    for name in ("last_epoch", "last_step", "start_step", "start_epoch"):
+        if name in scheduler.options:
+            return True
+    for number, argument in scheduler.options.items():
+        # LambdaLR with a function of the restored epoch
+        if number != 0 and values.is_restored(argument):
+            return True
+    if scheduler.key == "ReduceLROnPlateau":
+        return False
+    for event in facts.select("step"):
+        if root(event.value) is scheduler and _steps_to_epoch(facts, event):
+            return True
+    for event in facts.select("set_attribute"):
+        if root(event.value) is scheduler and event.text in ("last_epoch", "_step_count", "last_step"):
+            return True
+    return False
+
+
+def _steps_to_epoch(facts: Facts, event: Event) -> bool:
+    """Return whether a step of a scheduler does not depend on the steps before it."""
+    if not facts.is_in_training(event):
+        return bool(event.loops) or event.order < facts.first_step()
+    for argument in event.args.values():
+        kinds = {dep.kind for dep in list_deps(argument)}
+        if kinds & {"loop", "counter", "shifted"} or values.is_restored(argument):
+            return True
+    # a warm-up that ends after the first epochs
+    epoch = event.loops[0].value
+    return epoch is not None and any(epoch in list_deps(condition.value) for condition in event.conditions)
+
+
+def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
+    """Find objects that are in the checkpoint, but not loaded at a restart."""
+    if facts.restores_all or not facts.loads or facts.trainers():
+        return
+    load = facts.loads[-1]
+    changed = _find_changed(facts)
+    for save in facts.saves:
+        for entry in save.entries:
+            state = root(entry.value)
+            if state.kind != "state" or state.of is None:
+                continue
+            value = root(state.of)
+            is_changed = value in changed or value.kind == "generator"
+            if not is_changed or value in facts.loaded or value in facts.escaped:
+                continue
+            if value.kind == "scheduler" and _follows_epoch(facts, value):
+                continue
+            if _is_read(facts, entry) or _has_loaded_sibling(facts, value):
+                continue
+            kind = "ema" if value.kind == "copied" else value.kind
+            message = (
+                f"{describe(value, kind)} is in the checkpoint of {name_line(save.event, load)}, but "
+                "is not loaded "
+                "with it"
+            )
+            yield at(load, "R201", message)
+            changed.pop(value, None)
+
+
+def _is_read(facts: Facts, entry: Entry) -> bool:
+    """Return whether the script reads the entry of a checkpoint, for whatever use."""
+    last = entry.key.rpartition(".")[2]
+    for event in facts.select("read"):
+        if (last and str(event.value.key) == last) or event.value.key is None:
+            return True
+    return False
+
+
+def _has_loaded_sibling(facts: Facts, value: Value) -> bool:
+    return any(other.kind == value.kind and other.label == value.label for other in facts.loaded)
+
+
+def _find_modules(facts: Facts) -> Iterator[Finding]:
+    """Find modules whose parameters an optimizer changes, and that no checkpoint has."""
+    save = facts.fullest_save()
+    if save is None or facts.saves_all():
+        return
+    stepped = [value for value in _find_changed(facts) if value.kind == "optimizer"]
+    seen: set[Value] = set()
+    for optimizer in stepped:
+        first = optimizer.options.get(0) or optimizer.options.get("params")
+        if first is None:
+            continue
+        for value in _find_parameter_owners(first):
+            if value in seen or _is_own_state(facts, value):
+                continue
+            seen.add(value)
+            if value.kind not in ("model", "criterion") or facts.is_saved(value, "model"):
+                continue
+            if "by_name" in value.flags or value.of is not None:
+                continue
+            if not _saves_another_module(save, value) or _is_part(facts, value):
+                continue
+            message = (
+                f"{describe(value, 'a module')} is trained by {describe(optimizer, 'the optimizer')}, "
+                "but not in the "
+                f"checkpoint that {name_line(save.event, optimizer)} saves"
+            )
+            yield at(optimizer, "R109", message)
+
+
+def _is_part(facts: Facts, module: Value) -> bool:
+    """Return whether a module is an attribute of another one, whose state has it."""
+    for event in facts.select("set_attribute"):
+        if root(event.args[0]) is module and root(event.value).kind not in ("instance", "args"):
+            return True
+    return False
+
+
+def _saves_another_module(save: Save, value: Value) -> bool:
+    for entry in save.entries:
+        state = root(entry.value)
+        if state.kind == "state" and state.of is not None and root(state.of).kind in ("model", "unknown"):
+            return root(state.of) is not value
+    return False
+
+
+def _find_parameter_owners(value: Value) -> list[Value]:
+    owners = []
+    for dep in [value, *list_deps(value), *value.parts.values()]:
+        if dep.kind == "attribute" and dep.label == "parameters" and dep.of is not None:
+            owners.append(root(dep.of))
+    return owners
+
+
+def _find_best(facts: Facts) -> Iterator[Finding]:
+    """Find a best result that begins again at each start, so that a worse one replaces the best file."""
+    if facts.saves_all():
+        return
+    seen: set[str] = set()
+    for event in facts.select("set_name", "set_attribute", "set_item"):
+        if not facts.is_in_training(event):
+            continue
+        name = event.text
+        plain = re.sub(r"[\"'\]]", "", name.replace("[", "_"))
+        old = _find_old(facts, event)
+        if name in seen or old is None or not _BEST_NAME.search(plain.rpartition(".")[2]):
+            continue
+        if not _compares(facts, event, name):
+            continue
+        seen.add(name)
+        if (
+            old.kind != "const"
+            or isinstance(old.key, str | bool)
+            or any(loop in facts.loops for loop in old.loops)
+        ):
+            continue
+        if values.is_restored(old) or _is_value_restored(facts, name, is_best=True):
+            continue
+        if not _decides_a_save(facts, event):
+            continue
+        where = "and not in the checkpoint"
+        for save in facts.saves:
+            if any(name.rpartition(".")[2] in entry.key for entry in save.entries):
+                where = f"although the checkpoint of {name_line(save.event, event)} has it"
+        yield at(event, "R108", f"{name} begins with {old.key} at each start, {where}")
+
+
+def _find_old(facts: Facts, event: Event) -> Value | None:
+    """Return the value that a name had before the training loop."""
+    if event.name == "set_name":
+        return event.args.get(0)
+    for earlier in facts.select(event.name):
+        if earlier.order >= event.order:
+            break
+        if earlier.text.rpartition(".")[2] == event.text.rpartition(".")[2] and not facts.is_in_training(
+            earlier
+        ):
+            old = earlier.args.get(0)
+            if old is not None and values.is_restored(old):
+                return None
+            candidate = old
+            if (
+                candidate is not None
+                and event.name == "set_attribute"
+                and root(event.value) is root(earlier.value)
+            ):
+                return candidate
+    return None
+
+
+def _is_value_restored(facts: Facts, name: str, is_best: bool = False) -> bool:
+    """Return whether a name gets a value of a checkpoint anywhere. is_best: the checkpoint may call it by
+    another name for the best result."""
+    last = name.rpartition(".")[2]
+    for event in facts.select("set_name", "set_attribute", "set_item"):
+        if event.text.rpartition(".")[2] == last and values.is_restored(event.args.get(0, Value())):
+            return True
+        if event.name == "set_name" and event.text == last and values.is_restored(event.value):
+            return True
+    for event in facts.select("read"):
+        key = str(event.value.key or "")
+        if key and (key in last or last in key or (is_best and _BEST_NAME.search(key))):
+            return True
+    return False
+
+
+def _compares(facts: Facts, event: Event, name: str) -> bool:
+    last = re.escape(name.rpartition(".")[2])
+    for condition in event.conditions:
+        if re.search(rf"(\b|_){last}", condition.text) or re.search(r"is_best|improved", condition.text):
+            return True
+    return False
+
+
+def _decides_a_save(facts: Facts, event: Event) -> bool:
+    """Return whether a file is written under the condition that also changes the best result."""
+    nodes = {id(condition.node) for condition in event.conditions if condition.is_true}
+    for save in facts.saves:
+        if nodes & {id(condition.node) for condition in save.event.conditions if condition.is_true}:
+            shared = [condition for condition in event.conditions if condition.is_true]
+            last = shared[-1]
+            if any(condition.node is last.node for condition in save.event.conditions):
+                return True
+    return False
+
+
+def _find_counters(facts: Facts) -> Iterator[Finding]:
+    """Find counters that begin again at each start, although the training depends on them."""
+    if facts.saves_all() or facts.restores_all:
+        return
+    seen: set[tuple[str, int]] = set()
+    for event in facts.select("test", "method", "set_item"):
+        if not facts.is_in_training(event) and not _is_loop_test(facts, event):
+            continue
+        use = _describe_use(event)
+        if not use:
+            continue
+        for counter in _list_counters(event):
+            place = (counter.path, counter.line)
+            if place in seen or not _begins_again(facts, counter):
+                continue
+            if use == "stop" and not _PATIENCE.search(counter.label):
+                continue
+            seen.add(place)
+            if _is_value_restored(facts, counter.label) or _is_entry(facts, counter):
+                continue
+            what = {"stop": "early stopping depends", "rate": "the learning rate depends"}[use]
+            message = (
+                f"{counter.label} begins again at each start and is not in the checkpoint, but {what} on it"
+            )
+            yield at(counter, "R107", message)
+
+
+def _is_entry(facts: Facts, counter: Value) -> bool:
+    for save in facts.saves:
+        for entry in save.entries:
+            if counter in list_deps(entry.value) and facts.restores_all:
+                return True
+            same = entry.value.label == counter.label and _is_read(facts, entry)
+            if same:
+                return True
+    return False
+
+
+def _is_loop_test(facts: Facts, event: Event) -> bool:
+    return bool(event.loops) and event.loops[-1] in facts.loops
+
+
+def _describe_use(event: Event) -> str:
+    if event.name == "test" and event.value.kind in ("compared", "unknown") and hasattr(event.node, "body"):
+        for statement in getattr(event.node, "body", []):
+            if type(statement).__name__ in ("Break", "Return") and event.value.kind == "compared":
+                return "stop"
+        return ""
+    if event.name == "set_item" and re.search(r"\[['\"]lr['\"]\]$", event.text):
+        return "rate"
+    return ""
+
+
+def _list_counters(event: Event) -> list[Value]:
+    value = event.value
+    if event.name == "set_item":
+        value = event.args[0]
+    counters = []
+    for dep in list_deps(value):
+        if dep.kind == "counter":
+            counters.append(dep)
+    return sorted(counters, key=_line_of)
+
+
+def _line_of(value: Value) -> int:
+    return value.line
+
+
+def _begins_again(facts: Facts, counter: Value) -> bool:
+    """Return whether a counter is a constant at the start of the training."""
+    first = counter.of
+    if first is None or values.is_restored(counter):
+        return False
+    for _ in range(5):
+        if first.kind in ("counter", "shifted") and first.of is not None:
+            first = first.of
+    if first.kind != "const" or any(loop in facts.loops for loop in first.loops):
+        return False
+    return not isinstance(first.key, str | bool)
+
+
+# Random numbers
+
+
+def _find_random(facts: Facts) -> Iterator[Finding]:
+    """Find random numbers that begin again at each start, although the training loop draws them."""
+    if facts.restores_all or facts.uses(r"bootfile"):
+        return
+    for source in _SEEDS:
+        seed = _find_seed(facts, source)
+        if seed is None or _is_set(facts, source):
+            continue
+        draw, what, is_hint = _find_draw(facts, source)
+        if draw is None:
+            continue
+        if any("seed" in condition.text for condition in seed.conditions):
+            is_hint = True
+        message = (
+            f"{_NAMES[source]} gets the same seed at each start, and {name_line(draw, seed)} draws "
+            "from it in the loop "
+            f"({what}), but its state is not restored"
+        )
+        yield at(seed, "R401", message, is_hint)
+
+
+def _find_seed(facts: Facts, source: str) -> Event | None:
+    """Return where a source gets the same seed at each start; None if it gets one in the loop."""
+    seed = None
+    for event in facts.select("call", "method"):
+        is_all = _SEEDS_ALL.search(event.text) is not None and event.value.kind in (
+            "module",
+            "unknown",
+            "instance",
+        )
+        if not re.search(_SEEDS[source], event.text) and not is_all:
+            continue
+        if event.name == "method" and not is_all:
+            continue
+        given = event.args.get(0)
+        if facts.is_in_training(event):
+            return None
+        if given is None or values.is_restored(given) or given.kind in ("rank", "unknown", "counter"):
+            continue
+        seed = seed or event
+    return seed
+
+
+def _is_set(facts: Facts, source: str) -> bool:
+    saves = facts.training_saves() or facts.saves
+    keys = {entry.key.partition(".")[0] for save in saves for entry in save.entries}
+    is_known = not any(save.is_open for save in saves)
+    for event in facts.calls(_SETS[source]):
+        given = event.args.get(0, Value())
+        key = next((str(dep.key) for dep in list_deps(given) if dep.kind == "field" and dep.key), None)
+        # the script would restore what its checkpoint does not have
+        if not is_known or key is None or key in keys:
+            return True
+    return False
+
+
+def _find_draw(facts: Facts, source: str) -> tuple[Event | None, str, bool]:
+    """Return where the loop draws from a source, what for, and whether that is a hint only."""
+    if source == "torch":
+        event = _find_shuffled(facts)
+        if event is not None:
+            return event, "the order of a loader with shuffle=True", False
+    for event in facts.calls(_DRAWS[source]):
+        if event.name != "call" or not facts.is_in_training(event) or "generator" in event.args:
+            continue
+        if _trains_with(facts, event):
+            return event, f"{event.text.rpartition('.')[2]}()", False
+    if source == "torch":
+        for event in facts.select("create", "call"):
+            if (
+                re.search(r"nn\.(\w+\.)?(Dropout\w*|dropout\w*)$", event.text)
+                and event.path == facts.tracer.source.path
+            ):
+                return event, "dropout", True
+    return None, "", False
+
+
+def _trains_with(facts: Facts, event: Event) -> bool:
+    """Return whether the training depends on random numbers: they are not for a figure or an evaluation, and
+    not drawn in a worker, which has its own seed."""
+    if any(_ASIDE.search(function) for function in event.functions):
+        return False
+    if any("%" in condition.text for condition in event.conditions):
+        return False
+    is_in_data = any(function in ("__getitem__", "__iter__", "collate_fn") for function in event.functions)
+    if is_in_data and any("num_workers" in other.args for other in facts.select("create")):
+        return False
+    for other in facts.select("backward", "step"):
+        if other.loops[: len(event.loops)] == event.loops:
+            return True
+    return is_in_data
+
+
+def _find_shuffled(facts: Facts) -> Event | None:
+    """Return where the training loop reads a loader whose order comes from torch's random numbers."""
+    for event in facts.select("iterate"):
+        loader = root(event.value)
+        if not facts.is_in_training(event) or not _is_random(loader):
+            continue
+        if "prepared" in loader.flags or not _trains_on(facts, event):
+            continue
+        return event
+    return None
+
+
+def _trains_on(facts: Facts, event: Event) -> bool:
+    """Return whether a loop over a loader trains."""
+    if not event.loops or event.loops[-1].node is not event.node:
+        return False
+    depth = len(event.loops)
+    for other in facts.select("backward", "step"):
+        if other.order > event.order and other.loops[:depth] == event.loops:
+            return True
+    return False
+
+
+def _is_random(loader: Value) -> bool:
+    """Return whether the order of a loader comes from the random numbers of torch."""
+    generator = loader.options.get("generator")
+    if (generator is not None and generator.kind != "none") or loader.cls is not None:
+        return False
+    shuffle = loader.options.get("shuffle") or loader.options.get(2)
+    sampler = loader.parts.get("sampler")
+    if sampler is not None and sampler.kind != "none":
+        base = root(sampler)
+        is_drawn = base.kind == "sampler" and base.key in (
+            "RandomSampler",
+            "WeightedRandomSampler",
+            "SubsetRandomSampler",
+        )
+        return is_drawn and "generator" not in base.options
+    return is_constant(shuffle, True)
+
+
+def _find_generators(facts: Facts) -> Iterator[Finding]:
+    """Find generators that the training draws from, and whose state no checkpoint has."""
+    if facts.saves_all() or facts.restores_all:
+        return
+    seen: set[Value] = set()
+    for event in facts.events:
+        # a worker of a loader has a copy of its own
+        if not facts.is_in_training(event) or "__getitem__" in event.functions:
+            continue
+        for generator in _list_generators(event):
+            if generator in seen or _is_own_state(facts, generator):
+                continue
+            seen.add(generator)
+            if facts.is_saved(generator, "generator"):
+                continue
+            if _is_seeded_again(facts, generator):
+                continue
+            message = (
+                f"{describe(generator, 'the generator')} is drawn from in the loop "
+                f"({name_line(event, generator)}), but "
+                "its state is not in the checkpoint"
+            )
+            yield at(generator, "R106", message)
+
+
+def _list_generators(event: Event) -> list[Value]:
+    given = []
+    if event.name == "iterate":
+        loader = root(event.value)
+        given.append(loader.options.get("generator"))
+        sampler = loader.parts.get("sampler")
+        if sampler is not None:
+            given.append(root(sampler).options.get("generator"))
+    if event.name in ("call", "method"):
+        given.append(event.args.get("generator"))
+    if event.name == "method" and root(event.value).kind == "generator" and event.text != "manual_seed":
+        given.append(event.value)
+    return [root(value) for value in given if value is not None and kind_of(value) == "generator"]
+
+
+def _is_seeded_again(facts: Facts, generator: Value) -> bool:
+    for event in facts.select("method"):
+        if root(event.value) is generator and event.text in ("manual_seed", "seed", "set_state"):
+            given = event.args.get(0, Value())
+            if facts.is_in_training(event) or values.is_restored(given):
+                return True
+    return False
+
+
+def _find_parameters_only(facts: Facts) -> Iterator[Finding]:
+    """Find a checkpoint that has the parameters of a model, but not its buffers."""
+    for save in facts.training_saves():
+        for entry in save.entries:
+            if entry.value.kind == "state":
+                continue
+            for dep in [entry.value, *entry.value.deps]:
+                is_named = dep.kind == "attribute" and dep.label == "parameters" and dep.of is not None
+                if (
+                    is_named
+                    and kind_of(dep.of or Value()) == "model"
+                    and not _has_whole_state(save, root(dep.of or Value()))
+                ):
+                    name = describe(dep.of or Value(), "the model")
+                    message = f"{name} is saved without its buffers, such as those of BatchNorm"
+                    yield at(save.event, "R102", message)
+                    return
+
+
+def _has_whole_state(save: Save, model: Value) -> bool:
+    for entry in save.entries:
+        state = root(entry.value)
+        if state.kind == "state" and state.of is not None and root(state.of) is model:
+            return True
+    return False

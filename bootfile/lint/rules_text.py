@@ -1,0 +1,258 @@
+"""Rules about the text of a module: an order that another start or machine does not have."""
+
+import ast
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from bootfile.lint.facts import Facts
+from bootfile.lint.findings import Finding
+from bootfile.lint.trace import unparse
+from bootfile.lint.values import list_deps
+
+_LISTINGS = re.compile(r"^(os\.listdir|os\.scandir|glob\.glob|glob\.iglob|glob|listdir|iglob)$")
+_PATH_LISTINGS = ("iterdir", "glob", "rglob")
+_SORTS = re.compile(r"sort")
+_WITHOUT_ORDER = (
+    "len",
+    "set",
+    "any",
+    "all",
+    "sum",
+    "max",
+    "min",
+    "sorted",
+    "natsorted",
+    "frozenset",
+    "Counter",
+    "bool",
+)
+_VOCABULARY = re.compile(r"class|label|vocab|word|char|token|categor|speaker|name|species|id", re.IGNORECASE)
+_CHECKPOINT = re.compile(r"check_?po|ckpt|model|\.pth?\b|weights|resume|snapshot|save|restore", re.IGNORECASE)
+_MAY_MATCH = re.compile(rb"listdir|scandir|glob\(|iterdir|\(\s*set\(|\bhash\(|\(\s*\{")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """Yield the findings about the texts of the script and of the modules that it imports."""
+    if not facts.loops:
+        return
+    padded = _pads_numbers(facts)
+    walked = {event.path for event in facts.events}
+    modules = [facts.tracer.source]
+    for module in facts.tracer.imported.values():
+        if module.source.path in walked or module.source.path in facts.tracer.imported:
+            modules.append(module.source)
+    for source in modules:
+        if not _MAY_MATCH.search(source.data):
+            continue
+        parents = _find_parents(source.tree)
+        for node in ast.walk(source.tree):
+            yield from _check_listing(source.path, node, parents)
+            yield from _check_set(source.path, node, parents)
+            yield from _check_hash(source.path, node, parents)
+            if not padded and facts.intent and source.path in walked:
+                yield from _check_newest(source.path, node, parents)
+
+
+def _find_parents(tree: ast.AST) -> dict[ast.AST, ast.AST]:
+    parents: dict[ast.AST, ast.AST] = {}
+    for node in ast.walk(tree):
+        for child in ast.iter_child_nodes(node):
+            parents[child] = node
+    return parents
+
+
+def _list_above(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> list[ast.AST]:
+    """Return the nodes around a node, from the inside."""
+    above = []
+    while node in parents:
+        node = parents[node]
+        above.append(node)
+    return above
+
+
+def _is_listing(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call):
+        return False
+    name = unparse(node.func)
+    if _LISTINGS.match(name):
+        return True
+    return isinstance(node.func, ast.Attribute) and node.func.attr in _PATH_LISTINGS and "glob." not in name
+
+
+def _check_listing(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iterator[Finding]:
+    """Find a data set whose order is the one in which a file system lists its files."""
+    if not _is_listing(node):
+        return
+    above = _list_above(node, parents)
+    functions = [part for part in above if isinstance(part, _FUNCTIONS)]
+    classes = [part for part in above if isinstance(part, ast.ClassDef)]
+    if not functions or not classes or not _is_dataset(classes[0]):
+        return
+    in_dict = isinstance(above[0], ast.comprehension) and isinstance(above[1], ast.DictComp)
+    if functions[-1].name in ("__getitem__", "__len__") or in_dict or _loses_order(above):
+        return
+    if _is_sorted_later(node, functions[-1], classes[0], above):
+        return
+    text = (
+        f"the samples have the order in which {unparse(node.func)}() lists them, which another "
+        "machine does not have"
+    )
+    yield Finding(path, node.lineno, "R402", text)
+
+
+def _is_dataset(node: ast.ClassDef) -> bool:
+    names = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+    return "__getitem__" in names and (
+        "__len__" in names or any("Dataset" in unparse(base) for base in node.bases)
+    )
+
+
+def _loses_order(above: list[ast.AST]) -> bool:
+    """Return whether the order of a listing has no effect: it is sorted, counted or tested."""
+    for part in above:
+        if isinstance(part, ast.Call):
+            name = unparse(part.func).rpartition(".")[2]
+            if name in _WITHOUT_ORDER or _SORTS.search(name):
+                return True
+        if isinstance(part, ast.Compare | ast.SetComp | ast.If):
+            return True
+        if isinstance(part, ast.Assign | ast.Return | ast.For | ast.Expr):
+            break
+    return False
+
+
+def _is_sorted_later(node: ast.AST, function: Any, cls: ast.ClassDef, above: list[ast.AST]) -> bool:
+    """Return whether the function, or for an attribute the class, sorts what was listed."""
+    for part in [*ast.walk(function), *ast.walk(cls)]:
+        if not isinstance(part, ast.Call):
+            continue
+        name = unparse(part.func)
+        if _SORTS.search(name.rpartition(".")[2]):
+            return True
+    return False
+
+
+def _check_set(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iterator[Finding]:
+    """Find numbers of classes or words that come from the order of a set."""
+    inner = _find_set_order(node)
+    if inner is None:
+        return
+    above = _list_above(node, parents)
+    if _loses_order(above):
+        return
+    statement = next((part for part in above if isinstance(part, ast.Assign | ast.Return | ast.For)), None)
+    if isinstance(node, ast.Call) and unparse(node.func) == "list":
+        if not isinstance(statement, ast.Assign) or not _VOCABULARY.search(unparse(statement.targets[0])):
+            return
+        scope = next((part for part in above if isinstance(part, _FUNCTIONS)), above[-1])
+        target = unparse(statement.targets[0])
+        for part in ast.walk(scope):
+            if isinstance(part, ast.Call) and _SORTS.search(unparse(part.func)) and target in unparse(part):
+                return
+        if not _numbers_entries(scope, target):
+            return
+    yield Finding(
+        path, node.lineno, "R403", f"the order of a set is another one in each process: {unparse(node)}"
+    )
+
+
+def _find_set_order(node: Any) -> ast.AST | None:
+    """Return the set in list(set(...)) or enumerate(set(...))."""
+    if not isinstance(node, ast.Call) or unparse(node.func) not in ("list", "enumerate") or not node.args:
+        return None
+    first = node.args[0]
+    if isinstance(first, ast.Set | ast.SetComp):
+        return first
+    if isinstance(first, ast.Call) and unparse(first.func) == "set" and first.args:
+        inner = first.args[0]
+        is_number = isinstance(inner, ast.Call) and unparse(inner.func) == "range"
+        return None if is_number else first
+    return None
+
+
+def _numbers_entries(scope: ast.AST, target: str) -> bool:
+    """Return whether the entries of a list get numbers."""
+    for part in ast.walk(scope):
+        if isinstance(part, ast.Call) and unparse(part) == f"enumerate({target})":
+            return True
+        if isinstance(part, ast.Call) and unparse(part.func) == f"{target}.index":
+            return True
+    return False
+
+
+def _check_hash(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iterator[Finding]:
+    """Find hash() of a text as a number: it is another one in each process."""
+    if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mod):
+        return
+    for part in ast.walk(node.left):
+        if isinstance(part, ast.Call) and isinstance(part.func, ast.Name) and part.func.id == "hash":
+            # the hash of numbers is the same in each process
+            if not part.args or isinstance(part.args[0], ast.Tuple) or re.search("seed|epoch", unparse(part)):
+                return
+            yield Finding(
+                path, part.lineno, "R404", f"hash() of a text is another one in each process: {unparse(node)}"
+            )
+            return
+
+
+def _check_newest(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iterator[Finding]:
+    """Find the newest checkpoint chosen by its name: "10" comes before "9"."""
+    listing = None
+    if isinstance(node, ast.Subscript) and unparse(node.slice) == "-1" and isinstance(node.value, ast.Call):
+        call = node.value
+        if unparse(call.func) == "sorted" and not call.keywords:
+            listing = _find_inner_listing(call)
+    if (
+        isinstance(node, ast.Call)
+        and unparse(node.func) == "max"
+        and not node.keywords
+        and len(node.args) == 1
+    ):
+        listing = _find_inner_listing(node)
+    if listing is None:
+        return
+    functions = [part for part in _list_above(node, parents) if isinstance(part, _FUNCTIONS)]
+    around = unparse(functions[0].args) + functions[0].name if functions else ""
+    statement = next((part for part in _list_above(node, parents) if isinstance(part, ast.stmt)), node)
+    if _CHECKPOINT.search(unparse(statement)) or _CHECKPOINT.search(around):
+        text = f"the newest checkpoint is chosen by its name, in which 10 comes before 9: {unparse(node)}"
+        yield Finding(path, node.lineno, "R502", text)
+
+
+def _find_inner_listing(node: ast.Call) -> ast.AST | None:
+    first = node.args[0] if node.args else None
+    if first is None:
+        return None
+    if _is_listing(first):
+        return first
+    is_plain = isinstance(first, ast.ListComp | ast.GeneratorExp) and isinstance(first.elt, ast.Name)
+    if is_plain and any(_is_listing(part) for part in ast.walk(first)):
+        return first
+    if (
+        isinstance(first, ast.Call)
+        and unparse(first.func) == "list"
+        and first.args
+        and _is_listing(first.args[0])
+    ):
+        return first
+    return None
+
+
+def _pads_numbers(facts: Facts) -> bool:
+    """Return whether the names of checkpoints have numbers of a fixed width, or no numbers."""
+    has_number = False
+    for save in facts.saves:
+        node = save.event.node
+        nodes = [node]
+        for dep in save.event.args.values():
+            nodes += [inner.node for inner in [dep, *list_deps(dep)] if isinstance(inner.node, ast.AST)]
+        text = " ".join(unparse(part) for part in nodes)
+        if re.search(r":0\d|%0\d|zfill|strftime|isoformat|timestamp", text):
+            return True
+        if re.search(
+            r"\{\w*(epoch|step|iter|number|n_iter|\bi\b)\w*\}|%d|%s|str\(\w*(epoch|step|iter)", text
+        ):
+            has_number = True
+    return not has_number

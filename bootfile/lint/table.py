@@ -1,0 +1,245 @@
+"""The rules: what each one finds, what happens after a restart, the fix, and a public report."""
+
+from typing import NamedTuple
+
+
+class Rule(NamedTuple):
+    """One rule. title: what it finds. consequence: what happens. fix: what to do. report: a public thread or
+    page about it."""
+
+    title: str
+    consequence: str
+    fix: str
+    report: str
+
+
+_GITHUB = "https://github.com"
+_TORCH = "https://docs.pytorch.org/docs/stable"
+
+RULES = {
+    "R101": Rule(
+        "the optimizer is stepped, but not in the checkpoint",
+        "after a restart the optimizer begins without its momentum, and the loss jumps",
+        "save optimizer.state_dict() with the model, and load it with optimizer.load_state_dict()",
+        f"{_GITHUB}/milesial/Pytorch-UNet/issues/376",
+    ),
+    "R102": Rule(
+        "only the parameters of the model are saved, not its buffers",
+        "after a restart BatchNorm begins with the statistics of a new model",
+        "save model.state_dict(), which has parameters and buffers",
+        f"{_TORCH}/generated/torch.nn.Module.html#torch.nn.Module.state_dict",
+    ),
+    "R103": Rule(
+        "the scheduler is stepped, but not in the checkpoint",
+        "after a restart the schedule of the learning rate begins again",
+        "save scheduler.state_dict(), and load it after the state of the optimizer",
+        f"{_GITHUB}/PolymathicAI/the_well/issues/77",
+    ),
+    "R104": Rule(
+        "the GradScaler is used, but not in the checkpoint",
+        "after a restart the loss scale begins at its first value, and the first steps overflow and "
+        "are skipped",
+        "save scaler.state_dict(), and load it",
+        f"{_GITHUB}/PolymathicAI/the_well/issues/77",
+    ),
+    "R105": Rule(
+        "the average of the weights (EMA) is updated, but not in the checkpoint",
+        "after a restart the average begins again from the weights of that moment",
+        "save the state of the average, with its counter, and load it",
+        f"{_GITHUB}/lightly-ai/lightly-train/issues/892",
+    ),
+    "R106": Rule(
+        "a generator is drawn from in the loop, but its state is not in the checkpoint",
+        "after a restart the order or the noise of the first steps comes again",
+        "save generator.get_state() and load it with set_state(), or seed it from the epoch with "
+        "manual_seed()",
+        f"{_GITHUB}/Lightning-AI/pytorch-lightning/issues/21938",
+    ),
+    "R107": Rule(
+        "a counter begins again at each start, and the training depends on it",
+        "after a restart the learning rate or early stopping counts from the beginning",
+        "save the counter in the checkpoint, and restore it before the loop",
+        f"{_GITHUB}/huggingface/transformers/issues/28544",
+    ),
+    "R108": Rule(
+        "the best result begins again at each start",
+        "after a restart the first result counts as the best one, and a worse model replaces the best file",
+        "save the best result in the checkpoint, and restore it before the loop",
+        f"{_GITHUB}/KaiyangZhou/deep-person-reid/issues/63",
+    ),
+    "R109": Rule(
+        "a module is trained, but not in the checkpoint",
+        "after a restart this module begins with new weights",
+        "save the state_dict() of each module whose parameters an optimizer has, and load it",
+        f"{_TORCH}/notes/serialization.html",
+    ),
+    "R201": Rule(
+        "something is in the checkpoint, but not loaded",
+        "after a restart it begins as in a new training",
+        "load it with load_state_dict() where the model is loaded",
+        f"{_GITHUB}/lorenlugosch/end-to-end-SLU/issues/2",
+    ),
+    "R202": Rule(
+        "the model moves to the GPU after the state of its optimizer was loaded",
+        "the state of the optimizer stays on the CPU, and the first step after a restart ends with an error",
+        "move the model first, then make the optimizer, then load its state",
+        f"{_GITHUB}/pytorch/pytorch/issues/2830",
+    ),
+    "R203": Rule(
+        "the scheduler is made after the state of the optimizer was loaded",
+        "the new scheduler sets the learning rate to its first value",
+        "make the scheduler first, then load the optimizer and then the scheduler",
+        f"{_GITHUB}/pytorch/pytorch/issues/119168",
+    ),
+    "R204": Rule(
+        "iter(loader) is called before the state of its order is loaded",
+        "the first epoch after a restart has the order of a new training",
+        "load the state of loader, sampler or generator first",
+        f"{_GITHUB}/huggingface/transformers/issues/46628",
+    ),
+    "R301": Rule(
+        "a restart repeats or skips an epoch",
+        "an epoch is trained twice, or not at all",
+        'save the number of the next epoch ("epoch": epoch + 1) and begin with it',
+        f"{_GITHUB}/KaiyangZhou/deep-person-reid/issues/64",
+    ),
+    "R302": Rule(
+        "the loop begins with the first epoch, although a checkpoint was loaded",
+        "after a restart all epochs are trained again, with the learning rates of the first ones",
+        "save the epoch, and begin the loop with the saved one",
+        f"{_GITHUB}/kuanghuei/SCAN/pull/19",
+    ),
+    "R303": Rule(
+        "a checkpoint within an epoch, but a restart begins with the next epoch",
+        "the samples after the checkpoint are not read in this epoch",
+        "save the number of batches too, and skip them in the same order",
+        f"{_GITHUB}/facebookresearch/fairseq/issues/848",
+    ),
+    "R304": Rule(
+        "batches are skipped in each epoch after a restart",
+        "each later epoch lacks the samples that only the first one should skip",
+        "set the number of batches to skip to 0 after the first epoch",
+        f"{_GITHUB}/Lightning-AI/litData/issues/316",
+    ),
+    "R305": Rule(
+        "batches are skipped in another order",
+        "some samples are read twice in this epoch, and others never",
+        "seed the order from the epoch (set_epoch() of a sampler, or a generator), or restore its generator",
+        f"{_GITHUB}/huggingface/accelerate/issues/2823",
+    ),
+    "R306": Rule(
+        "skip_first_batches() without set_epoch()",
+        "batches are skipped in the order of another epoch: samples are read twice or never",
+        "use_seedable_sampler=True, and loader.set_epoch(epoch) at each epoch",
+        f"{_GITHUB}/huggingface/accelerate/issues/2823",
+    ),
+    "R307": Rule(
+        "set_epoch() of a DistributedSampler is not called",
+        "each epoch has the same order, with and without a restart",
+        "sampler.set_epoch(epoch) at the beginning of each epoch",
+        f"{_GITHUB}/pytorch/pytorch/issues/31771",
+    ),
+    "R308": Rule(
+        "set_epoch() gets the same number in each epoch",
+        "each epoch has the same order, with and without a restart",
+        "sampler.set_epoch(epoch) with the variable of the loop",
+        f"{_GITHUB}/pytorch/pytorch/issues/31771",
+    ),
+    "R401": Rule(
+        "random numbers are seeded at each start, but drawn in the loop",
+        "after a restart the random numbers (order, noise, dropout) of the first steps come again",
+        "restore their state from the checkpoint, or seed them at each epoch from the seed and the epoch",
+        f"{_GITHUB}/ai2cm/ace/issues/690",
+    ),
+    "R402": Rule(
+        "samples in the order of a folder's listing",
+        "on another machine, or after a copy, the same numbers mean other samples",
+        "sorted(os.listdir(folder))",
+        f"{_GITHUB}/pytorch/vision/issues/192",
+    ),
+    "R403": Rule(
+        "numbers from the order of a set",
+        "texts in a set have another order in each process: after a restart the classes have other numbers",
+        "sorted(set(...))",
+        "https://docs.python.org/3/using/cmdline.html#envvar-PYTHONHASHSEED",
+    ),
+    "R404": Rule(
+        "hash() as a number",
+        "hash() of a text is another number in each process: after a restart the split or the seed "
+        "is another one",
+        "zlib.crc32(text.encode()), or hashlib",
+        f"{_GITHUB}/proteneer/timemachine/pull/983",
+    ),
+    "R501": Rule(
+        "the checkpoint is written over the one before it",
+        "a kill during the write leaves a file that cannot be loaded, and no other one",
+        "write to another name in the same folder, then os.replace()",
+        f"{_GITHUB}/Lightning-AI/pytorch-lightning/issues/688",
+    ),
+    "R502": Rule(
+        "the newest checkpoint is chosen by its name",
+        "epoch_9 comes after epoch_10: a restart continues from an old checkpoint",
+        "compare the numbers: max(paths, key=number_of), or write them with zeros ({epoch:05d})",
+        f"{_GITHUB}/NVIDIA/physicsnemo/pull/1843",
+    ),
+    "R503": Rule(
+        "all ranks write the same file",
+        "two processes write into one file, which can be damaged",
+        "if rank == 0: torch.save(...), or a file for each rank",
+        f"{_GITHUB}/Tramac/awesome-semantic-segmentation-pytorch/issues/67",
+    ),
+    "R504": Rule(
+        "all ranks load the random numbers of rank 0",
+        "after a restart all ranks draw the same numbers: the same augmentation and dropout",
+        "gather the states of all ranks in the checkpoint, and load that of the rank",
+        f"{_GITHUB}/NVIDIA-NeMo/Automodel/pull/3437",
+    ),
+    "R505": Rule(
+        "the model is pickled whole",
+        "the file can only be loaded with the same classes in the same modules",
+        "save model.state_dict()",
+        f"{_TORCH}/notes/serialization.html",
+    ),
+    "R506": Rule(
+        "torch.load() refuses the checkpoint since PyTorch 2.6",
+        "the restart ends with an UnpicklingError: weights_only is True unless it is given",
+        "save plain values, such as vars(args), or load your own file with weights_only=False",
+        f"{_GITHUB}/nanoporetech/remora/issues/226",
+    ),
+    "R601": Rule(
+        "names of a wrapped model are loaded into the bare one",
+        "the restart ends with missing keys, or with strict=False nothing is loaded",
+        "save model.module.state_dict(), and load it into the bare model or into model.module",
+        f"{_GITHUB}/pytorch/pytorch/issues/3805",
+    ),
+    "R602": Rule(
+        "a checkpoint between two steps of the optimizer",
+        "the gradients that were accumulated before the checkpoint are lost",
+        "save after a step of the optimizer only",
+        f"{_GITHUB}/huggingface/transformers/issues/22143",
+    ),
+    "R701": Rule(
+        "a call of another package with a known restart defect",
+        "it depends on the release: see the report in the line",
+        "use a release with the fix, or the way around it in the report",
+        "guides/zoo.md and guides/zoo_state.md",
+    ),
+    "R702": Rule(
+        "a trainer of another package",
+        "it saves and restores by itself, and lint does not follow it",
+        "see guides/trainers.md, and run prove",
+        "guides/trainers.md",
+    ),
+    "R703": Rule(
+        "the checkpoint is never loaded",
+        "a restart begins a new training",
+        "load model, optimizer, scheduler and epoch before the loop",
+        "https://docs.pytorch.org/tutorials/beginner/saving_loading_models.html",
+    ),
+    "R801": Rule(
+        "checkpoints at the ends of epochs only, and no handler for SIGTERM",
+        "when a platform ends the job, the steps since the last epoch are lost",
+        "save every N steps, or at SIGTERM: bootfile.Exact does it",
+        "guides/own_loop.md",
+    ),
+}

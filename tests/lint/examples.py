@@ -1,0 +1,299 @@
+"""Examples of each rule: edits of one short script, with which the rule must find something, or nothing."""
+
+SCRIPT = """
+import copy
+import glob
+import hashlib
+import itertools
+import os
+import random
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler
+
+
+{top}
+data = torch.rand(96, 4)
+loader = DataLoader(data, 8)
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+{setup}
+start = 0
+if os.path.exists("last.pt"):
+    saved = torch.load("last.pt"{load})
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    start = {next}
+    {resume}
+{before}
+for epoch in range({range}):
+    {begin}
+    for number, batch in enumerate(loader):
+        {batch}
+        loss = model(batch).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        {step}
+    {end}
+    state = {{"model": {model}, "optimizer": optimizer.state_dict(), "epoch": epoch, {save}}}
+    {write}
+"""
+PARTS = {
+    "top": "", "setup": "", "load": "", "next": 'saved["epoch"] + 1', "resume": "pass", "before": "",
+    "range": "start, 10", "begin": "pass", "batch": "pass", "step": "pass", "end": "pass", "save": "",
+    "model": "model.state_dict()", "write": 'torch.save(state, "new.pt"); os.replace("new.pt", "last.pt")',
+}  # fmt: skip
+
+
+def write(parts: dict[str, str]) -> str:
+    """Return the script with other parts. A part of several lines is indented as its place."""
+    text = SCRIPT
+    values = dict(PARTS)
+    values.update(parts)
+    for name, part in values.items():
+        place = next(line for line in SCRIPT.splitlines() if "{" + name + "}" in line)
+        indent = " " * (len(place) - len(place.lstrip()))
+        values[name] = part.replace("\n", "\n" + indent)
+    return text.format(**values)
+
+
+EMA = "average = copy.deepcopy(model)"
+UPDATE = "for a, b in zip(average.parameters(), model.parameters()):\n    a.data.lerp_(b.data, 0.1)"
+SCALED = "scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()"
+SHUFFLED = "loader = DataLoader(data, 8, shuffle=True)"
+DDP = 'dist.init_process_group("gloo"); rank = dist.get_rank()'
+RANK_0 = 'if rank == 0:\n    torch.save(state, "new.pt"); os.replace("new.pt", "last.pt")'
+DISTRIBUTED = "sampler = DistributedSampler(data)\nloader = DataLoader(data, 8, sampler=sampler)"
+FOLDER = (
+    "class Folder(Dataset):\n    def __init__(self, folder):\n        self.names = {names}\n"
+    "    def __len__(self):\n        return len(self.names)\n"
+    "    def __getitem__(self, index):\n        return torch.load(self.names[index])"
+)
+BEST = 'if loss < best:\n    best = loss\n    torch.save(model.state_dict(), "best.pt")'
+STOP = "patience += 1\nif patience > 3:\n    break"
+RATE = "steps += 1\nfor group in optimizer.param_groups:\n    group['lr'] = 0.1 * min(1, steps / 100)"
+SKIP = 'skipped = saved["number"]'
+PLACE = '"number": number'
+
+# rule -> (parts with which it finds something, parts with which it does not)
+EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
+    "R101": (
+        [{"setup": "second = torch.optim.Adam(model.parameters())", "step": "second.step()"},
+         {"setup": "lbfgs = torch.optim.LBFGS(model.parameters())", "batch": "lbfgs.step(lambda: None)"}],
+        [{"setup": "second = torch.optim.Adam(model.parameters())", "step": "second.step()",
+          "save": '"second": second.state_dict()', "resume": 'second.load_state_dict(saved["second"])'},
+         {"begin": "fresh = torch.optim.Adam(model.parameters())", "step": "fresh.step()"}],
+    ),
+    "R102": (
+        [{"model": "dict(model.named_parameters())"},
+         {"model": "{name: value.data for name, value in model.named_parameters()}"}],
+        [{}, {"model": "{name: value.cpu() for name, value in model.state_dict().items()}"}],
+    ),
+    "R103": (
+        [{"setup": "scheduler = StepLR(optimizer, 3)", "end": "scheduler.step()"},
+         {"setup": "plateau = ReduceLROnPlateau(optimizer)", "end": "plateau.step(loss)"}],
+        [{"setup": "scheduler = StepLR(optimizer, 3)", "end": "scheduler.step()",
+          "save": '"scheduler": scheduler.state_dict()', "resume": 'scheduler.load_state_dict(saved["scheduler"])'},
+         {"before": "scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=start - 1)", "end": "scheduler.step()"},
+         {"setup": "scheduler = StepLR(optimizer, 3)", "end": "scheduler.step(epoch)"}],
+    ),
+    "R104": (
+        [{"setup": "scaler = torch.amp.GradScaler()", "step": SCALED},
+         {"setup": "amp = torch.cuda.amp.GradScaler()", "step": SCALED.replace("scaler", "amp")}],
+        [{"setup": "scaler = torch.amp.GradScaler()", "step": SCALED, "save": '"scaler": scaler.state_dict()',
+          "resume": 'scaler.load_state_dict(saved["scaler"])'},
+         {"setup": "scaler = torch.amp.GradScaler(enabled=False)", "step": SCALED}],
+    ),
+    "R105": (
+        [{"setup": EMA, "step": UPDATE},
+         {"setup": "ema = torch.optim.swa_utils.AveragedModel(model)", "step": "ema.update_parameters(model)"}],
+        [{"setup": EMA, "step": UPDATE, "save": '"average": average.state_dict()',
+          "resume": 'average.load_state_dict(saved["average"])'},
+         {"setup": "teacher = copy.deepcopy(model)", "batch": "teacher(batch)"}],
+    ),
+    "R106": (
+        [{"setup": "g = torch.Generator().manual_seed(1)\nloader = DataLoader(data, 8, shuffle=True, generator=g)"},
+         {"setup": "rng = np.random.default_rng(0)", "batch": "batch = batch * rng.random()"}],
+        [{"setup": "g = torch.Generator()\nloader = DataLoader(data, 8, shuffle=True, generator=g)",
+          "begin": "g.manual_seed(epoch)"},
+         {"setup": "g = torch.Generator()\nloader = DataLoader(data, 8, shuffle=True, generator=g)",
+          "save": '"g": g.get_state()', "resume": 'g.set_state(saved["g"])'}],
+    ),
+    "R107": (
+        [{"setup": "patience = 0", "end": STOP}, {"setup": "steps = 0", "step": RATE}],
+        [{"setup": "patience = 0", "end": STOP, "save": '"patience": patience', "resume": 'patience = saved["patience"]'},
+         {"setup": "steps = 0", "step": RATE, "before": "steps = start * len(loader)"}],
+    ),
+    "R108": (
+        [{"setup": "best = 1e9", "end": BEST},
+         {"setup": "best_loss = float(1000)\nbest_loss = 1000", "end": BEST.replace("best", "best_loss").replace(
+             "best_loss.pt", "best.pt")}],
+        [{"setup": "best = 1e9", "end": BEST, "save": '"best": best', "resume": 'best = saved["best"]'},
+         {"begin": "best = 1e9", "end": BEST}],
+    ),
+    "R109": (
+        [{"setup": "head = nn.Linear(4, 4)\noptimizer = torch.optim.SGD([*model.parameters(), *head.parameters()])"},
+         {"setup": "loss_net = nn.Linear(4, 1)\nother = torch.optim.SGD(loss_net.parameters())", "step": "other.step()",
+          "save": '"other": other.state_dict()', "resume": 'other.load_state_dict(saved["other"])'}],
+        [{"setup": "head = nn.Linear(4, 4)\noptimizer = torch.optim.SGD([*model.parameters(), *head.parameters()])",
+          "save": '"head": head.state_dict()', "resume": 'head.load_state_dict(saved["head"])'},
+         {"setup": "head = nn.Linear(4, 4)", "batch": "head(batch)"}],
+    ),
+    "R201": (
+        [{"setup": "scheduler = StepLR(optimizer, 3)", "end": "scheduler.step()",
+          "save": '"scheduler": scheduler.state_dict()'},
+         {"setup": "scaler = torch.amp.GradScaler()", "step": SCALED, "save": '"scaler": scaler.state_dict()'}],
+        [{"setup": "scheduler = StepLR(optimizer, 3)", "end": "scheduler.step()",
+          "save": '"scheduler": scheduler.state_dict()', "resume": 'scheduler.load_state_dict(saved["scheduler"])'},
+         {"setup": "scheduler = StepLR(optimizer, 3)", "end": "scheduler.step()",
+          "save": '"scheduler": scheduler.state_dict()',
+          "resume": 'for name, part in {"scheduler": scheduler}.items():\n    part.load_state_dict(saved[name])'}],
+    ),
+    "R202": (
+        [{"before": "model.cuda()"}, {"before": 'model = model.to("cuda")'}],
+        [{"before": "model.to(torch.float32)"}, {"top": "model = nn.Linear(4, 4).cuda()", "before": "model.train()"}],
+    ),
+    "R203": (
+        [{"before": "scheduler = CosineAnnealingLR(optimizer, 10)", "end": "scheduler.step()"},
+         {"before": "scheduler = LambdaLR(optimizer, lambda epoch: 0.9)\nscheduler.load_state_dict(saved['s'])",
+          "end": "scheduler.step()", "save": '"s": scheduler.state_dict()'}],
+        [{"setup": "scheduler = CosineAnnealingLR(optimizer, 10)", "end": "scheduler.step()"},
+         {"before": "scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=start - 1)", "end": "scheduler.step()"}],
+    ),
+    "R204": (
+        [{"setup": "g = torch.Generator()\nloader = DataLoader(data, 8, shuffle=True, generator=g)\nrows = iter(loader)",
+          "resume": 'g.set_state(saved["g"])', "save": '"g": g.get_state()'},
+         {"setup": "from torchdata.stateful_dataloader import StatefulDataLoader\nloader = StatefulDataLoader(data, 8)\n"
+          "rows = iter(loader)", "resume": 'loader.load_state_dict(saved["loader"])',
+          "save": '"loader": loader.state_dict()'}],
+        [{"setup": "g = torch.Generator()\nloader = DataLoader(data, 8, shuffle=True, generator=g)",
+          "resume": 'g.set_state(saved["g"])', "save": '"g": g.get_state()', "before": "rows = iter(loader)"},
+         {"setup": "rows = iter(loader)"}],
+    ),
+    "R301": (
+        [{"next": 'saved["epoch"]'}, {"next": 'saved["epoch"] + 2'}],
+        [{}, {"write": 'state["epoch"] = epoch + 1\ntorch.save(state, "new.pt"); os.replace("new.pt", "last.pt")',
+              "next": 'saved["epoch"]'}],
+    ),
+    "R302": ([{"range": "10"}, {"range": "0, 10", "next": "0"}], [{}, {"range": "10", "begin": "if epoch < start:\n    continue"}]),
+    "R303": (
+        [{"step": 'torch.save({"optimizer": optimizer.state_dict(), "epoch": epoch}, "new.pt")', "write": "pass"},
+         {"step": 'if number % 50 == 0:\n    torch.save({"model": model.state_dict(), "epoch": epoch}, "last.pt")'}],
+        [{}, {"step": 'torch.save({"optimizer": optimizer.state_dict(), "epoch": epoch}, "new.pt")', "write": "pass",
+              "next": 'saved["epoch"]'}],
+    ),
+    "R304": (
+        [{"resume": SKIP, "save": PLACE, "batch": "if number < skipped:\n    continue"},
+         {"resume": SKIP, "save": PLACE, "batch": "if skipped > number:\n    continue"}],
+        [{"resume": SKIP, "save": PLACE, "batch": "if epoch == start and number < skipped:\n    continue"},
+         {"resume": SKIP, "save": PLACE, "batch": "if number < skipped:\n    continue", "end": "skipped = 0"}],
+    ),
+    "R305": (
+        [{"setup": SHUFFLED, "resume": SKIP, "save": PLACE, "batch": "if epoch == start and number < skipped:\n    continue"},
+         {"setup": SHUFFLED, "resume": SKIP, "save": PLACE,
+          "begin": "for rows in itertools.islice(loader, skipped, None):\n    pass"}],
+        [{"resume": SKIP, "save": PLACE, "batch": "if epoch == start and number < skipped:\n    continue"},
+         {"setup": SHUFFLED, "resume": SKIP, "save": PLACE, "begin": "torch.manual_seed(epoch)",
+          "batch": "if epoch == start and number < skipped:\n    continue"}],
+    ),
+    "R306": (
+        [{"top": "from accelerate import skip_first_batches", "setup": SHUFFLED, "resume": SKIP,
+          "begin": "rest = skip_first_batches(loader, skipped) if epoch == start else loader"},
+         {"top": "import accelerate", "setup": SHUFFLED, "resume": SKIP,
+          "begin": "if epoch == start:\n    rest = accelerate.skip_first_batches(loader, skipped)"}],
+        [{"top": "from accelerate import skip_first_batches", "setup": SHUFFLED, "resume": SKIP,
+          "begin": "loader.set_epoch(epoch)\nif epoch == start:\n    rest = skip_first_batches(loader, skipped)"},
+         {"top": "from accelerate import skip_first_batches", "resume": SKIP,
+          "setup": "loader = DataLoader(data, 8, shuffle=False)",
+          "begin": "if epoch == start:\n    rest = skip_first_batches(loader, skipped)"}],
+    ),
+    "R307": (
+        [{"setup": DISTRIBUTED},
+         {"setup": DISTRIBUTED + "\nval_sampler = DistributedSampler(data)", "begin": "val_sampler.set_epoch(epoch)"}],
+        [{"setup": DISTRIBUTED, "begin": "sampler.set_epoch(epoch)"},
+         {"setup": DISTRIBUTED.replace("(data)", "(data, shuffle=False)")}],
+    ),
+    "R308": (
+        [{"setup": DISTRIBUTED, "begin": "sampler.set_epoch(0)"}, {"setup": DISTRIBUTED, "begin": "sampler.set_epoch(epoch=1)"}],
+        [{"setup": DISTRIBUTED, "begin": "sampler.set_epoch(epoch)"}, {"setup": DISTRIBUTED, "begin": "sampler.set_epoch(epoch + 1)"}],
+    ),
+    "R401": (
+        [{"top": "torch.manual_seed(0)", "setup": SHUFFLED},
+         {"top": "np.random.seed(0)", "batch": "batch = batch * np.random.uniform(0.9, 1.1)"},
+         {"top": "random.seed(0)", "batch": "batch = batch * random.random()"}],
+        [{"top": "torch.manual_seed(0)", "setup": SHUFFLED, "begin": "torch.manual_seed(epoch)"},
+         {"top": "torch.manual_seed(0)", "setup": SHUFFLED, "save": '"random": torch.get_rng_state()',
+          "resume": 'torch.set_rng_state(saved["random"])'},
+         {"top": "torch.manual_seed(0)"}],
+    ),
+    "R402": (
+        [{"top": FOLDER.format(names="os.listdir(folder)")},
+         {"top": FOLDER.format(names='[name for name in glob.glob(folder + "/*")]')}],
+        [{"top": FOLDER.format(names="sorted(os.listdir(folder))")},
+         {"top": FOLDER.format(names="list(range(len(os.listdir(folder))))")}],
+    ),
+    "R403": (
+        [{"top": "numbers = {word: number for number, word in enumerate(set('a b'.split()))}"},
+         {"top": "classes = list(set('a b'.split()))\nnumbers = {name: k for k, name in enumerate(classes)}"}],
+        [{"top": "numbers = {word: number for number, word in enumerate(sorted(set('a b'.split())))}"},
+         {"top": "classes = list(set('a b'.split()))\nclasses.sort()\nnumbers = dict(enumerate(classes))"}],
+    ),
+    "R404": (
+        [{"top": "name = 'a'\nis_val = hash(name) % 10 == 0"}, {"top": "seed = abs(hash(os.getcwd())) % 1000"}],
+        [{"top": "import zlib\nis_val = zlib.crc32(b'a') % 10 == 0"}, {"top": "key = hash((1, 2)) % 10"}],
+    ),
+    "R501": (
+        [{"write": 'torch.save(state, "last.pt")'}, {"write": 'torch.save(state, os.path.join("out", "last.pt"))'}],
+        [{"write": 'torch.save(state, f"epoch_{epoch}.pt")'}, {}],
+    ),
+    "R502": (
+        [{"top": 'newest = sorted(glob.glob("checkpoint_*.pt"))[-1]', "write": 'torch.save(state, f"checkpoint_{epoch}.pt")'},
+         {"top": 'newest = max(os.listdir("checkpoints"))', "write": 'torch.save(state, f"checkpoints/{epoch}.pt")'}],
+        [{"top": 'newest = max(glob.glob("checkpoint_*.pt"), key=os.path.getmtime)',
+          "write": 'torch.save(state, f"checkpoint_{epoch}.pt")'},
+         {"top": 'newest = sorted(glob.glob("checkpoint_*.pt"))[-1]',
+          "write": 'torch.save(state, f"checkpoint_{epoch:05d}.pt")'}],
+    ),
+    "R503": (
+        [{"top": DDP}, {"setup": "dist.init_process_group('nccl')\nmodel = DistributedDataParallel(model)"}],
+        [{"top": DDP, "write": RANK_0}, {"top": DDP, "write": 'torch.save(state, f"rank_{rank}.pt")'}, {}],
+    ),
+    "R504": (
+        [{"top": DDP, "save": '"random": torch.get_rng_state()', "write": RANK_0,
+          "resume": 'torch.set_rng_state(saved["random"])'},
+         {"top": DDP, "save": '"random": np.random.get_state()', "write": RANK_0,
+          "resume": 'np.random.set_state(saved["random"])'}],
+        [{"save": '"random": torch.get_rng_state()', "resume": 'torch.set_rng_state(saved["random"])'},
+         {"top": DDP, "end": "states = [None, None]\ndist.all_gather_object(states, torch.get_rng_state())",
+          "save": '"random": states', "write": RANK_0, "resume": 'torch.set_rng_state(saved["random"][rank])'}],
+    ),
+    "R505": ([{"model": "model"}, {"end": 'torch.save(model, "whole.pt")'}], [{}, {"end": 'torch.save(model.state_dict(), "w.pt")'}]),
+    "R506": (
+        [{"top": "import argparse\nargs = argparse.ArgumentParser().parse_args()", "save": '"args": args'},
+         {"save": '"numpy": np.random.get_state()', "resume": 'np.random.set_state(saved["numpy"])'}],
+        [{"top": "import argparse\nargs = argparse.ArgumentParser().parse_args()", "save": '"args": vars(args)'},
+         {"top": "import argparse\nargs = argparse.ArgumentParser().parse_args()", "save": '"args": args',
+          "load": ", weights_only=False"}],
+    ),
+    "R601": (
+        [{"before": "model = DistributedDataParallel(model)"}, {"before": "model = torch.compile(model)"}],
+        [{"setup": "model = DistributedDataParallel(model)"},
+         {"before": "model = DistributedDataParallel(model)", "model": "model.module.state_dict()"}],
+    ),
+    "R602": (
+        [{"batch": "if number % 4 == 0:\n    optimizer.step()", "step": "if number % 10 == 0:\n    torch.save("
+          '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"},
+         {"batch": "if (number + 1) % 4 == 0:\n    optimizer.step()", "step": "if number % 100 == 99:\n    torch.save("
+          '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"}],
+        [{"batch": "if number % 4 == 0:\n    optimizer.step()\n    if number % 100 == 0:\n        torch.save("
+          '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"},
+         {"batch": "if number % 1 == 0:\n    optimizer.step()", "step": "if number % 10 == 0:\n    torch.save("
+          '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"}],
+    ),
+}  # fmt: skip

@@ -1,0 +1,62 @@
+"""Each rule finds its bad examples, and nothing in its good ones; and what lint finds in larger scripts."""
+
+import pytest
+
+from bootfile.lint.engine import lint
+from bootfile.lint.table import RULES
+from tests.conftest import ROOT
+from tests.lint import planted, zoo
+from tests.lint.examples import EXAMPLES, write
+
+# hints about other packages and about whole scripts: tests/lint/zoo.py has their examples
+OTHERS = {"R701", "R702", "R703", "R801"}
+BAD = [(rule, number) for rule in EXAMPLES for number in range(len(EXAMPLES[rule][0]))]
+GOOD = [(rule, number) for rule in EXAMPLES for number in range(len(EXAMPLES[rule][1]))]
+
+
+def find_rules(text, folder):
+    path = folder / "script.py"
+    path.write_text(text, encoding="utf-8")
+    compile(text, "script.py", "exec")
+    return [finding.rule for finding in lint(str(path))]
+
+
+def test_each_rule_has_examples():
+    assert EXAMPLES.keys() | OTHERS == RULES.keys()
+    assert all(len(bad) >= 2 and len(good) >= 2 for bad, good in EXAMPLES.values())
+
+
+@pytest.mark.parametrize(("rule", "number"), BAD)
+def test_a_bad_example_is_found(rule, number, tmp_path):
+    assert rule in find_rules(write(EXAMPLES[rule][0][number]), tmp_path)
+
+
+@pytest.mark.parametrize(("rule", "number"), GOOD)
+def test_a_good_example_is_not_found(rule, number, tmp_path):
+    assert rule not in find_rules(write(EXAMPLES[rule][1][number]), tmp_path)
+
+
+def test_the_plain_example_has_no_finding(tmp_path):
+    assert set(find_rules(write({}), tmp_path)) <= OTHERS
+
+
+@pytest.mark.parametrize("path", sorted(planted.CORRECT.glob("*.py")), ids=lambda path: path.stem)
+def test_a_correct_script_has_no_finding(path):
+    assert [finding for finding in lint(str(path)) if not finding.is_hint] == []
+
+
+def test_planted_faults_are_found():
+    missed = [fault.name for fault in planted.FAULTS if not planted.find(fault)[0]]
+    assert len(planted.FAULTS) == 40
+    assert missed == []
+
+
+def test_cases_of_the_zoo_are_named():
+    named = [case.name for case in zoo.list_cases() if {case.rule, f"{case.rule}h"} & set(zoo.find(case))]
+    assert len(named) >= 60
+
+
+def test_loops_of_bootfile_have_no_finding():
+    for folder in ("guides/own_loop", "jobs"):
+        for path in sorted((ROOT / folder).glob("*.py")):
+            assert [finding for finding in lint(str(path)) if not finding.is_hint] == [], path
