@@ -24,12 +24,18 @@ from bootfile.ground.errors import BadInput
 from bootfile.machine import convolution
 from bootfile.processes import ranks
 
-# whether torch.compile() traces the caller (not in torch 2.1)
-_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
 _CHECK_EVERY = 32  # steps between two with repeated calls: a repeated call takes as long as the first one
 _DEPTH = 4  # levels of lists, dictionaries and attributes that are compared in a variable
 # types of inputs with which a call is repeated: a call may change other objects, and they cannot be sent
 _PLAIN = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None))
+
+
+def _is_not_compiling() -> bool:
+    return False
+
+
+# whether torch.compile() traces the caller (not in torch 2.1)
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", _is_not_compiling)
 
 
 class Guards:
