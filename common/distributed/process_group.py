@@ -1,34 +1,21 @@
 """Initialise torch.distributed for a job, with any launcher or platform."""
 
 import argparse
-import atexit
 import contextlib
 import datetime
 import functools
-import multiprocessing
 import os
-import re
-import socket
-import threading
 from typing import Any
 
 import torch
 
 from bootfile.ground import accelerator, errors
 from bootfile.ground.numbers import count_in
-from bootfile.processes import ranks
 from common.distributed import devices, launcher, rendezvous
 from common.distributed.options import add_arguments  # noqa: F401  # jobs name it here
 from common.ground import endings
 from common.platform import network, platforms
 from common.platform.topology import Topology
-
-_TEARDOWN = 3.0  # seconds
-_COMMUNICATION = re.compile(
-    r"^Dist\w*Error|\b(gloo|nccl|socket|store|broken pipe|pair closure)\b|connection (closed|reset|refused)"
-    r"|timed out waiting",
-    re.IGNORECASE,
-)
 
 
 def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
@@ -64,10 +51,13 @@ def meet(args: argparse.Namespace, topology: Topology) -> dict[str, Any]:
         backend = "gloo"
     # all ranks wait here for each other, at most --timeout seconds
     store = rendezvous.meet(topology, args.timeout, backend)
-    if topology.world_size > 1:
-        endings.at_end("processes", functools.partial(_leave_group, topology))
-    elif gpus:  # nccl warns if its group is not destroyed
-        endings.at_end("device", _end_alone)
+    if topology.world_size > 1 or gpus:
+        from common.distributed import leaving  # a job of one process on the CPU ends as any program
+
+        if topology.world_size > 1:
+            endings.at_end("processes", functools.partial(leaving.leave_group, topology))
+        else:  # nccl warns if its group is not destroyed
+            endings.at_end("device", leaving.end_alone)
     if may_share:
         # how many GPUs the job really has is known only when all ranks have named theirs
         all_gpus = rendezvous.count_different(store, topology, devices.identify_gpu(), args.timeout)
@@ -124,69 +114,3 @@ def choose_interface(topology: Topology, backend: str) -> None:
             os.environ[variable] = name if uses_gloo else f"={name}"  # NCCL: without "=" it is a prefix
             if not uses_gloo and platforms.has_local_rank_0():
                 errors.print_line(f"{variable}=={name}: also for gradients, without InfiniBand")
-
-
-def _leave_group(topology: Topology, error: BaseException | None) -> None:
-    """Exit without the interpreter's teardown, which aborts if a gloo thread still runs; after a lost peer, a
-    library may hang in its destructor. BadInput and an interrupt have codes of their own: see entry().
-
-    Each rank calls it last, when its main() has ended. error: what has ended it; None after its last line.
-    """
-    # a normal end: this rank has nothing left to send
-    if error is None:
-        _destroy_group()
-        if multiprocessing.parent_process():  # torchrun --run-path waits until main() returns
-            atexit.register(errors.leave, 0)
-            return
-        errors.leave(0)
-    if not isinstance(error, Exception) or isinstance(error, errors.BadInput):
-        return
-    from bootfile.processes import stuck  # only a run that trains has one
-
-    stuck.explain(error)
-    first_line = next(iter(str(error).splitlines()), "")
-    if isinstance(error, RuntimeError) and _COMMUNICATION.search(f"{type(error).__name__} {first_line}"):
-        endings.say_error(
-            f"rank {topology.rank} on {socket.gethostname()} lost contact with another process: {first_line}"
-        )
-        errors.leave(endings.LOST_CONTACT)
-    endings.say_traceback(error)
-    errors.leave(1)
-
-
-def _end_alone(error: BaseException | None) -> None:
-    """Destroy the group of a process that is alone. It then ends as any program: what follows main() runs,
-    for example the next cell of a notebook. After an error of the GPU the group may not end: then exit.
-
-    It is called last, when main() has ended. error: what has ended it; None after its last line.
-    """
-    if not torch.distributed.is_initialized() or _destroy_group():
-        return
-    if error is None:
-        errors.leave(0)
-    if not isinstance(error, Exception) or isinstance(error, errors.BadInput):
-        return
-    endings.say_traceback(error)
-    errors.leave(1)
-
-
-def _destroy_group() -> bool:
-    """Destroy the group of nccl, within 3 s. gloo's is not destroyed: in torch 2.1 this deadlocks if a thread
-    of gloo waits for the interpreter's lock. Return whether nothing of nccl is left."""
-    if ranks.uses_gloo():
-        return True
-    module = accelerator.of(accelerator.kind())
-    is_destroyed = threading.Event()
-
-    def destroy(device: Any) -> None:  # in a thread: with a lost peer it may not return
-        with contextlib.suppress(Exception):  # an error of the GPU, which has ended main()
-            module.set_device(device)  # a new thread uses GPU 0 by default
-            torch.distributed.destroy_process_group()
-            is_destroyed.set()
-
-    # the main thread waits some seconds for it: the caller ends the process if it has not returned
-    with contextlib.suppress(Exception):
-        ending = threading.Thread(target=destroy, args=[module.current_device()], daemon=True)
-        ending.start()
-        ending.join(_TEARDOWN)
-    return is_destroyed.is_set()

@@ -30,6 +30,14 @@ _DEPTH = 4  # levels of lists, dictionaries and attributes that are compared in 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, bool, int, float, str, type(None))
 
 
+def _is_not_compiling() -> bool:
+    return False
+
+
+# whether torch.compile() traces the caller (not in torch 2.1)
+_is_compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", _is_not_compiling)
+
+
 class Guards:
     """Watches the modules, the optimizers and the criterion of a loop that trains with Shards.
 

@@ -13,7 +13,7 @@ import torch
 
 from bootfile.ground import errors
 from bootfile.ground.errors import BadInput
-from common.distributed import process_group
+from common.distributed import leaving, process_group
 from common.ground import endings
 from common.platform.topology import Topology
 from tests.conftest import QUICK, ROOT, environment, finish, processes_of, refused, run, start, wait_until
@@ -61,7 +61,7 @@ def test_an_nccl_group_is_left_on_the_own_gpu(monkeypatch):
     ending = lambda: did.append((threading.get_ident(), "left"))  # noqa: E731
     monkeypatch.setattr(torch.distributed, "destroy_process_group", ending)
     monkeypatch.setattr(errors, "leave", did.append)
-    process_group._leave_group(Topology(0, 1, 2, 0, None, None, "node", "plain"), None)
+    leaving.leave_group(Topology(0, 1, 2, 0, None, None, "node", "plain"), None)
     (first, device), (second, left), code = did
     assert (device, left, code) == (3, "left", 0) and first == second != threading.get_ident()
 
@@ -84,7 +84,7 @@ def test_a_group_that_cannot_be_destroyed_ends_a_process_that_is_alone(monkeypat
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.distributed, "destroy_process_group", destroy)
     monkeypatch.setattr(errors, "leave", did.append)
-    monkeypatch.setattr(process_group, "_TEARDOWN", 0.1)
+    monkeypatch.setattr(leaving, "_TEARDOWN", 0.1)
     for problem, error, code in (
         ("", None, None),
         ("", ValueError("x"), None),
@@ -92,7 +92,7 @@ def test_a_group_that_cannot_be_destroyed_ends_a_process_that_is_alone(monkeypat
         ("raises", ValueError("y"), 1),
         ("raises", BadInput("z"), None),
     ):
-        process_group._end_alone(error)
+        leaving.end_alone(error)
         assert did == ["destroyed", *([] if code is None else [code])], problem
         did.clear()
     hanging.set()
@@ -198,12 +198,12 @@ def test_a_missing_interface_is_refused():
 LEAVE = """
 import ctypes, torch
 from bootfile.ground import errors
-from common.distributed import process_group
+from common.distributed import leaving, process_group
 from common.ground import endings
 store = torch.distributed.HashStore()
 torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
 torch.distributed.destroy_process_group = lambda: ctypes.PyDLL(None).sleep(1000)
-process_group._leave_group(None, None)
+leaving.leave_group(None, None)
 """
 
 
