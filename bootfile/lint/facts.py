@@ -20,7 +20,7 @@ _SAVE_NAME = re.compile(r"save|checkpoint|ckpt|snapshot|persist", re.IGNORECASE)
 _LOAD_NAME = re.compile(r"load|resume|restore|checkpoint|ckpt|recover|continue", re.IGNORECASE)
 _RESUME = re.compile(r"resum|restart|continue_(from|train)", re.IGNORECASE)
 _RANK = re.compile(
-    r"rank|master|\bmain|_main|main_|primary|chief|process|zero|gpu|saver|is_root|device_id|_id\b|\bid\b",
+    r"rank|save|logs|writer|master|\bmain|_main|main_|primary|chief|process|zero|gpu|is_root|device_id|_id\b|\bid\b",
     re.IGNORECASE,
 )
 _TRAINERS = re.compile(
@@ -208,6 +208,16 @@ class Facts:
                 ):
                     return bool(re.search("check|ckpt|saver|manager", event.value.label, re.IGNORECASE))
         return False
+
+    def restart_loads(self) -> list[Event]:
+        """Return the loads of the file that a restart continues from, and not those of pretrained weights."""
+        sources: set[Value] = set()
+        for value, event in self.loaded.items():
+            if value.kind == "optimizer":
+                for given in event.args.values():
+                    sources |= list_deps(given)
+        loads = [event for event in self.loads if root(event.value) in sources]
+        return loads or self.loads[-1:]
 
     def fullest_save(self) -> Save | None:
         """Return the save with the most entries, those in the training loop first."""

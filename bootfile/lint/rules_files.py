@@ -178,7 +178,7 @@ def _find_whole_objects(facts: Facts) -> Iterator[Finding]:
 def _find_refused(facts: Facts) -> Iterator[Finding]:
     """Find a checkpoint that torch.load() refuses since PyTorch 2.6: it has more than tensors and numbers."""
     loads = []
-    for event in facts.loads:
+    for event in facts.restart_loads():
         is_plain = (
             event.text == "torch.load"
             and "weights_only" not in event.args

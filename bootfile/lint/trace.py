@@ -172,6 +172,9 @@ class Tracer:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 functions.append(node)
         functions.sort(key=_place_of_entry)
+        called = _list_called(module.source.tree)
+        # a function that another one calls comes after it
+        functions = [node for node in functions if node.name not in called] + functions
         for node in functions:
             # a function that another one has called has been walked over
             if node in self._walked:
@@ -1419,6 +1422,15 @@ def list_inner(value: Value) -> list[Value]:
         if dep is not value:
             inner.append(dep)
     return inner
+
+
+def _list_called(tree: ast.Module) -> set[str]:
+    """Return the names of the functions that a module calls or gives to others."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+    return names
 
 
 def _place_of_entry(node: Any) -> tuple[int, int]:
