@@ -82,7 +82,7 @@ class Facts:
             trains = event.name == "backward" or (
                 event.name == "step" and kind_of(event.value) == "optimizer"
             )
-            if trains and event.loops and event.loops[0] not in loops:
+            if trains and event.loops and event.loops[0] not in loops and not _reads_undefined(event):
                 loops.append(event.loops[0])
         return loops
 
@@ -169,6 +169,8 @@ class Facts:
                     "list",
                     "dict",
                 )
+                if kind == "generator" and re.search(r"get_rng_state|get_?state", str(entry.value.key)):
+                    is_vague = False
                 if entry.value.kind == "state" and entry.value.of is not None:
                     is_vague = kind_of(entry.value.of) in ("unknown", "attribute", "none", "option")
                 if is_vague and re.search(KEYS[kind], entry.key.rpartition(".")[2], re.IGNORECASE):
@@ -347,6 +349,16 @@ class Facts:
                     ):
                         trainers.append(event)
         return trainers
+
+
+def _reads_undefined(event: Event) -> bool:
+    """Return whether a loop reads a name that the script does not define: its training does not run."""
+    for loop in event.loops:
+        if loop.iterated is not None:
+            iterated = [loop.iterated, *loop.iterated.deps]
+            if any("undefined" in value.flags for value in iterated):
+                return True
+    return False
 
 
 def is_guarded(event: Event) -> bool:

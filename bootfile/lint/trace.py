@@ -572,7 +572,7 @@ class Tracer:
                 return names[node.id]
         if hasattr(builtins, node.id):
             return Value("module", node.id)
-        return Value("unknown", node.id)
+        return Value("unknown", node.id, flags={"undefined"})
 
     def _of_attribute(self, node: ast.Attribute) -> Value:
         owner = self.value(node.value)

@@ -164,7 +164,8 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
           "resume": 'scheduler.load_state_dict(saved["scheduler"])'},
          {"setup": "scheduler = StepLR(optimizer, 3)", "end": "scheduler.step()",
           "save": '"scheduler": scheduler.state_dict()',
-          "resume": 'for name, part in {"scheduler": scheduler}.items():\n    part.load_state_dict(saved[name])'}],
+          "resume": 'for name, part in {"scheduler": scheduler}.items():\n'
+          "    part.load_state_dict(saved[name])"}],
     ),
     "R202": (
         [{"before": "model.cuda()"}, {"before": 'model = model.to("cuda")'}],
@@ -194,7 +195,7 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     ),
     "R301": (
         [{"next": 'saved["epoch"]'}, {"next": 'saved["epoch"] + 2'}],
-        [{}, {"write": 'state["epoch"] = epoch + 1\ntorch.save(state, "new.pt"); os.replace("new.pt", "last.pt")',
+        [{}, {"write": 'state["epoch"] = epoch + 1\n' + PARTS["write"],
               "next": 'saved["epoch"]'}],
     ),
     "R302": ([{"range": "10"}, {"range": "0, 10", "next": "0"}], [{}, {"range": "10",
@@ -202,7 +203,8 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     "R303": (
         [{"step": 'torch.save({"optimizer": optimizer.state_dict(), "epoch": epoch}, "new.pt")',
         "write": "pass"},
-         {"step": 'if number % 50 == 0:\n    torch.save({"model": model.state_dict(), "epoch": epoch}, "last.pt")'}],
+         {"step": 'if number % 50 == 0:\n'
+          '    torch.save({"model": model.state_dict(), "epoch": epoch}, "last.pt")'}],
         [{}, {"step": 'torch.save({"optimizer": optimizer.state_dict(), "epoch": epoch}, "new.pt")',
         "write": "pass",
               "next": 'saved["epoch"]'}],
