@@ -127,6 +127,9 @@ def _find_all_ranks(facts: Facts) -> Iterator[Finding]:
 
 def _depends_on_rank(event: Event) -> bool:
     for dep in list_deps(_path_of(event)):
+        # memory of the process
+        if "BytesIO" in str(dep.key):
+            return True
         if dep.kind == "rank" or (dep.kind == "unknown" and not dep.deps and dep.path == ""):
             return True
     return False

@@ -320,7 +320,7 @@ class Tracer:
             old = self.value(target)
             if old.kind in ("counter", "model", "list", "dict", "module") or old.kind in values.STATEFUL:
                 continue
-            counter = Value("counter", key, self._path(), part.lineno, of=old, loops=old.loops)
+            counter = Value("counter", key, self._path(), getattr(part, "lineno", 0), of=old, loops=old.loops)
             counter.deps = values.join_deps([old])
             if isinstance(old.key, int) and old.kind == "const":
                 counter.key = old.key
@@ -1187,10 +1187,10 @@ class Tracer:
             base.is_open = True
             base.deps |= values.join_deps(args)
         elif name in ("get", "pop", "setdefault") and args and args[0].kind == "const":
-            part = base.parts.get(args[0].key)
+            taken = base.parts.get(args[0].key)
             if name == "pop":
                 base.parts.pop(args[0].key, None)
-            return part or Value(deps=values.join_deps([base]))
+            return taken or Value(deps=values.join_deps([base]))
         elif name == "pop":
             return Value(deps=values.join_deps([base]))
         elif name == "copy":
@@ -1237,9 +1237,9 @@ class Tracer:
         dotted = called.label
         last = dotted.rpartition(".")[2]
         arguments = _number(args, named)
-        made = self._call_builtin(dotted, args, named, node)
-        if made is not None:
-            return made
+        known = self._call_builtin(dotted, args, named, node)
+        if known is not None:
+            return known
         if last in _STARTERS or dotted.endswith("Process"):
             self._start(args, named, node)
         self._event("call", called, arguments, node, dotted)
