@@ -243,7 +243,7 @@ class Facts:
             given = event.args.get(0) or event.args.get("state_dict") or Value()
             if event.order > first and self.is_in_training(event):
                 continue
-            # target.load_state_dict(model.state_dict()) is no restart
+            # target.load_state_dict(model.state_dict()) does not continue a run
             if root(given).kind == "state" and not values.is_restored(given):
                 continue
             loaded[root(event.value)] = event
