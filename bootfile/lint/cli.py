@@ -17,6 +17,7 @@ Exit codes: 0 no findings, or hints only; 1 findings; 2 bad input.
 from bootfile.console.parser import Parser
 from bootfile.ground.errors import BAD_INPUT, BadInput, print_line, say_error
 from bootfile.lint import engine, show
+from bootfile.lint.findings import Finding
 from bootfile.lint.table import RULES
 
 FINDINGS = 1
@@ -67,7 +68,7 @@ def _explain(rule: str) -> int:
     return 0
 
 
-def _sum_up(findings: list[engine.Finding], count: int) -> str:
+def _sum_up(findings: list[Finding], count: int) -> str:
     wrong = sum(1 for finding in findings if not finding.is_hint)
     hints = len(findings) - wrong
     files = "1 file" if count == 1 else f"{count} files"

@@ -20,7 +20,7 @@ _SAVE_NAME = re.compile(r"save|checkpoint|ckpt|snapshot|persist", re.IGNORECASE)
 _LOAD_NAME = re.compile(r"load|resume|restore|checkpoint|ckpt|recover|continue", re.IGNORECASE)
 _RESUME = re.compile(r"resum|restart|continue_(from|train)", re.IGNORECASE)
 _RANK = re.compile(
-    r"rank|master|\bmain|_main|main_|primary|chief|process|zero|gpu|saver|is_root|device_id|_id\b|\bid\b",
+    r"rank|save|logs|writer|master|\bmain|_main|main_|primary|chief|process|zero|gpu|is_root|device_id|_id\b|\bid\b",
     re.IGNORECASE,
 )
 _TRAINERS = re.compile(
@@ -82,7 +82,7 @@ class Facts:
             trains = event.name == "backward" or (
                 event.name == "step" and kind_of(event.value) == "optimizer"
             )
-            if trains and event.loops and event.loops[0] not in loops:
+            if trains and event.loops and event.loops[0] not in loops and not _reads_undefined(event):
                 loops.append(event.loops[0])
         return loops
 
@@ -169,6 +169,8 @@ class Facts:
                     "list",
                     "dict",
                 )
+                if kind == "generator" and re.search(r"get_rng_state|get_?state", str(entry.value.key)):
+                    is_vague = False
                 if entry.value.kind == "state" and entry.value.of is not None:
                     is_vague = kind_of(entry.value.of) in ("unknown", "attribute", "none", "option")
                 if is_vague and re.search(KEYS[kind], entry.key.rpartition(".")[2], re.IGNORECASE):
@@ -209,6 +211,16 @@ class Facts:
                     return bool(re.search("check|ckpt|saver|manager", event.value.label, re.IGNORECASE))
         return False
 
+    def restart_loads(self) -> list[Event]:
+        """Return the loads of the file that a restart continues from, and not those of pretrained weights."""
+        sources: set[Value] = set()
+        for value, event in self.loaded.items():
+            if value.kind == "optimizer":
+                for given in event.args.values():
+                    sources |= list_deps(given)
+        loads = [event for event in self.loads if root(event.value) in sources]
+        return loads or self.loads[-1:]
+
     def fullest_save(self) -> Save | None:
         """Return the save with the most entries, those in the training loop first."""
         best: Save | None = None
@@ -231,7 +243,7 @@ class Facts:
             given = event.args.get(0) or event.args.get("state_dict") or Value()
             if event.order > first and self.is_in_training(event):
                 continue
-            # target.load_state_dict(model.state_dict()) is no restart
+            # target.load_state_dict(model.state_dict()) does not continue a run
             if root(given).kind == "state" and not values.is_restored(given):
                 continue
             loaded[root(event.value)] = event
@@ -337,6 +349,16 @@ class Facts:
                     ):
                         trainers.append(event)
         return trainers
+
+
+def _reads_undefined(event: Event) -> bool:
+    """Return whether a loop reads a name that the script does not define: its training does not run."""
+    for loop in event.loops:
+        if loop.iterated is not None:
+            iterated = [loop.iterated, *loop.iterated.deps]
+            if any("undefined" in value.flags for value in iterated):
+                return True
+    return False
 
 
 def is_guarded(event: Event) -> bool:

@@ -6,8 +6,9 @@ from bootfile.ground.errors import BadInput
 from bootfile.lint import sources
 
 MOST_MODULES = 150
-# packages that a folder of the same name beside a script does not replace
+# packages that a folder of the same name next to a script does not replace
 _OF_OTHERS = {
+    "bootfile",
     "torch", "torchvision", "numpy", "accelerate", "transformers", "lightning", "pytorch_lightning", "apex",
     "os", "sys", "random", "math", "time", "glob", "json", "argparse", "logging", "copy", "re", "shutil",
     "collections", "itertools", "functools", "typing", "dataclasses", "pathlib", "signal", "pickle", "tqdm",

@@ -127,6 +127,9 @@ def _find_all_ranks(facts: Facts) -> Iterator[Finding]:
 
 def _depends_on_rank(event: Event) -> bool:
     for dep in list_deps(_path_of(event)):
+        # memory of the process
+        if "BytesIO" in str(dep.key):
+            return True
         if dep.kind == "rank" or (dep.kind == "unknown" and not dep.deps and dep.path == ""):
             return True
     return False
@@ -178,7 +181,7 @@ def _find_whole_objects(facts: Facts) -> Iterator[Finding]:
 def _find_refused(facts: Facts) -> Iterator[Finding]:
     """Find a checkpoint that torch.load() refuses since PyTorch 2.6: it has more than tensors and numbers."""
     loads = []
-    for event in facts.loads:
+    for event in facts.restart_loads():
         is_plain = (
             event.text == "torch.load"
             and "weights_only" not in event.args

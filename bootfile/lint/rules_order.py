@@ -379,6 +379,9 @@ def _find_accelerate_skips(facts: Facts) -> Iterator[Finding]:
 
 def _find_set_epoch(facts: Facts) -> Iterator[Finding]:
     """Find a DistributedSampler whose set_epoch() is not called, or with a wrong argument."""
+    # a loader of Bootfile calls it
+    if facts.uses(r"\bbootfile\b"):
+        return
     calls = [event for event in facts.calls(r"^set_epoch$") if event.name == "method"]
     for event in facts.select("iterate"):
         loader = root(event.value)

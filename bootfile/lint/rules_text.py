@@ -90,6 +90,8 @@ def _check_listing(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Ite
     classes = [part for part in above if isinstance(part, ast.ClassDef)]
     if not functions or not classes or not _is_dataset(classes[0]):
         return
+    if _becomes_keys(above, functions[-1]):
+        return
     in_dict = isinstance(above[0], ast.comprehension) and isinstance(above[1], ast.DictComp)
     if functions[-1].name in ("__getitem__", "__len__") or in_dict or _loses_order(above):
         return
@@ -100,6 +102,18 @@ def _check_listing(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Ite
         "machine does not have"
     )
     yield Finding(path, node.lineno, "R402", text)
+
+
+def _becomes_keys(above: list[ast.AST], function: ast.AST) -> bool:
+    """Return whether what is listed becomes the keys of a dict, whose order the script sets elsewhere."""
+    statement = next((part for part in above if isinstance(part, ast.Assign)), None)
+    if statement is None:
+        return False
+    target = unparse(statement.targets[0])
+    for part in ast.walk(function):
+        if isinstance(part, ast.DictComp) and unparse(part.generators[0].iter) == target:
+            return True
+    return False
 
 
 def _is_dataset(node: ast.ClassDef) -> bool:

@@ -172,6 +172,9 @@ class Tracer:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 functions.append(node)
         functions.sort(key=_place_of_entry)
+        called = _list_called(module.source.tree)
+        # a function that another one calls comes after it
+        functions = [node for node in functions if node.name not in called] + functions
         for node in functions:
             # a function that another one has called has been walked over
             if node in self._walked:
@@ -317,7 +320,7 @@ class Tracer:
             old = self.value(target)
             if old.kind in ("counter", "model", "list", "dict", "module") or old.kind in values.STATEFUL:
                 continue
-            counter = Value("counter", key, self._path(), part.lineno, of=old, loops=old.loops)
+            counter = Value("counter", key, self._path(), getattr(part, "lineno", 0), of=old, loops=old.loops)
             counter.deps = values.join_deps([old])
             if isinstance(old.key, int) and old.kind == "const":
                 counter.key = old.key
@@ -569,7 +572,7 @@ class Tracer:
                 return names[node.id]
         if hasattr(builtins, node.id):
             return Value("module", node.id)
-        return Value("unknown", node.id)
+        return Value("unknown", node.id, flags={"undefined"})
 
     def _of_attribute(self, node: ast.Attribute) -> Value:
         owner = self.value(node.value)
@@ -1184,10 +1187,10 @@ class Tracer:
             base.is_open = True
             base.deps |= values.join_deps(args)
         elif name in ("get", "pop", "setdefault") and args and args[0].kind == "const":
-            part = base.parts.get(args[0].key)
+            taken = base.parts.get(args[0].key)
             if name == "pop":
                 base.parts.pop(args[0].key, None)
-            return part or Value(deps=values.join_deps([base]))
+            return taken or Value(deps=values.join_deps([base]))
         elif name == "pop":
             return Value(deps=values.join_deps([base]))
         elif name == "copy":
@@ -1234,9 +1237,9 @@ class Tracer:
         dotted = called.label
         last = dotted.rpartition(".")[2]
         arguments = _number(args, named)
-        made = self._call_builtin(dotted, args, named, node)
-        if made is not None:
-            return made
+        known = self._call_builtin(dotted, args, named, node)
+        if known is not None:
+            return known
         if last in _STARTERS or dotted.endswith("Process"):
             self._start(args, named, node)
         self._event("call", called, arguments, node, dotted)
@@ -1419,6 +1422,15 @@ def list_inner(value: Value) -> list[Value]:
         if dep is not value:
             inner.append(dep)
     return inner
+
+
+def _list_called(tree: ast.Module) -> set[str]:
+    """Return the names of the functions that a module calls or gives to others."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+    return names
 
 
 def _place_of_entry(node: Any) -> tuple[int, int]:

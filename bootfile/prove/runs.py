@@ -81,6 +81,8 @@ def run(
         notes += [f"not checked: {line}" for line in (*job.unchecked, *uncovered)]
         notes += [f"note: {line}" for line in limits]
         print(text, *notes, sep="\n")
+        if exit_code == DIFFERS and args.compare:
+            _print_findings(args.job)
         if args.to:
             facts = proof.describe(job, code, rows, (text, exit_code), notes)
             proof.write(args.to, record, facts)
@@ -142,6 +144,20 @@ def _explain_bits(folder: str) -> str:
     if "benchmark" in str(facts.get("cuDNN")).split():
         return f"{facts['GPU']}: cuDNN takes the algorithm that is fastest by time: {_BENCHMARK} = False"
     return ""
+
+
+def _print_findings(script: str) -> None:
+    """Print what `bootfile lint` finds in a script whose restart differs: it may explain the difference."""
+    from bootfile.lint import engine  # only after a difference
+
+    try:
+        findings = [finding for finding in engine.lint(script) if not finding.is_hint]
+    except BadInput:  # it is not Python, or cannot be read
+        return
+    for finding in findings:
+        print(f"lint: {finding.path}:{finding.line}: {finding.rule} {finding.message}")
+    if findings:
+        print(f"lint: bootfile lint {script} shows the fixes")
 
 
 def _run_all(job: Job) -> list[Row]:

@@ -99,8 +99,10 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
         [{"setup": "scheduler = StepLR(optimizer, 3)", "end": "scheduler.step()"},
          {"setup": "plateau = ReduceLROnPlateau(optimizer)", "end": "plateau.step(loss)"}],
         [{"setup": "scheduler = StepLR(optimizer, 3)", "end": "scheduler.step()",
-          "save": '"scheduler": scheduler.state_dict()', "resume": 'scheduler.load_state_dict(saved["scheduler"])'},
-         {"before": "scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=start - 1)", "end": "scheduler.step()"},
+          "save": '"scheduler": scheduler.state_dict()',
+          "resume": 'scheduler.load_state_dict(saved["scheduler"])'},
+         {"before": "scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=start - 1)",
+         "end": "scheduler.step()"},
          {"setup": "scheduler = StepLR(optimizer, 3)", "end": "scheduler.step(epoch)"}],
     ),
     "R104": (
@@ -112,13 +114,15 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     ),
     "R105": (
         [{"setup": EMA, "step": UPDATE},
-         {"setup": "ema = torch.optim.swa_utils.AveragedModel(model)", "step": "ema.update_parameters(model)"}],
+         {"setup": "ema = torch.optim.swa_utils.AveragedModel(model)",
+         "step": "ema.update_parameters(model)"}],
         [{"setup": EMA, "step": UPDATE, "save": '"average": average.state_dict()',
           "resume": 'average.load_state_dict(saved["average"])'},
          {"setup": "teacher = copy.deepcopy(model)", "batch": "teacher(batch)"}],
     ),
     "R106": (
-        [{"setup": "g = torch.Generator().manual_seed(1)\nloader = DataLoader(data, 8, shuffle=True, generator=g)"},
+        [{"setup": "g = torch.Generator().manual_seed(1)\nloader = "
+        "DataLoader(data, 8, shuffle=True, generator=g)"},
          {"setup": "rng = np.random.default_rng(0)", "batch": "batch = batch * rng.random()"}],
         [{"setup": "g = torch.Generator()\nloader = DataLoader(data, 8, shuffle=True, generator=g)",
           "begin": "g.manual_seed(epoch)"},
@@ -127,49 +131,62 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     ),
     "R107": (
         [{"setup": "patience = 0", "end": STOP}, {"setup": "steps = 0", "step": RATE}],
-        [{"setup": "patience = 0", "end": STOP, "save": '"patience": patience', "resume": 'patience = saved["patience"]'},
+        [{"setup": "patience = 0", "end": STOP, "save": '"patience": patience',
+        "resume": 'patience = saved["patience"]'},
          {"setup": "steps = 0", "step": RATE, "before": "steps = start * len(loader)"}],
     ),
     "R108": (
         [{"setup": "best = 1e9", "end": BEST},
-         {"setup": "best_loss = float(1000)\nbest_loss = 1000", "end": BEST.replace("best", "best_loss").replace(
+         {"setup": "best_loss = float(1000)\nbest_loss = 1000", "end": BEST.replace("best",
+         "best_loss").replace(
              "best_loss.pt", "best.pt")}],
         [{"setup": "best = 1e9", "end": BEST, "save": '"best": best', "resume": 'best = saved["best"]'},
          {"begin": "best = 1e9", "end": BEST}],
     ),
     "R109": (
-        [{"setup": "head = nn.Linear(4, 4)\noptimizer = torch.optim.SGD([*model.parameters(), *head.parameters()])"},
-         {"setup": "loss_net = nn.Linear(4, 1)\nother = torch.optim.SGD(loss_net.parameters())", "step": "other.step()",
+        [{"setup": "head = nn.Linear(4, 4)\noptimizer = "
+        "torch.optim.SGD([*model.parameters(), *head.parameters()])"},
+         {"setup": "loss_net = nn.Linear(4, 1)\nother = torch.optim.SGD(loss_net.parameters())",
+         "step": "other.step()",
           "save": '"other": other.state_dict()', "resume": 'other.load_state_dict(saved["other"])'}],
-        [{"setup": "head = nn.Linear(4, 4)\noptimizer = torch.optim.SGD([*model.parameters(), *head.parameters()])",
+        [{"setup": "head = nn.Linear(4, 4)\noptimizer = "
+        "torch.optim.SGD([*model.parameters(), *head.parameters()])",
           "save": '"head": head.state_dict()', "resume": 'head.load_state_dict(saved["head"])'},
          {"setup": "head = nn.Linear(4, 4)", "batch": "head(batch)"}],
     ),
     "R201": (
         [{"setup": "scheduler = StepLR(optimizer, 3)", "end": "scheduler.step()",
           "save": '"scheduler": scheduler.state_dict()'},
-         {"setup": "scaler = torch.amp.GradScaler()", "step": SCALED, "save": '"scaler": scaler.state_dict()'}],
+         {"setup": "scaler = torch.amp.GradScaler()", "step": SCALED,
+         "save": '"scaler": scaler.state_dict()'}],
         [{"setup": "scheduler = StepLR(optimizer, 3)", "end": "scheduler.step()",
-          "save": '"scheduler": scheduler.state_dict()', "resume": 'scheduler.load_state_dict(saved["scheduler"])'},
+          "save": '"scheduler": scheduler.state_dict()',
+          "resume": 'scheduler.load_state_dict(saved["scheduler"])'},
          {"setup": "scheduler = StepLR(optimizer, 3)", "end": "scheduler.step()",
           "save": '"scheduler": scheduler.state_dict()',
-          "resume": 'for name, part in {"scheduler": scheduler}.items():\n    part.load_state_dict(saved[name])'}],
+          "resume": 'for name, part in {"scheduler": scheduler}.items():\n'
+          "    part.load_state_dict(saved[name])"}],
     ),
     "R202": (
         [{"before": "model.cuda()"}, {"before": 'model = model.to("cuda")'}],
-        [{"before": "model.to(torch.float32)"}, {"top": "model = nn.Linear(4, 4).cuda()", "before": "model.train()"}],
+        [{"before": "model.to(torch.float32)"}, {"top": "model = nn.Linear(4, 4).cuda()",
+        "before": "model.train()"}],
     ),
     "R203": (
         [{"before": "scheduler = CosineAnnealingLR(optimizer, 10)", "end": "scheduler.step()"},
-         {"before": "scheduler = LambdaLR(optimizer, lambda epoch: 0.9)\nscheduler.load_state_dict(saved['s'])",
+         {"before": "scheduler = LambdaLR(optimizer, lambda epoch: "
+         "0.9)\nscheduler.load_state_dict(saved['s'])",
           "end": "scheduler.step()", "save": '"s": scheduler.state_dict()'}],
         [{"setup": "scheduler = CosineAnnealingLR(optimizer, 10)", "end": "scheduler.step()"},
-         {"before": "scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=start - 1)", "end": "scheduler.step()"}],
+         {"before": "scheduler = CosineAnnealingLR(optimizer, 10, last_epoch=start - 1)",
+         "end": "scheduler.step()"}],
     ),
     "R204": (
-        [{"setup": "g = torch.Generator()\nloader = DataLoader(data, 8, shuffle=True, generator=g)\nrows = iter(loader)",
+        [{"setup": "g = torch.Generator()\nloader = DataLoader(data, 8, "
+        "shuffle=True, generator=g)\nrows = iter(loader)",
           "resume": 'g.set_state(saved["g"])', "save": '"g": g.get_state()'},
-         {"setup": "from torchdata.stateful_dataloader import StatefulDataLoader\nloader = StatefulDataLoader(data, 8)\n"
+         {"setup": "from torchdata.stateful_dataloader import "
+         "StatefulDataLoader\nloader = StatefulDataLoader(data, 8)\n"
           "rows = iter(loader)", "resume": 'loader.load_state_dict(saved["loader"])',
           "save": '"loader": loader.state_dict()'}],
         [{"setup": "g = torch.Generator()\nloader = DataLoader(data, 8, shuffle=True, generator=g)",
@@ -178,24 +195,30 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     ),
     "R301": (
         [{"next": 'saved["epoch"]'}, {"next": 'saved["epoch"] + 2'}],
-        [{}, {"write": 'state["epoch"] = epoch + 1\ntorch.save(state, "new.pt"); os.replace("new.pt", "last.pt")',
+        [{}, {"write": 'state["epoch"] = epoch + 1\n' + PARTS["write"],
               "next": 'saved["epoch"]'}],
     ),
-    "R302": ([{"range": "10"}, {"range": "0, 10", "next": "0"}], [{}, {"range": "10", "begin": "if epoch < start:\n    continue"}]),
+    "R302": ([{"range": "10"}, {"range": "0, 10", "next": "0"}], [{}, {"range": "10",
+    "begin": "if epoch < start:\n    continue"}]),
     "R303": (
-        [{"step": 'torch.save({"optimizer": optimizer.state_dict(), "epoch": epoch}, "new.pt")', "write": "pass"},
-         {"step": 'if number % 50 == 0:\n    torch.save({"model": model.state_dict(), "epoch": epoch}, "last.pt")'}],
-        [{}, {"step": 'torch.save({"optimizer": optimizer.state_dict(), "epoch": epoch}, "new.pt")', "write": "pass",
+        [{"step": 'torch.save({"optimizer": optimizer.state_dict(), "epoch": epoch}, "new.pt")',
+        "write": "pass"},
+         {"step": 'if number % 50 == 0:\n'
+          '    torch.save({"model": model.state_dict(), "epoch": epoch}, "last.pt")'}],
+        [{}, {"step": 'torch.save({"optimizer": optimizer.state_dict(), "epoch": epoch}, "new.pt")',
+        "write": "pass",
               "next": 'saved["epoch"]'}],
     ),
     "R304": (
         [{"resume": SKIP, "save": PLACE, "batch": "if number < skipped:\n    continue"},
          {"resume": SKIP, "save": PLACE, "batch": "if skipped > number:\n    continue"}],
         [{"resume": SKIP, "save": PLACE, "batch": "if epoch == start and number < skipped:\n    continue"},
-         {"resume": SKIP, "save": PLACE, "batch": "if number < skipped:\n    continue", "end": "skipped = 0"}],
+         {"resume": SKIP, "save": PLACE, "batch": "if number < skipped:\n    continue",
+         "end": "skipped = 0"}],
     ),
     "R305": (
-        [{"setup": SHUFFLED, "resume": SKIP, "save": PLACE, "batch": "if epoch == start and number < skipped:\n    continue"},
+        [{"setup": SHUFFLED, "resume": SKIP, "save": PLACE,
+        "batch": "if epoch == start and number < skipped:\n    continue"},
          {"setup": SHUFFLED, "resume": SKIP, "save": PLACE,
           "begin": "for rows in itertools.islice(loader, skipped, None):\n    pass"}],
         [{"resume": SKIP, "save": PLACE, "batch": "if epoch == start and number < skipped:\n    continue"},
@@ -208,20 +231,24 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
          {"top": "import accelerate", "setup": SHUFFLED, "resume": SKIP,
           "begin": "if epoch == start:\n    rest = accelerate.skip_first_batches(loader, skipped)"}],
         [{"top": "from accelerate import skip_first_batches", "setup": SHUFFLED, "resume": SKIP,
-          "begin": "loader.set_epoch(epoch)\nif epoch == start:\n    rest = skip_first_batches(loader, skipped)"},
+          "begin": "loader.set_epoch(epoch)\nif epoch == start:\n    rest = "
+          "skip_first_batches(loader, skipped)"},
          {"top": "from accelerate import skip_first_batches", "resume": SKIP,
           "setup": "loader = DataLoader(data, 8, shuffle=False)",
           "begin": "if epoch == start:\n    rest = skip_first_batches(loader, skipped)"}],
     ),
     "R307": (
         [{"setup": DISTRIBUTED},
-         {"setup": DISTRIBUTED + "\nval_sampler = DistributedSampler(data)", "begin": "val_sampler.set_epoch(epoch)"}],
+         {"setup": DISTRIBUTED + "\nval_sampler = DistributedSampler(data)",
+         "begin": "val_sampler.set_epoch(epoch)"}],
         [{"setup": DISTRIBUTED, "begin": "sampler.set_epoch(epoch)"},
          {"setup": DISTRIBUTED.replace("(data)", "(data, shuffle=False)")}],
     ),
     "R308": (
-        [{"setup": DISTRIBUTED, "begin": "sampler.set_epoch(0)"}, {"setup": DISTRIBUTED, "begin": "sampler.set_epoch(epoch=1)"}],
-        [{"setup": DISTRIBUTED, "begin": "sampler.set_epoch(epoch)"}, {"setup": DISTRIBUTED, "begin": "sampler.set_epoch(epoch + 1)"}],
+        [{"setup": DISTRIBUTED, "begin": "sampler.set_epoch(0)"}, {"setup": DISTRIBUTED,
+        "begin": "sampler.set_epoch(epoch=1)"}],
+        [{"setup": DISTRIBUTED, "begin": "sampler.set_epoch(epoch)"}, {"setup": DISTRIBUTED,
+        "begin": "sampler.set_epoch(epoch + 1)"}],
     ),
     "R401": (
         [{"top": "torch.manual_seed(0)", "setup": SHUFFLED},
@@ -240,21 +267,26 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
     ),
     "R403": (
         [{"top": "numbers = {word: number for number, word in enumerate(set('a b'.split()))}"},
-         {"top": "classes = list(set('a b'.split()))\nnumbers = {name: k for k, name in enumerate(classes)}"}],
+         {"top": "classes = list(set('a b'.split()))\nnumbers = {name: k for "
+         "k, name in enumerate(classes)}"}],
         [{"top": "numbers = {word: number for number, word in enumerate(sorted(set('a b'.split())))}"},
          {"top": "classes = list(set('a b'.split()))\nclasses.sort()\nnumbers = dict(enumerate(classes))"}],
     ),
     "R404": (
-        [{"top": "name = 'a'\nis_val = hash(name) % 10 == 0"}, {"top": "seed = abs(hash(os.getcwd())) % 1000"}],
+        [{"top": "name = 'a'\nis_val = hash(name) % 10 == 0"},
+        {"top": "seed = abs(hash(os.getcwd())) % 1000"}],
         [{"top": "import zlib\nis_val = zlib.crc32(b'a') % 10 == 0"}, {"top": "key = hash((1, 2)) % 10"}],
     ),
     "R501": (
-        [{"write": 'torch.save(state, "last.pt")'}, {"write": 'torch.save(state, os.path.join("out", "last.pt"))'}],
+        [{"write": 'torch.save(state, "last.pt")'},
+        {"write": 'torch.save(state, os.path.join("out", "last.pt"))'}],
         [{"write": 'torch.save(state, f"epoch_{epoch}.pt")'}, {}],
     ),
     "R502": (
-        [{"top": 'newest = sorted(glob.glob("checkpoint_*.pt"))[-1]', "write": 'torch.save(state, f"checkpoint_{epoch}.pt")'},
-         {"top": 'newest = max(os.listdir("checkpoints"))', "write": 'torch.save(state, f"checkpoints/{epoch}.pt")'}],
+        [{"top": 'newest = sorted(glob.glob("checkpoint_*.pt"))[-1]',
+        "write": 'torch.save(state, f"checkpoint_{epoch}.pt")'},
+         {"top": 'newest = max(os.listdir("checkpoints"))',
+         "write": 'torch.save(state, f"checkpoints/{epoch}.pt")'}],
         [{"top": 'newest = max(glob.glob("checkpoint_*.pt"), key=os.path.getmtime)',
           "write": 'torch.save(state, f"checkpoint_{epoch}.pt")'},
          {"top": 'newest = sorted(glob.glob("checkpoint_*.pt"))[-1]',
@@ -271,13 +303,16 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
           "resume": 'np.random.set_state(saved["random"])'}],
         [{"save": '"random": torch.get_rng_state()', "resume": 'torch.set_rng_state(saved["random"])'},
          {"top": DDP, "end": "states = [None, None]\ndist.all_gather_object(states, torch.get_rng_state())",
-          "save": '"random": states', "write": RANK_0, "resume": 'torch.set_rng_state(saved["random"][rank])'}],
+          "save": '"random": states', "write": RANK_0,
+          "resume": 'torch.set_rng_state(saved["random"][rank])'}],
     ),
-    "R505": ([{"model": "model"}, {"end": 'torch.save(model, "whole.pt")'}], [{}, {"end": 'torch.save(model.state_dict(), "w.pt")'}]),
+    "R505": ([{"model": "model"}, {"end": 'torch.save(model, "whole.pt")'}], [{},
+    {"end": 'torch.save(model.state_dict(), "w.pt")'}]),
     "R506": (
         [{"top": "import argparse\nargs = argparse.ArgumentParser().parse_args()", "save": '"args": args'},
          {"save": '"numpy": np.random.get_state()', "resume": 'np.random.set_state(saved["numpy"])'}],
-        [{"top": "import argparse\nargs = argparse.ArgumentParser().parse_args()", "save": '"args": vars(args)'},
+        [{"top": "import argparse\nargs = argparse.ArgumentParser().parse_args()",
+        "save": '"args": vars(args)'},
          {"top": "import argparse\nargs = argparse.ArgumentParser().parse_args()", "save": '"args": args',
           "load": ", weights_only=False"}],
     ),
@@ -287,13 +322,16 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
          {"before": "model = DistributedDataParallel(model)", "model": "model.module.state_dict()"}],
     ),
     "R602": (
-        [{"batch": "if number % 4 == 0:\n    optimizer.step()", "step": "if number % 10 == 0:\n    torch.save("
+        [{"batch": "if number % 4 == 0:\n    optimizer.step()",
+        "step": "if number % 10 == 0:\n    torch.save("
           '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"},
-         {"batch": "if (number + 1) % 4 == 0:\n    optimizer.step()", "step": "if number % 100 == 99:\n    torch.save("
+         {"batch": "if (number + 1) % 4 == 0:\n    optimizer.step()",
+         "step": "if number % 100 == 99:\n    torch.save("
           '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"}],
         [{"batch": "if number % 4 == 0:\n    optimizer.step()\n    if number % 100 == 0:\n        torch.save("
           '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"},
-         {"batch": "if number % 1 == 0:\n    optimizer.step()", "step": "if number % 10 == 0:\n    torch.save("
+         {"batch": "if number % 1 == 0:\n    optimizer.step()",
+         "step": "if number % 10 == 0:\n    torch.save("
           '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"}],
     ),
 }  # fmt: skip

@@ -71,7 +71,8 @@ FAULTS = [
     Fault("trainer", "newest by name", ((
           r'max(paths, key=lambda path: int(re.findall(r"\d+", path)[-1]), default=None)',
               "sorted(paths)[-1]"),
-          ('        paths = glob.glob(os.path.join(self.args.out, "epoch_*.pt"))\n        return sorted(paths)[-1]',
+          ('        paths = glob.glob(os.path.join(self.args.out, "epoch_*.pt"))\n'
+           "        return sorted(paths)[-1]",
            '        return sorted(glob.glob(os.path.join(self.args.out, "epoch_*.pt")))[-1]')), "R502"),
     Fault("trainer", "generator is not seeded in the loop",
           (("torch.Generator()\n", "torch.Generator().manual_seed(0)\n"),

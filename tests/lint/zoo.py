@@ -98,7 +98,7 @@ def _evaluate(node):
 
 
 def specialize(text: str, constants: dict[str, object], removed: dict[str, list[str]]) -> str:
-    """Return a script in which names have constant values. removed: text of a statement -> what replaces it."""
+    """Return a script whose names have constant values. removed: text of a statement -> what replaces it."""
     lines = text
     for old, new in removed.items():
         if old not in lines:
