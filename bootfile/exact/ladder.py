@@ -1,4 +1,4 @@
-"""The old states of a run that stay beside the newest ones, and the disk that they take.
+"""The old states of a run that stay in addition to the newest ones, and the disk that they take.
 
 With a distance of E steps, the first whole state of the steps E..2E-1 stays, of 2E..3E-1, and so on. A state
 is saved at each multiple of E. If that save was late or has failed, or if the file is damaged, the next state
@@ -51,10 +51,10 @@ def describe(saver: Any, total_steps: int | None, size: int, objects: Iterable[A
             if not isinstance(value, torch.optim.Optimizer):
                 continue
             added = _size_of_later(value)
-            if added is None:  # not an optimizer of torch: nobody knows what it will keep
+            if added is None:  # not an optimizer of torch: what it will keep is not known
                 about = "at least "
             size += added or 0
-    kept = f"beside the newest {saver.keep}"
+    kept = f"and the newest {saver.keep}"
     line = f"a state stays after every {every} steps, {kept}: {about}{_name(size)} each"
     if total_steps is None:
         return line

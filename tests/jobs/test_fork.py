@@ -31,7 +31,7 @@ STEPS = 24
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory):
-    """Return the folder of the old run, which nobody may write."""
+    """Return the folder of the old run, which is read-only."""
     folder = tmp_path_factory.mktemp("old") / "run"
     words = ("--epochs=4", "--save_every=4", "--keep=2", "--keep_every=8", f"--output_dir={folder}")
     run(*JOB, *words)

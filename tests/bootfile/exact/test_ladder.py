@@ -1,4 +1,4 @@
-"""A sparse row of old states stays beside the newest ones, and the run says how much disk it takes."""
+"""A sparse row of old states stays next to the newest ones, and the run says how much disk it takes."""
 
 import os
 import re
@@ -97,7 +97,7 @@ def test_a_job_keeps_a_row_and_says_what_it_takes(tmp_path):
     assert steps(tmp_path / "checkpoints") == [5, 10, 15, 18, 20]
     [line] = re.findall(r"^a state stays after every 5 steps.*$", first, re.MULTILINE)
     assert re.search(
-        r"beside the newest 2: about 1\.\d+ MB each, 6 states and [\d.]+ MB after step 20$", line
+        r"and the newest 2: about 1\.\d+ MB each, 6 states and [\d.]+ MB after step 20$", line
     ), line
     size = (tmp_path / "checkpoints" / "step_20.pt").stat().st_size
     assert float(re.search(r"about ([\d.]+) MB each", line)[1]) * 1e6 == pytest.approx(size, rel=0.1)
@@ -119,7 +119,7 @@ def test_a_loop_of_ones_own_keeps_a_row(tmp_path):
     assert LOOP.count("save_every=10") == 1
     (tmp_path / "loop.py").write_text(LOOP.replace("save_every=10", "save_every=10, keep=1, keep_every=25"))
     shown = run("loop.py", "OUT", cwd=tmp_path, env=PATH).stdout
-    assert "a state stays after every 25 steps, beside the newest 1: about" in shown
+    assert "a state stays after every 25 steps, and the newest 1: about" in shown
     assert steps(tmp_path / "OUT" / "checkpoints") == [25, 50, 75, 93]
 
 
