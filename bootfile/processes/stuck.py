@@ -23,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,7 @@ class Watch:
         self.at = time.monotonic()  # of the last thing that has moved
         self.line = ""  # the last one that this process has printed
         self.is_ending = False  # the thread ends this process
+        self.at_loss: Callable[[], object] | None = None  # called when this rank has lost another one
         self._is_longer = True
         self._batches = waits.batches
         self._durations: collections.deque[float] = collections.deque(maxlen=_STEPS)
@@ -369,6 +371,8 @@ def explain(error: BaseException) -> None:
         time.sleep(2 * _FAREWELL)
     first_line = next(iter(str(error).splitlines()), "")
     is_contact = isinstance(error, RuntimeError) and _CONTACT.search(f"{type(error).__name__} {first_line}")
+    if is_contact and watch.at_loss:  # at once: a launcher may end this process after some seconds
+        watch.at_loss()
     if watch._peers and is_contact:
         if watch.line and re.search("time(d )?out", str(error), re.IGNORECASE):
             print_line(watch.line)

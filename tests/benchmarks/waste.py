@@ -1,4 +1,4 @@
-"""The steps that are computed twice after a kill, with default options.
+"""The steps that are computed twice after a kill, with default options: with and without the survivors' save.
 
     python -m tests.benchmarks.waste
     python -m tests.benchmarks.waste --kills 9 --epoch 100 --milliseconds 50
@@ -9,7 +9,7 @@ the two epochs that follow its restart, and continues. Each way of killing has a
     SIGTERM         all processes get it, as from a platform that gives notice
     a rank          SIGKILL of the last process
     a node          SIGKILL of the processes of the last node
-    first node      SIGKILL of the processes of the first one
+    first node      SIGKILL of those of the first one: no survivor has the state that is saved
 
 Step N is computed twice if its end was printed before the kill, and the restart trains it again.
 """
@@ -39,9 +39,13 @@ import os, sys, time
 sys.path.insert(0, ROOT)
 import torch
 from bootfile import BatchSampler, Exact, map_style_loader
+from bootfile.exact import survivor
 
+if not SAVES:
+    survivor.can_survive = lambda run: False  # as in version 0.33
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
+torch.manual_seed(0)
 samples = 8 * EPOCH
 data = torch.utils.data.TensorDataset(torch.randn(samples, 16), torch.randn(samples, 1))
 loader = map_style_loader(data, BatchSampler(samples, 8, 0, epochs=10**6), torch.device("cpu"))
@@ -65,10 +69,10 @@ for _ in loader.epochs_from(run.resume()):
 """
 
 
-def measure(folder: str, args: argparse.Namespace, way: str) -> list[int]:
+def measure(folder: str, args: argparse.Namespace, way: str, saves: bool) -> list[int]:
     """Return the steps that were computed twice after each kill. folder: empty."""
     script = os.path.join(folder, "loop.py")
-    settings = f"ROOT, EPOCH, MILLISECONDS = {(str(ROOT), args.epoch, args.milliseconds)!r}\n"
+    settings = f"ROOT, EPOCH, MILLISECONDS, SAVES = {(str(ROOT), args.epoch, args.milliseconds, saves)!r}\n"
     with open(script, "w", encoding="utf-8") as file:
         file.write(settings + LOOP)
     random.seed(0)  # the moments are the same for all ways
@@ -108,10 +112,13 @@ def main() -> None:
     args = parser.parse_args()
     with conditions():
         print(f"{_RANKS} processes, {args.epoch} steps of {args.milliseconds} ms in an epoch, n={args.kills}")
-        print("\n| killed | steps computed twice |\n|---|---|", flush=True)
+        print("\n| killed | steps computed twice | without the survivors' save |\n|---|---|---|", flush=True)
         for way in args.ways.split(","):
-            with tempfile.TemporaryDirectory() as folder:
-                print(f"| {way} | {spread(measure(folder, args, way), '.0f')} |", flush=True)
+            cells = []
+            for saves in (True, False):
+                with tempfile.TemporaryDirectory() as folder:
+                    cells.append(spread(measure(folder, args, way, saves), ".0f"))
+            print(f"| {way} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
