@@ -19,8 +19,8 @@ from bootfile import Exact
 # script and its words -> (files, lines)
 BUDGETS = {
     "exact.py OUT": (44, 5790),  # aim: 26, 3500
-    "guides/own_loop/after.py OUT": (62, 8570),  # aim: lines 4400
-    f"jobs/train.py {' '.join(QUICK)} --max_steps=1 --output_dir=OUT": (114, 14780),  # aim: 55, 8500
+    "guides/own_loop/after.py OUT": (62, 8660),  # aim: lines 4400
+    f"jobs/train.py {' '.join(QUICK)} --max_steps=1 --output_dir=OUT": (114, 14880),  # aim: 55, 8500
 }
 # It runs a script as __main__, and writes the paths of what it has loaded, also if the script ends itself.
 LIST = """

@@ -457,8 +457,7 @@ class Exact:
     # What a Survivor asks, when another rank is lost.
 
     def ended_unasked(self) -> bool:
-        """Return whether the present step has ended but for its vote, because the loop has not called
-        accepts()."""
+        """Return whether only the vote of the present step is missing: the loop has not called accepts()."""
         return self._ended == self.loader.step and not self._guard.has_voted
 
     def end_batch(self) -> bool:
