@@ -170,7 +170,7 @@ def test_a_step_that_is_saved_already_is_not_saved_again(tmp_path):
 
 @pytest.mark.faults
 def test_a_job_whose_launcher_ends_the_other_ranks(tmp_path):
-    words = ["jobs/train_ddp.py", *QUICK, "--processes_per_node=2", "--epochs=3", "--report_every=1"]
+    words = ["jobs/train_ddp.py", *QUICK, "--processes_per_node=2", "--epochs=1", "--report_every=1"]
     run(*words, "--save_every=1000", f"--output_dir={tmp_path / 'whole'}")
     words += ["--save_every=1000", f"--output_dir={tmp_path / 'killed'}"]
     job = start(*words, fresh=True)
