@@ -5,8 +5,8 @@ From the end of a step to the next optimizer step only buffers change, such as B
 once the buffers are restored. Only the receipt lacks samples: those of the other ranks since its last record.
 The next start reads them again, and adds them (Loader.lead()).
 
-A model in parts has no such state, and with NCCL the host does not learn of the loss. Objects that are neither
-modules nor optimizers may change at any time.
+A model in parts has no such state, and with NCCL the host does not learn of the loss. Objects that are
+neither modules nor optimizers may change at any time.
 """
 
 import time
