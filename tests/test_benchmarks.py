@@ -146,3 +146,11 @@ def test_the_loaders_of_tars_take_the_names_of_imagenet(ending, tmp_path):
     loaders.link_images(str(tmp_path / "images"), str(tmp_path / "source"), 128)
     row = loaders.Tars(str(tmp_path), 128)
     assert [loaders.describe_batch(images)[0] for images in row.batches()] == [64, 64]
+
+
+@pytest.mark.faults
+def test_waste():
+    small = ("--kills=1", "--epoch=8", "--milliseconds=20", "--ways=a rank")
+    printed = run("-m", "tests.benchmarks.waste", *small).stdout
+    row = r"^\| a rank \| [01] \([01]-[01]\) \| \d+ \(\d+-\d+\) \|$"
+    assert re.search(row, printed, re.MULTILINE), printed

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from bootfile.exact.loss_means import LabelMeanWatcher
     from bootfile.exact.pace import Pace
     from bootfile.exact.replicas import Replicas
+    from bootfile.exact.survivor import Survivor
     from bootfile.processes.stuck import Watch
 
 _EPOCH = Interval(1, "epoch")
@@ -175,6 +176,8 @@ class Exact:
         self._steps: OptimizerSteps | None = None
         self._replicas: Replicas | None = None  # if there are several ranks
         self.pace: Pace | None = None  # as well
+        self.may_survive = True  # False: a rank keeps more than the state, which is lost with it
+        self._survivor: Survivor | None = None  # if rank 0 can save without the others
         self._label_mean: LabelMeanWatcher | None = None  # if gradients are averaged
         self._first = 0  # the first step of this process
         self._ended = 0  # steps that end_step() has counted
@@ -280,6 +283,8 @@ class Exact:
         self._progress = stuck.start(
             self.saver.folder, step, *self._stuck_options, tells_ends=not self.processes.may_change
         )
+        if self._survivor and ranks.is_first():
+            self._progress.at_loss = self._survivor.save
 
     def announce(self, step: int) -> None:
         """Say which processes continue, and do what their last step had still to do, because rank 0 may have
@@ -339,6 +344,8 @@ class Exact:
             self.say(note)
         has_gradients = self._steps.end_batch()  # that no optimizer step has taken
         self._waits = has_gradients and not self.state.bad_in_a_row
+        if self._survivor:  # a collective below may fail
+            self._survivor.end_step(step, not self._waits and not self.state.bad_in_a_row)
         due = self._find_due(step)
         # of an elastic job: it raises here if processes come or leave, and the step has ended on every rank
         self.processes.end_step(self, step, due)
@@ -348,9 +355,13 @@ class Exact:
         if self.pace:
             self.pace.end_step(self.loader, due.report)
         # an evaluation or a save may follow: the threads that look for a stuck run then wait longer
-        ends_part = step % len(self.loader) == 0 or (self.evaluate_every and step % self.evaluate_every == 0)
+        ends_part = step % len(self.loader) == 0
+        if self.evaluate_every and step % self.evaluate_every == 0:
+            ends_part = True
+        if self._survivor:
+            self._survivor.record(step, ends_part)
         if self._progress:
-            self._progress.note(step, is_longer=bool(due.save or ends_part))
+            self._progress.note(step, is_longer=due.save or ends_part)
         return due
 
     def save(self) -> None:
@@ -466,6 +477,22 @@ class Exact:
             shards.undo()
         shards.detach()
 
+    # What a Survivor asks, when another rank is lost.
+
+    def ended_unasked(self) -> bool:
+        """Return whether only the vote of the present step is missing: the loop has not called accepts()."""
+        return self._ended == self.loader.step and not self._guard.has_voted
+
+    def end_batch(self) -> bool:
+        """Return whether gradients wait for an optimizer step, once at the end of a step."""
+        assert self._steps is not None
+        return self._steps.end_batch()
+
+    def was_skipped(self) -> bool:
+        """Return whether the last finished step was skipped, which may be known only now."""
+        verdict = self._guard.settle()
+        return self.state.bad_in_a_row > 0 or (verdict is not None and verdict.bad)
+
     def _device(self) -> torch.device:
         return accelerator.device_of(self.model)
 
@@ -513,6 +540,13 @@ class Exact:
             Agreement(self._is_report_late, self.reports.note_late),
             Agreement(self._wants_change, self._note_change),
         ]
+        if several and self.writes:
+            from bootfile.exact import survivor  # a job of one process has no other ranks
+
+            if survivor.can_survive(self):
+                self._survivor = survivor.Survivor(self)
+                late = Agreement(self._survivor.is_record_late, self._survivor.note_late_record)
+                watchers.append(late)
         # torch calls it at each optimizer step of the process from here on
         self._steps = OptimizerSteps(objects, self.state.before_step, self.say_once)
         if self.pace:

@@ -39,14 +39,15 @@ class Statistics:
             self._after_loss[dtype] = values
             parts = values.split([buffer.numel() for buffer in buffers])
             shaped = [part.view_as(buffer) for buffer, part in zip(buffers, parts, strict=True)]
-            _copy_all(buffers, shaped)
+            copy_all(buffers, shaped)
 
     def end_step(self) -> None:
         """Keep the values after the last loss as those of a good step: a bad loss has restored them."""
         self._after_step = self._after_loss
 
 
-def _copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy tensors into others of the same shapes."""
     if hasattr(torch, "_foreach_copy_"):  # not in torch 2.1
         torch._foreach_copy_(targets, sources)
         return

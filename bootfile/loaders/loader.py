@@ -119,7 +119,10 @@ class Loader:
     batch of its step, by time.perf_counter().
     `receipt`: the digest of the yielded batches (bootfile/receipt/receipt.py).
     `backend`: the name of the engine, if it was chosen by name.
+    `reads_again`: a restart adds the samples of steps that the receipt lacks, see lead().
     """
+
+    reads_again = True
 
     def __init__(self, engine: Engine, plan: Plan, device: torch.device, to_device: Any = None):
         self.engine = engine
@@ -130,6 +133,7 @@ class Loader:
         self.asked_at = 0.0
         self.receipt = Receipt(plan.fingerprint, self._shards)
         self.step = 0
+        self._lacking: int | None = None  # see lead(): the step before the first that the receipt lacks
         self.is_whole = True
         self.batch: Batch | None = None
         self.generators: list[generators.Generator] = []
@@ -138,7 +142,13 @@ class Loader:
 
     def seek(self, step: int) -> None:
         """Set the position: the next batch is that of global step `step`, counted from 0."""
-        self.plan.seek(step)
+        self.plan.seek(self._find_begin(step))
+
+    def _find_begin(self, step: int) -> int:
+        """Return the step after which the engine begins to read: earlier ones, if the receipt lacks them."""
+        if self._lacking is not None and step == self.step:
+            return self._lacking
+        return step
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint of another trainer needs: the step, and the receipt up to commit()."""
@@ -164,7 +174,11 @@ class Loader:
 
     def epochs_from(self, step: int) -> Iterator[int]:
         """Yield the remaining epochs, each with the position set (BatchSampler.epochs_from)."""
-        for epoch in self.plan.sampler.epochs_from(step):
+        begin = self._find_begin(step)
+        sampler = self.plan.sampler
+        for epoch in sampler.epochs_from(begin):
+            if begin < step and not sampler.remaining:  # it has ended before the steps that are read again
+                continue
             self._seed(epoch, generators.EPOCH_START)
             yield epoch
 
@@ -198,11 +212,15 @@ class Loader:
     def lead(self, step: int, part: int = 0) -> None:
         """Make this the loader of the training, at `step`: other loaders no longer seed this process.
 
-        Exact calls it on each rank before the first step. part: of an epoch, in steps, see BatchSampler.
+        Exact calls it on each rank before the first step. part: of an epoch, in steps, see BatchSampler. If
+        the receipt ends before `step`, because a rank was lost (exact/survivor.py), the batches of the steps
+        between are read first: they are added to the receipt, and not handed out.
         """
         # from here on the batches of this loader seed the process; those of others restore what they draw
         generators.lead(self)
         self.step = step
+        if self.receipt.step < step and self.receipt.shared is None:
+            self._lacking = self.receipt.step
         self.plan.sampler.part = part
 
     def add_generator(self, value: Any) -> bool:
@@ -299,8 +317,9 @@ class Loader:
         step = sampler.step
         epoch = sampler.epoch
         missing = sampler.remaining
+        lacking = self._take_lacking(step, missing)
         # before a batch is read: only the training loader has one position for the whole run
-        if generators.leads(self) and missing and step != self.step:
+        if generators.leads(self) and missing > lacking and step + lacking != self.step:
             raise BadInput(
                 f"the training loader is at step {step} after {self.step} batches: do not leave an epoch "
                 "early or iterate it a second time; open another loader for that"
@@ -315,6 +334,12 @@ class Loader:
                 batch, copy = following
                 # when the batch is handed out, not when it was read: batches ahead are none of a step yet
                 self.receipt.add(batch.ids, batch.labels, batch.crops)
+                if lacking:
+                    if next(shards) == self._shards - 1:
+                        lacking -= 1
+                        step += 1
+                        missing -= 1
+                    continue
                 delivered = self.to_device.end(copy)
                 shard = next(shards)
                 self._seed(step, generators.BATCH, shard)  # after the loading, which may draw in this process
@@ -335,6 +360,17 @@ class Loader:
         if missing > 0:
             raise RuntimeError(f"the data of epoch {epoch} ended at step {step}, {missing} steps too early")
         self._seed(epoch, generators.EPOCH_END)
+
+    def _take_lacking(self, step: int, most: int) -> int:
+        """Return how many steps from `step` on, `most` at most, are only added to the receipt, and note that
+        they are. __iter__() calls it once in each epoch."""
+        if self._lacking is None or self._lacking != step:
+            return 0
+        count = min(most, self.step - step)
+        self._lacking = step + count
+        if self._lacking == self.step:
+            self._lacking = None
+        return count
 
     def _next(self, copies: Iterator[tuple[Batch, Copy]]) -> tuple[Batch, Copy] | None:
         """Return the next batch and its copy; None at the end. If another loader leads, the random numbers of

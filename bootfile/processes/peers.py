@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _LONGEST_WAIT = 10.0  # seconds for the answers of all ranks
 _SHORTEST_WAIT = 1.0
+_LAST_WAIT = 0.15  # of the time limit of a collective: it may end the run before the line
 _TURN = 1.5  # seconds that the next rank waits for the one before it to print
 _MOST_TURNS = 5
 _LOSS = 3.0  # seconds in which a rank that has lost contact waits for the reason
@@ -130,6 +131,14 @@ class Peers:
         """Return the seconds for the answers of all: a rank whose lock is held answers by a timer."""
         return min(_LONGEST_WAIT, max(_SHORTEST_WAIT, watch.limit() / 3))
 
+    def _find_deadline(self, watch: "Watch") -> float:
+        """Return the seconds after which a rank that has not answered is silent. The timers of two ranks
+        differ: each has measured its own steps."""
+        longest = _LONGEST_WAIT
+        if watch.timeout:
+            longest = min(longest, _LAST_WAIT * watch.timeout)
+        return max(longest, self._patience(watch))
+
     def _answer(self, watch: "Watch", now: float) -> dict[str, Any]:
         """Say where this rank is, in the store and to the ranks of this node."""
         state = watch.describe(now) | {"cycle": self._cycle, "at": now}
@@ -162,10 +171,11 @@ class Peers:
         claimed = answers[0]
         if not claimed:
             turn = min(self.rank, _MOST_TURNS) * _TURN
-            if now - self._asked_at < self._patience(watch) + turn:
+            waited = now - self._asked_at - turn
+            if waited < self._patience(watch):
                 return
-            claimed = self._report(watch, claim)
-            if not claimed:  # the store does not answer
+            claimed = self._report(watch, claim, waited > self._find_deadline(watch))
+            if not claimed:  # the store does not answer, or a rank may still do
                 return
         self._is_open = False
         idle = now - max(watch.at, watch.floor)
@@ -174,9 +184,9 @@ class Peers:
         else:
             watch.close_report(idle)
 
-    def _report(self, watch: "Watch", claim: str) -> str:
+    def _report(self, watch: "Watch", claim: str, is_last: bool) -> str:
         """Print the line, unless a rank still moves or another one is faster. Return what the ranks then
-        find at `claim`."""
+        find at `claim`; "" to try it again. is_last: ranks that have not answered are silent."""
         count = len(self.facts)
         keys = [f"state/{rank}" for rank in range(count)] + [f"seen/{rank}" for rank in range(count)]
         texts = self._board.read(*keys)
@@ -186,12 +196,14 @@ class Peers:
         present = [state for state in states[:count] if state.get("cycle") == self._cycle]
         longest = max([state["idle"] for state in present], default=0.0)
         moves = any(state["moves"] for state in present) and not watch.is_last_chance(longest)
+        places = {}
+        for rank in range(count):
+            places[rank] = self._choose(rank, states[rank], states[count + rank])
+        if not moves and not is_last and _SILENT in places.values():
+            return ""
         text = f"{self.rank} {'moves' if moves else 'stuck'}"
         claimed = self._board.replace(claim, "", text) or ""
         if claimed == text and not moves:
-            places = {}
-            for rank in range(count):
-                places[rank] = self._choose(rank, states[rank], states[count + rank])
             watch.report(longest, places, self.name)
         return claimed
 
@@ -214,7 +226,8 @@ class Peers:
         if not is_due:
             return
         mine = self._answer_locally(watch, now)
-        if now - self._silent_since < self._patience(watch):
+        waited = now - self._silent_since
+        if waited < self._patience(watch):
             return
         places = {}
         present = [self.rank]
@@ -226,6 +239,8 @@ class Peers:
                 places[rank] = Place(mail["verb"], mail["name"])
             elif rank in self._local:
                 places[rank] = self._look_at(rank) or _SILENT
+                if places[rank] == _SILENT and waited < self._find_deadline(watch):
+                    return
         places[self.rank] = Place(mine["verb"], mine["name"])
         idle = mine["idle"]
         if mine["moves"]:

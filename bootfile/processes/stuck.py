@@ -23,6 +23,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,7 @@ class Watch:
         self.at = time.monotonic()  # of the last thing that has moved
         self.line = ""  # the last one that this process has printed
         self.is_ending = False  # the thread ends this process
+        self.at_loss: Callable[[], object] | None = None  # called when this rank has lost another one
         self._is_longer = True
         self._batches = waits.batches
         self._durations: collections.deque[float] = collections.deque(maxlen=_STEPS)
@@ -81,7 +83,7 @@ class Watch:
         self._after = after
         self._exits = exits
         self._peers = peers
-        self._timeout = _find_timeout()
+        self.timeout = _find_timeout()
         self._main = threading.get_ident()
         self._is_stopped = threading.Event()
         self.floor = 0.0  # time.monotonic() at which this process continued, if it was stopped itself
@@ -152,8 +154,8 @@ class Watch:
         limit = self._shortest_limit()
         if self._is_longer:
             limit *= _LONGER
-        if self._timeout:
-            limit = min(limit, _SHARE * self._timeout)
+        if self.timeout:
+            limit = min(limit, _SHARE * self.timeout)
         return limit
 
     def _shortest_limit(self) -> float:
@@ -237,7 +239,7 @@ class Watch:
 
     def is_last_chance(self, idle: float) -> bool:
         """Return whether a collective will soon end by its time limit: then a line is due in any case."""
-        return self._timeout is not None and idle >= _SHARE * self._timeout
+        return self.timeout is not None and idle >= _SHARE * self.timeout
 
     def postpone(self, idle: float) -> None:
         """Look again later: a rank still moves."""
@@ -246,8 +248,8 @@ class Watch:
     def close_report(self, idle: float) -> None:
         """Do what follows a line on each rank. idle: seconds without progress."""
         self._next = 2 * idle
-        if self._timeout and idle < _LAST_SHARE * self._timeout:
-            self._next = min(self._next, _LAST_SHARE * self._timeout)
+        if self.timeout and idle < _LAST_SHARE * self.timeout:
+            self._next = min(self._next, _LAST_SHARE * self.timeout)
         if self._exits:
             if self._peers:
                 self._peers.kill_others()
@@ -369,6 +371,8 @@ def explain(error: BaseException) -> None:
         time.sleep(2 * _FAREWELL)
     first_line = next(iter(str(error).splitlines()), "")
     is_contact = isinstance(error, RuntimeError) and _CONTACT.search(f"{type(error).__name__} {first_line}")
+    if is_contact and watch.at_loss:  # at once: a launcher may end this process after some seconds
+        watch.at_loss()
     if watch._peers and is_contact:
         if watch.line and re.search("time(d )?out", str(error), re.IGNORECASE):
             print_line(watch.line)

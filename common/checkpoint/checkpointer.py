@@ -102,6 +102,7 @@ class Checkpointer(Events):
             self._sample_losses = SampleLosses(
                 self.exact.criterion, loader, run.output.folder, ranks.rank(), self.say
             )
+            self.exact.may_survive = False  # each rank keeps the losses of its samples until a report
 
     def _make_exact(self, run: Run, **parts: Any) -> Exact:
         """Return the Exact of this job. The constructor calls it on every rank, before anything is read."""

@@ -385,12 +385,6 @@ class FirstCall:
         return digests
 
 
-def _is_compiling() -> bool:
-    """Return whether torch.compile() traces the caller. torch 2.1 has no function for it."""
-    ask = getattr(torch.compiler, "is_compiling", None)
-    return ask is not None and bool(ask())
-
-
 def list_variables(function: Any) -> dict[str, Any]:
     """Return name -> value of the variables that a plain function keeps between its calls: those of the
     module and of the functions around it, and its own attributes. {} for another object, such as a module.

@@ -1,0 +1,183 @@
+"""Rank 0 saves the last finished step when another rank is lost, and the restart is exact."""
+
+import functools
+import os
+import re
+import signal
+
+import pytest
+import torch
+
+from bootfile.exact.files import list_newest_first
+from bootfile.receipt.compare import compare_receipts, compare_states
+from bootfile.receipt.reading import read
+from tests.conftest import (
+    QUICK,
+    ROOT,
+    finish,
+    processes_of,
+    read_until,
+    run,
+    run_ranks,
+    start,
+    start_ranks,
+    wait_until,
+)
+
+EPOCH = 8  # steps
+EPOCHS = 3
+# The last rank waits before the forward pass of a step, or before its end if it does not call accepts(), if a
+# file has the number of the step. Then the file gets another name.
+LOOP = """
+import os, sys, time, torch
+sys.path.insert(0, ROOT)
+from torch.utils.data import DataLoader, DistributedSampler
+from bootfile import BatchSampler, Exact, map_style_loader, torch_loader
+
+kind, hang = sys.argv[1], sys.argv[2]
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.distributed.init_process_group("gloo")
+
+class Data(torch.utils.data.Dataset):
+    def __init__(self):
+        self.inputs = torch.randn(64, 4, generator=torch.Generator().manual_seed(1))
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        return self.inputs[index] + torch.rand(4) / 8, self.inputs[index].sum(0, keepdim=True)
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)
+)
+forward = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+if kind == "torch":
+    data = Data()
+    sampler = DistributedSampler(data)
+    loader = torch_loader(DataLoader(data, 4, sampler=sampler), torch.device("cpu"), epochs=EPOCHS)
+else:
+    loader = map_style_loader(Data(), BatchSampler(64, 8, 0, epochs=EPOCHS), torch.device("cpu"))
+run = Exact(
+    "OUT", loader, model=model, forward=forward, optimizer=optimizer, scheduler=scheduler, save_every=1000
+)
+def wait():
+    if rank == size - 1 and os.path.exists(hang) and open(hang).read() == str(loader.step):
+        os.rename(hang, hang + ".reached")
+        while True:
+            time.sleep(1)
+
+count = 2 if kind == "accumulate" else 1
+for epoch in loader.epochs_from(run.resume()):
+    for inputs, targets in loader:
+        if kind != "unasked":
+            wait()
+        loss = (forward(inputs) - targets).square().mean()
+        loss.backward()
+        if kind == "unasked" or run.accepts(loss):
+            if loader.step % count == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        if kind == "unasked":
+            wait()
+        if run.end_step().save:
+            run.save()
+        if rank == 0:
+            print("step", loader.step, flush=True)
+    scheduler.step()
+run.close()
+if rank == 0:
+    print("weights", sum(value.double().sum().item() for value in model.state_dict().values()), flush=True)
+"""
+
+
+def write(folder):
+    folder.mkdir(exist_ok=True)
+    text = f"ROOT, EPOCHS = {str(ROOT)!r}, {EPOCHS}\n"
+    (folder / "own.py").write_text(text + LOOP)
+    return folder / "own.py"
+
+
+def lose(folder, kind, step):
+    """Kill the last rank in the data of a step, and return what rank 0 printed."""
+    hang = folder / "hang"
+    script = write(folder)
+    hang.write_text(str(step))
+    jobs = start_ranks(script, kind, hang, cwd=folder, fresh=True)
+    wait_until((folder / "hang.reached").exists, jobs[1])
+    jobs[1].send_signal(signal.SIGKILL)
+    first, _ = [finish(job, None) for job in jobs]
+    assert first.returncode
+    return first.stdout
+
+
+@pytest.fixture(scope="module")
+def run_undisturbed(tmp_path_factory):
+    """A function that returns the folder of a run without a kill, and what it printed. kind: of the loop."""
+
+    @functools.cache
+    def run_once(kind):
+        folder = tmp_path_factory.mktemp("whole")
+        return folder, run_ranks(write(folder), kind, folder / "hang", cwd=folder)[0].stdout
+
+    return run_once
+
+
+@pytest.mark.parametrize(
+    "kind, step, saved",
+    [
+        ("map", 5, 4),
+        ("map", EPOCH + 1, EPOCH),  # its schedule changes between the two steps
+        ("map", 2 * EPOCH + 4, 2 * EPOCH + 3),
+        ("torch", 2 * EPOCH + 4, 2 * EPOCH + 3),
+        ("unasked", 5, 5),
+    ],
+)
+def test_a_run_continues_after_the_step_before_the_loss(run_undisturbed, tmp_path, kind, step, saved):
+    whole, printed = run_undisturbed(kind)
+    assert f"saved at step {saved}, after another rank was lost" in lose(tmp_path, kind, step)
+    again = run_ranks(tmp_path / "own.py", kind, tmp_path / "hang", cwd=tmp_path)[0].stdout
+    assert re.search(r"^step (\d+)$", again, re.MULTILINE)[1] == str(saved + 1)
+    assert printed.splitlines()[-1] == again.splitlines()[-1]
+    out, expected = tmp_path / "OUT", whole / "OUT"
+    assert compare_receipts(str(expected), str(out))[0]
+    assert read(str(out)).starts[-1].steps.last == EPOCH * EPOCHS
+    assert compare_states(str(expected), str(out))[0]
+
+
+def test_gradients_that_wait_are_not_saved(tmp_path):
+    printed = lose(tmp_path, "accumulate", 6)  # after the first of two batches
+    assert "warning: step 6 was not saved after another rank was lost: gradients wait" in printed
+    assert not os.path.exists(tmp_path / "OUT" / "checkpoints")
+
+
+def test_a_step_that_is_saved_already_is_not_saved_again(tmp_path):
+    folder = tmp_path
+    script = write(folder)
+    script.write_text(script.read_text().replace("save_every=1000", "save_every=1"))
+    hang = folder / "hang"
+    hang.write_text("4")
+    jobs = start_ranks(script, "map", hang, cwd=folder, fresh=True)
+    wait_until((folder / "hang.reached").exists, jobs[1])
+    jobs[1].send_signal(signal.SIGKILL)
+    finish(jobs[1], None)
+    assert "saved at step 3" in finish(jobs[0], None).stdout
+    newest = list_newest_first(str(folder / "OUT" / "checkpoints"))[0]
+    state = torch.load(newest, weights_only=True)
+    assert state["step"] == state["objects"]["receipt"]["step"] == 3
+
+
+@pytest.mark.faults
+def test_a_job_whose_launcher_ends_the_other_ranks(tmp_path):
+    words = ["jobs/train_ddp.py", *QUICK, "--processes_per_node=2", "--epochs=1", "--report_every=1"]
+    run(*words, "--save_every=1000", f"--output_dir={tmp_path / 'whole'}")
+    words += ["--save_every=1000", f"--output_dir={tmp_path / 'killed'}"]
+    job = start(*words, fresh=True)
+    read_until(job, " step=5 ")
+    os.kill(processes_of(job)[1], signal.SIGKILL)
+    saved = re.search(r"saved at step (\d+), after another rank was lost", finish(job, None).stdout)
+    again = run(*words).stdout
+    assert f"step {saved[1]} " in re.search(r"resumed from .*", again)[0]
+    assert compare_receipts(str(tmp_path / "whole"), str(tmp_path / "killed"))[0]
+    assert compare_states(str(tmp_path / "whole"), str(tmp_path / "killed"))[0]
