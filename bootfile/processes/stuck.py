@@ -83,7 +83,7 @@ class Watch:
         self._after = after
         self._exits = exits
         self._peers = peers
-        self.timeout = _find_timeout()
+        self._timeout = _find_timeout()
         self._main = threading.get_ident()
         self._is_stopped = threading.Event()
         self.floor = 0.0  # time.monotonic() at which this process continued, if it was stopped itself
@@ -149,13 +149,18 @@ class Watch:
         else:
             os.close(self.dump)
 
+    @property
+    def timeout(self) -> float | None:
+        """Return the seconds after which a collective fails; None if it is not known."""
+        return self._timeout
+
     def limit(self) -> float:
         """Return the seconds without progress after which the run is stuck."""
         limit = self._shortest_limit()
         if self._is_longer:
             limit *= _LONGER
-        if self.timeout:
-            limit = min(limit, _SHARE * self.timeout)
+        if self._timeout:
+            limit = min(limit, _SHARE * self._timeout)
         return limit
 
     def _shortest_limit(self) -> float:
@@ -239,7 +244,7 @@ class Watch:
 
     def is_last_chance(self, idle: float) -> bool:
         """Return whether a collective will soon end by its time limit: then a line is due in any case."""
-        return self.timeout is not None and idle >= _SHARE * self.timeout
+        return self._timeout is not None and idle >= _SHARE * self._timeout
 
     def postpone(self, idle: float) -> None:
         """Look again later: a rank still moves."""
@@ -248,8 +253,8 @@ class Watch:
     def close_report(self, idle: float) -> None:
         """Do what follows a line on each rank. idle: seconds without progress."""
         self._next = 2 * idle
-        if self.timeout and idle < _LAST_SHARE * self.timeout:
-            self._next = min(self._next, _LAST_SHARE * self.timeout)
+        if self._timeout and idle < _LAST_SHARE * self._timeout:
+            self._next = min(self._next, _LAST_SHARE * self._timeout)
         if self._exits:
             if self._peers:
                 self._peers.kill_others()
