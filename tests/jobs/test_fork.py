@@ -20,7 +20,7 @@ from tests.support.exact import changed
 JOB = (
     "jobs/train.py",
     *QUICK,
-    "--batch_size=256",
+    "--batch_size=128",
     "--epoch_steps=6",
     "--report_every=2",
     "--sample_losses=true",
@@ -87,7 +87,7 @@ def test_a_run_begins_at_a_step_without_a_state(old, tmp_path):
     assert state(new, STEPS) == state(old, STEPS) and content(old) == before
     [facts] = starts(new)
     parent = {"folder": os.path.realpath(old), "step": 14, "state": 8, "run": facts["parent"]["run"]}
-    assert facts["parent"] == parent and facts["settings"]["batch_size"] == 256
+    assert facts["parent"] == parent and facts["settings"]["batch_size"] == 128
     compared = run("-m", "launch", "receipt", old, new).stdout
     assert "begins at step 14 of" in compared and "data equal for 16 steps, from step 9 on" in compared
     judged = run("-m", "launch", "receipt", new).stdout
