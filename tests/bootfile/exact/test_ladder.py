@@ -8,7 +8,7 @@ import torch
 
 from bootfile.exact import files, ladder
 from common.checkpoint import options
-from tests.conftest import QUICK, ROOT, refused, run, run_ranks
+from tests.conftest import QUICK, ROOT, free_port, refused, run, run_ranks
 from tests.support.small_disk import small_disk
 
 SHORT = (*QUICK, "--batch_size=128", "--epoch_steps=6", "--epochs=4", "--evaluate_every=0")
@@ -118,7 +118,8 @@ def test_a_row_by_epochs_on_two_processes(tmp_path):
 def test_a_loop_of_ones_own_keeps_a_row(tmp_path):
     assert LOOP.count("save_every=10") == 1
     (tmp_path / "loop.py").write_text(LOOP.replace("save_every=10", "save_every=10, keep=1, keep_every=25"))
-    shown = run("loop.py", "OUT", cwd=tmp_path, env=PATH).stdout
+    group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shown = run("loop.py", "OUT", cwd=tmp_path, env=PATH | group).stdout
     assert "a state stays after every 25 steps, and the newest 1: about" in shown
     assert steps(tmp_path / "OUT" / "checkpoints") == [25, 50, 75, 93]
 
