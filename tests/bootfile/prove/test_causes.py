@@ -263,3 +263,14 @@ def test_a_restart_that_only_writes_what_it_has_read_proves_nothing(tmp_path):
     words = ("own.py", "--compare", "out/*.pt", "--resume_with=--resume", "--kills=1")
     shown = proofs.prove(*words, cwd=tmp_path, code=21)
     assert re.search("^unverified: no restart had to train on from a file: ", shown, re.MULTILINE)
+
+
+def test_the_linter_names_the_line_of_a_bug_that_was_found(tmp_path, capsys, monkeypatch):
+    """`prove` prints it below a verdict that differs, for a script without Bootfile."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(STEPS_OF_TWO)
+    runs._print_findings("train.py")
+    assert "lint: train.py:22: R103 scheduler is stepped, but not in the checkpoint" in capsys.readouterr().out
+    (tmp_path / "train.py").write_text("not Python")
+    runs._print_findings("train.py")
+    assert not capsys.readouterr().out
