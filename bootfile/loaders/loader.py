@@ -219,7 +219,8 @@ class Loader:
         # from here on the batches of this loader seed the process; those of others restore what they draw
         generators.lead(self)
         self.step = step
-        if self.receipt.step < step and self.receipt.shared is None:
+        lacks_steps = self.receipt.is_restored and self.receipt.step < step
+        if lacks_steps and self.receipt.shared is None:
             self._lacking = self.receipt.step
         self.plan.sampler.part = part
 

@@ -41,6 +41,7 @@ class Receipt:
         self.batches = batches
         self.digest = bytes(8)
         self.step = 0  # the last step that is in the digest
+        self.is_restored = False  # it continues from a checkpoint
         self.leaves_out = False  # the batches that are added now: their steps get the sums 0
         self.expects_same = True  # False on another instruction set: computed samples may have other bits
         self._batches: list[_Batch] = []  # (ids, labels, crops) whose sums are not computed yet
@@ -218,6 +219,7 @@ class Receipt:
         """Continue from a checkpoint's state. Batches that were added since do not count: they come again."""
         self.digest = bytes.fromhex(state["digest"])
         self.step = int(state["step"])
+        self.is_restored = True
         self._begun = self.step, self.digest
         self._batches.clear()
         self._sums.clear()
