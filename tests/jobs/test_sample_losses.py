@@ -148,7 +148,8 @@ def test_a_wrong_label_is_named(tmp_path, capsys):
     steps = run_planted(tmp_path, f"{is_sure}; {is_wrong}", "--epochs=2")
     spike = [step for step, found in steps if len(found)][-1]
     assert cli.main([str(tmp_path / "run"), f"--around={spike}"]) == 0
-    head, *rows = (line.split() for line in capsys.readouterr().out.partition("\n\n")[2].splitlines())
+    table = capsys.readouterr().out.split("\n\n")[1]
+    head, *rows = (line.split() for line in table.splitlines())
     named = [(row[head.index("step")], row[head.index("id")]) for row in rows]
     assert len(named) == 10 and named[0] == (str(spike), str(PLANTED))
 
