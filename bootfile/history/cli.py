@@ -45,13 +45,19 @@ def main(arguments: list[str]) -> int:
     add = parser.add_argument
     add("run", metavar="RUN", help="output folder of a job; options of the job follow --")
     add("--steps", metavar="A-B", help="compute the intervals with these steps (default: --share)")
-    add("--share", type=_share, metavar="SHARE|all", default=0.02, help="of the intervals (default: 0.02)")
+    add(
+        "--share",
+        type=_share,
+        metavar="SHARE|all",
+        default=0.02,
+        help="intervals to compute again (default: 0.02)",
+    )
     add("--seed", type=non_negative_int, metavar="N", default=0, help="draws the intervals (default: 0)")
     add(
         "--processes",
         type=positive_int,
         metavar="N",
-        help="of a job with --exact_shards (default: the run's)",
+        help="number of processes, for a job with --exact_shards (default: as in the run)",
     )
     add("--job", metavar="FILE", help="the script, if it is not where it was")
     add("--to", metavar="FILE", help="also write the result, such as audit.json")
