@@ -60,7 +60,7 @@ class Forked(Exact):
         super().__init__(*arguments, **options)
         self._check_point = check
         self._plan = Plan(0)
-        self._before: _Before | None = None  # of the step that is left out now
+        self._before: _Before | None = None  # the state before the step that is left out now
 
     def follow(self, plan: Plan) -> None:
         """Run by this plan, on every rank."""

@@ -52,8 +52,8 @@ class Survivor:
 
     def __init__(self, run: Any):
         self._run = run
-        self._buffers: list[torch.Tensor] = []  # of the model
-        self._copies: list[torch.Tensor] = []  # of the buffers, after the last finished step
+        self._buffers: list[torch.Tensor] = []  # buffers of the model
+        self._copies: list[torch.Tensor] = []  # their values after the last finished step
         self._tensors: list[torch.Tensor] = []
         self._has_marks = True  # changes of all tensors can be noticed
         self._finished: _Finished | None = None

@@ -119,7 +119,7 @@ class _Normalize(torch.autograd.Function):
         """Return the gradients of the features, the weight and the bias. autograd calls it in the backward
         pass; all ranks wait for each other here. The gradients of weight and bias are those of this rank."""
         features, weight, mean, variance, count = ctx.saved_tensors
-        unsaved = mean.new_empty(0)  # of fixed statistics the forward kernel saves none; CUDA's refuses None
+        unsaved = mean.new_empty(0)  # the forward kernel saves no fixed statistics; CUDA's refuses None
         fixed, of_weight, of_bias = torch.ops.aten.native_batch_norm_backward(
             gradient, features, weight, mean, variance, unsaved, unsaved, False, ctx.eps, (True, True, True)
         )

@@ -60,7 +60,7 @@ class Guards:
         self._known: set[torch.nn.Module] = set()  # modules that are part of a FirstCall
         self._sources: list[Any] = []  # of random numbers, in this step
         self._criterion: Any = None
-        # of the criterion, from a forward pass to the end of its shard
+        # the criterion's variables, from a forward pass to the end of its shard
         self._variables: dict[str, Any] | None = None
         self._steps = 0  # that have ended
         self._is_in_step = False
