@@ -18,7 +18,8 @@ ZOO := .venv-zoo
 REAL := .venv-real
 REAL_TESTS := tests/real tests/datasets/stores/test_redis_store.py
 # A test that hangs fails after LIMIT seconds and shows where; one that hangs in C ends its process a little later.
-PYTEST := -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart=3 -o faulthandler_exit_on_timeout=true
+# xdist gives the tests of a process that has ended to others, and then may wait for ever: the run ends there.
+PYTEST := -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -o faulthandler_exit_on_timeout=true
 LIMIT := --timeout=900 -o faulthandler_timeout=1000
 LONG_LIMIT := --timeout=3600 -o faulthandler_timeout=4000
 COMPAT_PYTHON ?= $(foreach python,python3.10 python3.11,$(shell $(python) -c 'print("$(python)")' 2>/dev/null))
