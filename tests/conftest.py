@@ -249,8 +249,8 @@ def nothing_is_left():
 
 @pytest.fixture(autouse=True)
 def no_end_of_a_job_is_left():
-    """A test that uses parts of a job in this process leaves what these do at the end of the job. The entry of
-    another job would do it here, and may end the process."""
+    """A test that uses parts of a job in this process leaves what these do at the end of the job. The entry
+    of another job would do it here, and may end the process."""
     yield
     endings = sys.modules.get("common.ground.endings")
     if endings:
