@@ -17,6 +17,11 @@ COMPAT := .venv-compat
 ZOO := .venv-zoo
 REAL := .venv-real
 REAL_TESTS := tests/real tests/datasets/stores/test_redis_store.py
+# A test that hangs fails after LIMIT seconds and shows where; one that hangs in C ends its process a little later.
+# xdist gives the tests of a process that has ended to others, and then may wait for ever: the run ends there.
+PYTEST := -m pytest --dist loadfile --no-loadscope-reorder --max-worker-restart=0 -o faulthandler_exit_on_timeout=true
+LIMIT := --timeout=900 -o faulthandler_timeout=1000
+LONG_LIMIT := --timeout=3600 -o faulthandler_timeout=4000
 COMPAT_PYTHON ?= $(foreach python,python3.10 python3.11,$(shell $(python) -c 'print("$(python)")' 2>/dev/null))
 COMPAT_TESTS := tests/bootfile tests/datasets tests/common tests/jobs/test_start.py tests/jobs/test_bad_input.py tests/jobs/test_imagenet.py tests/jobs/test_resume.py tests/test_marks.py
 
@@ -27,29 +32,29 @@ demo: setup
 	@$(RUN) -m tests.demo
 
 test: setup packages
-	@$(RUN) -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults and not real"
+	@$(RUN) $(PYTEST) $(LIMIT) -n 4 -m "not gpu and not faults and not real"
 
 # A test is skipped when it starts its first process or opens its first socket: see tests/conftest.py.
 quick: setup
-	@$(RUN) -m pytest --quick -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults and not real"
+	@$(RUN) $(PYTEST) $(LIMIT) --quick -n 2 -m "not gpu and not faults and not real"
 
 # SMALL=--small: one variant with a few files, as .ci/run does.
 portable: setup
 	@$(RUN) -m tests.portable $(SMALL)
 
 faults: setup packages emulator
-	@$(RUN) -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m faults
+	@$(RUN) $(PYTEST) $(LONG_LIMIT) -n 4 -m faults
 
 # PYTORCH=FOLDER holds PyTorch's source, whose tests of its DataLoader then run with ours, 15 minutes more.
 real: $(REAL)/installed
-	@PYTORCH="$(abspath $(PYTORCH))" $(REAL)/bin/python -m pytest -rs -n 3 --dist loadfile --no-loadscope-reorder $(REAL_TESTS)
+	@PYTORCH="$(abspath $(PYTORCH))" $(REAL)/bin/python $(PYTEST) $(LONG_LIMIT) -rs -n 3 $(REAL_TESTS)
 
 # The versions of ModelArts' preset image, which are the floors of requirements.txt. torch 2.1 exists for Python
 # 3.8 to 3.11. Each Python has a folder: make compat COMPAT_PYTHON=PATH/python3.10
 compat: $(foreach python,$(COMPAT_PYTHON),$(COMPAT)/$(notdir $(python))/installed)
 	@test -n "$^" || { echo "error: there is no python3.10 or python3.11: make compat COMPAT_PYTHON=..."; exit 2; }
 	@status=0; for installed in $^; do \
-	  $$(dirname $$installed)/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not gpu and not faults and not real" $(COMPAT_TESTS) || status=$$?; \
+	  $$(dirname $$installed)/bin/python $(PYTEST) $(LIMIT) -n 3 -m "not gpu and not faults and not real" $(COMPAT_TESTS) || status=$$?; \
 	  $$(dirname $$installed)/bin/python -m pytest tests/faults/test_platform_image.py || status=$$?; \
 	done; exit $$status
 

@@ -247,6 +247,17 @@ def nothing_is_left():
         gc.freeze()  # the next collection need not look at what is left, which took 2.7 s
 
 
+@pytest.fixture(autouse=True)
+def no_end_of_a_job_is_left():
+    """A test that uses parts of a job in this process leaves what these do at the end of the job. The entry
+    of another job would do it here, and may end the process."""
+    yield
+    endings = sys.modules.get("common.ground.endings")
+    if endings:
+        for functions in endings._at_end.values():
+            functions.clear()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def folders_of_the_module(request, tmp_path_factory):
     """Delete the temporary folders of a file's fixtures at its end, unless a test failed: some are large."""

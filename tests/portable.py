@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from tests.conftest import ROOT
 
+LIMIT = 900  # seconds of a test: it hangs
 LOAD = 8  # processes that are busy
 # An old CPU: ATen without vector instructions, oneDNN without AVX-512, where torch has a fault.
 OLD_CPU = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2"}
@@ -67,6 +68,7 @@ def run(variant: Variant, workers: int) -> int:
     """Run the tests of a variant, and return pytest's exit code."""
     print(f"{variant.name}: {variant.variables or 'the usual variables'}", flush=True)
     command = [sys.executable, "-m", "pytest", "-q", "-n", str(workers), "--dist", "loadfile", "-m", MARKS]
+    command += [f"--timeout={LIMIT}"]
     with busy(variant.load):
         job = subprocess.run([*command, *variant.files], cwd=ROOT, env=os.environ | variant.variables)
     return job.returncode

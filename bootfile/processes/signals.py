@@ -37,6 +37,8 @@ _asked = threading.Event()  # the job stops
 _watching = threading.Event()  # watch() was called
 _followed: list[threading.Thread] = []  # the thread that reads the store, until unfollow()
 _grace = 25.0  # seconds from a signal to the end
+_said = threading.Event()  # the line that names the signal of this process was printed
+_MOST_TO_SAY = 2.0  # seconds that the end of training waits for that line: the log may be blocked
 _unwind = 3.0  # seconds for the main thread to end by itself after Ctrl-C when no job is watched
 _code = 128 + signal.SIGTERM  # the exit code after the signal
 _number = 0  # the signal that this process got
@@ -128,12 +130,14 @@ def watch(grace: float, store: "Store | None" = None) -> None:
 
 
 def unfollow() -> None:
-    """End the thread that reads the store: a process that ends while it reads is aborted. The loop calls it
-    at the end of training."""
+    """End the thread that reads the store: a process that ends while it reads is aborted. Wait until the
+    other thread has named the signal that stopped this process. The loop calls it at the end of training."""
     threads = list(_followed)
     _followed.clear()  # the thread sees it
     for thread in threads:
         thread.join()
+    if _number and not _deferred:
+        _said.wait(_MOST_TO_SAY)
 
 
 def ignore(worker: int = 0) -> None:
@@ -240,13 +244,15 @@ def _ask(number: int) -> None:
     if _deferred:
         _deferred(number)
         return
-    if _asked.is_set():  # another process was faster
+    if _asked.is_set():  # another process was faster, and has been named
+        _said.set()
         return
     _stop()  # before any call that could block or fail: the log may be closed
     if _store:
         with contextlib.suppress(RuntimeError):  # the store's process has ended: the others end soon
             _store.set(_KEY, f"{_rank} {number:d} {_token}")
     print_line(f"{signal.Signals(number).name}: stopping at the next step, within {_grace:.0f} s")
+    _said.set()
 
 
 def _stop() -> None:

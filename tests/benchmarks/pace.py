@@ -1,14 +1,18 @@
-"""The price of measuring the ranks: runs of 8 processes with steps of 5 ms, with and without, in turns.
+"""The price of what knows a rank that is slow, stuck or lost: 8 processes with steps of 5 ms, in turns.
 
     python -m tests.benchmarks.pace
     python -m tests.benchmarks.pace --processes 8 --milliseconds 5 --steps 400 --rounds 5
 
-Each process waits a given time in its forward pass, so the steps do not need 8 cores. The figure is the
-median of the ratios of neighbouring runs, which share the processes. There is a report every 100 steps.
+"with" has what a run has by default: the measurement of the ranks (pace.py), the watch for a run that does
+not move (stuck.py) and the survivors' thread (survivor.py). "without" has none of them. Each process waits a
+given time in its forward pass, so the steps do not need 8 cores. The first figure is the median of the ratios
+of neighbouring runs, which share the processes; with fewer cores than processes it is the price of a core.
+The second is the CPU time that a step of one rank needs more. There is a report every 100 steps.
 """
 
 import argparse
 import contextlib
+import functools
 import tempfile
 import time
 
@@ -18,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from bootfile import Exact, torch_loader
-from bootfile.exact import pace
+from bootfile.exact import pace, survivor
 from bootfile.ground import errors
 from bootfile.ground.intervals import Interval
 from tests.benchmarks.rounds import conditions, divide, make_parser, spread, take_turns
@@ -55,8 +59,13 @@ class Work(torch.nn.Module):
         return inputs
 
 
-def train(args: argparse.Namespace, measures: bool) -> float:
-    """Return the seconds of a step."""
+def _never(run: object) -> bool:
+    """In the place of survivor.can_survive()."""
+    return False
+
+
+def train(args: argparse.Namespace, measures: bool, cpu: list[float]) -> float:
+    """Return the seconds of a step. cpu: gets the CPU seconds of a step of a rank, the mean of all."""
     samples = args.steps * args.processes
     data = TensorDataset(torch.randn(samples, 16), torch.randn(samples, 1))
     loader = torch_loader(DataLoader(data, 1, sampler=DistributedSampler(data)), torch.device("cpu"))
@@ -65,17 +74,19 @@ def train(args: argparse.Namespace, measures: bool) -> float:
     )
     forward = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    original = pace.Pace
+    originals = pace.Pace, survivor.can_survive
     if not measures:
         pace.Pace = Without  # type: ignore[misc, assignment]
+        survivor.can_survive = _never
     try:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(None):
             run = Exact(
                 folder, loader, model=model, forward=forward, optimizer=optimizer, writes=False,
-                report_every=Interval(100, "step"),
+                report_every=Interval(100, "step"), stuck_after=60.0 if measures else 0.0,
             )  # fmt: skip
             for _ in loader.epochs_from(run.resume()):
                 begin = time.perf_counter()
+                cpu_begin = time.process_time()
                 for inputs, targets in loader:
                     optimizer.zero_grad()
                     loss = torch.nn.functional.mse_loss(forward(inputs), targets)
@@ -85,8 +96,11 @@ def train(args: argparse.Namespace, measures: bool) -> float:
                     run.end_step()
                 torch.distributed.barrier()
                 seconds = time.perf_counter() - begin
+                used = torch.tensor(time.process_time() - cpu_begin, dtype=torch.float64)
     finally:
-        pace.Pace = original  # type: ignore[misc]
+        pace.Pace, survivor.can_survive = originals  # type: ignore[misc]
+    torch.distributed.all_reduce(used)
+    cpu.append(used.item() / args.processes / args.steps)
     return seconds / args.steps
 
 
@@ -95,12 +109,18 @@ def measure(rank: int, args: argparse.Namespace, port: int) -> None:
     torch.distributed.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=args.processes
     )
-    turns = {"without": lambda: train(args, False), "with": lambda: train(args, True)}
+    cpu: dict[str, list[float]] = {"without": [], "with": []}
+    turns = {name: functools.partial(train, args, name == "with", times) for name, times in cpu.items()}
     seconds = take_turns(turns, args.rounds)
     if rank == 0:
         for name, values in seconds.items():
-            print(f"{name}: {spread([1000 * value for value in values], '.3f')} ms a step")
-        print(f"ratio: {spread(divide(seconds['with'], seconds['without']), '.4f')}", flush=True)
+            # the first round warms up
+            cpu_times = spread([1000 * value for value in cpu[name][1:]], ".3f")
+            wall_times = spread([1000 * value for value in values], ".3f")
+            print(f"{name}: {wall_times} ms a step, {cpu_times} of CPU")
+        print(f"ratio: {spread(divide(seconds['with'], seconds['without']), '.4f')}")
+        more = [1e6 * (one - other) for one, other in zip(cpu["with"][1:], cpu["without"][1:], strict=True)]
+        print(f"CPU time of a step of a rank: {spread(more, '.0f')} us more", flush=True)
     torch.distributed.barrier()
     errors.leave(0)  # the interpreter's teardown aborts if a thread of gloo still runs
 
