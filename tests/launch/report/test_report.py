@@ -107,7 +107,7 @@ def runs(tmp_path_factory):
     options = {"env": environment(OMP_NUM_THREADS="1")}
     job = start(*JOB, f"--output_dir={killed}", **options)
     for line in job.stdout:
-        step = re.match(r"epoch=1 step=(\d+) ", line)
+        step = re.match(r"epoch=1 step=(\d+)/", line)
         if step and int(step[1]) > 5 and (killed / "checkpoints" / "step_5.pt").exists():
             os.kill(job.pid, signal.SIGKILL)
     finish(job, -signal.SIGKILL)
