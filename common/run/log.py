@@ -120,6 +120,8 @@ class Log:
             "division": getattr(loader, "division", ""),
             "sampling": getattr(loader, "sampling", {}),
         }
+        if self.metrics.best_of:
+            facts["best"] = self.metrics.best_of
         if self.parent:
             facts["parent"] = self.parent
         # nothing is written yet: a run that fails in its first step leaves the files of the last start

@@ -76,11 +76,14 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
         environments.append(run.starts[-1].environment)
     return page.render(
         os.path.join(os.path.dirname(os.path.abspath(__file__)), "page.html"),
-        title=title or ", ".join(run.name for run in runs),
+        title=title or tables.make_title(runs),
         made=format_time(time.time()),
         runs=runs,
         mark=_MARK,
         dashes=charts.DASHES,
+        widths=[charts.width_of(place, len(runs)) for place in range(len(runs))],
+        summaries=list(map(tables.summarize, runs)),
+        classes=list(map(tables.make_class_table, runs)),
         final=tables.make_final_rows(runs),
         charts=charts.draw(runs),
         starts=tables.make_start_rows(runs),
