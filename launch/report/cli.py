@@ -5,7 +5,8 @@
 RUN: output folder of a job (metrics.jsonl, starts.jsonl, receipt.bin, checkpoints/), finished, killed or
 still running; or a folder of such folders, for example output_dir. The page is one file that loads nothing
 and runs no script, for a phone or a desktop. Several runs share the charts; the others are compared with
-the first. An earlier report is replaced; any other file only with --force.
+the first. An earlier report is replaced; any other file only with --force. Exit codes: 0 written, 2 no run
+there, or FILE cannot be written.
 """
 
 import os
