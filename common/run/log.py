@@ -28,6 +28,7 @@ from common.run.report_files import Beginning, ReportFiles
 _NO_SCALARS = {"val_count", "receipt", "ranks"}  # figures that trackers do not get
 _ONLY_IN_FILES = {"compute_time", "memory_mb", "receipt", "val_count"}  # a terminal has no room for them
 _SECONDS = {"data_time", "compute_time", "lost_seconds"}
+_WHOLE_FROM = {"memory_mb": 0}  # the value from which a figure is shown as a whole number; others: 1,000
 _WIDTH = 100  # columns of a line on a terminal
 
 
@@ -403,7 +404,10 @@ def _short(name: str, value: float | str) -> str:
         return str(value)
     if name in _SECONDS:
         return f"{value:.2f}"
-    if name == "memory_mb" or 1000 <= abs(value) < 1e7:
+    whole_from = _WHOLE_FROM.get(name, 1000)
+    if name.endswith("_per_s"):
+        whole_from = 100
+    if whole_from <= abs(value) < 1e7:
         return f"{value:.0f}"
     return f"{value:.4g}"
 
