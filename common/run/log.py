@@ -238,12 +238,14 @@ class Log:
         else:
             self._result = f"test_loss={loss:.6g} "
         others = {f"val_{name}": value for name, value in self.metrics.values(val_sums).items()}
-        figures: dict[str, Any] = {"val_loss": loss, **accuracy, **others, "val_count": int(count)}
+        figures: dict[str, Any] = {"val_loss": loss, **accuracy, **others}
         if self._purpose.evaluate:
             # the result of the program, which is compared with others: all digits that float32 has
-            self.info(" ".join(f"{name}={value:.6g}" for name, value in figures.items()))
+            self.info(
+                " ".join(f"{name}={value:.6g}" for name, value in figures.items()) + f" val_count={count:.0f}"
+            )
         else:
-            self._write(step, **figures)
+            self._write(step, **figures, val_count=int(count))
             counts = self.metrics.of_classes(val_sums)
             if counts is not None:
                 self._files.write_confusion(step, counts)
