@@ -15,7 +15,8 @@ IMAGENET holds train/<class>/* and val/<class>/*, or <class>/* alone, which --va
 and so the defaults, are those of NVIDIA's ResNet-50 v1.5 (DeepLearningExamples), whose options may be spelled
 as there: SGD with momentum 0.875, weight decay 1/32768 without BatchNorm and biases, --lr 0.256 for 256
 samples, cosine after a warm-up, label smoothing 0.1. Every --data_backend delivers the same samples and
-crops, so it may change at any restart.
+crops, so it may change at any restart. A first run needs at most --data_url, --arch, --weights, --image_size,
+--batch_size, --lr, --epochs, --warmup and --output_dir.
 """
 
 import argparse

@@ -92,7 +92,7 @@ def main() -> None:
         log.start(loader, 0, loader.total_steps)
         step = 0
         total = 0.0
-        for epoch in loader.epochs_from(0):
+        for _ in loader.epochs_from(0):
             delivered = torch.zeros(1, dtype=torch.int64, device=device)
             seconds = 0.0
             start = time.perf_counter()
@@ -103,13 +103,14 @@ def main() -> None:
                 step += 1
                 delivered += len(blurry)
                 seconds += waited
-                log.info(f"epoch={epoch} step={step} pairs={len(blurry)} seconds={waited:.4f}")
+                log.show(step, pairs=len(blurry), seconds=waited)
                 if step == 1 and rank == 0:
                     preview = args.preview or os.path.join(run.output.folder, "preview.png")
                     contact_sheet.save(preview, blurry, sharp)
                 start = time.perf_counter()
             torch.distributed.all_reduce(delivered)
-            log.epoch(pairs=delivered.item(), seconds=seconds)
+            count = delivered.item()
+            log.epoch(pairs=count, seconds=seconds, images_per_s=2 * count / seconds)  # a pair has two images
             total += seconds
         log.info(f"total_seconds={total:.4f} epochs={args.epochs} steps={step} receipt={loader.receipt}")
 

@@ -5,9 +5,9 @@
     python jobs/train.py --custom_data=true --max_steps 20    smoke test on generated images
     python jobs/train.py --dataset cifar10 --data_url FOLDER  on a GPU if there is one
 
-On a platform: upload the repository, take this file as the boot file, and enter the arguments. After each
-epoch there is a plain state_dict `epoch_<n>.pth` in --output_dir, next to metrics.jsonl and TensorBoard
-events.
+On a platform: upload the folder that `python -m launch pack jobs/train.py --to packed` makes, take the copy
+of this file in it as the boot file, and enter the arguments. After each epoch there is a plain state_dict
+`epoch_<n>.pth` in --output_dir, next to metrics.jsonl and TensorBoard events.
 """
 
 import os

@@ -9,6 +9,7 @@ from bootfile.ground.errors import BadInput
 
 CHECKPOINTS = "checkpoints"
 CLASSES = "classes.json"  # the names of the classes, in the order of the labels
+CONFUSION = "confusion.json"  # the last evaluation per class, and the confusion matrix
 WEIGHTS = re.compile(r"best\.pth|epoch_(\d+)\.pth")
 _CHECKPOINT = re.compile(r"step_(\d+)\.pt")
 

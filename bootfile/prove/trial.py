@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import time
 from collections.abc import Callable
 from typing import IO, Any
@@ -11,6 +12,11 @@ from bootfile.ground.exit_codes import explain_exit_code
 from bootfile.processes import sessions
 
 _POLL = 0.005  # seconds: a short job takes a millisecond for a step
+# `error: ...` of our loops and of argparse, the last line of a traceback; torchrun puts the rank before it
+_ERROR = re.compile(
+    r"(?:\[\w+\]: ?)?((?:\S+: )?error: \S.*|(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception): \S.*)"
+)
+_BANNER = re.compile("=+|-+")
 
 
 class Failed(Exception):
@@ -79,12 +85,19 @@ def choose_steps(count: int, first: int, last: int, gap: int = 1, seed: int = 0)
 
 
 def _failure(command: list[str], code: int, log: str) -> str:
-    """Return the message of Failed: the last line of the output, or what a signal means."""
+    """Return the message of Failed: the last line of the output, or what a signal means. Below the banner of
+    torchrun the error of its last process counts."""
     reason = "it printed nothing"
+    error = ""
     with open(log, encoding="utf-8", errors="replace") as file:
         for line in file:
             if line.strip():
                 reason = line.strip()
+            match = _ERROR.fullmatch(line.strip())
+            if match:
+                error = match[1]
+    if error and _BANNER.fullmatch(reason):
+        reason = error
     if code <= 0:
         reason = explain_exit_code(code)
     words, _ = mask_words(command[1:])

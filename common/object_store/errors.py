@@ -31,7 +31,7 @@ _CAUSES = {  # cause: classes of exceptions of the libraries and the network; co
         "BadDigest XAmzContentSHA256Mismatch IncompleteBody"
     ),
     "the store is too busy": "SlowDown ServiceUnavailable Throttling ThrottlingException 429 503",
-    "{endpoint} has no certificate that this machine trusts": "SSLError",
+    "{endpoint} has no certificate that this machine trusts (AWS_CA_BUNDLE=FILE names another)": "SSLError",
     "{endpoint} cannot be reached": "EndpointConnectionError ProxyConnectionError",
     "{endpoint} does not answer": "ConnectTimeoutError",
     "{endpoint} stopped answering": "ReadTimeoutError TimeoutError",

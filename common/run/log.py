@@ -2,11 +2,12 @@
 
 import argparse
 import contextlib
+import datetime
 import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +26,10 @@ from common.run.output import Output, Purpose, writes_nothing
 from common.run.report_files import Beginning, ReportFiles
 
 _NO_SCALARS = {"val_count", "receipt", "ranks"}  # figures that trackers do not get
+_ONLY_IN_FILES = {"compute_time", "memory_mb", "receipt", "val_count"}  # a terminal has no room for them
+_SECONDS = {"data_time", "compute_time", "lost_seconds"}
+_WHOLE_FROM = {"memory_mb": 0}  # the value from which a figure is shown as a whole number; others: 1,000
+_WIDTH = 100  # columns of a line on a terminal
 
 
 class Log:
@@ -41,6 +46,7 @@ class Log:
         self.output = output
         self.metrics = Metrics()  # of the evaluations, besides loss and accuracy
         self._autocast: Any = contextlib.nullcontext()  # names the precision in the first lines
+        self._total_steps: int | None = None  # of the whole run, from start() on, if they are known
         self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = endings.STARTED  # importing torch counts as set-up
         self._bar: tqdm | None = None  # on a terminal, from start() on
@@ -99,7 +105,10 @@ class Log:
         self._loader = loader
         self._rate = rate
         self._scheduler = scheduler
+        self._total_steps = total_steps
+        self._first_step = step
         self._since = time.monotonic()  # when the last report was written
+        self._began = self._since
         self._waited = loader.waited  # seconds for data until then
         self._evaluating = 0.0  # seconds of evaluating and saving
         facts: dict[str, Any] = {
@@ -112,6 +121,8 @@ class Log:
             "division": getattr(loader, "division", ""),
             "sampling": getattr(loader, "sampling", {}),
         }
+        if self.metrics.best_of:
+            facts["best"] = self.metrics.best_of
         if self.parent:
             facts["parent"] = self.parent
         # nothing is written yet: a run that fails in its first step leaves the files of the last start
@@ -189,7 +200,7 @@ class Log:
         of_ranks = {"ranks": self.pace()} if self.pace() else {}
         unit, per_sample = self._unit
         if self._bar:
-            self._bar.set_postfix(loss=_short(loss), refresh=False)
+            self._bar.set_postfix(loss=_short("loss", loss), refresh=False)
             self._bar.update(step - self._bar.n)
         self._write(
             step,
@@ -227,11 +238,14 @@ class Log:
         else:
             self._result = f"test_loss={loss:.6g} "
         others = {f"val_{name}": value for name, value in self.metrics.values(val_sums).items()}
-        figures: dict[str, Any] = {"val_loss": loss, **accuracy, **others, "val_count": int(count)}
+        figures: dict[str, Any] = {"val_loss": loss, **accuracy, **others}
         if self._purpose.evaluate:
-            self.info(_line(figures))
+            # the result of the program, which is compared with others: all digits that float32 has
+            self.info(
+                " ".join(f"{name}={value:.6g}" for name, value in figures.items()) + f" val_count={count:.0f}"
+            )
         else:
-            self._write(step, **figures)
+            self._write(step, **figures, val_count=int(count))
             counts = self.metrics.of_classes(val_sums)
             if counts is not None:
                 self._files.write_confusion(step, counts)
@@ -242,6 +256,30 @@ class Log:
         self._commit(step)
         if ranks.is_first():
             self._write(step, **figures, receipt=str(self._loader.receipt))
+
+    def show(self, step: int, **figures: float | str) -> None:
+        """Print a line of figures of this step, on rank 0. A job that only loads data calls it in each step.
+
+        In a file or a pipe, as on a platform, the line has the local time and the estimated time until the
+        end of the run. On a terminal, whose progress bar shows these, it has at most _WIDTH columns.
+        """
+        if not ranks.is_first():
+            return
+        progress = f"epoch={self._epoch_of(step)} step={step}"
+        if self._total_steps:
+            progress += f"/{self._total_steps}"
+        if sys.stdout.isatty():
+            shown = {name: value for name, value in figures.items() if name not in _ONLY_IN_FILES}
+            line = f"{progress} {_line(shown)}"
+            while len(line) > _WIDTH:
+                line = line.rpartition(" ")[0]  # the least important figure is the last one
+            self.info(line)
+            return
+        progress += f" time={datetime.datetime.now().isoformat(timespec='seconds')}"
+        if self._total_steps and step > self._first_step:
+            seconds_per_step = (time.monotonic() - self._began) / (step - self._first_step)
+            progress += f" eta={_hours(seconds_per_step * (self._total_steps - step))}"
+        self.info(f"{progress} {_line(figures)}")
 
     @contextlib.contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -339,11 +377,15 @@ class Log:
         """Write a report to the files, and print it. Each kind of report calls it, on rank 0. figures:
         numbers, and texts; `ranks`, a dictionary, is only written to metrics.jsonl."""
         self._files.open()
-        line: dict[str, Any] = {"epoch": max(1, math.ceil(step / len(self._loader))), "step": step, **figures}
+        line: dict[str, Any] = {"epoch": self._epoch_of(step), "step": step, **figures}
         scalars = {name: float(figures[name]) for name in figures.keys() - _NO_SCALARS}
         self._files.write(step, line, scalars)
-        line.pop("ranks", None)
-        self.info(_line(line))
+        figures.pop("ranks", None)
+        self.show(step, **figures)
+
+    def _epoch_of(self, step: int) -> int:
+        """Return the epoch of this step, counted from 1."""
+        return max(1, math.ceil(step / len(self._loader)))
 
 
 def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:
@@ -353,18 +395,29 @@ def _accuracy(name: str, correct: float, count: float) -> dict[str, float]:
     return {name: correct / (count or math.nan)}
 
 
-def _line(figures: dict[str, float | str]) -> str:
+def _line(figures: Mapping[str, float | str]) -> str:
     """Return the figures of a report as a line of the log."""
-    return " ".join(f"{name}={_short(value)}" for name, value in figures.items())
+    return " ".join(f"{name}={_short(name, value)}" for name, value in figures.items())
 
 
-def _short(value: float | str) -> str:
-    """Return a figure as the log shows it, in a few digits."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float) and abs(value) >= 1000:
-        return f"{value:.4g}"
-    return f"{round(value, 6):.6g}"
+def _short(name: str, value: float | str) -> str:
+    """Return a figure as the log shows it, in the digits that a reader needs. metrics.jsonl has all."""
+    if isinstance(value, str | int):
+        return str(value)
+    if name in _SECONDS:
+        return f"{value:.2f}"
+    whole_from = _WHOLE_FROM.get(name, 1000)
+    if name.endswith("_per_s"):
+        whole_from = 100
+    if whole_from <= abs(value) < 1e7:
+        return f"{value:.0f}"
+    return f"{value:.4g}"
+
+
+def _hours(seconds: float) -> str:
+    """Return a duration as hours:minutes:seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
 def peak_memory() -> float:

@@ -15,12 +15,11 @@ from typing import Any, NamedTuple
 from bootfile.ground.errors import MissingPackage, import_optional
 from bootfile.ground.files import append_json_line, check_mounted, opener, write_atomic
 from bootfile.ground.heartbeat import watched
-from bootfile.ground.results import CLASSES
+from bootfile.ground.results import CLASSES, CONFUSION
 from common.console import arguments
 from common.run import environment, starts
 from common.run.output import Output
 
-CONFUSION = "confusion.json"  # the last evaluation per class, and the confusion matrix
 _MOST_CLASSES = 100  # with more classes the matrix is not written
 
 

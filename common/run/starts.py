@@ -11,6 +11,7 @@ training data: the fingerprint of the data.
 data backend: the loader's backend; with --data_backend auto, the one that was chosen.
 division: how --val_share divided the images (datasets/folders/splits.py), or "". Earlier versions have none.
 sampling: the values that determine the ids of each step: sampler, samples, global batch, seed.
+best: the metric that chooses best.pth, such as "lowest rmse", if the job names one.
 settings: the job's arguments, without credentials.
 ignored: the names of the options that the job did not know.
 parent: of a run that begins at a step of another one: the folder of that run, its name, the step, and the

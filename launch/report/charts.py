@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from bootfile.ground.errors import import_optional
-from launch.report.runs import UNITS, Run
+from launch.report.runs import UNITS, Run, in_words
 
 matplotlib = import_optional("matplotlib", "the charts need matplotlib")
 figure_module = import_optional("matplotlib.figure", "the charts need matplotlib", "matplotlib")
@@ -33,9 +33,11 @@ _OF_RANKS = (
     "whose number is above it."
 )
 _MOST_NAMES = 12  # numbers of ranks in a chart
-_CHARTS = (  # heading, figure of training, figure of validation
+_RESULTS = (  # heading, figure of training, figure of validation
     ("Loss", "loss", "val_loss"),
     ("Accuracy", "acc", "val_acc"),
+)
+_RATES = (
     *((f"{unit.capitalize()} per second", f"{unit}_per_s") for unit in UNITS),
     ("Learning rate", "lr"),
 )
@@ -77,6 +79,7 @@ def draw(runs: list[Run]) -> list[dict]:
     """
     charts = []
     for heading, *names in _list_charts(runs):
+        title = heading
         curves = []
         for run in runs:
             for name in names:
@@ -85,22 +88,26 @@ def draw(runs: list[Run]) -> list[dict]:
         values = np.concatenate([*curves, [np.nan]])
         if np.isnan(values).all():
             continue
+        note = _describe_equal(runs, names)
         with matplotlib.rc_context(_STYLE):
             axes = _make_axes()
             for place, run in enumerate(runs):
-                _draw_run(axes, run, names, place, len(runs) == 1)
+                _draw_run(axes, run, names, place, len(runs))
             if names[0] == "acc":
                 axes.yaxis.set_major_formatter(ticker.PercentFormatter(1))
             if names[0].endswith("loss") and 0 < np.nanmin(values) < np.nanmax(values) / _LOG_FROM:
                 axes.set_yscale("log")
                 axes.yaxis.set_major_formatter("{x:g}")
                 axes.minorticks_off()
+                title += " (logarithmic scale)"
+            if names[0].endswith("_per_s") or names[0] == "memory_mb":
+                axes.set_ylim(bottom=0)  # a change of 1 % must look like one
             about = f"{heading} by step, of {', '.join(_name_all(runs))}"
             # The page explains the dots of validation only if a curve of training is next to them.
             both = len(names) > 1
             for name in names:
                 both = both and any(name in run.figures for run in runs)
-            chart = {"heading": heading, "svg": _render(axes, heading, about), "both": both, "note": ""}
+            chart = {"heading": title, "svg": _render(axes, heading, about), "both": both, "note": note}
             charts.append(chart)
     if any(run.ranks.size for run in runs):
         with matplotlib.rc_context(_STYLE):
@@ -136,54 +143,104 @@ def _find_changes(slowest: np.ndarray) -> list[int]:
 
 
 def _list_charts(runs: list[Run]) -> list[tuple[str, ...]]:
-    """Return (heading, figures) of each chart: those of _CHARTS, then one for each other figure of a run."""
+    """Return (heading, figures) of each chart: _RESULTS, other figures of evaluations, _RATES, others."""
     known = set()
-    for _, *names in _CHARTS:
+    for _, *names in (*_RESULTS, *_RATES):
         known.update(names)
-    charts: list[tuple[str, ...]] = list(_CHARTS)
+    of_evaluations: list[tuple[str, ...]] = []
+    others: list[tuple[str, ...]] = []
     for run in runs:
         for name in run.figures:
-            if name not in known:
-                known.add(name)
-                charts.append((name, name))
-    return charts
+            if name in known:
+                continue
+            known.add(name)
+            words = in_words(name)
+            chart = (words[:1].upper() + words[1:], name)
+            if name.startswith("val_"):
+                of_evaluations.append(chart)
+            else:
+                others.append(chart)
+    return [*_RESULTS, *of_evaluations, *_RATES, *others]
+
+
+def _describe_equal(runs: list[Run], names: list[str]) -> str:
+    """Return a sentence that names the runs whose curves are those of an earlier run, or ""."""
+    sentences = []
+    for place, run in enumerate(runs):
+        for earlier in runs[:place]:
+            if _has_equal_curves(earlier, run, names):
+                sentences.append(f"{run.name} has the values of {earlier.name}.")
+                break
+    return " ".join(sentences)
+
+
+def _has_equal_curves(first: Run, second: Run, names: list[str]) -> bool:
+    """Return whether two runs have the same values of these figures, and have any."""
+    has_curves = False
+    for name in names:
+        curves = (first.figures.get(name), second.figures.get(name))
+        if curves == (None, None):
+            continue
+        has_curves = True
+        if curves[0] is None or curves[1] is None:
+            return False
+        if not np.array_equal(curves[0], curves[1], equal_nan=True):
+            return False
+    return has_curves
 
 
 def _name_all(runs: list[Run]) -> list[str]:
     return [run.name for run in runs]
 
 
-def _draw_run(axes: Any, run: Run, names: list[str], place: int, is_alone: bool) -> None:
+def width_of(place: int, count: int) -> float:
+    """Return the width of the lines of a run, in units.
+
+    The first of several is a broad line below the others, so that a reader sees both of two equal curves.
+    """
+    if place == 0 and count > 1:
+        return 5.0
+    return 1.5
+
+
+def _draw_run(axes: Any, run: Run, names: list[str], place: int, count: int) -> None:
     """Draw the curves of a run and a mark for each of its restarts.
 
     names: the figure of training, and that of validation if there is one. place: of the run, which chooses
-    its style. is_alone: whether it is the only run.
+    its style. count: of all runs.
     """
+    width = width_of(place, count)
+    colour = _colour("soft")
+    if count > 1:
+        colour = _colour(f"c{place % len(DASHES)}")
     for number, name in enumerate(names):
-        is_validation = number > 0
+        is_validation = number > 0 or name.startswith("val_")
         style = place
-        if is_validation and is_alone:  # two curves, and two colours for them
+        if is_validation and count == 1:  # two curves, and two colours for them
             style += 1
         if name in run.figures:
-            _draw_curve(axes, *run.figures[name], style, is_validation)
+            _draw_curve(axes, *run.figures[name], style, is_validation, width)
     for start in run.starts[1 : _MOST_MARKS + 1]:
-        axes.axvline(start.step, color=_colour("soft"), linewidth=1.5, linestyle=(0, (1.5, 3)), gid="mark")
+        axes.axvline(start.step, color=colour, linewidth=1.5, linestyle=(0, (1.5, 3)), gid="mark")
 
 
 def _make_axes() -> Any:
     """Return the empty axes of one chart, inside the style of draw()."""
     figure = figure_module.Figure((_WIDTH / 72, _HEIGHT / 72), facecolor="none")
-    axes = figure.add_axes(_PLACE, facecolor="none", xlabel="step")
+    axes = figure.add_axes(_PLACE, facecolor="none", xlabel="optimizer step")
     axes.xaxis.set_major_locator(ticker.MaxNLocator(5, integer=True))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
     return axes
 
 
-def _draw_curve(axes: Any, x: np.ndarray, y: np.ndarray, style: int, strong: bool) -> None:
+def _draw_curve(
+    axes: Any, x: np.ndarray, y: np.ndarray, style: int, strong: bool, width: float = 1.5
+) -> None:
     """Draw a curve; many points as the means and the ranges of intervals. NaN is a gap.
 
-    x, y: float64 [n]. style: index of colour and dash. strong: a thicker line, and dots
+    x, y: float64 [n]. style: index of colour and dash. strong: a thicker line, and dots. width: of a
+        line that is not strong; a broad one is pale
     """
     style %= len(DASHES)
     colour = _colour(f"c{style}")
@@ -191,12 +248,14 @@ def _draw_curve(axes: Any, x: np.ndarray, y: np.ndarray, style: int, strong: boo
     if len(x) > _MOST_POINTS:
         x, y, low, high = _summarize(x, y)
         axes.fill_between(x, low, high, color=colour, alpha=0.25, linewidth=0)
-    width = 1.5
     most_dots = 1  # a single point has no line
+    alpha = 1.0
+    if width > 2.4:
+        alpha = 0.5
     if strong:
-        width = 2.4
+        width = max(width, 2.4)
         most_dots = _MOST_DOTS
-    line = {"linewidth": width, "linestyle": (0, DASHES[style]), "marker": ""}
+    line = {"linewidth": width, "linestyle": (0, DASHES[style]), "marker": "", "alpha": alpha}
     if points <= most_dots:
         line["marker"] = "o"
     axes.plot(x, y, color=colour, gid="curve", **line)

@@ -5,7 +5,8 @@
 RUN: output folder of a job (metrics.jsonl, starts.jsonl, receipt.bin, checkpoints/), finished, killed or
 still running; or a folder of such folders, for example output_dir. The page is one file that loads nothing
 and runs no script, for a phone or a desktop. Several runs share the charts; the others are compared with
-the first. An earlier report is replaced; any other file only with --force.
+the first. An earlier report is replaced; any other file only with --force. Exit codes: 0 written, 2 no run
+there, or FILE cannot be written.
 """
 
 import os
@@ -76,11 +77,14 @@ def render_page(runs: list[Run], title: str | None = None) -> str:
         environments.append(run.starts[-1].environment)
     return page.render(
         os.path.join(os.path.dirname(os.path.abspath(__file__)), "page.html"),
-        title=title or ", ".join(run.name for run in runs),
+        title=title or tables.make_title(runs),
         made=format_time(time.time()),
         runs=runs,
         mark=_MARK,
         dashes=charts.DASHES,
+        widths=[charts.width_of(place, len(runs)) for place in range(len(runs))],
+        summaries=list(map(tables.summarize, runs)),
+        classes=list(map(tables.make_class_table, runs)),
         final=tables.make_final_rows(runs),
         charts=charts.draw(runs),
         starts=tables.make_start_rows(runs),

@@ -23,6 +23,29 @@ _GREATEST = 10**100
 _NO_FIGURES = {"epoch", "step", "time", "data_time", "compute_time", "val_count"}
 UNITS = ("images", "samples", "tokens")  # the figures are <unit>_per_s
 SPLIT = ("waiting for data", "computing", "evaluating and saving")
+_WORDS = {
+    "loss": "training loss",
+    "acc": "training accuracy",
+    "val_acc": "validation accuracy",
+    "val_top5": "validation top-5 accuracy",
+    "val_class_acc": "validation accuracy, mean of the classes",
+    "val_f1": "validation F1",
+    "lr": "learning rate",
+    "memory_mb": "peak memory of rank 0 in MB",
+    "generations": "generations of processes",
+    "lost_processes": "lost processes",
+    "lost_seconds": "seconds without a step",
+    "useful_share": "useful share of the time",
+}
+
+
+def in_words(figure: str) -> str:
+    """Return the name of a figure of metrics.jsonl as the page shows it."""
+    if figure in _WORDS:
+        return _WORDS[figure]
+    if figure.startswith("val_"):
+        return figure.replace("val_", "validation ", 1)
+    return figure
 
 
 @dataclass
@@ -31,6 +54,7 @@ class Start:
 
     begun: start time of the process, if known
     origin: the step of another run at which it begins, in words
+    best: the metric that chooses best.pth, such as "lowest rmse"; "" for the accuracy, or the loss
     lost_step, lost_time: the last report before this start, if its step is later than `step`; else NaN
     """
 
@@ -43,6 +67,7 @@ class Start:
     lost_step: float
     lost_time: float
     origin: str = ""
+    best: str = ""
 
 
 @dataclass
@@ -153,6 +178,7 @@ def _read_starts(run: Run) -> list[Start]:
             lost_step=lost.get("step", math.nan),
             lost_time=lost.get("time", math.nan),
             origin=describe_parent(parent_of([line])),
+            best=str(line.get("best") or ""),
         )
         history.append(start)
     if not history:

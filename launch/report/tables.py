@@ -3,24 +3,32 @@
 cli.render_page() calls these functions, and the templates of the page show their rows.
 """
 
+import contextlib
 import datetime
+import json
 import math
-from typing import NamedTuple
+import os
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from bootfile.ground.errors import BadInput
+from bootfile.ground.files import read_file
+from bootfile.ground.results import CONFUSION
 from bootfile.receipt.compare import compare_states
 from bootfile.receipt.reading import read
 from bootfile.receipt.records import ReceiptError
 from bootfile.receipt.steps import compare
 from launch.explain import format_time
-from launch.report.runs import SPLIT, UNITS, Run, Start
+from launch.report.runs import SPLIT, UNITS, Run, Start, in_words
 
 NONE = "–"
 PERCENT = ".2%"
 _MOST_ROWS = 200  # of a table of epochs
+_MOST_CLASSES = 50  # of a table of classes
+_MOST_BYTES = 2**27  # of confusion.json
 _USUAL = ("val_loss", "val_acc")
+_ORDERS = {True: "lowest", False: "highest"}  # by whether the lowest value is the best
 _SAME = ("output_dir",)  # differs for every run
 
 
@@ -46,11 +54,12 @@ def _final(run: Run) -> dict[str, str]:
     if run.ends:
         cells["epochs"] = str(max(run.ends))
     cells["validation accuracy"] = format_number(run.last("val_acc"), PERCENT)
-    cells["best validation accuracy"] = _find_best_accuracy(run)
+    cells["best validation accuracy"] = find_best(run, "val_acc", False)
     cells["validation loss"] = format_number(run.last("val_loss"))
+    cells["lowest validation loss"] = find_best(run, "val_loss", True)
     for name in run.figures:
         if name.startswith("val_") and name not in _USUAL:
-            cells[f"{name}, last"] = format_number(run.last(name))
+            cells |= _describe_metric(run, name)
     cells["training accuracy"] = format_number(run.last("acc"), PERCENT)
     cells["training loss"] = format_number(run.last("loss"))
     for unit in UNITS:
@@ -101,18 +110,136 @@ def _describe_state(run: Run) -> str:
     return state
 
 
-def _find_best_accuracy(run: Run) -> str:
-    """Return the best accuracy of all evaluations and its first step, in words."""
-    evaluations = zip(*run.figures.get("val_acc", ((), ())), strict=True)
-    accuracies = {}
-    for step, accuracy in evaluations:
-        if math.isfinite(accuracy):
-            accuracies[step] = accuracy  # a restart may have evaluated a step again
-    if not accuracies:
+def choice_of(run: Run) -> tuple[str, bool]:
+    """Return the figure that chooses best.pth, and whether its lowest value is the best."""
+    named = ""
+    if run.starts:
+        named = run.starts[-1].best
+    order, _, metric = named.partition(" ")
+    if order in ("lowest", "highest") and f"val_{metric}" in run.figures:
+        return f"val_{metric}", order == "lowest"
+    if "val_acc" in run.figures:
+        return "val_acc", False
+    return "val_loss", True
+
+
+def find_best(run: Run, name: str, is_lowest: bool) -> str:
+    """Return the best value of a figure of the evaluations and its first step, in words."""
+    evaluations = zip(*run.figures.get(name, ((), ())), strict=True)
+    values = {}
+    for step, value in evaluations:
+        if math.isfinite(value):
+            values[step] = value  # a restart may have evaluated a step again
+    if not values:
         return NONE
-    # The first of several: a later evaluation with the same accuracy did not replace best.pth.
-    best = max(accuracies, key=accuracies.__getitem__)
-    return f"{accuracies[best]:.2%} at step {best:,.0f}"
+    # The first of several: a later evaluation with the same value did not replace best.pth.
+    best = max(values, key=values.__getitem__)
+    if is_lowest:
+        best = min(values, key=values.__getitem__)
+    return f"{format_number(values[best], _form_of(name))} at step {best:,.0f}"
+
+
+def _describe_metric(run: Run, name: str) -> dict[str, str]:
+    """Return the rows of a metric of the job's own: its last value, and its best one.
+
+    Only the job knows whether a low value is good: a metric that does not choose best.pth has both ends.
+    """
+    words = in_words(name)
+    rows = {words: format_number(run.last(name), _form_of(name))}
+    chosen, is_lowest = choice_of(run)
+    if name == chosen:
+        rows[f"{_ORDERS[is_lowest]} {words}"] = find_best(run, name, is_lowest)
+        return rows
+    values = run.figures[name][1]
+    if np.isfinite(values).any():
+        least = format_number(np.nanmin(values), _form_of(name))
+        greatest = format_number(np.nanmax(values), _form_of(name))
+        rows[f"{words}, all evaluations"] = f"{least} to {greatest}"
+    return rows
+
+
+def _form_of(name: str) -> str:
+    """Return the form of the values of a figure: a percentage for accuracies."""
+    if "acc" in name or name == "val_top5":
+        return PERCENT
+    return ".5g"
+
+
+def summarize(run: Run) -> str:
+    """Return the state and the best result of a run, in words: the first lines of the page."""
+    name, is_lowest = choice_of(run)
+    best = find_best(run, name, is_lowest)
+    if best == NONE:
+        return _describe_state(run)
+    return f"{_describe_state(run)}, {_ORDERS[is_lowest]} {in_words(name)} {best}"
+
+
+def make_title(runs: list[Run]) -> str:
+    """Return the title of the page: the job and its data, if all runs have the same, and their names."""
+    jobs = set()
+    for run in runs:
+        words = []
+        if run.starts:
+            start = run.starts[-1]
+            data = start.settings.get("dataset") or start.settings.get("data_url")
+            for word in (start.environment.get("job"), data):
+                if isinstance(word, str) and word:
+                    words.append(os.path.basename(word.rstrip("/")))
+        jobs.add(" on ".join(words))
+    names = ", ".join(run.name for run in runs)
+    if len(jobs) > 1 or "" in jobs:
+        return names
+    return f"{jobs.pop()}: {names}"
+
+
+def make_class_table(run: Run) -> list[list[str]]:
+    """Return rows of class, images, right, share, and the class it was taken for most often.
+
+    They are from confusion.json of the last evaluation, the worst classes first; a job that counts no classes
+    has none.
+    """
+    path = os.path.join(run.path, CONFUSION)
+    content: Any = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # a damaged file is one without classes
+        content = json.loads(read_file(path, _MOST_BYTES))
+    if not isinstance(content, dict):
+        return []
+    counts = _whole_numbers(content.get("count"))
+    right = _whole_numbers(content.get("correct"))
+    names = content.get("classes")
+    matrix = content.get("matrix")
+    if len(counts) != len(right):
+        return []
+    if not isinstance(names, list) or len(names) != len(counts):
+        names = range(len(counts))
+    if not isinstance(matrix, list) or len(matrix) != len(counts):
+        matrix = [[]] * len(counts)
+    rows = []
+    for name, count, hits, taken in zip(names, counts, right, matrix, strict=True):
+        share = math.nan
+        if count:
+            share = hits / count
+        rows.append((share, [str(name), f"{count:,}", f"{hits:,}", format_number(share, PERCENT), NONE]))
+        others = _whole_numbers(taken)
+        if len(others) == len(counts) and count > hits:
+            others[len(rows) - 1] = -1  # the right class
+            rows[-1][1][-1] = f"{names[others.index(max(others))]} ({max(others):,})"
+    rows.sort(key=_share_of)
+    return [row for _, row in rows[:_MOST_CLASSES]]
+
+
+def _share_of(row: tuple[float, list[str]]) -> float:
+    """Return the key by which the rows of classes are sorted: classes without images come last."""
+    if math.isnan(row[0]):
+        return math.inf
+    return row[0]
+
+
+def _whole_numbers(value: object) -> list[int]:
+    """Return a list of whole numbers of JSON; an empty list if it is none."""
+    if isinstance(value, list) and all(type(number) is int and 0 <= number < 2**53 for number in value):
+        return list(value)
+    return []
 
 
 def _split_time(run: Run) -> dict[str, str]:
@@ -179,10 +306,7 @@ def make_epoch_table(run: Run) -> tuple[list[str], list[list[str]]]:
         ends = run.ends.get(number, {})
         row = [str(number)]
         for name in names:
-            form = ".5g"
-            if "acc" in name:
-                form = PERCENT
-            row.append(format_number(ends.get(name, math.nan), form))
+            row.append(format_number(ends.get(name, math.nan), _form_of(name)))
         split = run.split.get(number, [math.nan] * len(SPLIT))
         rows.append([*row, *map(format_duration, split)])
     return ["epoch", *names, *SPLIT], rows

@@ -10,7 +10,7 @@ from bootfile.processes.sessions import GENERATION
 from launch.simulate.commands import Commands
 from launch.simulate.nodes import Node
 
-_STEP = re.compile(r"epoch=\d+ step=(\d+) ")  # the beginning of a job's log line
+_STEP = re.compile(r"epoch=\d+ step=(\d+)(?:/\d+)? ")  # the beginning of a job's log line
 _LONGEST = 300  # characters of an error that are shown
 # `error: ...` of our jobs, `main.py: error: ...` of argparse, the last line of a traceback
 _ERROR = re.compile(

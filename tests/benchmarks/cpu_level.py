@@ -51,7 +51,7 @@ UNTIL_LAST_STEP = f"""
 import subprocess, sys
 job = subprocess.Popen([sys.executable, *sys.argv[1:]], stdout=subprocess.PIPE, text=True)
 for line in job.stdout:
-    if " step={STEPS} " in line:
+    if " step={STEPS}/" in line:
         job.kill()
         break
 else:

@@ -178,7 +178,7 @@ def test_a_job_continues_exactly(folder, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run_ranks(job, *options, f"--output_dir={whole}")
     processes = start_ranks(job, *options, f"--output_dir={killed}")
-    read_until(processes[0], r"^epoch=2 step=\d+ loss")
+    read_until(processes[0], r"^epoch=2 step=\d+/.* loss=")
     processes[-1].kill()
     for process in processes:
         finish(process, None)

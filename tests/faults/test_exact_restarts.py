@@ -71,7 +71,7 @@ def _read_until(job, pattern: str) -> list[str]:
 
 
 def _reported_steps(lines: list[str]) -> list[int]:
-    return [int(found[1]) for line in lines if (found := re.match(r"epoch=\d+ step=(\d+) loss", line))]
+    return [int(found[1]) for line in lines if (found := re.match(r"epoch=\d+ step=(\d+)/.* loss", line))]
 
 
 def _during_a_save(folder: Path, bound: float) -> None:
@@ -146,8 +146,8 @@ def test_random_sigterms(whole, tmp_path, capsys):
             job = start(*_command(processes, output), stderr=subprocess.STDOUT)
             moment = MOMENTS[done % len(MOMENTS)]
             patterns = {
-                "first step": r"^data train=", "last step": r" step=41 ", "epoch boundary": r" step=(14|28) ",
-                "evaluation": r" step=(14|28|42) ", "random": r" step=|resumed",
+                "first step": r"^data train=", "last step": r" step=41/", "epoch boundary": r" step=(14|28)/",
+                "evaluation": r" step=(14|28|42)/", "random": r" step=|resumed",
             }  # fmt: skip
             lines = _read_until(job, patterns[moment])
             if moment == "random":
@@ -190,7 +190,7 @@ def test_another_world_size_after_each_restart(whole, tmp_path):
     common = ("--max_steps=35",)
     run("-m", "tests.support.float64", *_command(1, reference, *common), timeout=300)
     output = tmp_path / "changing"
-    for processes, stop in ((2, "step=13 "), (4, "step=27 "), (1, None)):
+    for processes, stop in ((2, "step=13/"), (4, "step=27/"), (1, None)):
         job = start("-m", "tests.support.float64", *_command(processes, output, *common))
         if stop:
             for line in job.stdout:

@@ -54,7 +54,7 @@ def test_a_random_end_and_start(case, whole, tmp_path):
     output, form = tmp_path / "output", f"--checkpoint_format={draw.choice(['full', 'sharded'])}"
     unbroken = whole(following)
     job = start(*_command(processes, output, form), stderr=subprocess.STDOUT)
-    read_until(job, rf" step={draw.randrange(6, STEPS - 3)} ")
+    read_until(job, rf" step={draw.randrange(6, STEPS - 3)}/")
     time.sleep(draw.uniform(0, 0.2))  # between two steps, in one, or in a save
     ranks = (processes_of(job) if processes > 1 else []) or [job.pid]
     for pid in ranks if kind == "kill all" else [draw.choice(ranks)]:

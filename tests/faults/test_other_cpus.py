@@ -88,6 +88,6 @@ def test_without_a_level_another_vendor_is_named(tmp_path):
     lines = start(moved, *job, cpu=other).stdout.splitlines()
     [warning] = [line for line in lines if line.startswith("warning: this run computed with ")]
     place = lines.index(warning)
-    assert place < next(number for number, line in enumerate(lines) if " step=2 " in line)
+    assert place < next(number for number, line in enumerate(lines) if " step=2/" in line)
     equal, text = compare_states(str(output), str(moved))
     assert equal or "computed with " in text

@@ -32,7 +32,7 @@ def _newest(output: Path) -> int:
 
 def test_a_disk_that_fills_up_and_is_emptied(small_disk):
     job = start(*JOB, f"--output_dir={small_disk}")
-    read_until(job, " step=12 ")
+    read_until(job, " step=12/")
     filler = small_disk / "filler"
     with open(filler, "wb") as file, pytest.raises(OSError, match="No space left on device"):
         while True:
@@ -42,13 +42,13 @@ def test_a_disk_that_fills_up_and_is_emptied(small_disk):
     assert newest >= 5
     filler.unlink()
     output = finish(job, None).stdout
-    assert " step=42 " in output
+    assert " step=42/" in output
     assert _newest(small_disk) > newest, "the next save tries again"
 
 
 def test_an_output_that_turns_read_only(small_disk):
     job = start(*JOB, f"--output_dir={small_disk}")
-    read_until(job, " step=12 ")
+    read_until(job, " step=12/")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], capture_output=True)
     if os.access(
         small_disk, os.W_OK
@@ -56,7 +56,7 @@ def test_an_output_that_turns_read_only(small_disk):
         subprocess.run(["mount", "--bind", str(small_disk), str(small_disk)], check=True)
         subprocess.run(["mount", "-o", "remount,ro,bind", str(small_disk)], check=True)
     result = finish(job, 6)
-    assert "was not saved: Read-only file system" in result.stdout and " step=42 " in result.stdout
+    assert "was not saved: Read-only file system" in result.stdout and " step=42/" in result.stdout
     assert "error: " in result.stderr and "Read-only file system" in result.stderr
     assert _newest(small_disk) >= 5
     subprocess.run(["umount", str(small_disk)], capture_output=True)
@@ -65,7 +65,7 @@ def test_an_output_that_turns_read_only(small_disk):
 def test_an_output_that_is_removed(tmp_path):
     output = tmp_path / "output"
     job = start(*JOB, f"--output_dir={output}")
-    read_until(job, " step=12 ")
+    read_until(job, " step=12/")
     shutil.rmtree(output, ignore_errors=True)
     shutil.rmtree(output, ignore_errors=True)
     printed = finish(job).stdout

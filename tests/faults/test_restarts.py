@@ -25,7 +25,7 @@ def test_a_killed_rank_is_restarted(attempt, tmp_path):
     killed, lines = False, []
     for line in process.stdout:
         lines.append(line)
-        if not killed and f" step={1 + attempt % 8} " in line:
+        if not killed and f" step={1 + attempt % 8}/" in line:
             os.kill(processes_of(process)[attempt % 2], signal.SIGKILL)
             killed = True
     assert process.wait(120) == 0, "".join(lines[-30:])

@@ -52,9 +52,9 @@ def trained(process, at_first_step=lambda: None) -> str:
     printed = ""
     for line in process.stdout:
         printed += line
-        if line.startswith("epoch=1 step=1 "):
+        if line.startswith("epoch=1 step=1/"):
             at_first_step()
-        if line.startswith("epoch=2 step=6 "):
+        if line.startswith("epoch=2 step=6/"):
             break
     process.kill()
     result = finish(process, None)
@@ -110,7 +110,7 @@ def test_a_killed_job_resumes_and_its_reference_expires(data, tmp_path):
     with RedisServer(tmp_path) as server:
         killed = start(*arguments, f"--cache={server.url()}")
         for line in killed.stdout:
-            if line.startswith("epoch=2 step=5 "):
+            if line.startswith("epoch=2 step=5/"):
                 killed.kill()
                 break
         finish(killed, -signal.SIGKILL)
@@ -148,4 +148,4 @@ def test_its_server_dies_and_no_secret_is_left(data, tmp_path):
         result = run(*options, code=2, env=environment(**{address.PASSWORD: "wrong-and-secret"}))
         (line,) = [line for line in result.stderr.splitlines() if "error: " in line]
         assert f"cache 127.0.0.1:{server.port}: it refuses the user or the password" in line
-        assert "wrong-and-secret" not in result.stdout + result.stderr and "step=1 " not in result.stdout
+        assert "wrong-and-secret" not in result.stdout + result.stderr and "step=1/" not in result.stdout

@@ -39,7 +39,7 @@ def test_a_frozen_backbone_on_other_classes_restarts_exactly_and_ends_early(data
     printed = run(*arguments, f"--output_dir={tmp_path / 'whole'}").stdout
     assert "different shape: fc.weight [10, 1024] in the file, [3, 1024] in the model" in printed
     assert "stopped early: 3 evaluations without a better score" in printed
-    interrupt(*arguments, f"--output_dir={tmp_path / 'killed'}", at="^epoch=3 step=7 ", by=signal.SIGTERM)
+    interrupt(*arguments, f"--output_dir={tmp_path / 'killed'}", at="^epoch=3 step=7/", by=signal.SIGTERM)
     run(*arguments, f"--output_dir={tmp_path / 'killed'}")
     assert [line["step"] for line in records(tmp_path / "killed") if "val_acc" in line] == [3, 6, 9, 12]
     one, other = (

@@ -166,7 +166,7 @@ def test_a_kill_between_the_state_and_the_step(old, tmp_path):
         f"--output_dir={new}",
     )
     job = start(*words)
-    read_until(job, r"^epoch=\d+ step=10 ")
+    read_until(job, r"^epoch=\d+ step=10/")
     job.kill()
     finish(job, -9)
     shown = run(*words).stdout
@@ -183,7 +183,7 @@ def test_steps_are_left_out(old, tmp_path):
     words = (FROM, f"--from={old}", "--at_step=16", f"--output_dir={new}")
     skip = "--skip_steps=18-20,23"
     job = start(*words, skip, "--report_every=1", "--save_every=1")
-    shown = "".join(read_until(job, r"^epoch=\d+ step=19 "))
+    shown = "".join(read_until(job, r"^epoch=\d+ step=19/"))
     job.kill()
     finish(job, -9)
     assert "steps 18-20 are left out: the batches are passed over, and nothing is updated" in shown

@@ -77,7 +77,7 @@ def test_a_restart(job, tmp_path):
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     run(*command, f"--output_dir={whole}", env=_environment(), timeout=300)
     stopped = start(*command, f"--output_dir={cut}", env=_environment())
-    assert "not compiled" not in "".join(read_until(stopped, r"^epoch=2 step=6 "))
+    assert "not compiled" not in "".join(read_until(stopped, r"^epoch=2 step=6/"))
     os.kill(stopped.pid, signal.SIGTERM)
     finish(stopped, 143, timeout=300)
     assert "resumed from " in run(*command, f"--output_dir={cut}", env=_environment(), timeout=300).stdout

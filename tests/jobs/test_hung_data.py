@@ -35,7 +35,7 @@ def test_a_read_that_hangs_is_named_and_a_signal_saves_the_last_step(tmp_path, w
     )  # fmt: skip
     hung = False
     for line in process.stdout:
-        if "step=3 " in line:
+        if "step=3/" in line:
             os.mkfifo(fifo)
         if hung := "waiting for data for " in line:
             assert "sample" in line and "Subset" in line

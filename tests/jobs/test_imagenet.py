@@ -71,7 +71,7 @@ def test_a_restart_with_another_backend_and_number_of_processes(generated, tmp_p
                  "--mixup=0.2", "--cutmix=1", "--first_image_size=16")  # fmt: skip
     run(*job(generated, tmp_path / "whole", *arguments, "--data_backend=threads"))
     stopped = job(generated, tmp_path / "both", *arguments, "--data_backend=pytorch", "--workers=1")
-    interrupt(*stopped, at="^epoch=2 step=11 ", by=signal.SIGTERM)  # 9 steps from its end
+    interrupt(*stopped, at="^epoch=2 step=11/", by=signal.SIGTERM)  # 9 steps from its end
     pack = f"--pack={tmp_path / 'pack'}"
     both = job(generated, tmp_path / "both", *arguments, "--data_backend=threads", pack)
     printed = run_ranks(*both)[0].stdout

@@ -34,12 +34,13 @@ def alone(data, tmp_path_factory):
 
 def reported(text: str) -> list[tuple[int, int]]:
     """Return (step, pairs) of each line of a step. Check that steps, epochs and the job have a time."""
-    steps = re.findall(r"^epoch=\d step=(\d+) pairs=(\d+) seconds=\d+\.\d{4}$", text, re.MULTILINE)
-    epochs = re.findall(r"^epoch=\d step=\d+ pairs=\d+ seconds=\S+ receipt=[0-9a-f]{16}$", text, re.MULTILINE)
+    progress = r"^epoch=\d step=(\d+)/\d+ time=\S+ eta=\S+ pairs=(\d+) seconds=\S+"
+    steps = re.findall(rf"{progress}$", text, re.MULTILINE)
+    epochs = re.findall(rf"{progress} images_per_s=\d\S* receipt=([0-9a-f]{{16}})$", text, re.MULTILINE)
     total = re.findall(
         r"^total_seconds=\d+\.\d{4} epochs=\d steps=\d+ receipt=([0-9a-f]{16})$", text, re.MULTILINE
     )
-    assert len(total) == 1 and epochs[-1].endswith(total[0])
+    assert len(total) == 1 and epochs[-1][-1] == total[0]
     return [(int(step), int(pairs)) for step, pairs in steps]
 
 

@@ -1,9 +1,14 @@
 """A run writes its files, and its figures are right."""
 
+import contextlib
 import fcntl
 import os
 import pty
+import re
+import select
 import struct
+import subprocess
+import sys
 import termios
 
 import pytest
@@ -15,7 +20,7 @@ from bootfile.sampling.sampler import SequentialBatchSampler
 from common.compute.models import resnet18
 from datasets.loaders.engines.memory import make_loader
 from datasets.memory import digits
-from tests.conftest import QUICK, records, run, run_ranks, start
+from tests.conftest import LONGEST, QUICK, ROOT, environment, records, run, run_ranks
 
 
 def test_accuracy_is_that_of_scikit_learn(tmp_path):
@@ -81,10 +86,11 @@ def test_files_lines_and_table(tmp_path):
         assert all(tensor.device.type == "cpu" for tensor in weights.values())
 
     lines = [line for line in result.stdout.splitlines() if line.startswith("epoch=")]
-    assert [line.split(" loss=")[0] for line in lines if " loss=" in line] == [
-        "epoch=1 step=3", "epoch=1 step=5", "epoch=2 step=6", "epoch=2 step=9", "epoch=2 step=10",
+    assert [line.split(" time=")[0] for line in lines if " loss=" in line] == [
+        "epoch=1 step=3/10", "epoch=1 step=5/10",
+        "epoch=2 step=6/10", "epoch=2 step=9/10", "epoch=2 step=10/10",
     ]  # fmt: skip
-    for name in ("loss", "acc", "lr", "images_per_s", "data_time", "compute_time", "receipt"):
+    for name in ("time", "eta", "loss", "acc", "lr", "images_per_s", "data_time", "compute_time", "receipt"):
         assert all(f" {name}=" in line for line in lines if " loss=" in line)
     assert len(records(output)) == len(lines) == 7
     scalars = EventAccumulator(str(output)).Reload()
@@ -106,19 +112,37 @@ def test_files_lines_and_table(tmp_path):
     assert "\r" not in result.stdout + result.stderr, "a progress bar is for terminals"
 
 
-def test_a_terminal_gets_a_progress_bar(tmp_path):
+def _read_to_the_end(terminal: int) -> str:
+    """Return what a program writes to its terminal until it ends. Fail if it writes nothing for long."""
+    shown = b""
+    with contextlib.suppress(OSError):  # the program has closed its end
+        while select.select([terminal], [], [], LONGEST)[0]:
+            shown += os.read(terminal, 65536)
+    os.close(terminal)
+    return shown.decode()
+
+
+@pytest.mark.parametrize("shows_lines", [False, True], ids=["stderr", "stdout and stderr"])
+def test_a_terminal_gets_a_progress_bar(shows_lines, tmp_path):
+    """Lines on a terminal have no figures for which there is no room, and no times: the bar has these."""
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
-    process = start(
-        "jobs/train.py", *QUICK, "--max_steps=2", "--report_every=1", f"--output_dir={tmp_path}",
+    words = ["jobs/train.py", *QUICK, "--max_steps=2", "--report_every=1", f"--output_dir={tmp_path}"]
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=environment(),
+        stdout=end if shows_lines else subprocess.DEVNULL,
         stderr=end,
-    )  # fmt: skip
+    )
     os.close(end)
-    process.communicate(timeout=120)
-    shown = os.read(terminal, 65536).decode()
-    os.close(terminal)
+    shown = _read_to_the_end(terminal)
+    assert process.wait(LONGEST) == 0, shown
     assert "0/2" in shown and "2/2" in shown, "from before the first step to the last"
     assert "loss=" in shown
+    lines = re.findall(r"epoch=1 step=\d/2 [^\r\n]*", shown)
+    assert len(lines) == (3 if shows_lines else 0) and all(len(line) <= 100 for line in lines)
+    assert not any(name in line for line in lines for name in ("receipt=", "memory_mb=", "time=2", "eta="))
 
 
 def test_a_receipt_that_cannot_be_written_is_an_error(tmp_path):

@@ -75,7 +75,7 @@ def test_three_processes_add_in_the_same_order_after_a_restart(tmp_path):
 def test_a_lost_process_does_not_cost_the_save_in_flight(tmp_path):
     job = start(*TWO, f"--output_dir={tmp_path}")
     folder = tmp_path / "checkpoints"
-    read_until(job, "^epoch=1 step=1 ")
+    read_until(job, "^epoch=1 step=1/")
     while not (folder.exists() and list(folder.glob(".partial-*"))):
         assert job.poll() is None
         time.sleep(0.001)
@@ -88,7 +88,7 @@ def test_a_lost_process_does_not_cost_the_save_in_flight(tmp_path):
 def test_sigterm_costs_no_step(whole, tmp_path):
     """If one rank receives the signal, all ranks stop at the same step."""
     stopped = start(*TWO, f"--output_dir={tmp_path}")
-    read_until(stopped, r"^epoch=2 step=6 ")
+    read_until(stopped, r"^epoch=2 step=6/")
     for _ in range(2):  # a second one changes nothing
         os.kill(processes_of(stopped)[-1], signal.SIGTERM)
     output = finish(stopped, 143).stdout
@@ -110,7 +110,7 @@ def test_an_evaluation_within_an_epoch_changes_no_training_step(whole, tmp_path)
     """An epoch has 5 steps, and --evaluate_every 3. The run is killed after step 7. It continues from
     step 6, and repeats its evaluation."""
     options = (f"--output_dir={tmp_path}", "--evaluate_every=3")
-    interrupt(*ONE, *options, at="^epoch=2 step=7 ")
+    interrupt(*ONE, *options, at="^epoch=2 step=7/")
     run(*ONE, *options)
     evaluations = [line for line in figures(tmp_path) if "val_acc" in line]
     assert [line["step"] for line in evaluations] == [3, 5, 6, 9, 10, 12, 15]
@@ -260,7 +260,7 @@ def test_an_output_that_fills_up_is_named_and_training_goes_on(tmp_path):
         r"warning: step_2.pt was not saved: No space left on device, 89.\d MB are needed \(\d+.\d MB free",
         result.stdout,
     )
-    assert "epoch=1 step=5 " in result.stdout and "error: step_5.pt was not saved: " in result.stderr
+    assert "epoch=1 step=5/" in result.stdout and "error: step_5.pt was not saved: " in result.stderr
 
 
 def test_a_checkpoint_of_a_version_with_more_options_continues(tmp_path, whole):
@@ -293,7 +293,7 @@ def test_former_options_with_another_value_than_their_default_are_named():
 
 def test_a_start_after_a_kill_before_the_first_save_says_so(tmp_path):
     job = ("jobs/train.py", *QUICK, "--report_every=1", "--save_every=900epoch", f"--output_dir={tmp_path}")
-    interrupt(*job, "--epochs=900", at="step=3 ")
+    interrupt(*job, "--epochs=900", at="step=3/")
     shown = run(*job, "--max_steps=5").stdout
     assert re.search(
         r"warning: the start before this one ended after step \d+ without a save: this one begins again at "

@@ -99,7 +99,7 @@ def test_two_processes_write_their_own_parts(tmp_path, capsys):
 @pytest.mark.faults
 def test_a_restart_with_another_number_of_processes_has_each_step_once(tmp_path, capsys):
     words = ("jobs/train_ddp.py", *KEPT, "--epochs=40", "--max_steps=60", f"--output_dir={tmp_path}")
-    interrupt(*words, "--processes_per_node=2", at=r"step=5 ")
+    interrupt(*words, "--processes_per_node=2", at=r"step=5/")
     run(*words)
     parts = [read_all(tmp_path, rank) for rank in range(2)]
     assert list(parts[0]) == [*range(1, 61)]
@@ -118,7 +118,7 @@ def test_a_restart_gives_the_same_file(tmp_path, by):
     for name in ("whole", "killed"):
         words = ("jobs/train.py", *KEPT, f"--output_dir={tmp_path / name}")
         if name == "killed":
-            interrupt(*words, at=r"step=3 ", by=by)
+            interrupt(*words, at=r"step=3/", by=by)
             assert read_all(tmp_path / name, 0).keys() >= {1, 2, 3}
         run(*words)
     whole, killed = (Path(path_of(str(tmp_path / name), 0)).read_bytes() for name in ("whole", "killed"))

@@ -26,7 +26,7 @@ def test_values_of_secret_options_are_nowhere(tmp_path):
     values["hook_url"] = f"https://hooks.host/services/{values['hook_url']}"
     words = [word for name, value in values.items() for word in (f"--{name}", value)]
     stopped = start(*usual, "--epochs=400", "--lr=0.2", *words)
-    before = "".join(read_until(stopped, "step=4 "))
+    before = "".join(read_until(stopped, "step=4/"))
     stopped.send_signal(signal.SIGTERM)
     result = finish(stopped, 143)
     run("-m", "launch", "report", out, "--to", out / "report.html")

@@ -154,7 +154,7 @@ def test_a_run_restarts_exactly_and_predicts(data, tmp_path, capsys):
     job = (*JOB, f"--data_url={data}", "--loss=bce")
     run(*job, f"--output_dir={whole}")
     options = (f"--output_dir={killed}", "--save_every=2", "--processes_per_node=2")
-    interrupt(*job, *options, at="^epoch=1 step=3 ", by=signal.SIGTERM)
+    interrupt(*job, *options, at="^epoch=1 step=3/", by=signal.SIGTERM)
     run(*job, *options)
     assert (whole / receipt.FILE).read_bytes() == (killed / receipt.FILE).read_bytes()
     shown = run("-m", "launch", "data", whole, "--step=1").stdout

@@ -70,7 +70,7 @@ def test_a_second_job_is_refused_while_the_first_one_lives(tmp_path):
     long = ("jobs/train.py", *DIGITS, "--epochs=500")
     first = start(*long, option)
     try:
-        read_until(first, "^epoch=1 step=5 .*loss")
+        read_until(first, "^epoch=1 step=5/.*loss")
         read_until(first, "val_loss")
         wait_until(lambda: list(output.glob("checkpoints/step_*.pt")), first)
         first.send_signal(signal.SIGSTOP)
@@ -133,7 +133,7 @@ def test_a_run_that_was_killed_before_its_first_save_begins_anew(tmp_path):
     command = ("jobs/train.py", *DIGITS, "--save_every=3epochs", f"--output_dir={tmp_path}")
     job = start(*command, "--epochs=100")
     read_until(job, "val_loss")
-    read_until(job, "^epoch=2 step=6 ")
+    read_until(job, "^epoch=2 step=6/")
     wait_until((tmp_path / "epoch_1.pth").exists, job)
     job.kill()
     job.communicate()

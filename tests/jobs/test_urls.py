@@ -97,7 +97,7 @@ def test_a_job_that_is_stopped_resumes_on_another_node(server, images, plain, tm
     url = "s3://runs/moved"
     urls = ("--data_url=s3://data/images", f"--train_url={url}")
     env = node(server, tmp_path / "one")
-    stopped = interrupt(*JOB, *urls, at="^epoch=2 step=4 ", by=signal.SIGTERM, env=env)
+    stopped = interrupt(*JOB, *urls, at="^epoch=2 step=4/", by=signal.SIGTERM, env=env)
     last = int(
         re.search(r"stopped as asked after step (\d+); the newest checkpoint is that of step \1\n", stopped)[
             1
@@ -123,7 +123,7 @@ def test_tar_files_at_a_url_train_as_the_folder_and_resume(server, images, plain
     tars.from_folder(images, tmp_path / "shards", 2)
     put(server, tmp_path / "shards", "shards")
     job = (*JOB, "--data_url=s3://data/shards/*.tar", f"--output_dir={tmp_path / 'output'}")
-    interrupt(*job, at="^epoch=2 step=4 ", env=node(server, tmp_path / "scratch"))
+    interrupt(*job, at="^epoch=2 step=4/", env=node(server, tmp_path / "scratch"))
     assert len(list((tmp_path / "output" / "index").glob(".files-*.npy"))) == 2  # not among the staged files
     resumed = run(*job, env=node(server, tmp_path / "scratch")).stdout
     assert "staged before: s3://data/shards" in resumed and re.search(

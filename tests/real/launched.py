@@ -75,7 +75,7 @@ class Launched:
         return found
 
     def wait_for_step(self, step: int) -> None:
-        wait_until(lambda: re.search(rf" step={step} ", self.printed()), self.process)
+        wait_until(lambda: re.search(rf" step={step}/", self.printed()), self.process)
 
     def finish(self, *codes: int) -> str:
         """Wait for the end of all processes, check that the exit code is one of these (default: 0). Return

@@ -99,7 +99,7 @@ def kill_and_continue(storage, whole, kills):
     for number in range(kills):
         jobs = start_ranks(*command)
         storage.jobs += jobs
-        lines = read_until(jobs[0], rf" step={STEPS * (number + 1) // (kills + 1)} ")
+        lines = read_until(jobs[0], rf" step={STEPS * (number + 1) // (kills + 1)}/")
         for job in jobs:
             job.kill()
         for job in jobs:
@@ -145,7 +145,7 @@ def test_two_jobs_on_two_mounts_of_one_folder(storage):
     again = begin(storage, *LONG, f"--output_dir={two / 'run'}")
     lines = read_until(again, "resumed from")
     assert check_checkpoints(one / "run")[0] == int(re.search(r"step_(\d+)\.pt", lines[-1])[1])
-    read_until(again, r" step=\d+ loss")
+    read_until(again, r" step=\d+/.* loss=")
     again.send_signal(signal.SIGTERM)
     assert "warning" not in finish(again, 143).stdout
     steps = read_records(str(two / "run"))["step"].tolist()
@@ -162,7 +162,7 @@ def test_a_mount_that_hangs(storage, whole):
     """The job names the mount after 30 s, and continues when it answers."""
     place = storage.mount()
     job = begin(storage, *JOB, f"--output_dir={place / 'run'}")
-    read_until(job, " step=25 ")
+    read_until(job, " step=25/")
     storage.send(place, signal.SIGSTOP)
     line = read_until(job, "has not answered for 30 s")[-1]
     assert f"{place / 'run'} has not answered" in line and job.poll() is None
@@ -177,7 +177,7 @@ def test_a_mount_that_hangs_longer_than_timeout(storage, whole_pair):
     place = storage.mount()
     command = (*KILLED, f"--data_url={whole_pair.parent / 'data'}", f"--output_dir={place / 'run'}")
     job = begin(storage, *command, "--processes_per_node=2", "--timeout=10", fresh=True)
-    read_until(job, " step=21 ")
+    read_until(job, " step=21/")
     storage.send(place, signal.SIGSTOP)
     try:
         assert job.wait(90) == 5
@@ -207,7 +207,7 @@ def test_a_mount_that_turns_read_only(storage, whole):
     place = storage.mount()
     folder = storage.folder / "server" if storage.kind == "sshfs" else place  # the server's own
     job = begin(storage, *JOB, f"--output_dir={place / 'run'}")
-    read_until(job, " step=25 ")
+    read_until(job, " step=25/")
     make_read_only(folder)
     try:
         result = finish(job, 6)
@@ -240,7 +240,7 @@ def test_a_mount_that_is_full(storage, whole):
     filler = (storage.folder / "server" if storage.kind == "sshfs" else place) / "filler"
     try:
         job = begin(storage, *JOB, f"--output_dir={place / 'run'}")
-        read_until(job, " step=25 ")
+        read_until(job, " step=25/")
         with open(filler, "wb") as file:
             space = os.statvfs(filler)
             os.posix_fallocate(file.fileno(), 0, space.f_bavail * space.f_frsize - 2**20)
@@ -259,7 +259,7 @@ def test_a_mount_that_is_lost(storage, whole):
     """Nothing is written into the folder below it. When it is mounted again, the job continues exactly."""
     place = storage.mount()
     job = begin(storage, *JOB, f"--output_dir={place / 'run'}")
-    read_until(job, " step=25 ")
+    read_until(job, " step=25/")
     storage.unmount(place)
     result = finish(job, 6)
     assert f"{place} is not mounted any more" in result.stdout and str(place) in result.stderr

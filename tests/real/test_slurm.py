@@ -116,7 +116,7 @@ class Submitted:
 
     def wait_for_step(self, step, job=None):
         """Wait until the job has reported this step. Fail if srun reports an error."""
-        pattern = re.compile(rf" step={step} |^srun: error", re.M)
+        pattern = re.compile(rf" step={step}/|^srun: error", re.M)
         wait_until(lambda: pattern.search(self.printed(job)))
         assert "srun: error" not in self.printed(job), self.printed(job)
 

@@ -15,7 +15,7 @@ from tests.conftest import LONGEST, ROOT, environment
 from tests.support.exact import changed
 
 JOB = ("--dataset=digits", "--width=8", "--batch_size=256", "--report_every=1", "--lr=0.05")
-_STEP = re.compile(r"(?:\[node \d+\] )?epoch=\d+ step=(\d+) loss=")
+_STEP = re.compile(r"(?:\[node \d+\] )?epoch=\d+ step=(\d+)/\d+ .* loss=")
 
 
 class ElasticRun:

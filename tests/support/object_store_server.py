@@ -4,6 +4,7 @@ import functools
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.conftest import environment, free_port, wait_for_port
 
@@ -32,18 +33,35 @@ main(sys.argv[1:])
 class ObjectStoreServer:
     """A server that runs until close(), or until the end of the `with` block.
 
-    environment: the variables that a client needs, with credentials.
+    environment: the variables that a client needs, with credentials. tls: the folder of the files server.pem
+    (key and certificates) and ca.pem of a server with https, as MinIO with a certificate of one's own.
     """
 
-    def __init__(self, *buckets: str):
+    def __init__(self, *buckets: str, tls: Path | None = None):
         self.port = free_port()
+        options = []
+        if tls:
+            options = ["-s", "-c", str(tls / "server.pem"), "-k", str(tls / "server.pem")]
+        self._trusted = str(tls / "ca.pem") if tls else None
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _SERVER, str(os.getpid()), "-H", "127.0.0.1", "-p", str(self.port)],
+            [
+                sys.executable,
+                "-c",
+                _SERVER,
+                str(os.getpid()),
+                "-H",
+                "127.0.0.1",
+                "-p",
+                str(self.port),
+                *options,
+            ],
             env=environment(**CREDENTIALS),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        self.environment = CREDENTIALS | {"AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{self.port}"}
+        self.environment = CREDENTIALS | {
+            "AWS_ENDPOINT_URL_S3": f"{'https' if tls else 'http'}://127.0.0.1:{self.port}"
+        }
         wait_for_port(self.port, self.process)
         for bucket in buckets:
             self.create(bucket)
@@ -56,6 +74,7 @@ class ObjectStoreServer:
         return boto3.client(
             "s3",
             endpoint_url=self.environment["AWS_ENDPOINT_URL_S3"],
+            verify=self._trusted,
             region_name=CREDENTIALS["AWS_DEFAULT_REGION"],
             aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
             aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],

@@ -28,7 +28,7 @@ def train(output_dir: Path, kill_at: int | None = None) -> str:
     lines = []
     for line in job.stdout:
         lines.append(line)
-        if f" step={kill_at} loss=" in line:
+        if re.search(rf" step={kill_at}/\d+ .* loss=", line):
             os.killpg(job.pid, signal.SIGKILL)
     assert job.wait() == (-signal.SIGKILL if kill_at else 0), "".join(lines)
     return "".join(lines)

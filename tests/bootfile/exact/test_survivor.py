@@ -174,7 +174,7 @@ def test_a_job_whose_launcher_ends_the_other_ranks(tmp_path):
     run(*words, "--save_every=1000", f"--output_dir={tmp_path / 'whole'}")
     words += ["--save_every=1000", f"--output_dir={tmp_path / 'killed'}"]
     job = start(*words, fresh=True)
-    read_until(job, " step=5 ")
+    read_until(job, " step=5/")
     os.kill(processes_of(job)[1], signal.SIGKILL)
     saved = re.search(r"saved at step (\d+), after another rank was lost", finish(job, None).stdout)
     again = run(*words).stdout

@@ -157,7 +157,7 @@ def test_two_mounts_of_one_bucket(buckets):
     """Both mounts grant the lock. The second job is refused, and a restart continues after at most 25 s."""
     long = ("jobs/train.py", *QUICK, "--batch_size=240", "--report_every=1", "--save_every=5", "--epochs=500")
     first = start(*long, f"--output_dir={buckets[0]}/run")
-    read_until(first, "step=7 ")
+    read_until(first, "step=7/")
     refused = finish(start(*long, f"--output_dir={buckets[1]}/run"), 2)
     assert f"{buckets[1]}/run belongs to another job that is running" in refused.stderr
     first.kill()

@@ -143,7 +143,7 @@ def test_a_rank_tells_the_others_which_signal_it_got(launcher, tmp_path):
     job = start(
         *launcher, "jobs/train_ddp.py", *DIGITS, *own, f"--output_dir={tmp_path}", fresh=bool(launcher)
     )
-    read_until(job, "^epoch=1 step=2 ")
+    read_until(job, "^epoch=1 step=2/")
     os.kill(processes_of(job)[1], signal.SIGUSR1)
     result = finish(job, None)
     assert result.returncode == (1 if launcher else 138), "torchrun has one code for all errors"
@@ -183,7 +183,7 @@ def test_ctrl_c_while_torch_is_loaded_is_one_line():
 
 
 @pytest.mark.parametrize(
-    ("processes", "moment"), [(2, "^topology "), (2, "^epoch=1 step=2 "), (1, "^evaluating")]
+    ("processes", "moment"), [(2, "^topology "), (2, "^epoch=1 step=2/"), (1, "^evaluating")]
 )
 def test_ctrl_c_of_a_job(tmp_path, processes, moment):
     """A checkpoint is saved in training and in evaluation. A terminal signals the whole process group."""
@@ -269,7 +269,7 @@ def test_one_process_is_signalled_while_all_evaluate(tmp_path):
 def test_a_closed_terminal_and_five_more_signals_lose_no_save(tmp_path):
     command = ("jobs/train_ddp.py", *DIGITS, "--processes_per_node=2", f"--output_dir={tmp_path}")
     job = start(*command, "--save_every=1000000", start_new_session=True)
-    read_until(job, "^epoch=1 step=2 ")
+    read_until(job, "^epoch=1 step=2/")
     others = (signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGHUP)
     os.killpg(job.pid, signal.SIGHUP)
     # of signals that arrive together, any may be the first, also for slower ranks: wait for this one

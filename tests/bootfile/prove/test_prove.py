@@ -602,3 +602,33 @@ def test_a_proof_has_the_machine_of_each_run(tmp_path):
     assert (
         runs["reference"][0]["threads"] == runs[cases.KILLED][0]["threads"] and len(runs[cases.KILLED]) == 1
     )
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["a warning", "", "ValueError: no"], "ValueError: no"),
+        (["FileNotFoundError: gone", "", "stopped: the disk is full"], "stopped: the disk is full"),
+        (
+            [
+                "[rank1]: Traceback (most recent call last):",
+                "[rank1]: bootfile.ground.errors.BadInput: damaged",
+                "error: out/last.pt is damaged",
+                "raise ChildFailedError(",
+                "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+                "=" * 60,
+                "Root Cause (first observed failure):",
+                "  traceback : To enable traceback see: https://pytorch.org/docs",
+                "=" * 60,
+            ],
+            "error: out/last.pt is damaged",
+        ),
+        (["[rank0]: RuntimeError: other shape", "=" * 60], "RuntimeError: other shape"),
+        (["no line of an error", "=" * 60], "=" * 60),
+        ([], "it printed nothing"),
+    ],
+)
+def test_the_reason_of_a_failure_is_not_the_banner_of_torchrun(lines, reason, tmp_path):
+    log = tmp_path / "log"
+    log.write_text("\n".join(lines))
+    assert trial._failure(["python", "two.py", "OUT"], 1, str(log)) == f"two.py OUT ended with 1: {reason}"

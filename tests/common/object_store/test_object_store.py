@@ -9,6 +9,7 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import trustme
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.files import sha256_file
@@ -21,7 +22,7 @@ from common.object_store.store import ObjectStore, StoreError
 from tests.conftest import environment, free_port, run, wait_until
 from tests.support.fault_proxy import FaultProxy
 from tests.support.hostile_store import HostileStore, listing, reply
-from tests.support.object_store_server import CREDENTIALS
+from tests.support.object_store_server import CREDENTIALS, ObjectStoreServer
 
 pytest.importorskip("boto3", reason="boto3 is not installed")
 pytest.importorskip("moto", reason="moto is not installed")
@@ -43,6 +44,24 @@ def through(monkeypatch, proxy, store) -> ObjectStore:
     """Return the same store through a proxy."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", proxy.environment["AWS_ENDPOINT_URL_S3"])
     return ObjectStore(store.location.url())
+
+
+def test_a_store_with_a_certificate_of_ones_own(tmp_path, monkeypatch):
+    """MinIO on a company's network has one. Without its file the line names the variable."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
+    with ObjectStoreServer("bucket", tls=tmp_path) as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        with ObjectStore("s3://bucket/run") as store:
+            with pytest.raises(StoreError, match="AWS_CA_BUNDLE=FILE") as error:
+                store.read("a")
+            assert f"127.0.0.1:{server.port} has no certificate that this machine trusts" in str(error.value)
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "ca.pem"))
+        with ObjectStore("s3://bucket/run") as store:
+            store.write("a", b"1")
+            assert store.read("a") == b"1"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,10 @@
 """A Log reports the right figures. These tests start no job."""
 
 import contextlib
+import datetime
+import math
+import re
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from bootfile.machine.differences import in_words
 from bootfile.processes import ranks
 from common.run import environment
+from common.run.log import _short
 from launch.report import cli as report
 from launch.report import runs as report_data
 from tests.conftest import records
@@ -42,6 +47,71 @@ def test_figures_of_jobs_with_and_without_accuracy(tmp_path_factory, capsys, cor
         assert not any({"acc", "val_acc"} & line.keys() for line in lines) and "test_loss=1.5 " in printed
         assert not {"acc", "val_acc"} & scalars and "acc=" not in printed
         assert "accuracy" not in printed and "ccuracy" not in page
+
+
+def report_once(folder, total_steps, began=0.0):
+    """Report step 250 of a run that was resumed at step 50, `began` seconds before."""
+    log, loader = log_of(folder), StubLoader(100)
+    begin(log, loader, 50, total_steps)
+    log._began -= began
+    loader.step = 250
+    loader.receipt.add(np.arange(8), np.zeros(8, np.int64))
+    log.report(torch.tensor([9.87654321, 6, 9], dtype=torch.float64), None)
+    log.validation(torch.tensor([98765.4321, 600, 900], dtype=torch.float64))
+
+
+def test_a_line_in_a_file_has_the_time_the_steps_and_the_time_left(tmp_path, capsys):
+    before = datetime.datetime.now().replace(microsecond=0)
+    report_once(tmp_path / "a", 8450, began=1000)
+    after = datetime.datetime.now()
+    line, validation = capsys.readouterr().out.splitlines()
+    pattern = r"epoch=3 step=250/8450 time=(\S+) eta=(\d+):(\d\d):(\d\d) loss=1.097 acc=0.6667 lr=0.1 "
+    found = re.match(pattern, line)
+    assert before <= datetime.datetime.fromisoformat(found[1]) <= after
+    eta = int(found[2]) * 3600 + int(found[3]) * 60 + int(found[4])
+    # 200 steps took 1,000 s and what this test took; 8,200 steps are left
+    assert 0 <= eta - 1000 * 8200 / 200 <= ((after - before).total_seconds() + 1) * 8200 / 200
+    assert re.search(r" data_time=-?\d+\.\d\d compute_time=\d+\.\d\d memory_mb=\d+ receipt=\w{16}$", line)
+    assert validation.endswith(" val_loss=109.7 val_acc=0.6667 val_count=900")
+    report_once(tmp_path / "b", None)
+    line, _ = capsys.readouterr().out.splitlines()
+    assert line.startswith("epoch=3 step=250 time=") and "eta=" not in line, "the end is not known"
+    kept, _ = records(tmp_path / "a")
+    assert kept["loss"] == 9.87654321 / 9 and "eta" not in kept, "metrics.jsonl has all digits"
+
+
+def test_a_line_on_a_terminal_fits(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    report_once(tmp_path, 8450)
+    line, validation = capsys.readouterr().out.splitlines()
+    assert line.startswith("epoch=3 step=250/8450 loss=1.097 acc=0.6667 lr=0.1 images_per_s=")
+    assert len(line) <= 100 and not re.search("time=2|eta|memory|receipt|compute", line)
+    assert validation == "epoch=3 step=250/8450 val_loss=109.7 val_acc=0.6667"
+    log = log_of(tmp_path / "long")
+    begin(log, StubLoader(100), 50, 8450)
+    log.show(250, **{f"val_metric_{number}": number / 7 for number in range(9)})
+    line = capsys.readouterr().out.rstrip("\n")
+    assert 80 < len(line) <= 100 and line.endswith(" val_metric_3=0.4286")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("loss", 2.340871, "2.341"),
+        ("loss", math.nan, "nan"),
+        ("lr", 3e-7, "3e-07"),
+        ("images_per_s", 6671.2, "6671"),
+        ("images_per_s", 155.53, "156"),
+        ("images_per_s", 9.4231, "9.423"),
+        ("tokens_per_s", 123456.7, "123457"),
+        ("loss", 1.2345e9, "1.234e+09"),
+        ("compute_time", 1573.82345, "1573.82"),
+        ("val_count", 1281167, "1281167"),
+        ("memory_mb", 867.164, "867"),
+    ],
+)
+def test_digits_of_a_figure(name, value, shown):
+    assert _short(name, value) == shown
 
 
 def test_the_first_lines_name_what_is_trained(tmp_path, monkeypatch):

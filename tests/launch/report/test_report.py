@@ -107,7 +107,7 @@ def runs(tmp_path_factory):
     options = {"env": environment(OMP_NUM_THREADS="1")}
     job = start(*JOB, f"--output_dir={killed}", **options)
     for line in job.stdout:
-        step = re.match(r"epoch=1 step=(\d+) ", line)
+        step = re.match(r"epoch=1 step=(\d+)/", line)
         if step and int(step[1]) > 5 and (killed / "checkpoints" / "step_5.pt").exists():
             os.kill(job.pid, signal.SIGKILL)
     finish(job, -signal.SIGKILL)
@@ -295,6 +295,78 @@ def test_other_figures_have_charts_too(tmp_path):
     page = made(tmp_path, write_run(tmp_path / "run", lines))
     assert page.tables["Epochs of run"][1][:3] == ["1", "96", "1.5"]
     assert sum(tag == "svg" and attributes.get("role") == "img" for tag, attributes in page.tags) == 2
+
+
+def of_own_metric(best: str = "lowest rmse") -> tuple[list[dict], dict]:
+    """Return the lines and the start of a job without accuracy, whose metric is best at step 20 of 30."""
+    lines = some_lines(30)
+    for line in lines:
+        for name in ("acc", "val_acc"):
+            line.pop(name, None)
+        if "val_loss" in line:
+            line |= {"val_rmse": abs(line["step"] - 20) + 0.5, "val_r2": line["step"] / 100}
+    return lines, a_start(0, 1.7e9, 30) | {"best": best, "environment": {"job": "own.py"}}
+
+
+def test_the_best_value_of_a_metric_of_ones_own(tmp_path):
+    lines, start = of_own_metric()
+    page = made(tmp_path, write_run(tmp_path / "run", lines, [start]))
+    assert page.row("Final figures", "validation rmse") == ["10.5"]
+    assert page.row("Final figures", "lowest validation rmse") == ["0.5 at step 20"]
+    assert page.row("Final figures", "validation r2, all evaluations") == ["0.1 to 0.3"]
+    assert "30 of 30 steps (finished), lowest validation rmse 0.5 at step 20" in page.text
+    title = next(line for line in page.text.splitlines() if line.strip())
+    assert title.strip() == "own.py on digits: run"
+    _, start = of_own_metric("highest gone")
+    page = made(tmp_path, write_run(tmp_path / "other", lines, [start]))
+    assert "lowest validation loss" in page.text, "a name that the run does not have chooses nothing"
+    assert made(tmp_path, tmp_path / "other", title="Mine").text.strip().startswith("Mine")
+
+
+def test_charts_are_named_in_words_and_begin_at_0_where_a_small_change_must_look_small(tmp_path):
+    lines, start = of_own_metric()
+    for line in lines:
+        if "loss" in line:
+            line["memory_mb"] = 868 + line["step"] / 10
+    page = made(tmp_path, write_run(tmp_path / "run", lines, [start]))
+    labels = [tags["aria-label"].split(" by step")[0] for _, tags in page.tags if tags.get("role") == "img"]
+    assert labels[:3] == ["Loss. Loss", "Validation rmse. Validation rmse", "Validation r2. Validation r2"]
+    assert labels[-1] == "Peak memory of rank 0 in MB. Peak memory of rank 0 in MB"
+    assert "val_" not in page.text and "memory_mb" not in page.text and "optimizer step" in page.text
+
+
+def test_two_runs_that_cover_each_other_are_told_apart(tmp_path):
+    first, second = (write_run(tmp_path / name, some_lines(40)) for name in "AB")
+    other = write_run(tmp_path / "C", [line | {"loss": 1.0} for line in some_lines(40)])
+    page = made(tmp_path, first, second, other)
+    assert page.text.count("B has the values of A.") == 4 and page.text.count("C has the values of A.") == 3
+    assert "broad line" in page.text
+    widths = [tags["stroke-width"] for tag, tags in page.tags if tag == "path" and "stroke-width" in tags]
+    assert widths[:3] == ["5.0", "1.5", "1.5"]
+
+
+@pytest.mark.parametrize(
+    ("change", "rows"),
+    [
+        ({}, [["owl", "0", "0", "–", "–"], ["cat", "10", "9", "90.00%", "dog (1)"]]),
+        ({"matrix": None}, [["dog", "10", "6", "60.00%", "–"]]),
+        ({"classes": ["one"]}, [["1", "10", "6", "60.00%", "0 (3)"]]),
+        ({"count": "x"}, None),
+        ({"correct": [1]}, None),
+    ],
+)
+def test_a_table_of_classes(change, rows, tmp_path):
+    matrix = [[9, 1, 0], [3, 6, 1], [0, 0, 0]]
+    counts = {"step": 40, "classes": ["cat", "dog", "owl"], "count": [10, 10, 0], "correct": [9, 6, 0]}
+    folder = write_run(tmp_path / "run", some_lines(40))
+    (folder / "confusion.json").write_text(json.dumps(counts | {"matrix": matrix} | change))
+    page = made(tmp_path, folder)
+    if rows is None:
+        assert "Classes of run" not in page.tables
+        return
+    table = page.tables["Classes of run"][1:]
+    assert [row[2] for row in table] == ["6", "9", "0"], "the worst class first, one without images last"
+    assert all(row in table for row in rows)
 
 
 def test_nothing_is_loaded_from_anywhere(tmp_path):
