@@ -176,13 +176,17 @@ def _describe_equal(runs: list[Run], names: list[str]) -> str:
 
 def _has_equal_curves(first: Run, second: Run, names: list[str]) -> bool:
     """Return whether two runs have the same values of these figures, and have any."""
-    known = [name for name in names if name in first.figures or name in second.figures]
-    for name in known:
-        if name not in first.figures or name not in second.figures:
+    has_curves = False
+    for name in names:
+        curves = (first.figures.get(name), second.figures.get(name))
+        if curves == (None, None):
+            continue
+        has_curves = True
+        if curves[0] is None or curves[1] is None:
             return False
-        if not np.array_equal(first.figures[name], second.figures[name], equal_nan=True):
+        if not np.array_equal(curves[0], curves[1], equal_nan=True):
             return False
-    return bool(known)
+    return has_curves
 
 
 def _name_all(runs: list[Run]) -> list[str]:

@@ -43,7 +43,9 @@ def in_words(figure: str) -> str:
     """Return the name of a figure of metrics.jsonl as the page shows it."""
     if figure in _WORDS:
         return _WORDS[figure]
-    return figure.replace("val_", "validation ", 1) if figure.startswith("val_") else figure
+    if figure.startswith("val_"):
+        return figure.replace("val_", "validation ", 1)
+    return figure
 
 
 @dataclass

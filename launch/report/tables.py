@@ -28,6 +28,7 @@ _MOST_ROWS = 200  # of a table of epochs
 _MOST_CLASSES = 50  # of a table of classes
 _MOST_BYTES = 2**27  # of confusion.json
 _USUAL = ("val_loss", "val_acc")
+_ORDERS = {True: "lowest", False: "highest"}  # by whether the lowest value is the best
 _SAME = ("output_dir",)  # differs for every run
 
 
@@ -132,8 +133,9 @@ def find_best(run: Run, name: str, is_lowest: bool) -> str:
     if not values:
         return NONE
     # The first of several: a later evaluation with the same value did not replace best.pth.
-    choose = min if is_lowest else max
-    best = choose(values, key=values.__getitem__)
+    best = max(values, key=values.__getitem__)
+    if is_lowest:
+        best = min(values, key=values.__getitem__)
     return f"{format_number(values[best], _form_of(name))} at step {best:,.0f}"
 
 
@@ -146,8 +148,7 @@ def _describe_metric(run: Run, name: str) -> dict[str, str]:
     rows = {words: format_number(run.last(name), _form_of(name))}
     chosen, is_lowest = choice_of(run)
     if name == chosen:
-        order = "lowest" if is_lowest else "highest"
-        rows[f"{order} {words}"] = find_best(run, name, is_lowest)
+        rows[f"{_ORDERS[is_lowest]} {words}"] = find_best(run, name, is_lowest)
         return rows
     values = run.figures[name][1]
     if np.isfinite(values).any():
@@ -170,8 +171,7 @@ def summarize(run: Run) -> str:
     best = find_best(run, name, is_lowest)
     if best == NONE:
         return _describe_state(run)
-    order = "lowest" if is_lowest else "best"
-    return f"{_describe_state(run)}, {order} {in_words(name)} {best}"
+    return f"{_describe_state(run)}, {_ORDERS[is_lowest]} {in_words(name)} {best}"
 
 
 def make_title(runs: list[Run]) -> str:
@@ -187,10 +187,9 @@ def make_title(runs: list[Run]) -> str:
                     words.append(os.path.basename(word.rstrip("/")))
         jobs.add(" on ".join(words))
     names = ", ".join(run.name for run in runs)
-    job = jobs.pop() if len(jobs) == 1 else ""
-    if job:
-        return f"{job}: {names}"
-    return names
+    if len(jobs) > 1 or "" in jobs:
+        return names
+    return f"{jobs.pop()}: {names}"
 
 
 def make_class_table(run: Run) -> list[list[str]]:
@@ -217,7 +216,9 @@ def make_class_table(run: Run) -> list[list[str]]:
         matrix = [[]] * len(counts)
     rows = []
     for name, count, hits, taken in zip(names, counts, right, matrix, strict=True):
-        share = hits / count if count else math.nan
+        share = math.nan
+        if count:
+            share = hits / count
         rows.append((share, [str(name), f"{count:,}", f"{hits:,}", format_number(share, PERCENT), NONE]))
         others = _whole_numbers(taken)
         if len(others) == len(counts) and count > hits:

@@ -50,15 +50,23 @@ def measure_resnet50(run: Run) -> None:
 def measure_resnet18(run: Run) -> None:
     """Measure images/s of the small jobs, their share of waiting, and the accuracy of train_fast.py."""
     data = _data(run)
-    every = "2" if run.is_small else "50"
+    # the first report does not count: so each run has more than one
+    every, epochs = "50", "1"
+    if run.is_small:
+        every = "1"
+    elif not run.setting.data:  # an epoch of digits has 11 steps
+        every, epochs = "20", "20"
     for name in ("train.py", "train_amp.py", "train_fast.py"):
-        reports = _train(run, name, *_job(run, name, data), "--epochs", "1", "--report_every", every)
+        length = ["--batch_size", "128", "--epochs", epochs, "--report_every", every]
+        reports = _train(run, name, *_job(run, name, data), *length)
         seconds = [report["data_time"] + report["compute_time"] for report in reports]
         waited = [report["data_time"] / all for report, all in zip(reports, seconds, strict=True)]
         run.note(f"{name}, {data}, 128", jobs.rate(reports), "images/s")
         run.note(f"{name}, {data}, 128: waits for data", 100 * statistics.median(waited), "%")
     name, epochs = "train_fast.py", "1" if run.is_small else "10"
     job = [*_job(run, name, data), "--batch_size", "512", "--lr", "0.4", "--epochs", epochs]
+    if not run.setting.data:
+        every = "1"  # an epoch has 2 steps
     reports = _train(run, "512", *job, "--report_every", every)
     run.note(f"{name}, {data}, 512", jobs.rate(reports), "images/s")
     accuracy = [line["val_acc"] for line in jobs.read_metrics(run.folder("512")) if "val_acc" in line]
