@@ -15,8 +15,7 @@ IMAGENET holds train/<class>/* and val/<class>/*, or <class>/* alone, which --va
 and so the defaults, are those of NVIDIA's ResNet-50 v1.5 (DeepLearningExamples), whose options may be spelled
 as there: SGD with momentum 0.875, weight decay 1/32768 without BatchNorm and biases, --lr 0.256 for 256
 samples, cosine after a warm-up, label smoothing 0.1. Every --data_backend delivers the same samples and
-crops, so it may change at any restart. A first run needs at most --data_url, --arch, --weights, --image_size,
---batch_size, --lr, --epochs, --warmup and --output_dir.
+crops, so it may change at any restart. A first run needs at most the ten options that --help begins with.
 """
 
 import argparse
@@ -76,7 +75,8 @@ def parse_args() -> arguments.Arguments:
     add("--model_kwargs", default=classifiers.NO_KWARGS, metavar="TABLE", help=help)
     add("--freeze", **FLAG, help="train only the head; needs --weights FILE or DEFAULT")
     add("--amp", **FLAG | {"default": None}, help="mixed precision (default: true on a GPU)")
-    add("--compile", role=OPERATION, type=boolean, help="true: torch.compile (default: true on a GPU)")
+    help = "true: torch.compile (default: true on a GPU; with --exact_shards from torch 2.10 on)"
+    add("--compile", role=OPERATION, type=boolean, help=help)
     add(
         "--grad_checkpointing",
         role=OPERATION,
