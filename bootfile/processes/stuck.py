@@ -89,6 +89,7 @@ class Watch:
         self.floor = 0.0  # time.monotonic() at which this process continued, if it was stopped itself
         self._next = 0.0  # seconds without progress after which the next line is due; 0: none was due
         self._armed_at = 0.0
+        self._armed_for = 0.0  # the seconds of the timer; 0: it does not run
         self._stuck_since: float | None = None  # `at` of the line; None if the run has moved since
         self._stuck_step = 0
         self._writer: threading.Thread | None = None
@@ -98,6 +99,8 @@ class Watch:
 
     def start(self) -> None:
         """Start the thread, and the process of speaker.py once on each node."""
+        if self._after:
+            self._arm(time.monotonic(), self.limit())  # the lock may be held before the thread has looked once
         if self._after or self._peers:
             self._thread.start()
         if not self._after or sys.platform != "linux":
@@ -226,7 +229,13 @@ class Watch:
             if not self._peers and self._stuck_since is None:
                 self._stuck_since = self.at
                 self._stuck_step = self.step + 1
-        faulthandler.dump_traceback_later(limit, file=self.dump)
+        self._armed_for = limit
+        self.arm_again()
+
+    def arm_again(self) -> None:
+        """Start the timer that a fork has ended, in the parent, or let it begin again."""
+        if self._armed_for:
+            faulthandler.dump_traceback_later(self._armed_for, file=self.dump)
 
     def describe(self, now: float) -> dict[str, Any]:
         """Return where this rank is, as the ranks send it to each other."""
@@ -464,6 +473,8 @@ def _before_fork() -> None:
 def _after_fork() -> None:
     global _is_forking
     _is_forking = False
+    if _watch:
+        _watch.arm_again()
 
 
 def _after_fork_in_child() -> None:

@@ -132,6 +132,19 @@ def test_one_process_that_holds_the_lock_of_python(tmp_path):
 
 
 @pytest.mark.faults
+def test_the_lock_of_python_is_held_from_the_first_step_on(tmp_path):
+    """No thread of the process has looked at the run yet."""
+    job = tmp_path / "own.py"
+    held = "        ctypes.PyDLL(None).sleep(100000)\n"
+    text = LOOP.replace("        optimizer.zero_grad()\n", held).replace("ROOT", repr(str(ROOT)))
+    job.write_text(text)
+    process = start(job, "data", 2.0, tmp_path / "hang", cwd=tmp_path)
+    number = text.splitlines().index(held.rstrip()) + 1
+    read_line(process, re.escape(f"(own.py:{number}), in C code that holds Python's lock"))
+    end([process])
+
+
+@pytest.mark.faults
 @pytest.mark.parametrize("kind", ["data", "gil", "stop"])
 def test_two_ranks_of_which_the_last_one_hangs(tmp_path, kind):
     jobs, hang = begin(tmp_path, kind, 2, text=HELD)
