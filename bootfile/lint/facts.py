@@ -1,5 +1,6 @@
 """What a script saves, loads and changes: questions of the rules about the events of a trace."""
 
+import ast
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ _SAVERS = (
 _SAVE_NAME = re.compile(r"save|checkpoint|ckpt|snapshot|persist", re.IGNORECASE)
 _LOAD_NAME = re.compile(r"load|resume|restore|checkpoint|ckpt|recover|continue", re.IGNORECASE)
 _RESUME = re.compile(r"resum|restart|continue_(from|train)", re.IGNORECASE)
+_START = re.compile(r"resum|restart|start|begin|last|restor|offset|done|previous|pre_epoch", re.IGNORECASE)
 _RANK = re.compile(
     r"rank|save|logs|writer|master|\bmain|_main|main_|primary|chief|process|zero|gpu|is_root|device_id|_id\b|\bid\b",
     re.IGNORECASE,
@@ -71,7 +73,9 @@ class Facts:
         self.is_missed = False
         self.restores_all = self._restores_all()
         self.escaped = self._find_escaped()
+        self.owners = self._find_owners()
         self.intent = self._find_intent()
+        self.is_sure = self._is_sure()
         self.texts = " ".join(sorted(tracer.externals))
 
     # Loops
@@ -152,6 +156,8 @@ class Facts:
         for part in base.parts.values():
             if kind_of(part) in ("copied", "ema", "dict"):
                 mine.add(root(part))
+        # a wrapper writes what it needs of the object in it
+        mine |= self.owners.get(base, set())
         if mine & self.escaped or base.flags & {"prepared", "registered"}:
             return True
         # a file that is written after the last epoch is of no use to a restart
@@ -287,6 +293,17 @@ class Facts:
                     escaped.update(_list_inside(value))
         return escaped
 
+    def _find_owners(self) -> dict[Value, set[Value]]:
+        """Return the objects of the project whose own state_dict() reads another object, by that one."""
+        owners: dict[Value, set[Value]] = {}
+        for event in self.select("set_attribute"):
+            owner = root(event.value)
+            for part in getattr(getattr(owner.cls, "node", None), "body", []):
+                is_state = getattr(part, "name", "") == "state_dict"
+                if is_state and 0 in event.args and re.search(rf"\.{event.text}\b|__dict__", unparse(part)):
+                    owners.setdefault(root(event.args[0]), set()).add(owner)
+        return owners
+
     def _find_intent(self) -> str:
         """Return how the script shows that it continues a training; "" if it does not.
 
@@ -314,6 +331,26 @@ class Facts:
             if any(_RESUME.search(function) for function in event.functions):
                 return "option"
         return ""
+
+    def _is_sure(self) -> bool:
+        """Return whether the script continues a training, and does not only begin with the weights of
+        another one: it loads an optimizer or a counter, or its loop does not begin with the first epoch."""
+        if self.intent in ("optimizer", "counter"):
+            return True
+        for loop in self.loops:
+            is_first = loop.start is None or loop.start.kind in ("const", "none")
+            if loop.value is not None and not is_first:
+                return True
+        for counter in self.tracer.counters:
+            first = counter.of
+            is_read = first is not None and first.kind in ("attribute", "field", "unknown", "shifted")
+            if is_read and re.search("epoch|step|iter", counter.label, re.IGNORECASE):
+                return True
+        for event in self.select("test"):
+            skips = any(isinstance(part, ast.Continue) for part in getattr(event.node, "body", []))
+            if self.is_in_training(event) and skips and _START.search(event.text):
+                return True
+        return False
 
     # Others
 
@@ -423,6 +460,19 @@ def _list_inside(value: Value, depth: int = 0) -> set[Value]:
         for part in base.parts.values():
             inside |= _list_inside(part, depth + 1)
     return inside
+
+
+def reads_restored(value: Value) -> bool:
+    """Return whether a value comes from a checkpoint, or is a function that reads such a value."""
+    if values.is_restored(value):
+        return True
+    names = getattr(value.cls, "names", None)
+    if value.kind != "function" or not names:
+        return False
+    for part in ast.walk(value.cls.node):
+        if isinstance(part, ast.Name) and part.id in names and values.is_restored(names[part.id]):
+            return True
+    return False
 
 
 def describe(value: Value, kind: str = "") -> str:

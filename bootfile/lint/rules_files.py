@@ -11,6 +11,7 @@ from bootfile.lint.trace import Event, unparse
 from bootfile.lint.values import Value, list_deps, root
 
 _RENAMES = re.compile(r"(^|\.)(replace|rename|renames|move|mkstemp|NamedTemporaryFile|safe_save|atomic_\w+)$")
+_STEP_NAME = re.compile(r"epoch|step|iter|number|count|idx|index|^i$|^n$|^it$|time|date", re.IGNORECASE)
 _OBJECTS = ("model", "optimizer", "scheduler", "instance", "wrapped", "criterion")
 
 
@@ -76,7 +77,19 @@ def _varies(facts: Facts, save: Save) -> bool:
             return True
         if dep.kind == "unknown" and not dep.deps and "fixed" not in dep.flags:
             return True
+    for node in [_path_node(save.event), *[dep.node for dep in list_deps(path)]]:
+        if isinstance(node, ast.AST) and _names_step(node):
+            return True
     return path.kind not in ("const", "text", "unknown", "path", "option") and not path.deps
+
+
+def _names_step(node: ast.AST) -> bool:
+    """Return whether a name in the expression of a path is that of an epoch or step."""
+    for part in ast.walk(node):
+        name = getattr(part, "id", None) or getattr(part, "attr", None) or getattr(part, "arg", None)
+        if isinstance(name, str) and _STEP_NAME.search(name):
+            return True
+    return False
 
 
 def _find_in_place(facts: Facts) -> Iterator[Finding]:
@@ -300,12 +313,40 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
             ]
             if not others or _counts_steps(others[-1].value, test.node) or others[-1].text == test.text:
                 continue
+            is_multiple = _is_multiple(_read_modulo(test.node), _read_modulo(others[-1].node))
+            if is_multiple:
+                continue
             text = (
                 "a checkpoint can be saved between two steps of the optimizer "
                 f"({name_line(step, save.event)}): {others[-1].text}"
             )
-            yield at(save.event, "R602", text)
+            # the options decide
+            yield at(save.event, "R602", text, is_multiple is None)
             return
+
+
+def _read_modulo(statement: Any) -> tuple[str, Any, str] | None:
+    """Return (number, divisor, rest) of a test such as `step % 4 == 0`; None for other tests."""
+    test = getattr(statement, "test", None)
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq):
+        return None
+    left = test.left
+    if not isinstance(left, ast.BinOp) or not isinstance(left.op, ast.Mod):
+        return None
+    divisor: Any = left.right.value if isinstance(left.right, ast.Constant) else unparse(left.right)
+    return unparse(left.left), divisor, unparse(test.comparators[0])
+
+
+def _is_multiple(step: tuple[str, Any, str] | None, save: tuple[str, Any, str] | None) -> bool | None:
+    """Return whether each checkpoint is at a step of the optimizer; None if that depends on options."""
+    if step is None or save is None:
+        return False
+    if step[0] != save[0] or step[2] != save[2]:
+        return False
+    if isinstance(step[1], int) and isinstance(save[1], int):
+        return step[1] != 0 and save[1] % step[1] == 0
+    # a constant cannot follow an option
+    return False if isinstance(save[1], int) else None
 
 
 def _counts_steps(value: Value, test: ast.AST) -> bool:

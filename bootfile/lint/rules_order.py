@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from bootfile.lint import values
-from bootfile.lint.facts import Facts, describe, is_constant
-from bootfile.lint.findings import Finding, at, name_line
+from bootfile.lint.facts import Facts, describe, is_constant, reads_restored
+from bootfile.lint.findings import Finding, as_hints, at, name_line
 from bootfile.lint.trace import Event, unparse
 from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
 
+_PLACE = re.compile(r"resum|restart|start_|restor|checkpoint|ckpt|_state|loaded", re.IGNORECASE)
 _SCHEDULE_SAFE = ("last_epoch", "last_step")
 
 
@@ -19,8 +20,13 @@ def check(facts: Facts) -> Iterator[Finding]:
     if not facts.loops:
         return
     yield from _find_set_epoch(facts)
-    if not facts.intent:
-        return
+    if facts.intent and facts.is_sure:
+        yield from _find_all(facts)
+    elif facts.intent:
+        yield from as_hints(_find_all(facts))
+
+
+def _find_all(facts: Facts) -> Iterator[Finding]:
     yield from _find_late_scheduler(facts)
     yield from _find_moved_model(facts)
     yield from _find_early_iterator(facts)
@@ -46,7 +52,7 @@ def _find_late_scheduler(facts: Facts) -> Iterator[Finding]:
         loaded = facts.loaded.get(optimizer)
         if optimizer.kind != "optimizer" or loaded is None or loaded.order > event.order:
             continue
-        if scheduler.key == "ReduceLROnPlateau" or _is_exclusive(loaded, event):
+        if scheduler.key == "ReduceLROnPlateau" or _is_exclusive(loaded, event) or _knows_place(event):
             continue
         if _is_loaded_again(facts, optimizer, event.order):
             continue
@@ -56,6 +62,20 @@ def _find_late_scheduler(facts: Facts) -> Iterator[Finding]:
             f"{describe(optimizer, 'the optimizer')}: it sets the first learning rate"
         )
         yield at(event, "R203", message)
+
+
+def _knows_place(event: Event) -> bool:
+    """Return whether a scheduler is made with the steps before the restart, or in a branch that depends on
+    what was loaded."""
+    scheduler = root(event.value)
+    for number, argument in scheduler.options.items():
+        if number not in (0, "optimizer") and reads_restored(argument):
+            return True
+    for condition in event.conditions:
+        is_choice = isinstance(condition.node, ast.If) and condition.node.orelse
+        if is_choice and (values.is_restored(condition.value) or _PLACE.search(condition.text)):
+            return True
+    return False
 
 
 def _is_exclusive(first: Event, second: Event) -> bool:
@@ -217,6 +237,9 @@ def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
     if loop.iterated is None or kind_of(loop.iterated) != "range" or not facts.training_saves():
         return
     # the number of epochs that are left
+    bounds = getattr(getattr(loop.node, "iter", None), "args", [])
+    if any(isinstance(bound, ast.BinOp) and isinstance(bound.op, ast.Sub) for bound in bounds):
+        return
     if any(dep.kind == "unknown" or "restored" in dep.flags for dep in list_deps(loop.iterated)):
         return
     for event in facts.select("test"):

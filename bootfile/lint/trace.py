@@ -124,6 +124,7 @@ class Tracer:
         self.source = source
         self.events: list[Event] = []
         self.all_loops: list[Loop] = []
+        self.counters: list[Value] = []
         self.imported: dict[str, Module] = {}
         self.externals: set[str] = set()
         self.is_whole = True
@@ -325,6 +326,7 @@ class Tracer:
             if isinstance(old.key, int) and old.kind == "const":
                 counter.key = old.key
             counter.flags.add(f"old:{old.kind}")
+            self.counters.append(counter)
             counter.node = (old.line, old.path)
             self._assign(target, counter, part, keep=True)
 
@@ -969,7 +971,8 @@ class Tracer:
             method = self._find_method(base.cls, "forward")
             if method and method.node not in self._walked:
                 self._call_function(method, [called, *args], named, node)
-        made = Value(deps=values.join_deps([called, *args]), line=node.lineno, loops=tuple(self._loops))
+        given = [called, *args, *named.values()]
+        made = Value(deps=values.join_deps(given), line=node.lineno, loops=tuple(self._loops))
         made.flags.add("from_call")
         return made
 
@@ -1019,6 +1022,11 @@ class Tracer:
         both = kind_of(first) == kind_of(second) and kind_of(first) in values.STATEFUL
         if both and root(first) is not root(second) and not _replaces(first, second):
             root(first).same = second
+        # 0 for a new run, or what the name of a file tells
+        if first.kind == "const" and second.kind == "unknown":
+            return second
+        if second.kind == "const" and first.kind == "unknown":
+            return first
         return self._either(first, second)
 
     def _make_instance(self, cls: Class, args: list[Value], named: dict[str, Value], node: Any) -> Value:
@@ -1108,9 +1116,12 @@ class Tracer:
         known = self._known_result(owner, name, args, named, node)
         if known is not None:
             return known
-        made = Value("unknown", "", self._path(), node.lineno, deps=values.join_deps([owner, *args]))
+        given = [owner, *args, *named.values()]
+        made = Value("unknown", "", self._path(), node.lineno, deps=values.join_deps(given))
         made.loops = tuple(self._loops)
         made.flags.add("from_call")
+        if name == "format":
+            made.node = node
         return made
 
     def _known_result(
@@ -1322,7 +1333,8 @@ class Tracer:
             return made
         if dotted == "itertools.count":
             made = Value("range", "", self._path(), node.lineno, deps=values.join_deps(args))
-            made.parts["start"] = args[0] if args else Value("const", key=0, line=node.lineno)
+            first = Value("const", key=0, line=node.lineno)
+            made.parts["start"] = args[0] if args else named.get("start", first)
             return made
         if last in ("tqdm", "reversed", "track", "progress_bar") and args:
             return args[0]

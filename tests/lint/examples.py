@@ -260,8 +260,9 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
          {"top": "torch.manual_seed(0)"}],
     ),
     "R402": (
-        [{"top": FOLDER.format(names="os.listdir(folder)")},
-         {"top": FOLDER.format(names='[name for name in glob.glob(folder + "/*")]')}],
+        [{"top": FOLDER.format(names="os.listdir(folder)"), "setup": "images = Folder('images')"},
+         {"top": FOLDER.format(names='[name for name in glob.glob(folder + "/*")]'),
+          "setup": "images = Folder('images')"}],
         [{"top": FOLDER.format(names="sorted(os.listdir(folder))")},
          {"top": FOLDER.format(names="list(range(len(os.listdir(folder))))")}],
     ),

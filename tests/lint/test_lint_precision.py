@@ -1,0 +1,117 @@
+"""Correct scripts that look like a bug. Each is of the kind of a false finding in a public script
+(tests/lint/README.md), in our own words: the rule finds nothing in it, or gives a hint."""
+
+import pytest
+
+from bootfile.lint.engine import lint
+from tests.lint.examples import FOLDER, RATE, SCALED, write
+
+OPTIONS = "import argparse\nargs = argparse.ArgumentParser().parse_args()\n"
+DIGITS = (
+    "import re\ndef find_step(name):\n    if not name:\n        return 0\n"
+    "    return int(re.sub('\\\\D', '', name))\n"
+    "offset = find_step('model_12.pt')\n"
+)
+PLATEAU = (
+    "class Plateau:\n    def __init__(self, optimizer):\n"
+    "        self.lr_scheduler = ReduceLROnPlateau(optimizer)\n"
+    "    def state_dict(self):\n        return {'best': self.lr_scheduler.best}\n"
+    "    def load_state_dict(self, state):\n        self.lr_scheduler.best = state['best']\n"
+    "    def step(self, loss):\n        self.lr_scheduler.step(loss)\n"
+)
+SHIFTED = (
+    "def make_schedule(optimizer, total, shift=0):\n    def rate(step):\n"
+    "        return max(0, 1 - (step + shift) / total)\n    return LambdaLR(optimizer, rate)\n"
+)
+# rule, and the parts of tests/lint/examples.py with which it must be silent
+LOOKALIKES = {
+    "a set of numbers has the same order in each process": (
+        "R403", {"top": "ids = list(set(np.arange(9).tolist()))\nlabels = {k: n for n, k in enumerate(ids)}"},
+    ),
+    "an optimizer of a stage that ends before the first checkpoint": (
+        "R101", {"setup": "head = nn.Linear(4, 4)\nwarm = torch.optim.SGD(head.parameters(), 0.1)\n"
+                          "for number in range(4):\n    head(data).mean().backward()\n    warm.step()"},
+    ),
+    "a schedule that is made with the steps that were done": (
+        "R203", {"top": SHIFTED,
+                 "before": "if start:\n    scheduler = make_schedule(optimizer, 100, start)\n"
+                           "else:\n    scheduler = make_schedule(optimizer, 100)",
+                 "end": "scheduler.step()", "save": '"steps": epoch'},
+    ),
+    "each epoch has its file: format() with a name": (
+        "R501", {"top": OPTIONS, "write": "torch.save(state, args.checkpoint_format.format(epoch=epoch))"},
+    ),
+    "each epoch has its file: an attribute that another function counts": (
+        "R501", {"top": "class Progress:\n    epoch = 0\nprogress = Progress()\n"
+                        "def end_epoch(progress):\n    progress.epoch += 1",
+                 "write": 'torch.save(state, "model_{}.pt".format(progress.epoch))\nend_epoch(progress)'},
+    ),
+    "steps and checkpoints count the same batches": (
+        "R602", {"top": OPTIONS, "batch": "if number % args.accumulate == 0:\n    optimizer.step()",
+                 "step": "if number % args.save_every == 0:\n    torch.save("
+                         '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")'},
+    ),
+    "checkpoints at a multiple of the batches of a step": (
+        "R602", {"batch": "if number % 4 == 0:\n    optimizer.step()",
+                 "step": "if number % 8 == 0:\n    torch.save("
+                         '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")'},
+    ),
+    "a counter is added to the steps before the restart": (
+        "R107", {"top": DIGITS, "setup": "steps = 0",
+                 "step": RATE.replace("steps / 100", "(steps + offset) / 100")},
+    ),
+    "a loop over the steps that are left": (
+        "R302", {"top": DIGITS, "range": "10 - offset"},
+    ),
+    "the state of a wrapper has what it needs of its scheduler": (
+        "R103", {"top": PLATEAU, "setup": "plateau = Plateau(optimizer)", "end": "plateau.step(loss)",
+                 "save": '"plateau": plateau.state_dict()',
+                 "resume": 'plateau.load_state_dict(saved["plateau"])'},
+    ),
+    "a class of samples that the script does not use": (
+        "R402", {"top": FOLDER.format(names="os.listdir(folder)")},
+    ),
+}  # fmt: skip
+
+
+def find_rules(text, folder):
+    """Return the rules of the findings, without hints."""
+    path = folder / "script.py"
+    path.write_text(text, encoding="utf-8")
+    return [finding.rule for finding in lint(str(path)) if not finding.is_hint]
+
+
+@pytest.mark.parametrize("name", LOOKALIKES)
+def test_a_correct_script_that_looks_like_a_bug(name, tmp_path):
+    rule, parts = LOOKALIKES[name]
+    assert rule not in find_rules(write(parts), tmp_path)
+
+
+def test_first_weights_are_not_a_restart(tmp_path):
+    """An option "resume" that loads weights only: the training begins with its first epoch."""
+    parts = {
+        "top": OPTIONS,
+        "setup": "scaler = torch.amp.GradScaler()",
+        "step": SCALED,
+        "next": "0",
+        "range": "10",
+    }
+    text = write(parts).replace('if os.path.exists("last.pt")', "if args.resume")
+    weights = text.replace('    optimizer.load_state_dict(saved["optimizer"])\n', "")
+    assert "R104" in find_rules(text, tmp_path)
+    assert find_rules(weights, tmp_path) == []
+
+
+def test_the_first_number_of_count_is_named(tmp_path):
+    text = write({}).replace("range(start, 10)", "itertools.count(start=3)")
+    path = tmp_path / "script.py"
+    path.write_text(text, encoding="utf-8")
+    messages = [finding.message for finding in lint(str(path)) if finding.rule == "R302"]
+    assert len(messages) == 1
+    assert "begins with 3 at each start" in messages[0]
+
+
+def test_an_attribute_of_a_module_is_set(tmp_path):
+    (tmp_path / "settings.py").write_text("rate = 0.1\n", encoding="utf-8")
+    text = write({"top": "import settings\nsettings.rate = 0.2"})
+    assert find_rules(text, tmp_path) == []
