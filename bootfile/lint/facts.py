@@ -82,13 +82,17 @@ class Facts:
 
     def _find_training_loops(self) -> list[Loop]:
         loops: list[Loop] = []
+        stepped: set[Loop] = set()
         for event in self.events:
-            trains = event.name == "backward" or (
-                event.name == "step" and kind_of(event.value) == "optimizer"
-            )
-            if trains and event.loops and event.loops[0] not in loops and not _reads_undefined(event):
+            is_step = event.name == "step" and kind_of(event.value) == "optimizer"
+            if not event.loops or _reads_undefined(event) or not (is_step or event.name == "backward"):
+                continue
+            if is_step:
+                stepped.add(event.loops[0])
+            if event.loops[0] not in loops:
                 loops.append(event.loops[0])
-        return loops
+        # a loop that fills memory before the training has no step
+        return [loop for loop in loops if loop in stepped] or loops
 
     def is_in_training(self, event: Event) -> bool:
         return bool(event.loops) and event.loops[0] in self.loops

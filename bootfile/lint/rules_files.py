@@ -7,7 +7,7 @@ from typing import Any
 
 from bootfile.lint.facts import Entry, Facts, Save, describe, is_guarded
 from bootfile.lint.findings import Finding, at, name_line
-from bootfile.lint.trace import Event, unparse
+from bootfile.lint.trace import Condition, Event, unparse
 from bootfile.lint.values import Value, list_deps, root
 
 _RENAMES = re.compile(r"(^|\.)(replace|rename|renames|move|mkstemp|NamedTemporaryFile|safe_save|atomic_\w+)$")
@@ -294,7 +294,7 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
     for step in facts.select("step"):
         if root(step.value).kind != "optimizer" or not facts.is_in_training(step):
             continue
-        tests = [condition for condition in step.conditions if "%" in condition.text and condition.is_true]
+        tests = [condition for condition in step.conditions if _lets_step(condition)]
         if not tests:
             continue
         test = tests[-1]
@@ -311,7 +311,13 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
                 for condition in save.event.conditions
                 if "%" in condition.text and condition.is_true
             ]
-            if not others or _counts_steps(others[-1].value, test.node) or others[-1].text == test.text:
+            if (
+                not others
+                or others[-1].text == test.text
+                or "sync_gradients" in save.event.describe_conditions()
+            ):
+                continue
+            if _counts_steps(step, others[-1].value, test):
                 continue
             is_multiple = _is_multiple(_read_modulo(test.node), _read_modulo(others[-1].node))
             if is_multiple:
@@ -328,7 +334,9 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
 def _read_modulo(statement: Any) -> tuple[str, Any, str] | None:
     """Return (number, divisor, rest) of a test such as `step % 4 == 0`; None for other tests."""
     test = getattr(statement, "test", None)
-    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.Eq):
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return None
+    if not isinstance(test.ops[0], ast.Eq | ast.NotEq):
         return None
     left = test.left
     if not isinstance(left, ast.BinOp) or not isinstance(left.op, ast.Mod):
@@ -349,13 +357,33 @@ def _is_multiple(step: tuple[str, Any, str] | None, save: tuple[str, Any, str] |
     return False if isinstance(save[1], int) else None
 
 
-def _counts_steps(value: Value, test: ast.AST) -> bool:
+def _lets_step(condition: Condition) -> bool:
+    """Return whether the optimizer is stepped once in several batches: `if number % 4 == 0`, the other branch
+    of `if number % 4 != 0` with no_sync(), or accelerate's accumulate()."""
+    test = getattr(condition.node, "test", None)
+    is_negative = isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.NotEq)
+    if "%" in condition.text:
+        return condition.is_true != is_negative
+    return re.match(r"with \w+\.accumulate\(", condition.text) is not None
+
+
+def _counts_steps(step: Event, value: Value, test: Condition) -> bool:
     """Return whether a number counts the steps of the optimizer, and not the batches."""
-    first = getattr(test, "lineno", 0)
-    last = getattr(test, "end_lineno", 0) or 0
+    # the branch of the step: the body of a test, or what follows its "else"
+    branch = getattr(test.node, "body" if test.is_true else "orelse", None) or [test.node]
+    first = branch[0].lineno
+    last = branch[-1].end_lineno or 0
+    is_accumulated = test.text.startswith("with ")
     for dep in list_deps(value):
-        if dep.kind == "counter" and first <= dep.line <= last:
+        if dep.kind != "counter":
+            continue
+        if not is_accumulated and first <= dep.line <= last:
             return True
+        for part in ast.walk(step.loops[0].node):
+            is_synced = isinstance(part, ast.If) and "sync_gradients" in unparse(part.test)
+            if is_synced and part.lineno <= dep.line <= (part.end_lineno or 0):
+                return True
+    for dep in list_deps(value):
         is_opaque = dep.kind in ("unknown", "attribute", "option") and not dep.deps
         if is_opaque and re.search("step|update", dep.label):
             return True

@@ -12,6 +12,11 @@ from bootfile.lint.trace import Event, unparse
 from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
 
 _PLACE = re.compile(r"resum|restart|start_|restor|checkpoint|ckpt|_state|loaded", re.IGNORECASE)
+_DIVISIONS = (ast.FloorDiv, ast.Div, ast.Mod)
+_LENGTH = "{} depends on len() of a loader, which is another number with another number of ranks"
+_KNOWS_PADDING = re.compile(
+    rb"\[:\s*len\(|gather_for_metrics|not divisible|aux_val|total_size|% *(num_tasks|world_size)|np\.unique"
+)
 _SCHEDULE_SAFE = ("last_epoch", "last_step")
 
 
@@ -20,6 +25,7 @@ def check(facts: Facts) -> Iterator[Finding]:
     if not facts.loops:
         return
     yield from _find_set_epoch(facts)
+    yield from _find_padding(facts)
     if facts.intent and facts.is_sure:
         yield from _find_all(facts)
     elif facts.intent:
@@ -33,6 +39,7 @@ def _find_all(facts: Facts) -> Iterator[Finding]:
     yield from _find_wrong_epoch(facts)
     yield from _find_first_epoch(facts)
     yield from _find_skips(facts)
+    yield from _find_length_of_ranks(facts)
 
 
 # Loaded after it was used
@@ -395,6 +402,87 @@ def _find_accelerate_skips(facts: Facts) -> Iterator[Finding]:
         is_hint = not is_constant(loader.options.get("shuffle"), True)
         text = "skip_first_batches() skips in the order of another epoch: the loop does not call set_epoch()"
         yield at(event, "R306", text, is_hint)
+
+
+def _find_length_of_ranks(facts: Facts) -> Iterator[Finding]:
+    """Find an epoch or step of a restart that is computed from the length of the loader of a rank."""
+    # the script compares the number of ranks
+    for event in facts.select("read"):
+        if re.search("world|rank|process|replica|samples", str(event.value.key or "")):
+            return
+    for loop in facts.loops:
+        if loop.start is not None and _divides_by_length(loop.start):
+            yield at(loop, "R309", _LENGTH.format("the first epoch"), True)
+            return
+    for event in [*facts.select("test"), *facts.calls(r"skip_first_batches$|islice$")]:
+        if not facts.is_in_training(event):
+            continue
+        for value in [event.value, *event.args.values()]:
+            if event.loops[-1].value is not value and _divides_by_length(value):
+                yield at(event, "R309", _LENGTH.format("the number of batches that are skipped"), True)
+                return
+
+
+def _divides_by_length(value: Value) -> bool:
+    """Return whether a value is a restored number divided by len() of a loader that each rank has."""
+    for dep in list_deps(value):
+        is_division = isinstance(dep.node, ast.BinOp) and isinstance(dep.node.op, _DIVISIONS)
+        if not is_division and dep.key != "divmod":
+            continue
+        if not values.is_restored(dep):
+            continue
+        for inner in list_deps(dep):
+            if inner.key == "len" and any(_is_of_rank(part) for part in list_deps(inner)):
+                return True
+    return False
+
+
+def _is_of_rank(value: Value) -> bool:
+    """Return whether a loader has the samples of one rank."""
+    loader = root(value)
+    if loader.kind != "loader":
+        return False
+    sampler = root(loader.parts.get("sampler", Value()))
+    return "prepared" in loader.flags or sampler.key == "DistributedSampler"
+
+
+def _find_padding(facts: Facts) -> Iterator[Finding]:
+    """Find an evaluation of all ranks in which samples that fill the last batch count twice."""
+    # the project knows of it
+    modules = [module.source for module in facts.tracer.imported.values()]
+    if any(_KNOWS_PADDING.search(source.data) for source in [facts.tracer.source, *modules]):
+        return
+    for event in facts.select("iterate"):
+        loader = root(event.value)
+        sampler = root(loader.parts.get("sampler", Value()))
+        if sampler.kind != "sampler" or sampler.key != "DistributedSampler" or sampler.cls is not None:
+            continue
+        if "drop_last" in sampler.options or 5 in sampler.options or not _reads_only(facts, event):
+            continue
+        for call in facts.calls(r"(^|\.)(all_reduce|reduce|all_gather\w*|gather)$"):
+            is_same = call.functions[: len(event.functions)] == event.functions
+            is_later = call.order > event.order and call.loops[: len(event.loops) - 1] == event.loops[:-1]
+            if is_same and is_later:
+                name = describe(sampler, "the sampler")
+                where = name_line(call, event)
+                message = (
+                    f"{name} repeats samples so that all ranks have as many, and the figure of {where} "
+                    "counts them twice"
+                )
+                yield at(event, "R603", message, True)
+                return
+
+
+def _reads_only(facts: Facts, event: Event) -> bool:
+    """Return whether a loop over a loader evaluates: it does not train, and does not compute gradients."""
+    depth = len(event.loops)
+    if not depth or event.loops[-1].node is not event.node:
+        return False
+    for other in facts.select("backward", "step"):
+        if other.loops[:depth] == event.loops:
+            return False
+    around = " ".join([event.describe_conditions(), *event.functions])
+    return re.search("no_grad|inference_mode|eval|val|test", around) is not None
 
 
 # Samplers

@@ -58,6 +58,10 @@ class Event:
     order: int
     text: str = ""
 
+    def describe_conditions(self) -> str:
+        """Return the tests around the event, as one text."""
+        return " ".join(condition.text for condition in self.conditions)
+
 
 class Function(NamedTuple):
     """A function of the project. names: those of the function around it. owner: the class of a method."""

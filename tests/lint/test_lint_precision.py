@@ -74,6 +74,9 @@ LOOKALIKES = {
 }  # fmt: skip
 
 
+FILLS = "for size in range(8):\n    model(torch.randn(8, 4)).mean().backward()"
+
+
 def find_rules(text, folder):
     """Return the rules of the findings, without hints."""
     path = folder / "script.py"
@@ -115,3 +118,8 @@ def test_an_attribute_of_a_module_is_set(tmp_path):
     (tmp_path / "settings.py").write_text("rate = 0.1\n", encoding="utf-8")
     text = write({"top": "import settings\nsettings.rate = 0.2"})
     assert find_rules(text, tmp_path) == []
+
+
+def test_a_loop_that_fills_memory_does_not_train(tmp_path):
+    text = write({"top": "torch.manual_seed(0)", "before": FILLS})
+    assert "R401" not in find_rules(text, tmp_path)
