@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from bootfile.lint import values
-from bootfile.lint.trace import Event, Tracer, unparse
+from bootfile.lint.record import Event
+from bootfile.lint.syntax import unparse
+from bootfile.lint.trace import Tracer
 from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
 
 _SAVERS = (

@@ -7,7 +7,8 @@ from typing import Any
 
 from bootfile.lint.facts import Entry, Facts, Save, describe, is_guarded
 from bootfile.lint.findings import Finding, at, name_line
-from bootfile.lint.trace import Condition, Event, unparse
+from bootfile.lint.record import Condition, Event
+from bootfile.lint.syntax import unparse
 from bootfile.lint.values import Value, list_deps, root
 
 _RENAMES = re.compile(r"(^|\.)(replace|rename|renames|move|mkstemp|NamedTemporaryFile|safe_save|atomic_\w+)$")
@@ -380,8 +381,9 @@ def _counts_steps(step: Event, value: Value, test: Condition) -> bool:
         if not is_accumulated and first <= dep.line <= last:
             return True
         for part in ast.walk(step.loops[0].node):
-            is_synced = isinstance(part, ast.If) and "sync_gradients" in unparse(part.test)
-            if is_synced and part.lineno <= dep.line <= (part.end_lineno or 0):
+            if not isinstance(part, ast.If) or "sync_gradients" not in unparse(part.test):
+                continue
+            if part.lineno <= dep.line <= (part.end_lineno or 0):
                 return True
     for dep in list_deps(value):
         is_opaque = dep.kind in ("unknown", "attribute", "option") and not dep.deps

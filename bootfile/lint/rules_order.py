@@ -8,7 +8,8 @@ from typing import Any
 from bootfile.lint import values
 from bootfile.lint.facts import Facts, describe, is_constant, reads_restored
 from bootfile.lint.findings import Finding, as_hints, at, name_line
-from bootfile.lint.trace import Event, unparse
+from bootfile.lint.record import Event
+from bootfile.lint.syntax import unparse
 from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
 
 _PLACE = re.compile(r"resum|restart|start_|restor|checkpoint|ckpt|_state|loaded", re.IGNORECASE)

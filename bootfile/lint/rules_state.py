@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from bootfile.lint import values
 from bootfile.lint.facts import Entry, Facts, Save, describe, is_constant, reads_restored
 from bootfile.lint.findings import Finding, as_hints, at, name_line
-from bootfile.lint.trace import Event
+from bootfile.lint.record import Event
 from bootfile.lint.values import Value, kind_of, list_deps, root
 
 _RULES = {"optimizer": "R101", "scheduler": "R103", "scaler": "R104", "ema": "R105"}

@@ -8,7 +8,7 @@ from typing import Any
 from bootfile.lint.facts import Facts
 from bootfile.lint.findings import Finding
 from bootfile.lint.sources import Source
-from bootfile.lint.trace import unparse
+from bootfile.lint.syntax import unparse
 from bootfile.lint.values import list_deps
 
 _LISTINGS = re.compile(r"^(os\.listdir|os\.scandir|glob\.glob|glob\.iglob|glob|listdir|iglob)$")
