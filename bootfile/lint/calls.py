@@ -101,6 +101,8 @@ class Calls(Known):
         bind_parameters(function.node, args, named, frame.names, self)
         self._walked.add(function.node)
         self._stack.append(function.node)
+        functions = self._functions
+        self._functions = (*functions, getattr(function.node, "name", ""))
         self._frames.append(frame)
         count = len(self._conditions)
         for decorator in getattr(function.node, "decorator_list", []):
@@ -115,6 +117,7 @@ class Calls(Known):
             del self._conditions[count:]
             self._frames.pop()
             self._stack.pop()
+            self._functions = functions
         result = unknown
         for number, returned in enumerate(frame.returned):
             result = returned if number == 0 else self._merge_returned(result, returned)

@@ -24,7 +24,10 @@ class Expressions(Calls):
             raise TooLarge
         if node is None:
             return Value("none")
-        method = getattr(self, f"_of_{type(node).__name__.lower()}", None)
+        kind = type(node)
+        if kind not in self._methods:
+            self._methods[kind] = getattr(self, f"_of_{kind.__name__.lower()}", None)
+        method = self._methods[kind]
         if method:
             result: Value = method(node)
             return result

@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from bootfile.lint import values
@@ -67,6 +66,8 @@ class Facts:
     def __init__(self, tracer: Tracer):
         self.tracer = tracer
         self.events = tracer.events
+        self._selected: dict[tuple[str, ...], list[Event]] = {}
+        self._called: dict[str, list[Event]] = {}
         self.loops = self._find_training_loops()
         self.saves = self._find_saves()
         self.loads = self._find_loads()
@@ -106,17 +107,24 @@ class Facts:
                 return event.order
         return len(self.events)
 
-    def select(self, *names: str) -> Iterator[Event]:
-        for event in self.events:
-            if event.name in names:
-                yield event
+    def select(self, *names: str) -> list[Event]:
+        """Return the events with one of the names, in their order. Each question is answered once."""
+        if names not in self._selected:
+            self._selected[names] = [event for event in self.events if event.name in names]
+        return self._selected[names]
 
-    def calls(self, pattern: str) -> Iterator[Event]:
-        """Yield the calls of other packages whose full name matches, and methods whose name does."""
-        compiled = re.compile(pattern)
-        for event in self.events:
-            if event.name in ("call", "method") and compiled.search(event.text):
-                yield event
+    def calls(self, pattern: str) -> list[Event]:
+        """Return the calls of other packages whose full name matches, and methods whose name does."""
+        if pattern not in self._called:
+            matches = re.compile(pattern).search
+            is_called = {text: matches(text) is not None for text in self._texts()}
+            self._called[pattern] = [
+                event for event in self.select("call", "method") if is_called[event.text]
+            ]
+        return self._called[pattern]
+
+    def _texts(self) -> set[str]:
+        return {event.text for event in self.select("call", "method")}
 
     # Checkpoints
 
@@ -375,8 +383,9 @@ class Facts:
     def trainers(self) -> list[Event]:
         """Return where a trainer of another package is made, which saves and restores by itself."""
         trainers = []
-        for event in self.events:
-            if event.name == "call" and _TRAINERS.search(event.text):
+        is_trainer = {text: _TRAINERS.search(text) is not None for text in self._texts()}
+        for event in self.select("call", "create"):
+            if event.name == "call" and is_trainer[event.text]:
                 trainers.append(event)
             if (
                 event.name == "create"

@@ -22,7 +22,7 @@ class Condition(NamedTuple):
     node: Any
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Event:
     """One thing that a script does. name: "call", "save", "step", ... args: the values of a call, by place
     or name."""
@@ -69,7 +69,7 @@ class Module:
     names: dict[str, Value] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Frame:
     """A function that is being walked over."""
 
@@ -105,6 +105,9 @@ class Recorder:
         self._conditions: list[Condition] = []
         self._frames: list[Frame] = []
         self._stack: list[Any] = []
+        self._functions: tuple[str, ...] = ()  # the names of those in _stack
+        self._methods: dict[type, Any] = {}  # the method for each class of the syntax tree
+        self._counted: dict[Any, list[tuple[Any, Any]]] = {}  # what each loop adds to
         self._steps = 0
         self._muted = 0
         self._walked: set[Any] = set()
@@ -116,7 +119,6 @@ class Recorder:
             return
         if name == "step" and self._loops:
             self._trained.update(self._stack)
-        functions = tuple(getattr(function, "name", "") for function in self._stack)
         line = getattr(node, "lineno", 0)
         conditions = tuple(self._conditions)
         event = Event(
@@ -128,7 +130,7 @@ class Recorder:
             line,
             tuple(self._loops),
             conditions,
-            functions,
+            self._functions,
             len(self.events),
             text,
         )

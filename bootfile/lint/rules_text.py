@@ -56,8 +56,8 @@ def check(facts: Facts) -> Iterator[Finding]:
     for source in modules:
         if not _MAY_MATCH.search(source.data):
             continue
-        parents = _find_parents(source.tree)
-        for node in ast.walk(source.tree):
+        nodes, parents = _find_candidates(source.tree)
+        for node in nodes:
             yield from _check_listing(source.path, node, parents, is_used)
             yield from _check_set(source.path, node, parents)
             yield from _check_hash(source.path, node, parents)
@@ -74,12 +74,23 @@ def _mentions(source: Source, cls: ast.ClassDef) -> bool:
     return False
 
 
-def _find_parents(tree: ast.AST) -> dict[ast.AST, ast.AST]:
-    parents: dict[ast.AST, ast.AST] = {}
-    for node in ast.walk(tree):
-        for child in ast.iter_child_nodes(node):
-            parents[child] = node
-    return parents
+def _find_candidates(tree: ast.Module) -> tuple[list[ast.AST], dict[ast.AST, ast.AST]]:
+    """Return (the calls, subscripts and sums of a module, the node around each node).
+
+    The tree keeps both: the scripts of a folder import the same modules.
+    """
+    kept = getattr(tree, "bootfile_candidates", None)
+    if kept is None:
+        nodes = []
+        parents: dict[ast.AST, ast.AST] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call | ast.Subscript | ast.BinOp):
+                nodes.append(node)
+            for child in ast.iter_child_nodes(node):
+                parents[child] = node
+        kept = (nodes, parents)
+        tree.bootfile_candidates = kept  # type: ignore[attr-defined]
+    return kept
 
 
 def _list_above(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> list[ast.AST]:

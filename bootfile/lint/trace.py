@@ -93,7 +93,10 @@ class Tracer(Expressions):
             self._steps += 1
             if self._steps > MOST_STEPS:
                 raise TooLarge
-            method = getattr(self, f"_do_{type(statement).__name__.lower()}", None)
+            kind = type(statement)
+            if kind not in self._methods:
+                self._methods[kind] = getattr(self, f"_do_{kind.__name__.lower()}", None)
+            method = self._methods[kind]
             if method:
                 method(statement)
         del self._conditions[count:]
@@ -193,10 +196,10 @@ class Tracer(Expressions):
 
     def _make_counters(self, node: Any, loop: Loop) -> None:
         """Make a counter of each name to which the loop adds: its value is not the one before the loop."""
-        for part in walk_loop(node):
-            target = find_counted(part)
-            if target is None:
-                continue
+        if node not in self._counted:
+            pairs = [(part, find_counted(part)) for part in walk_loop(node)]
+            self._counted[node] = [(part, target) for part, target in pairs if target is not None]
+        for part, target in self._counted[node]:
             key = unparse(target)
             old = self.value(target)
             if old.kind in ("counter", "model", "list", "dict", "module") or old.kind in values.STATEFUL:
