@@ -59,6 +59,12 @@ class Expressions(Calls):
                     return owner.cls.names[node.attr]
                 return Value("unknown", node.attr)
             return Value("module", f"{owner.label}.{node.attr}", owner.path, key=owner.key)
+        if owner.kind == "wrapped" and node.attr == "module" and owner.key != "module.":
+            # a compiled model passes the attribute on to the wrapped one in it
+            inner = owner
+            while inner.kind == "wrapped" and inner.key != "module." and inner.of is not None:
+                inner = inner.of
+            owner = inner if inner.kind == "wrapped" else owner
         if owner.kind == "wrapped" and node.attr in ("module", "_orig_mod") and owner.of is not None:
             return owner.of
         base = root(owner)

@@ -21,6 +21,7 @@ _SAVERS = (
 _SAVE_NAME = re.compile(r"save|checkpoint|ckpt|snapshot|persist", re.IGNORECASE)
 _LOAD_NAME = re.compile(r"load|resume|restore|checkpoint|ckpt|recover|continue", re.IGNORECASE)
 _RESUME = re.compile(r"resum|restart|continue_(from|train)", re.IGNORECASE)
+_WEIGHTS = re.compile(r"weights|pretrain|fine_?tun", re.IGNORECASE)
 _START = re.compile(r"resum|restart|start|begin|last|restor|offset|done|previous|pre_epoch", re.IGNORECASE)
 _RANK = re.compile(
     r"rank|save|logs|writer|master|\bmain|_main|main_|primary|chief|process|zero|gpu|is_root|device_id|_id\b|\bid\b",
@@ -349,7 +350,7 @@ class Facts:
     def _is_sure(self) -> bool:
         """Return whether the script continues a training, and does not only begin with the weights of
         another one: it loads an optimizer or a counter, or its loop does not begin with the first epoch."""
-        if self.intent in ("optimizer", "counter"):
+        if self.intent == "counter" or (self.intent == "optimizer" and not self._loads_weights()):
             return True
         for loop in self.loops:
             is_first = loop.start is None or loop.start.kind in ("const", "none")
@@ -365,6 +366,19 @@ class Facts:
             if self.is_in_training(event) and skips and _START.search(event.text):
                 return True
         return False
+
+    def _loads_weights(self) -> bool:
+        """Return whether all that leads to the load of the optimizer names weights, and no restart."""
+        for value, event in self.loaded.items():
+            if value.kind != "optimizer":
+                continue
+            names = " ".join([event.describe_conditions(), *event.functions])
+            for dep in list_deps(event.args.get(0, Value())):
+                for given in dep.options.values():
+                    names += " " + " ".join(part.label for part in list_deps(given))
+            if not _WEIGHTS.search(names) or _RESUME.search(names):
+                return False
+        return bool(self.loaded)
 
     # Others
 

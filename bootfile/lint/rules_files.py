@@ -53,6 +53,16 @@ def _path_node(event: Event) -> Any:
     return None
 
 
+def _describe_path(event: Event) -> str:
+    """Return the text of a path, and of what it is made of."""
+    parts = [unparse(_path_node(event))] if _path_node(event) is not None else []
+    for dep in list_deps(_path_of(event)):
+        parts.append(dep.label)
+        if isinstance(dep.node, ast.AST):
+            parts.append(unparse(dep.node))
+    return " ".join(parts)
+
+
 def _is_checkpoint(save: Save) -> bool:
     """Return whether a save is one for a restart: it has more than weights."""
     for entry in save.entries:
@@ -100,7 +110,7 @@ def _find_in_place(facts: Facts) -> Iterator[Finding]:
         if is_call and not (event.text == "replace" and _is_text_method(event)):
             return
     saves = [save for save in facts.training_saves() if _is_checkpoint(save)]
-    if not saves or any(_varies(facts, save) for save in saves):
+    if not saves or any(_varies(facts, save) or _is_single(save) for save in saves):
         return
     paths = {
         (_path_of(save.event).path, _path_of(save.event).line, str(_path_of(save.event).key))
@@ -113,6 +123,18 @@ def _find_in_place(facts: Facts) -> Iterator[Finding]:
     name = unparse(_path_node(saves[0].event)) or "the same file each time"
     text = f"the checkpoint is written over the one before it, which a kill during the write destroys: {name}"
     yield at(saves[0].event, "R501", text, is_hint)
+
+
+def _is_single(save: Save) -> bool:
+    """Return whether a checkpoint is saved at a step that is given, and not again and again."""
+    for condition in save.event.conditions:
+        for test in ast.walk(getattr(condition.node, "test", None) or ast.Pass()):
+            is_choice = isinstance(test, ast.Compare) and isinstance(
+                test.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn
+            )
+            if is_choice and "%" not in unparse(test) and _names_step(test):
+                return True
+    return False
 
 
 def _is_text_method(event: Event) -> bool:
@@ -153,6 +175,12 @@ def _find_random_of_rank_0(facts: Facts) -> Iterator[Finding]:
     """Find random numbers of rank 0 that all ranks load."""
     if not facts.is_distributed() or any(True for _ in facts.calls(r"gather")):
         return
+    for save in facts.saves:
+        # each rank has its file
+        if not is_guarded(save.event) and any(_is_random_state(entry) for entry in save.entries):
+            return
+        if re.search("rank", _describe_path(save.event), re.IGNORECASE):
+            return
     for save in facts.saves:
         guards = [condition.text for condition in save.event.conditions]
         if not any(re.search(r"rank|is_main|is_master|main_process", text) for text in guards):

@@ -18,6 +18,11 @@ _LENGTH = "{} depends on len() of a loader, which is another number with another
 _KNOWS_PADDING = re.compile(
     rb"\[:\s*len\(|gather_for_metrics|not divisible|aux_val|total_size|% *(num_tasks|world_size)"
 )
+# made for a restored optimizer, these begin with the rate that it has; the others set their first one
+_KEEP_RATE = {
+    "ReduceLROnPlateau", "StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR", "PolynomialLR",
+    "MultiplicativeLR",
+}  # fmt: skip
 _SCHEDULE_SAFE = ("last_epoch", "last_step")
 
 
@@ -60,7 +65,7 @@ def _find_late_scheduler(facts: Facts) -> Iterator[Finding]:
         loaded = facts.loaded.get(optimizer)
         if optimizer.kind != "optimizer" or loaded is None or loaded.order > event.order:
             continue
-        if scheduler.key == "ReduceLROnPlateau" or _is_exclusive(loaded, event) or _knows_place(event):
+        if scheduler.key in _KEEP_RATE or _is_exclusive(loaded, event) or _knows_place(event):
             continue
         if _is_loaded_again(facts, optimizer, event.order):
             continue
@@ -121,6 +126,8 @@ def _find_moved_model(facts: Facts) -> Iterator[Finding]:
                 continue
             if _is_exclusive(loaded, event) or _moved_before(facts, event, loaded.order):
                 continue
+            if _moves_state(facts):
+                continue
             message = (
                 f"{describe(event.value, 'the model')} moves after {name_line(loaded, event)} has "
                 "loaded the state of "
@@ -133,6 +140,12 @@ def _find_moved_model(facts: Facts) -> Iterator[Finding]:
 def _names_device(event: Event) -> bool:
     text = " ".join(unparse(part) for part in getattr(event.node, "args", []))
     return bool(re.search(r"device|cuda|gpu|rank", text))
+
+
+def _moves_state(facts: Facts) -> bool:
+    """Return whether the script moves the state itself: `for state in optimizer.state.values(): ...`."""
+    sources = [facts.tracer.source, *[module.source for module in facts.tracer.imported.values()]]
+    return any(re.search(rb"in \S*opt\w*\.state\b(?!_dict)", source.data) for source in sources)
 
 
 def _moved_before(facts: Facts, event: Event, order: int) -> bool:
@@ -527,10 +540,22 @@ def _find_set_epoch(facts: Facts) -> Iterator[Finding]:
         if given is None or not facts.is_in_training(call):
             continue
         kinds = {dep.kind for dep in list_deps(given)}
+        # an evaluation may read the loader in its first order
+        if any(other.text == "set_epoch" and _varies_with_epoch(other, call) for other in calls):
+            continue
         is_fixed = given.kind in ("const", "field", "option") and not kinds & {"loop", "counter", "shifted"}
         if is_fixed and root(call.value).kind in ("sampler", "loader", "unknown"):
             yield at(call, "R308", f"set_epoch() gets the same number in each epoch: {unparse(call.node)}")
             return
+
+
+def _varies_with_epoch(other: Event, call: Event) -> bool:
+    """Return whether another call gives the same object the number of the epoch."""
+    owner = unparse(getattr(other.node, "func", other.node))
+    if other is call or owner != unparse(getattr(call.node, "func", call.node)):
+        return False
+    given = other.args.get(0) or other.args.get("epoch") or Value()
+    return any(dep.kind in ("loop", "counter", "shifted") for dep in list_deps(given))
 
 
 def _is_followed_value(value: Value) -> bool:

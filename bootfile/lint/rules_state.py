@@ -192,7 +192,7 @@ def _steps_to_epoch(facts: Facts, event: Event) -> bool:
 
 def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
     """Find objects that are in the checkpoint, but not loaded at a restart."""
-    if facts.restores_all or not facts.loads or facts.trainers():
+    if facts.restores_all or not facts.loads or facts.trainers() or _loads_unknown(facts):
         return
     load = facts.loads[-1]
     changed = _find_changed(facts)
@@ -217,6 +217,15 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
             )
             yield at(load, "R201", message)
             changed.pop(value, None)
+
+
+def _loads_unknown(facts: Facts) -> bool:
+    """Return whether a loop over objects that are not known loads a state, which may be that of any."""
+    for event in facts.select("load_state"):
+        base = root(event.value)
+        if event.order < facts.first_step() and event.loops and base.kind in ("unknown", "attribute"):
+            return True
+    return False
 
 
 def _is_read(facts: Facts, entry: Entry) -> bool:

@@ -186,7 +186,8 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
         "before": "model.train()"}],
     ),
     "R203": (
-        [{"before": "scheduler = CosineAnnealingLR(optimizer, 10)", "end": "scheduler.step()"},
+        [{"before": "scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10)",
+          "end": "scheduler.step()"},
          {"before": "scheduler = LambdaLR(optimizer, lambda epoch: "
          "0.9)\nscheduler.load_state_dict(saved['s'])",
           "end": "scheduler.step()", "save": '"s": scheduler.state_dict()'}],

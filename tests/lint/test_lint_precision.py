@@ -4,7 +4,7 @@
 import pytest
 
 from bootfile.lint.engine import lint
-from tests.lint.examples import FOLDER, RATE, SCALED, write
+from tests.lint.examples import DDP, DISTRIBUTED, FOLDER, RANK_0, RATE, SCALED, write
 
 OPTIONS = "import argparse\nargs = argparse.ArgumentParser().parse_args()\n"
 DIGITS = (
@@ -68,6 +68,33 @@ LOOKALIKES = {
                  "save": '"plateau": plateau.state_dict()',
                  "resume": 'plateau.load_state_dict(saved["plateau"])'},
     ),
+    "a scheduler that begins with the rate of the restored optimizer": (
+        "R203", {"before": "scheduler = CosineAnnealingLR(optimizer, 10)\n"
+                           'if start:\n    scheduler.load_state_dict(saved["scheduler"])',
+                 "end": "scheduler.step()", "save": '"scheduler": scheduler.state_dict()'},
+    ),
+    "optimizers that a loop over a list of another object loads": (
+        "R201", {"top": "from others import Outer",
+                 "setup": "outer = Outer()\nscaler = torch.amp.GradScaler()",
+                 "resume": "for part, state in zip(outer.parts, saved['parts']):\n"
+                           "    part.load_state_dict(state)",
+                 "step": SCALED, "save": '"scaler": scaler.state_dict()'},
+    ),
+    "one checkpoint, at a step that is given": (
+        "R501", {"top": OPTIONS, "write": 'if epoch == args.save_at:\n    torch.save(state, "last.pt")'},
+    ),
+    "random numbers of each rank in its file": (
+        "R504", {"top": DDP, "save": '"random": torch.get_rng_state()',
+                 "write": 'torch.save(state, f"rank_{rank}.pt")\n' + RANK_0,
+                 "resume": 'torch.set_rng_state(saved["random"])'},
+    ),
+    "a figure that is made in the first order": (
+        "R308", {"setup": DISTRIBUTED, "begin": "sampler.set_epoch(epoch)", "end": "sampler.set_epoch(0)"},
+    ),
+    "the script moves the state of the optimizer": (
+        "R202", {"before": "model.cuda()\nfor state in optimizer.state.values():\n"
+                           "    for name, part in state.items():\n        state[name] = part.cuda()"},
+    ),
     "a class of samples that the script does not use": (
         "R402", {"top": FOLDER.format(names="os.listdir(folder)")},
     ),
@@ -123,3 +150,21 @@ def test_an_attribute_of_a_module_is_set(tmp_path):
 def test_a_loop_that_fills_memory_does_not_train(tmp_path):
     text = write({"top": "torch.manual_seed(0)", "before": FILLS})
     assert "R401" not in find_rules(text, tmp_path)
+
+
+def test_weights_of_another_training_are_not_a_restart(tmp_path):
+    """The optimizer comes with the weights, and the training begins with its first epoch."""
+    text = write({"top": OPTIONS, "next": "0", "range": "10"})
+    resumed = text.replace('if os.path.exists("last.pt")', "if args.resume")
+    tuned = text.replace('if os.path.exists("last.pt")', "if args.load_weights_folder is not None")
+    assert "R302" in find_rules(resumed, tmp_path)
+    assert find_rules(tuned, tmp_path) == []
+
+
+def test_a_compiled_model_passes_module_on(tmp_path):
+    parts = {
+        "setup": "model = DistributedDataParallel(model)\nmodel = torch.compile(model)",
+        "model": "model.module.state_dict()",
+    }
+    text = write(parts).replace("model.load_state_dict", "model.module.load_state_dict")
+    assert "R601" not in find_rules(text, tmp_path)
