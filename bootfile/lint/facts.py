@@ -175,6 +175,8 @@ class Facts:
         mine |= self.owners.get(base, set())
         if mine & self.escaped or base.flags & {"prepared", "registered"}:
             return True
+        if base.label and re.search(rf"\b{re.escape(base.label)}\b", self._text_of_hooks()):
+            return True
         # a file that is written after the last epoch is of no use to a restart
         for save in self.training_saves() or self.saves:
             if save.is_open:
@@ -197,6 +199,15 @@ class Facts:
                 if is_vague and re.search(KEYS[kind], entry.key.rpartition(".")[2], re.IGNORECASE):
                     return True
         return self.saves_all()
+
+    def _text_of_hooks(self) -> str:
+        """Return the text of the functions that accelerate calls before it saves."""
+        texts = []
+        for event in self.calls(r"^register_save_state_pre_hook$"):
+            for value in event.args.values():
+                if value.kind == "function":
+                    texts.append(unparse(value.cls.node))
+        return "\n".join(texts)
 
     def saves_all(self) -> bool:
         """Return whether the script saves by a function whose contents are not known."""

@@ -57,12 +57,26 @@ def check(facts: Facts) -> Iterator[Finding]:
         if not _MAY_MATCH.search(source.data):
             continue
         nodes, parents = _find_candidates(source.tree)
+        listings = []
         for node in nodes:
-            yield from _check_listing(source.path, node, parents, is_used)
+            listings += _check_listing(source.path, node, parents, is_used)
+        yield from _keep_first(source.tree, listings)
+        for node in nodes:
             yield from _check_set(source.path, node, parents)
             yield from _check_hash(source.path, node, parents)
             if not padded and facts.intent and source.path in walked:
                 yield from _check_newest(source.path, node, parents)
+
+
+def _keep_first(tree: ast.Module, listings: list[Finding]) -> Iterator[Finding]:
+    """Yield the first listing of each class: what the others become (samples, or labels by name) is not
+    followed."""
+    for cls in ast.walk(tree):
+        if not isinstance(cls, ast.ClassDef):
+            continue
+        inside = [listing for listing in listings if cls.lineno <= listing.line <= (cls.end_lineno or 0)]
+        if inside:
+            yield min(inside)
 
 
 def _mentions(source: Source, cls: ast.ClassDef) -> bool:

@@ -168,3 +168,32 @@ def test_a_compiled_model_passes_module_on(tmp_path):
     }
     text = write(parts).replace("model.load_state_dict", "model.module.load_state_dict")
     assert "R601" not in find_rules(text, tmp_path)
+
+
+def test_a_class_has_one_listing(tmp_path):
+    """The names of the labels become the keys of a dict, whose order has no effect."""
+    names = "os.listdir(folder); self.labels = {}; self.labels.update(zip(os.listdir(folder), range(9)))"
+    text = write({"top": FOLDER.format(names=names), "setup": "images = Folder('images')"})
+    assert find_rules(text, tmp_path).count("R402") == 1
+
+
+def test_a_hook_of_accelerate_saves_the_average(tmp_path):
+    text = (
+        "import torch\nfrom accelerate import Accelerator\nfrom diffusers import EMAModel\n"
+        "from torch.utils.data import DataLoader\n"
+        "def main(folder):\n    accelerator = Accelerator()\n    model = torch.nn.Linear(4, 4)\n"
+        "    average = EMAModel(model.parameters())\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "    loader = DataLoader(torch.rand(96, 4), 8)\n"
+        "    def save_hook(models, weights, folder):\n        average.save_pretrained(folder)\n"
+        "    {hook}\n"
+        "    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)\n"
+        "    accelerator.load_state(folder)\n"
+        "    for epoch in range(9):\n        for batch in loader:\n"
+        "            accelerator.backward(model(batch).mean())\n            optimizer.step()\n"
+        "            average.step(model.parameters())\n        accelerator.save_state(folder)\n"
+        "main('out')\n"
+    )
+    hook = "accelerator.register_save_state_pre_hook(save_hook)"
+    assert "R105" in find_rules(text.replace("{hook}", "pass"), tmp_path)
+    assert "R105" not in find_rules(text.replace("{hook}", hook), tmp_path)
