@@ -1,11 +1,13 @@
 """What a script saves, loads and changes: questions of the rules about the events of a trace."""
 
+import ast
 import re
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from bootfile.lint import values
-from bootfile.lint.trace import Event, Tracer, unparse
+from bootfile.lint.record import Event
+from bootfile.lint.syntax import unparse
+from bootfile.lint.trace import Tracer
 from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
 
 _SAVERS = (
@@ -19,6 +21,8 @@ _SAVERS = (
 _SAVE_NAME = re.compile(r"save|checkpoint|ckpt|snapshot|persist", re.IGNORECASE)
 _LOAD_NAME = re.compile(r"load|resume|restore|checkpoint|ckpt|recover|continue", re.IGNORECASE)
 _RESUME = re.compile(r"resum|restart|continue_(from|train)", re.IGNORECASE)
+_WEIGHTS = re.compile(r"weights|pretrain|fine_?tun", re.IGNORECASE)
+_START = re.compile(r"resum|restart|start|begin|last|restor|offset|done|previous|pre_epoch", re.IGNORECASE)
 _RANK = re.compile(
     r"rank|save|logs|writer|master|\bmain|_main|main_|primary|chief|process|zero|gpu|is_root|device_id|_id\b|\bid\b",
     re.IGNORECASE,
@@ -63,6 +67,8 @@ class Facts:
     def __init__(self, tracer: Tracer):
         self.tracer = tracer
         self.events = tracer.events
+        self._selected: dict[tuple[str, ...], list[Event]] = {}
+        self._called: dict[str, list[Event]] = {}
         self.loops = self._find_training_loops()
         self.saves = self._find_saves()
         self.loads = self._find_loads()
@@ -71,20 +77,26 @@ class Facts:
         self.is_missed = False
         self.restores_all = self._restores_all()
         self.escaped = self._find_escaped()
+        self.owners = self._find_owners()
         self.intent = self._find_intent()
+        self.is_sure = self._is_sure()
         self.texts = " ".join(sorted(tracer.externals))
 
     # Loops
 
     def _find_training_loops(self) -> list[Loop]:
         loops: list[Loop] = []
+        stepped: set[Loop] = set()
         for event in self.events:
-            trains = event.name == "backward" or (
-                event.name == "step" and kind_of(event.value) == "optimizer"
-            )
-            if trains and event.loops and event.loops[0] not in loops and not _reads_undefined(event):
+            is_step = event.name == "step" and kind_of(event.value) == "optimizer"
+            if not event.loops or _reads_undefined(event) or not (is_step or event.name == "backward"):
+                continue
+            if is_step:
+                stepped.add(event.loops[0])
+            if event.loops[0] not in loops:
                 loops.append(event.loops[0])
-        return loops
+        # a loop that fills memory before the training has no step
+        return [loop for loop in loops if loop in stepped] or loops
 
     def is_in_training(self, event: Event) -> bool:
         return bool(event.loops) and event.loops[0] in self.loops
@@ -96,17 +108,24 @@ class Facts:
                 return event.order
         return len(self.events)
 
-    def select(self, *names: str) -> Iterator[Event]:
-        for event in self.events:
-            if event.name in names:
-                yield event
+    def select(self, *names: str) -> list[Event]:
+        """Return the events with one of the names, in their order. Each question is answered once."""
+        if names not in self._selected:
+            self._selected[names] = [event for event in self.events if event.name in names]
+        return self._selected[names]
 
-    def calls(self, pattern: str) -> Iterator[Event]:
-        """Yield the calls of other packages whose full name matches, and methods whose name does."""
-        compiled = re.compile(pattern)
-        for event in self.events:
-            if event.name in ("call", "method") and compiled.search(event.text):
-                yield event
+    def calls(self, pattern: str) -> list[Event]:
+        """Return the calls of other packages whose full name matches, and methods whose name does."""
+        if pattern not in self._called:
+            matches = re.compile(pattern).search
+            is_called = {text: matches(text) is not None for text in self._texts()}
+            self._called[pattern] = [
+                event for event in self.select("call", "method") if is_called[event.text]
+            ]
+        return self._called[pattern]
+
+    def _texts(self) -> set[str]:
+        return {event.text for event in self.select("call", "method")}
 
     # Checkpoints
 
@@ -152,7 +171,11 @@ class Facts:
         for part in base.parts.values():
             if kind_of(part) in ("copied", "ema", "dict"):
                 mine.add(root(part))
+        # a wrapper writes what it needs of the object in it
+        mine |= self.owners.get(base, set())
         if mine & self.escaped or base.flags & {"prepared", "registered"}:
+            return True
+        if base.label and re.search(rf"\b{re.escape(base.label)}\b", self._text_of_hooks()):
             return True
         # a file that is written after the last epoch is of no use to a restart
         for save in self.training_saves() or self.saves:
@@ -176,6 +199,15 @@ class Facts:
                 if is_vague and re.search(KEYS[kind], entry.key.rpartition(".")[2], re.IGNORECASE):
                     return True
         return self.saves_all()
+
+    def _text_of_hooks(self) -> str:
+        """Return the text of the functions that accelerate calls before it saves."""
+        texts = []
+        for event in self.calls(r"^register_save_state_pre_hook$"):
+            for value in event.args.values():
+                if value.kind == "function":
+                    texts.append(unparse(value.cls.node))
+        return "\n".join(texts)
 
     def saves_all(self) -> bool:
         """Return whether the script saves by a function whose contents are not known."""
@@ -287,6 +319,17 @@ class Facts:
                     escaped.update(_list_inside(value))
         return escaped
 
+    def _find_owners(self) -> dict[Value, set[Value]]:
+        """Return the objects of the project whose own state_dict() reads another object, by that one."""
+        owners: dict[Value, set[Value]] = {}
+        for event in self.select("set_attribute"):
+            owner = root(event.value)
+            for part in getattr(getattr(owner.cls, "node", None), "body", []):
+                is_state = getattr(part, "name", "") == "state_dict"
+                if is_state and 0 in event.args and re.search(rf"\.{event.text}\b|__dict__", unparse(part)):
+                    owners.setdefault(root(event.args[0]), set()).add(owner)
+        return owners
+
     def _find_intent(self) -> str:
         """Return how the script shows that it continues a training; "" if it does not.
 
@@ -315,6 +358,39 @@ class Facts:
                 return "option"
         return ""
 
+    def _is_sure(self) -> bool:
+        """Return whether the script continues a training, and does not only begin with the weights of
+        another one: it loads an optimizer or a counter, or its loop does not begin with the first epoch."""
+        if self.intent == "counter" or (self.intent == "optimizer" and not self._loads_weights()):
+            return True
+        for loop in self.loops:
+            is_first = loop.start is None or loop.start.kind in ("const", "none")
+            if loop.value is not None and not is_first:
+                return True
+        for counter in self.tracer.counters:
+            first = counter.of
+            is_read = first is not None and first.kind in ("attribute", "field", "unknown", "shifted")
+            if is_read and re.search("epoch|step|iter", counter.label, re.IGNORECASE):
+                return True
+        for event in self.select("test"):
+            skips = any(isinstance(part, ast.Continue) for part in getattr(event.node, "body", []))
+            if self.is_in_training(event) and skips and _START.search(event.text):
+                return True
+        return False
+
+    def _loads_weights(self) -> bool:
+        """Return whether all that leads to the load of the optimizer names weights, and no restart."""
+        for value, event in self.loaded.items():
+            if value.kind != "optimizer":
+                continue
+            names = " ".join([event.describe_conditions(), *event.functions])
+            for dep in list_deps(event.args.get(0, Value())):
+                for given in dep.options.values():
+                    names += " " + " ".join(part.label for part in list_deps(given))
+            if not _WEIGHTS.search(names) or _RESUME.search(names):
+                return False
+        return bool(self.loaded)
+
     # Others
 
     def is_distributed(self) -> bool:
@@ -332,8 +408,9 @@ class Facts:
     def trainers(self) -> list[Event]:
         """Return where a trainer of another package is made, which saves and restores by itself."""
         trainers = []
-        for event in self.events:
-            if event.name == "call" and _TRAINERS.search(event.text):
+        is_trainer = {text: _TRAINERS.search(text) is not None for text in self._texts()}
+        for event in self.select("call", "create"):
+            if event.name == "call" and is_trainer[event.text]:
                 trainers.append(event)
             if (
                 event.name == "create"
@@ -423,6 +500,19 @@ def _list_inside(value: Value, depth: int = 0) -> set[Value]:
         for part in base.parts.values():
             inside |= _list_inside(part, depth + 1)
     return inside
+
+
+def reads_restored(value: Value) -> bool:
+    """Return whether a value comes from a checkpoint, or is a function that reads such a value."""
+    if values.is_restored(value):
+        return True
+    names = getattr(value.cls, "names", None)
+    if value.kind != "function" or not names:
+        return False
+    for part in ast.walk(value.cls.node):
+        if isinstance(part, ast.Name) and part.id in names and values.is_restored(names[part.id]):
+            return True
+    return False
 
 
 def describe(value: Value, kind: str = "") -> str:

@@ -1,6 +1,7 @@
 """The finding, and the place where it is."""
 
 import os
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 
@@ -17,6 +18,12 @@ class Finding(NamedTuple):
 def at(event: Any, rule: str, message: str, is_hint: bool = False) -> Finding:
     """Return a finding at the place of an event, loop or value."""
     return Finding(event.path, event.line, rule, message, is_hint)
+
+
+def as_hints(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield the findings as hints."""
+    for finding in findings:
+        yield finding._replace(is_hint=True)
 
 
 def name_line(event: Any, other: Any) -> str:

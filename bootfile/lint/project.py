@@ -6,6 +6,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.lint import sources
 
 MOST_MODULES = 150
+MOST_PARSED = 600  # modules that stay in memory for the next script
 # packages that a folder of the same name next to a script does not replace
 _OF_OTHERS = {
     "bootfile",
@@ -16,9 +17,12 @@ _OF_OTHERS = {
 
 
 class Project:
-    """The modules of the project of a script, by path. A module that cannot be read counts as unknown."""
+    """The modules of the project of a script, by path. A module that cannot be read counts as unknown.
 
-    def __init__(self, script: str):
+    parsed: modules that other scripts of the same command have read, to which it adds its own.
+    """
+
+    def __init__(self, script: str, parsed: "dict[str, sources.Source | None] | None" = None):
         folder = os.path.dirname(os.path.abspath(script))
         self._roots = [folder]
         # a script in a package imports from the folder of the package
@@ -27,6 +31,7 @@ class Project:
             if folder == os.path.dirname(folder):
                 break
             self._roots.append(folder)
+        self._parsed: dict[str, sources.Source | None] = {} if parsed is None else parsed
         self._sources: dict[str, sources.Source | None] = {}
 
     def find(self, module: str, level: int = 0, importer: str = "") -> str:
@@ -51,11 +56,19 @@ class Project:
         if path not in self._sources:
             if len(self._sources) >= MOST_MODULES:
                 return None
-            try:
-                self._sources[path] = sources.read(path)
-            except BadInput:
-                self._sources[path] = None
+            self._sources[path] = self._parse(path)
         return self._sources[path]
+
+    def _parse(self, path: str) -> sources.Source | None:
+        if path in self._parsed:
+            return self._parsed[path]
+        try:
+            source = sources.read(path)
+        except BadInput:
+            source = None
+        if len(self._parsed) < MOST_PARSED:
+            self._parsed[path] = source
+        return source
 
     @staticmethod
     def _find_below(folder: str, relative: str) -> str:

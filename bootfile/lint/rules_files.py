@@ -7,10 +7,12 @@ from typing import Any
 
 from bootfile.lint.facts import Entry, Facts, Save, describe, is_guarded
 from bootfile.lint.findings import Finding, at, name_line
-from bootfile.lint.trace import Event, unparse
+from bootfile.lint.record import Condition, Event
+from bootfile.lint.syntax import unparse
 from bootfile.lint.values import Value, list_deps, root
 
 _RENAMES = re.compile(r"(^|\.)(replace|rename|renames|move|mkstemp|NamedTemporaryFile|safe_save|atomic_\w+)$")
+_STEP_NAME = re.compile(r"epoch|step|iter|number|count|idx|index|^i$|^n$|^it$|time|date", re.IGNORECASE)
 _OBJECTS = ("model", "optimizer", "scheduler", "instance", "wrapped", "criterion")
 
 
@@ -51,6 +53,16 @@ def _path_node(event: Event) -> Any:
     return None
 
 
+def _describe_path(event: Event) -> str:
+    """Return the text of a path, and of what it is made of."""
+    parts = [unparse(_path_node(event))] if _path_node(event) is not None else []
+    for dep in list_deps(_path_of(event)):
+        parts.append(dep.label)
+        if isinstance(dep.node, ast.AST):
+            parts.append(unparse(dep.node))
+    return " ".join(parts)
+
+
 def _is_checkpoint(save: Save) -> bool:
     """Return whether a save is one for a restart: it has more than weights."""
     for entry in save.entries:
@@ -76,7 +88,19 @@ def _varies(facts: Facts, save: Save) -> bool:
             return True
         if dep.kind == "unknown" and not dep.deps and "fixed" not in dep.flags:
             return True
+    for node in [_path_node(save.event), *[dep.node for dep in list_deps(path)]]:
+        if isinstance(node, ast.AST) and _names_step(node):
+            return True
     return path.kind not in ("const", "text", "unknown", "path", "option") and not path.deps
+
+
+def _names_step(node: ast.AST) -> bool:
+    """Return whether a name in the expression of a path is that of an epoch or step."""
+    for part in ast.walk(node):
+        name = getattr(part, "id", None) or getattr(part, "attr", None) or getattr(part, "arg", None)
+        if isinstance(name, str) and _STEP_NAME.search(name):
+            return True
+    return False
 
 
 def _find_in_place(facts: Facts) -> Iterator[Finding]:
@@ -86,7 +110,7 @@ def _find_in_place(facts: Facts) -> Iterator[Finding]:
         if is_call and not (event.text == "replace" and _is_text_method(event)):
             return
     saves = [save for save in facts.training_saves() if _is_checkpoint(save)]
-    if not saves or any(_varies(facts, save) for save in saves):
+    if not saves or any(_varies(facts, save) or _is_single(save) for save in saves):
         return
     paths = {
         (_path_of(save.event).path, _path_of(save.event).line, str(_path_of(save.event).key))
@@ -99,6 +123,18 @@ def _find_in_place(facts: Facts) -> Iterator[Finding]:
     name = unparse(_path_node(saves[0].event)) or "the same file each time"
     text = f"the checkpoint is written over the one before it, which a kill during the write destroys: {name}"
     yield at(saves[0].event, "R501", text, is_hint)
+
+
+def _is_single(save: Save) -> bool:
+    """Return whether a checkpoint is saved at a step that is given, and not again and again."""
+    for condition in save.event.conditions:
+        for test in ast.walk(getattr(condition.node, "test", None) or ast.Pass()):
+            is_choice = isinstance(test, ast.Compare) and isinstance(
+                test.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn
+            )
+            if is_choice and "%" not in unparse(test) and _names_step(test):
+                return True
+    return False
 
 
 def _is_text_method(event: Event) -> bool:
@@ -139,6 +175,12 @@ def _find_random_of_rank_0(facts: Facts) -> Iterator[Finding]:
     """Find random numbers of rank 0 that all ranks load."""
     if not facts.is_distributed() or any(True for _ in facts.calls(r"gather")):
         return
+    for save in facts.saves:
+        # each rank has its file
+        if not is_guarded(save.event) and any(_is_random_state(entry) for entry in save.entries):
+            return
+        if re.search("rank", _describe_path(save.event), re.IGNORECASE):
+            return
     for save in facts.saves:
         guards = [condition.text for condition in save.event.conditions]
         if not any(re.search(r"rank|is_main|is_master|main_process", text) for text in guards):
@@ -281,7 +323,7 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
     for step in facts.select("step"):
         if root(step.value).kind != "optimizer" or not facts.is_in_training(step):
             continue
-        tests = [condition for condition in step.conditions if "%" in condition.text and condition.is_true]
+        tests = [condition for condition in step.conditions if _lets_step(condition)]
         if not tests:
             continue
         test = tests[-1]
@@ -298,23 +340,80 @@ def _find_lost_gradients(facts: Facts) -> Iterator[Finding]:
                 for condition in save.event.conditions
                 if "%" in condition.text and condition.is_true
             ]
-            if not others or _counts_steps(others[-1].value, test.node) or others[-1].text == test.text:
+            if (
+                not others
+                or others[-1].text == test.text
+                or "sync_gradients" in save.event.describe_conditions()
+            ):
+                continue
+            if _counts_steps(step, others[-1].value, test):
+                continue
+            is_multiple = _is_multiple(_read_modulo(test.node), _read_modulo(others[-1].node))
+            if is_multiple:
                 continue
             text = (
                 "a checkpoint can be saved between two steps of the optimizer "
                 f"({name_line(step, save.event)}): {others[-1].text}"
             )
-            yield at(save.event, "R602", text)
+            # the options decide
+            yield at(save.event, "R602", text, is_multiple is None)
             return
 
 
-def _counts_steps(value: Value, test: ast.AST) -> bool:
+def _read_modulo(statement: Any) -> tuple[str, Any, str] | None:
+    """Return (number, divisor, rest) of a test such as `step % 4 == 0`; None for other tests."""
+    test = getattr(statement, "test", None)
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1:
+        return None
+    if not isinstance(test.ops[0], ast.Eq | ast.NotEq):
+        return None
+    left = test.left
+    if not isinstance(left, ast.BinOp) or not isinstance(left.op, ast.Mod):
+        return None
+    divisor: Any = left.right.value if isinstance(left.right, ast.Constant) else unparse(left.right)
+    return unparse(left.left), divisor, unparse(test.comparators[0])
+
+
+def _is_multiple(step: tuple[str, Any, str] | None, save: tuple[str, Any, str] | None) -> bool | None:
+    """Return whether each checkpoint is at a step of the optimizer; None if that depends on options."""
+    if step is None or save is None:
+        return False
+    if step[0] != save[0] or step[2] != save[2]:
+        return False
+    if isinstance(step[1], int) and isinstance(save[1], int):
+        return step[1] != 0 and save[1] % step[1] == 0
+    # a constant cannot follow an option
+    return False if isinstance(save[1], int) else None
+
+
+def _lets_step(condition: Condition) -> bool:
+    """Return whether the optimizer is stepped once in several batches: `if number % 4 == 0`, the other branch
+    of `if number % 4 != 0` with no_sync(), or accelerate's accumulate()."""
+    test = getattr(condition.node, "test", None)
+    is_negative = isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.NotEq)
+    if "%" in condition.text:
+        return condition.is_true != is_negative
+    return re.match(r"with \w+\.accumulate\(", condition.text) is not None
+
+
+def _counts_steps(step: Event, value: Value, test: Condition) -> bool:
     """Return whether a number counts the steps of the optimizer, and not the batches."""
-    first = getattr(test, "lineno", 0)
-    last = getattr(test, "end_lineno", 0) or 0
+    # the branch of the step: the body of a test, or what follows its "else"
+    branch = getattr(test.node, "body" if test.is_true else "orelse", None) or [test.node]
+    first = branch[0].lineno
+    last = branch[-1].end_lineno or 0
+    is_accumulated = test.text.startswith("with ")
     for dep in list_deps(value):
-        if dep.kind == "counter" and first <= dep.line <= last:
+        if dep.kind != "counter":
+            continue
+        if not is_accumulated and first <= dep.line <= last:
             return True
+        for part in ast.walk(step.loops[0].node):
+            if not isinstance(part, ast.If) or "sync_gradients" not in unparse(part.test):
+                continue
+            if part.lineno <= dep.line <= (part.end_lineno or 0):
+                return True
+    for dep in list_deps(value):
         is_opaque = dep.kind in ("unknown", "attribute", "option") and not dep.deps
         if is_opaque and re.search("step|update", dep.label):
             return True

@@ -6,11 +6,23 @@ from collections.abc import Iterator
 from typing import Any
 
 from bootfile.lint import values
-from bootfile.lint.facts import Facts, describe, is_constant
-from bootfile.lint.findings import Finding, at, name_line
-from bootfile.lint.trace import Event, unparse
+from bootfile.lint.facts import Facts, describe, is_constant, reads_restored
+from bootfile.lint.findings import Finding, as_hints, at, name_line
+from bootfile.lint.record import Event
+from bootfile.lint.syntax import unparse
 from bootfile.lint.values import Loop, Value, kind_of, list_deps, root
 
+_PLACE = re.compile(r"resum|restart|start_|restor|checkpoint|ckpt|_state|loaded", re.IGNORECASE)
+_DIVISIONS = (ast.FloorDiv, ast.Div, ast.Mod)
+_LENGTH = "{} depends on len() of a loader, which is another number with another number of ranks"
+_KNOWS_PADDING = re.compile(
+    rb"\[:\s*len\(|gather_for_metrics|not divisible|aux_val|total_size|% *(num_tasks|world_size)"
+)
+# made for a restored optimizer, these begin with the rate that it has; the others set their first one
+_KEEP_RATE = {
+    "ReduceLROnPlateau", "StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR", "PolynomialLR",
+    "MultiplicativeLR",
+}  # fmt: skip
 _SCHEDULE_SAFE = ("last_epoch", "last_step")
 
 
@@ -19,14 +31,21 @@ def check(facts: Facts) -> Iterator[Finding]:
     if not facts.loops:
         return
     yield from _find_set_epoch(facts)
-    if not facts.intent:
-        return
+    yield from _find_padding(facts)
+    if facts.intent and facts.is_sure:
+        yield from _find_all(facts)
+    elif facts.intent:
+        yield from as_hints(_find_all(facts))
+
+
+def _find_all(facts: Facts) -> Iterator[Finding]:
     yield from _find_late_scheduler(facts)
     yield from _find_moved_model(facts)
     yield from _find_early_iterator(facts)
     yield from _find_wrong_epoch(facts)
     yield from _find_first_epoch(facts)
     yield from _find_skips(facts)
+    yield from _find_length_of_ranks(facts)
 
 
 # Loaded after it was used
@@ -46,7 +65,7 @@ def _find_late_scheduler(facts: Facts) -> Iterator[Finding]:
         loaded = facts.loaded.get(optimizer)
         if optimizer.kind != "optimizer" or loaded is None or loaded.order > event.order:
             continue
-        if scheduler.key == "ReduceLROnPlateau" or _is_exclusive(loaded, event):
+        if scheduler.key in _KEEP_RATE or _is_exclusive(loaded, event) or _knows_place(event):
             continue
         if _is_loaded_again(facts, optimizer, event.order):
             continue
@@ -56,6 +75,20 @@ def _find_late_scheduler(facts: Facts) -> Iterator[Finding]:
             f"{describe(optimizer, 'the optimizer')}: it sets the first learning rate"
         )
         yield at(event, "R203", message)
+
+
+def _knows_place(event: Event) -> bool:
+    """Return whether a scheduler is made with the steps before the restart, or in a branch that depends on
+    what was loaded."""
+    scheduler = root(event.value)
+    for number, argument in scheduler.options.items():
+        if number not in (0, "optimizer") and reads_restored(argument):
+            return True
+    for condition in event.conditions:
+        is_choice = isinstance(condition.node, ast.If) and condition.node.orelse
+        if is_choice and (values.is_restored(condition.value) or _PLACE.search(condition.text)):
+            return True
+    return False
 
 
 def _is_exclusive(first: Event, second: Event) -> bool:
@@ -93,6 +126,8 @@ def _find_moved_model(facts: Facts) -> Iterator[Finding]:
                 continue
             if _is_exclusive(loaded, event) or _moved_before(facts, event, loaded.order):
                 continue
+            if _moves_state(facts):
+                continue
             message = (
                 f"{describe(event.value, 'the model')} moves after {name_line(loaded, event)} has "
                 "loaded the state of "
@@ -105,6 +140,12 @@ def _find_moved_model(facts: Facts) -> Iterator[Finding]:
 def _names_device(event: Event) -> bool:
     text = " ".join(unparse(part) for part in getattr(event.node, "args", []))
     return bool(re.search(r"device|cuda|gpu|rank", text))
+
+
+def _moves_state(facts: Facts) -> bool:
+    """Return whether the script moves the state itself: `for state in optimizer.state.values(): ...`."""
+    sources = [facts.tracer.source, *[module.source for module in facts.tracer.imported.values()]]
+    return any(re.search(rb"in \S*opt\w*\.state\b(?!_dict)", source.data) for source in sources)
 
 
 def _moved_before(facts: Facts, event: Event, order: int) -> bool:
@@ -217,6 +258,9 @@ def _find_first_epoch(facts: Facts) -> Iterator[Finding]:
     if loop.iterated is None or kind_of(loop.iterated) != "range" or not facts.training_saves():
         return
     # the number of epochs that are left
+    bounds = getattr(getattr(loop.node, "iter", None), "args", [])
+    if any(isinstance(bound, ast.BinOp) and isinstance(bound.op, ast.Sub) for bound in bounds):
+        return
     if any(dep.kind == "unknown" or "restored" in dep.flags for dep in list_deps(loop.iterated)):
         return
     for event in facts.select("test"):
@@ -374,6 +418,90 @@ def _find_accelerate_skips(facts: Facts) -> Iterator[Finding]:
         yield at(event, "R306", text, is_hint)
 
 
+def _find_length_of_ranks(facts: Facts) -> Iterator[Finding]:
+    """Find an epoch or step of a restart that is computed from the length of the loader of a rank."""
+    # the script compares the number of ranks
+    for event in facts.select("read"):
+        if re.search("world|rank|process|replica|samples", str(event.value.key or "")):
+            return
+    for loop in facts.loops:
+        if loop.start is not None and _divides_by_length(loop.start):
+            yield at(loop, "R309", _LENGTH.format("the first epoch"), True)
+            return
+    for event in [*facts.select("test"), *facts.calls(r"skip_first_batches$|islice$")]:
+        if not facts.is_in_training(event):
+            continue
+        for value in [event.value, *event.args.values()]:
+            if event.loops[-1].value is not value and _divides_by_length(value):
+                yield at(event, "R309", _LENGTH.format("the number of batches that are skipped"), True)
+                return
+
+
+def _divides_by_length(value: Value) -> bool:
+    """Return whether a value is a restored number divided by len() of a loader that each rank has."""
+    for dep in list_deps(value):
+        is_division = isinstance(dep.node, ast.BinOp) and isinstance(dep.node.op, _DIVISIONS)
+        if not is_division and dep.key != "divmod":
+            continue
+        if not values.is_restored(dep):
+            continue
+        for inner in list_deps(dep):
+            if inner.key == "len" and any(_is_of_rank(part) for part in list_deps(inner)):
+                return True
+    return False
+
+
+def _is_of_rank(value: Value) -> bool:
+    """Return whether a loader has the samples of one rank."""
+    loader = root(value)
+    if loader.kind != "loader":
+        return False
+    sampler = root(loader.parts.get("sampler", Value()))
+    return "prepared" in loader.flags or sampler.key == "DistributedSampler"
+
+
+def _find_padding(facts: Facts) -> Iterator[Finding]:
+    """Find an evaluation of all ranks in which samples that fill the last batch count twice."""
+    sources = {path: module.source for path, module in facts.tracer.imported.items()}
+    sources[facts.tracer.source.path] = facts.tracer.source
+    # the evaluation of COCO counts each image once
+    if any(b"pycocotools" in source.data for source in sources.values()):
+        return
+    for event in facts.select("iterate"):
+        loader = root(event.value)
+        sampler = root(loader.parts.get("sampler", Value()))
+        if sampler.kind != "sampler" or sampler.key != "DistributedSampler" or sampler.cls is not None:
+            continue
+        if "drop_last" in sampler.options or 5 in sampler.options or not _reads_only(facts, event):
+            continue
+        for call in facts.calls(r"(^|\.)(all_reduce|reduce|all_gather\w*|gather)$"):
+            is_same = call.functions[: len(event.functions)] == event.functions
+            is_later = call.order > event.order and call.loops[: len(event.loops) - 1] == event.loops[:-1]
+            places = {facts.tracer.source.path, event.path, call.path, loader.path}
+            is_known = any(path in sources and _KNOWS_PADDING.search(sources[path].data) for path in places)
+            if is_same and is_later and not is_known:
+                name = describe(sampler, "the sampler")
+                where = name_line(call, event)
+                message = (
+                    f"{name} repeats samples so that all ranks have as many, and the figure of {where} "
+                    "counts them twice"
+                )
+                yield at(event, "R603", message, True)
+                return
+
+
+def _reads_only(facts: Facts, event: Event) -> bool:
+    """Return whether a loop over a loader evaluates: it does not train, and does not compute gradients."""
+    depth = len(event.loops)
+    if not depth or event.loops[-1].node is not event.node:
+        return False
+    for other in facts.select("backward", "step"):
+        if other.loops[:depth] == event.loops:
+            return False
+    around = " ".join([event.describe_conditions(), *event.functions])
+    return re.search("no_grad|inference_mode|eval|val|test", around) is not None
+
+
 # Samplers
 
 
@@ -412,10 +540,22 @@ def _find_set_epoch(facts: Facts) -> Iterator[Finding]:
         if given is None or not facts.is_in_training(call):
             continue
         kinds = {dep.kind for dep in list_deps(given)}
+        # an evaluation may read the loader in its first order
+        if any(other.text == "set_epoch" and _varies_with_epoch(other, call) for other in calls):
+            continue
         is_fixed = given.kind in ("const", "field", "option") and not kinds & {"loop", "counter", "shifted"}
         if is_fixed and root(call.value).kind in ("sampler", "loader", "unknown"):
             yield at(call, "R308", f"set_epoch() gets the same number in each epoch: {unparse(call.node)}")
             return
+
+
+def _varies_with_epoch(other: Event, call: Event) -> bool:
+    """Return whether another call gives the same object the number of the epoch."""
+    owner = unparse(getattr(other.node, "func", other.node))
+    if other is call or owner != unparse(getattr(call.node, "func", call.node)):
+        return False
+    given = other.args.get(0) or other.args.get("epoch") or Value()
+    return any(dep.kind in ("loop", "counter", "shifted") for dep in list_deps(given))
 
 
 def _is_followed_value(value: Value) -> bool:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from bootfile.lint.facts import Facts
 from bootfile.lint.findings import Finding, at
-from bootfile.lint.trace import Event, unparse
+from bootfile.lint.record import Event
+from bootfile.lint.syntax import unparse
 from bootfile.lint.values import root
 
 

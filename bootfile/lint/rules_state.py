@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 
 from bootfile.lint import values
-from bootfile.lint.facts import Entry, Facts, Save, describe, is_constant
-from bootfile.lint.findings import Finding, at, name_line
-from bootfile.lint.trace import Event
+from bootfile.lint.facts import Entry, Facts, Save, describe, is_constant, reads_restored
+from bootfile.lint.findings import Finding, as_hints, at, name_line
+from bootfile.lint.record import Event
 from bootfile.lint.values import Value, kind_of, list_deps, root
 
 _RULES = {"optimizer": "R101", "scheduler": "R103", "scaler": "R104", "ema": "R105"}
@@ -14,6 +14,9 @@ _WORDS = {"optimizer": "optimizer", "scheduler": "scheduler", "scaler": "GradSca
 _AVERAGE_NAME = re.compile(r"ema|av(g|erage)|teacher|shadow|momentum|_k$|slow", re.IGNORECASE)
 _BEST_NAME = re.compile(
     r"(^|_)(best|highest|lowest|top|record)|best(_|$)|^(min|max)_(\w*_)?(loss|acc|val)", re.IGNORECASE
+)
+_OFFSET = re.compile(
+    r"resum|restart|start_(step|epoch|iter)|offset|restor|previous|step_start", re.IGNORECASE
 )
 _PATIENCE = re.compile(r"patien|no_improv|wait|stop|bad_epoch|trigger|early", re.IGNORECASE)
 _SEEDS = {
@@ -42,6 +45,14 @@ def check(facts: Facts) -> Iterator[Finding]:
     """Yield the findings about state."""
     if not facts.loops or not facts.saves or not facts.intent:
         return
+    # weights that a training begins with are not a restart
+    if facts.is_sure:
+        yield from _find_all(facts)
+    else:
+        yield from as_hints(_find_all(facts))
+
+
+def _find_all(facts: Facts) -> Iterator[Finding]:
     yield from _find_missing(facts)
     yield from _find_not_loaded(facts)
     yield from _find_modules(facts)
@@ -98,7 +109,7 @@ def _find_missing(facts: Facts) -> Iterator[Finding]:
     changed = _find_changed(facts)
     for value, event in changed.items():
         kind = "ema" if value.kind == "copied" else value.kind
-        if _is_own_state(facts, value) or facts.is_saved(value, kind):
+        if _is_own_state(facts, value) or facts.is_saved(value, kind) or _ends_before_saves(facts, value):
             continue
         if kind == "scheduler" and _follows_epoch(facts, value):
             continue
@@ -116,6 +127,15 @@ def _find_missing(facts: Facts) -> Iterator[Finding]:
             name = f"{name} ({_WORDS[kind]})"
         message = f"{name} is {verb}, but not in the checkpoint that {name_line(save.event, event)} saves"
         yield at(event, _RULES[kind], message)
+
+
+def _ends_before_saves(facts: Facts, value: Value) -> bool:
+    """Return whether only another loop saves: that of a later stage, which does not change the object."""
+    saving = {save.event.loops[0] for save in facts.training_saves()}
+    for event in facts.events:
+        if facts.is_in_training(event) and root(event.value) is value and event.loops[0] in saving:
+            return False
+    return bool(saving) and value.kind != "copied"
 
 
 def _has_sibling(facts: Facts, value: Value, save: Save) -> bool:
@@ -144,7 +164,7 @@ def _follows_epoch(facts: Facts, scheduler: Value) -> bool:
             return True
     for number, argument in scheduler.options.items():
         # LambdaLR with a function of the restored epoch
-        if number != 0 and values.is_restored(argument):
+        if number != 0 and reads_restored(argument):
             return True
     if scheduler.key == "ReduceLROnPlateau":
         return False
@@ -172,7 +192,7 @@ def _steps_to_epoch(facts: Facts, event: Event) -> bool:
 
 def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
     """Find objects that are in the checkpoint, but not loaded at a restart."""
-    if facts.restores_all or not facts.loads or facts.trainers():
+    if facts.restores_all or not facts.loads or facts.trainers() or _loads_unknown(facts):
         return
     load = facts.loads[-1]
     changed = _find_changed(facts)
@@ -197,6 +217,15 @@ def _find_not_loaded(facts: Facts) -> Iterator[Finding]:
             )
             yield at(load, "R201", message)
             changed.pop(value, None)
+
+
+def _loads_unknown(facts: Facts) -> bool:
+    """Return whether a loop over objects that are not known loads a state, which may be that of any."""
+    for event in facts.select("load_state"):
+        base = root(event.value)
+        if event.order < facts.first_step() and event.loops and base.kind in ("unknown", "attribute"):
+            return True
+    return False
 
 
 def _is_read(facts: Facts, entry: Entry) -> bool:
@@ -370,7 +399,7 @@ def _find_counters(facts: Facts) -> Iterator[Finding]:
             continue
         for counter in _list_counters(event):
             place = (counter.path, counter.line)
-            if place in seen or not _begins_again(facts, counter):
+            if place in seen or not _begins_again(facts, counter) or _has_offset(event, counter):
                 continue
             if use == "stop" and not _PATIENCE.search(counter.label):
                 continue
@@ -419,6 +448,16 @@ def _list_counters(event: Event) -> list[Value]:
         if dep.kind == "counter":
             counters.append(dep)
     return sorted(counters, key=_line_of)
+
+
+def _has_offset(event: Event, counter: Value) -> bool:
+    """Return whether a use adds the number before the restart to a counter."""
+    given = event.args[0] if event.name == "set_item" else event.value
+    for dep in list_deps(given):
+        is_other = dep is not counter and dep.kind not in ("state", "optimizer", "model", "scheduler")
+        if is_other and _OFFSET.search(dep.label):
+            return True
+    return False
 
 
 def _line_of(value: Value) -> int:
@@ -478,10 +517,20 @@ def _find_seed(facts: Facts, source: str) -> Event | None:
         given = event.args.get(0)
         if facts.is_in_training(event):
             return None
-        if given is None or values.is_restored(given) or given.kind in ("rank", "unknown", "counter"):
+        if given is None or values.is_restored(given) or not _is_fixed_seed(given):
             continue
         seed = seed or event
     return seed
+
+
+def _is_fixed_seed(value: Value, depth: int = 0) -> bool:
+    """Return whether a seed is the same at each start: an option, also with the rank added."""
+    if value.kind != "unknown":
+        return value.kind not in ("rank", "counter")
+    if re.search(r"(^|\.)(get_)?(global_|local_)?rank$", str(value.key or value.label)):
+        return depth > 0
+    inner = [dep for dep in value.deps if dep is not value]
+    return bool(inner) and depth < 5 and all(_is_fixed_seed(dep, depth + 1) for dep in inner)
 
 
 def _is_set(facts: Facts, source: str) -> bool:

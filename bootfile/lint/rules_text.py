@@ -2,12 +2,13 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from bootfile.lint.facts import Facts
 from bootfile.lint.findings import Finding
-from bootfile.lint.trace import unparse
+from bootfile.lint.sources import Source
+from bootfile.lint.syntax import unparse
 from bootfile.lint.values import list_deps
 
 _LISTINGS = re.compile(r"^(os\.listdir|os\.scandir|glob\.glob|glob\.iglob|glob|listdir|iglob)$")
@@ -28,6 +29,11 @@ _WITHOUT_ORDER = (
     "bool",
 )
 _VOCABULARY = re.compile(r"class|label|vocab|word|char|token|categor|speaker|name|species|id", re.IGNORECASE)
+_TEXTS = re.compile(
+    r"split|word|vocab|token|char|text|names?\b|_name|string|species|categor|speaker|letter|sentence|\bstr\("
+    r"|listdir|path|file|strip\(|lower\(|[\"']",
+    re.IGNORECASE,
+)
 _CHECKPOINT = re.compile(r"check_?po|ckpt|model|\.pth?\b|weights|resume|snapshot|save|restore", re.IGNORECASE)
 _MAY_MATCH = re.compile(rb"listdir|scandir|glob\(|iterdir|\(\s*set\(|\bhash\(|\(\s*\{")
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -43,24 +49,62 @@ def check(facts: Facts) -> Iterator[Finding]:
     for module in facts.tracer.imported.values():
         if module.source.path in walked or module.source.path in facts.tracer.imported:
             modules.append(module.source)
+
+    def is_used(cls: ast.ClassDef) -> bool:
+        return bool(cls.decorator_list) or any(_mentions(source, cls) for source in modules)
+
     for source in modules:
         if not _MAY_MATCH.search(source.data):
             continue
-        parents = _find_parents(source.tree)
-        for node in ast.walk(source.tree):
-            yield from _check_listing(source.path, node, parents)
+        nodes, parents = _find_candidates(source.tree)
+        listings = []
+        for node in nodes:
+            listings += _check_listing(source.path, node, parents, is_used)
+        yield from _keep_first(source.tree, listings)
+        for node in nodes:
             yield from _check_set(source.path, node, parents)
             yield from _check_hash(source.path, node, parents)
             if not padded and facts.intent and source.path in walked:
                 yield from _check_newest(source.path, node, parents)
 
 
-def _find_parents(tree: ast.AST) -> dict[ast.AST, ast.AST]:
-    parents: dict[ast.AST, ast.AST] = {}
-    for node in ast.walk(tree):
-        for child in ast.iter_child_nodes(node):
-            parents[child] = node
-    return parents
+def _keep_first(tree: ast.Module, listings: list[Finding]) -> Iterator[Finding]:
+    """Yield the first listing of each class: what the others become (samples, or labels by name) is not
+    followed."""
+    for cls in ast.walk(tree):
+        if not isinstance(cls, ast.ClassDef):
+            continue
+        inside = [listing for listing in listings if cls.lineno <= listing.line <= (cls.end_lineno or 0)]
+        if inside:
+            yield min(inside)
+
+
+def _mentions(source: Source, cls: ast.ClassDef) -> bool:
+    """Return whether a module has the name of a class outside of it."""
+    for number, line in enumerate(source.data.splitlines(), 1):
+        is_inside = cls in source.tree.body and cls.lineno <= number <= (cls.end_lineno or number)
+        if not is_inside and re.search(rf"\b{cls.name}\b".encode(), line):
+            return True
+    return False
+
+
+def _find_candidates(tree: ast.Module) -> tuple[list[ast.AST], dict[ast.AST, ast.AST]]:
+    """Return (the calls, subscripts and sums of a module, the node around each node).
+
+    The tree keeps both: the scripts of a folder import the same modules.
+    """
+    kept = getattr(tree, "bootfile_candidates", None)
+    if kept is None:
+        nodes = []
+        parents: dict[ast.AST, ast.AST] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call | ast.Subscript | ast.BinOp):
+                nodes.append(node)
+            for child in ast.iter_child_nodes(node):
+                parents[child] = node
+        kept = (nodes, parents)
+        tree.bootfile_candidates = kept  # type: ignore[attr-defined]
+    return kept
 
 
 def _list_above(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> list[ast.AST]:
@@ -81,7 +125,9 @@ def _is_listing(node: ast.AST) -> bool:
     return isinstance(node.func, ast.Attribute) and node.func.attr in _PATH_LISTINGS and "glob." not in name
 
 
-def _check_listing(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iterator[Finding]:
+def _check_listing(
+    path: str, node: Any, parents: dict[ast.AST, ast.AST], is_used: Callable[[ast.ClassDef], bool]
+) -> Iterator[Finding]:
     """Find a data set whose order is the one in which a file system lists its files."""
     if not _is_listing(node):
         return
@@ -95,7 +141,7 @@ def _check_listing(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Ite
     in_dict = isinstance(above[0], ast.comprehension) and isinstance(above[1], ast.DictComp)
     if functions[-1].name in ("__getitem__", "__len__") or in_dict or _loses_order(above):
         return
-    if _is_sorted_later(node, functions[-1], classes[0], above):
+    if _is_sorted_later(node, functions[-1], classes[0], above) or not is_used(classes[0]):
         return
     text = (
         f"the samples have the order in which {unparse(node.func)}() lists them, which another "
@@ -167,9 +213,10 @@ def _check_set(path: str, node: Any, parents: dict[ast.AST, ast.AST]) -> Iterato
                 return
         if not _numbers_entries(scope, target):
             return
-    yield Finding(
-        path, node.lineno, "R403", f"the order of a set is another one in each process: {unparse(node)}"
-    )
+    # a set of numbers has the same order in each process
+    is_hint = not _TEXTS.search(unparse(statement if statement is not None else node))
+    text = f"the order of a set is another one in each process: {unparse(node)}"
+    yield Finding(path, node.lineno, "R403", text, is_hint)
 
 
 def _find_set_order(node: Any) -> ast.AST | None:

@@ -145,6 +145,12 @@ RULES = {
         "sampler.set_epoch(epoch) with the variable of the loop",
         f"{_GITHUB}/pytorch/pytorch/issues/31771",
     ),
+    "R309": Rule(
+        "the epoch or step of a restart is computed from len(loader), which depends on the number of ranks",
+        "a restart with another number of ranks begins with another epoch, or skips other batches",
+        "save the epoch and the number of samples, and begin with them",
+        f"{_GITHUB}/huggingface/accelerate/issues/2823",
+    ),
     "R401": Rule(
         "random numbers are seeded at each start, but drawn in the loop",
         "after a restart the random numbers (order, noise, dropout) of the first steps come again",
@@ -217,6 +223,13 @@ RULES = {
         "the gradients that were accumulated before the checkpoint are lost",
         "save after a step of the optimizer only",
         f"{_GITHUB}/huggingface/transformers/issues/22143",
+    ),
+    "R603": Rule(
+        "a figure over all ranks counts the samples twice with which DistributedSampler fills the last batch",
+        "the result differs from that of one process and with the number of ranks, and another model is the "
+        "best",
+        "leave out the samples beyond len(dataset), as gather_for_metrics() of accelerate does",
+        f"{_GITHUB}/pytorch/pytorch/issues/25162",
     ),
     "R701": Rule(
         "a call of another package with a known restart defect",

@@ -2,6 +2,7 @@
 "comes from."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -38,7 +39,7 @@ WRAPPERS = {
 }  # fmt: skip
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Value:
     """One abstract value. Two values are the same object if root() returns the same one.
 
@@ -66,11 +67,8 @@ class Value:
     options: dict[Any, "Value"] = field(default_factory=dict)
     same: "Value | None" = None
 
-    def __hash__(self) -> int:
-        return id(self)
 
-
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Loop:
     """A loop of the script as it was run: of the same text there is one for each call of its function."""
 
@@ -82,9 +80,6 @@ class Loop:
     iterated: Value | None = None
     function: str = ""
     test: "Value | None" = None
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 def root(value: Value) -> Value:
@@ -139,6 +134,7 @@ def join_deps(values: Iterable[Value]) -> frozenset[Value]:
     return frozenset(deps[:20])
 
 
+@functools.cache
 def kind_of_class(dotted: str) -> str:
     """Return the kind of an object that a call of this name makes; "" if the name does not tell."""
     last = dotted.rpartition(".")[2]
@@ -165,6 +161,7 @@ def kind_of_class(dotted: str) -> str:
     return ""
 
 
+@functools.cache
 def kind_of_factory(dotted: str) -> str:
     """Return the kind of what a function of another package makes, by its name; "" if that does not tell."""
     last = dotted.rpartition(".")[2].lower()
@@ -181,6 +178,7 @@ def kind_of_factory(dotted: str) -> str:
     return ""
 
 
+@functools.cache
 def kind_of_name(name: str) -> str:
     """Return the kind of an object whose origin is not known, by its name; "" if that does not tell."""
     lower = name.lower()

@@ -35,18 +35,17 @@ for epoch in range({range}):
     {begin}
     for number, batch in enumerate(loader):
         {batch}
-        loss = model(batch).mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        {train}
         {step}
     {end}
     state = {{"model": {model}, "optimizer": optimizer.state_dict(), "epoch": epoch, {save}}}
     {write}
 """
+TRAIN = "loss = model(batch).mean()\nloss.backward()\noptimizer.step()\noptimizer.zero_grad()"
 PARTS = {
     "top": "", "setup": "", "load": "", "next": 'saved["epoch"] + 1', "resume": "pass", "before": "",
-    "range": "start, 10", "begin": "pass", "batch": "pass", "step": "pass", "end": "pass", "save": "",
+    "range": "start, 10", "begin": "pass", "batch": "pass", "train": TRAIN, "step": "pass", "end": "pass",
+    "save": "",
     "model": "model.state_dict()", "write": 'torch.save(state, "new.pt"); os.replace("new.pt", "last.pt")',
 }  # fmt: skip
 
@@ -78,6 +77,20 @@ FOLDER = (
 BEST = 'if loss < best:\n    best = loss\n    torch.save(model.state_dict(), "best.pt")'
 STOP = "patience += 1\nif patience > 3:\n    break"
 RATE = "steps += 1\nfor group in optimizer.param_groups:\n    group['lr'] = 0.1 * min(1, steps / 100)"
+PADDED = (
+    "val_sampler = DistributedSampler(data, shuffle=False)\n"
+    "val_loader = DataLoader(data, 8, sampler=val_sampler)"
+)
+EVALUATE = (
+    "total = torch.zeros(1)\nwith torch.no_grad():\n    for rows in val_loader:\n"
+    "        total += model(rows).sum()\n{sum}"
+)
+NO_SYNC = (
+    "if (number + 1) % 4 != 0:\n    with model.no_sync():\n        model(batch).mean().backward()\n"
+    "else:\n    model(batch).mean().backward()\n    optimizer.step(){count}"
+)
+ACCUMULATED = "import accelerate\naccelerator = accelerate.Accelerator(gradient_accumulation_steps=4)"
+NUMBERED = 'torch.save({"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")'
 SKIP = 'skipped = saved["number"]'
 PLACE = '"number": number'
 
@@ -173,7 +186,8 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
         "before": "model.train()"}],
     ),
     "R203": (
-        [{"before": "scheduler = CosineAnnealingLR(optimizer, 10)", "end": "scheduler.step()"},
+        [{"before": "scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 10)",
+          "end": "scheduler.step()"},
          {"before": "scheduler = LambdaLR(optimizer, lambda epoch: "
          "0.9)\nscheduler.load_state_dict(saved['s'])",
           "end": "scheduler.step()", "save": '"s": scheduler.state_dict()'}],
@@ -250,6 +264,15 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
         [{"setup": DISTRIBUTED, "begin": "sampler.set_epoch(epoch)"}, {"setup": DISTRIBUTED,
         "begin": "sampler.set_epoch(epoch + 1)"}],
     ),
+    "R309": (
+        [{"setup": DISTRIBUTED, "next": 'saved["step"] // len(loader)', "save": '"step": 1',
+          "begin": "sampler.set_epoch(epoch)"},
+         {"setup": DISTRIBUTED, "resume": 'skipped = saved["step"] % len(loader)', "save": '"step": 1',
+          "begin": "sampler.set_epoch(epoch)",
+          "batch": "if epoch == start and number < skipped:\n    continue"}],
+        [{"next": 'saved["step"] // len(loader)', "save": '"step": 1'},
+         {"setup": DISTRIBUTED, "begin": "sampler.set_epoch(epoch)"}],
+    ),
     "R401": (
         [{"top": "torch.manual_seed(0)", "setup": SHUFFLED},
          {"top": "np.random.seed(0)", "batch": "batch = batch * np.random.uniform(0.9, 1.1)"},
@@ -260,8 +283,9 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
          {"top": "torch.manual_seed(0)"}],
     ),
     "R402": (
-        [{"top": FOLDER.format(names="os.listdir(folder)")},
-         {"top": FOLDER.format(names='[name for name in glob.glob(folder + "/*")]')}],
+        [{"top": FOLDER.format(names="os.listdir(folder)"), "setup": "images = Folder('images')"},
+         {"top": FOLDER.format(names='[name for name in glob.glob(folder + "/*")]'),
+          "setup": "images = Folder('images')"}],
         [{"top": FOLDER.format(names="sorted(os.listdir(folder))")},
          {"top": FOLDER.format(names="list(range(len(os.listdir(folder))))")}],
     ),
@@ -325,13 +349,31 @@ EXAMPLES: dict[str, tuple[list[dict[str, str]], list[dict[str, str]]]] = {
         [{"batch": "if number % 4 == 0:\n    optimizer.step()",
         "step": "if number % 10 == 0:\n    torch.save("
           '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"},
+         {"setup": "model = DistributedDataParallel(model)", "train": NO_SYNC.format(count=""),
+          "step": f"if (number + 1) % 10 == 0:\n    {NUMBERED}"},
+         {"top": ACCUMULATED, "train": "with accelerator.accumulate(model):\n    optimizer.step()",
+          "step": f"if number % 10 == 0:\n    {NUMBERED}"},
          {"batch": "if (number + 1) % 4 == 0:\n    optimizer.step()",
          "step": "if number % 100 == 99:\n    torch.save("
           '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"}],
-        [{"batch": "if number % 4 == 0:\n    optimizer.step()\n    if number % 100 == 0:\n        torch.save("
+        [{"setup": "model = DistributedDataParallel(model)\nsteps = 0",
+          "train": NO_SYNC.format(count="\n    steps += 1"), "step": f"if steps % 10 == 0:\n    {NUMBERED}"},
+         {"top": ACCUMULATED, "setup": "steps = 0",
+          "train": "with accelerator.accumulate(model):\n    optimizer.step()\n"
+                   "if accelerator.sync_gradients:\n    steps += 1",
+          "step": f"if steps % 10 == 0:\n    {NUMBERED}"},
+         {"batch": "if number % 4 == 0:\n    optimizer.step()\n    if number % 100 == 0:\n        torch.save("
           '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"},
          {"batch": "if number % 1 == 0:\n    optimizer.step()",
          "step": "if number % 10 == 0:\n    torch.save("
           '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")', "write": "pass"}],
+    ),
+    "R603": (
+        [{"setup": PADDED, "end": EVALUATE.format(sum="dist.all_reduce(total)")},
+         {"setup": PADDED, "end": EVALUATE.format(sum="dist.reduce(total, 0)")}],
+        [{"setup": PADDED.replace("shuffle=False", "shuffle=False, drop_last=True"),
+          "end": EVALUATE.format(sum="dist.all_reduce(total)")},
+         {"setup": PADDED, "end": EVALUATE.format(sum="pass")},
+         {"setup": "val_loader = DataLoader(data, 8)", "end": EVALUATE.format(sum="dist.all_reduce(total)")}],
     ),
 }  # fmt: skip

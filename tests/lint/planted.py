@@ -103,7 +103,7 @@ FAULTS = [
           '        scheduler.load_state_dict(checkpoint["scheduler"])\n', ""), (
           "    model = DistributedDataParallel(model)\n",
           "    model = DistributedDataParallel(model)\n"
-          "    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)\n"
+          "    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1)\n"
           "    if args.resume:\n"
           '        scheduler.load_state_dict(checkpoint["scheduler"])\n')), "R203"),
     Fault("ddp", "all ranks write one file", (("    if rank == 0:\n        state",

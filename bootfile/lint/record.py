@@ -1,0 +1,186 @@
+"""What a walk over a script lists: its events, and the functions, classes and modules that it meets."""
+
+import ast
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from bootfile.lint.project import Project
+from bootfile.lint.sources import Source
+from bootfile.lint.syntax import unparse
+from bootfile.lint.values import Loop, Value
+
+MOST_EVENTS = 60_000
+MOST_STEPS = 150_000
+
+
+class Condition(NamedTuple):
+    """A test around a statement. text: its source. value: its value. is_true: which branch."""
+
+    text: str
+    value: Value
+    is_true: bool
+    node: Any
+
+
+@dataclass(eq=False, slots=True)
+class Event:
+    """One thing that a script does. name: "call", "save", "step", ... args: the values of a call, by place
+    or name."""
+
+    name: str
+    value: Value
+    args: dict[Any, Value]
+    node: Any
+    path: str
+    line: int
+    loops: tuple[Loop, ...]
+    conditions: tuple[Condition, ...]
+    functions: tuple[str, ...]
+    order: int
+    text: str = ""
+
+    def describe_conditions(self) -> str:
+        """Return the tests around the event, as one text."""
+        return " ".join(condition.text for condition in self.conditions)
+
+
+class Function(NamedTuple):
+    """A function of the project. names: those of the function around it. owner: the class of a method."""
+
+    node: Any
+    module: "Module"
+    names: "dict[str, Value] | None"
+    owner: "Class | None" = None
+
+
+class Class(NamedTuple):
+    """A class of the project."""
+
+    node: ast.ClassDef
+    module: "Module"
+    names: "dict[str, Value] | None"
+
+
+@dataclass(eq=False)
+class Module:
+    """A module and its names."""
+
+    source: Source
+    names: dict[str, Value] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class Frame:
+    """A function that is being walked over."""
+
+    module: Module
+    names: dict[str, Value]
+    outer: dict[str, Value] | None = None
+    function: str = ""
+    node: Any = None
+    returned: list[Value] = field(default_factory=list)
+    shared: set[str] = field(default_factory=set)
+    owner: Class | None = None
+
+
+class TooLarge(Exception):
+    """The script has more steps than the tracer walks."""
+
+
+class Recorder:
+    """Lists the events of a walk over a script. events: what it does, in its order. Its subclasses follow
+    calls, expressions and statements."""
+
+    def __init__(self, source: Source, project: Project):
+        self.project = project
+        self.source = source
+        self.events: list[Event] = []
+        self.all_loops: list[Loop] = []
+        self.counters: list[Value] = []
+        self.imported: dict[str, Module] = {}
+        self.externals: set[str] = set()
+        self.is_whole = True
+        self.missed: set[str] = set()  # project functions that were too deep
+        self._loops: list[Loop] = []
+        self._conditions: list[Condition] = []
+        self._frames: list[Frame] = []
+        self._stack: list[Any] = []
+        self._functions: tuple[str, ...] = ()  # the names of those in _stack
+        self._methods: dict[type, Any] = {}  # the method for each class of the syntax tree
+        self._counted: dict[Any, list[tuple[Any, Any]]] = {}  # what each loop adds to
+        self._steps = 0
+        self._muted = 0
+        self._walked: set[Any] = set()
+        self._trained: set[Any] = set()
+        self._loaders_read: set[Value] = set()
+
+    def _event(self, name: str, value: Value, args: dict[Any, Value], node: Any, text: str = "") -> None:
+        if self._muted or len(self.events) > MOST_EVENTS:
+            return
+        if name == "step" and self._loops:
+            self._trained.update(self._stack)
+        line = getattr(node, "lineno", 0)
+        conditions = tuple(self._conditions)
+        event = Event(
+            name,
+            value,
+            args,
+            node,
+            self._path(),
+            line,
+            tuple(self._loops),
+            conditions,
+            self._functions,
+            len(self.events),
+            text,
+        )
+        self.events.append(event)
+
+    def _path(self) -> str:
+        return self._frames[-1].module.source.path
+
+    # What the subclasses follow
+
+    def value(self, node: Any) -> Value:
+        """Return the value of an expression."""
+        raise NotImplementedError
+
+    def _block(self, body: list[ast.stmt]) -> None:
+        raise NotImplementedError
+
+    def _assign(self, target: ast.expr, value: Value, node: Any, keep: bool = False) -> None:
+        raise NotImplementedError
+
+    # Classes of the project
+
+    def _in_module(self, cls: Class, node: Any) -> Value:
+        self._frames.append(Frame(cls.module, cls.names or cls.module.names))
+        self._muted += 1
+        try:
+            return self.value(node)
+        finally:
+            self._frames.pop()
+            self._muted -= 1
+
+    def _find_method(self, cls: Class, name: str, depth: int = 0) -> Function | None:
+        for part in cls.node.body:
+            if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) and part.name == name:
+                return Function(part, cls.module, cls.names, cls)
+        for base in cls.node.bases:
+            value = self._in_module(cls, base)
+            if value.kind == "class" and isinstance(value.cls, Class) and depth < 6:
+                method = self._find_method(value.cls, name, depth + 1)
+                if method:
+                    return method
+        return None
+
+    def _find_class_value(self, cls: Class, name: str) -> Value | None:
+        for part in cls.node.body:
+            if isinstance(part, ast.Assign) and any(unparse(target) == name for target in part.targets):
+                value = self._in_module(cls, part.value)
+                return (
+                    Value("const", name, self._path(), part.lineno, key=value.key)
+                    if value.kind == "const"
+                    else value
+                )
+        return None

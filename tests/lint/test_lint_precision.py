@@ -1,0 +1,199 @@
+"""Correct scripts that look like a bug. Each is of the kind of a false finding in a public script
+(tests/lint/README.md), in our own words: the rule finds nothing in it, or gives a hint."""
+
+import pytest
+
+from bootfile.lint.engine import lint
+from tests.lint.examples import DDP, DISTRIBUTED, FOLDER, RANK_0, RATE, SCALED, write
+
+OPTIONS = "import argparse\nargs = argparse.ArgumentParser().parse_args()\n"
+DIGITS = (
+    "import re\ndef find_step(name):\n    if not name:\n        return 0\n"
+    "    return int(re.sub('\\\\D', '', name))\n"
+    "offset = find_step('model_12.pt')\n"
+)
+PLATEAU = (
+    "class Plateau:\n    def __init__(self, optimizer):\n"
+    "        self.lr_scheduler = ReduceLROnPlateau(optimizer)\n"
+    "    def state_dict(self):\n        return {'best': self.lr_scheduler.best}\n"
+    "    def load_state_dict(self, state):\n        self.lr_scheduler.best = state['best']\n"
+    "    def step(self, loss):\n        self.lr_scheduler.step(loss)\n"
+)
+SHIFTED = (
+    "def make_schedule(optimizer, total, shift=0):\n    def rate(step):\n"
+    "        return max(0, 1 - (step + shift) / total)\n    return LambdaLR(optimizer, rate)\n"
+)
+# rule, and the parts of tests/lint/examples.py with which it must be silent
+LOOKALIKES = {
+    "a set of numbers has the same order in each process": (
+        "R403", {"top": "ids = list(set(np.arange(9).tolist()))\nlabels = {k: n for n, k in enumerate(ids)}"},
+    ),
+    "an optimizer of a stage that ends before the first checkpoint": (
+        "R101", {"setup": "head = nn.Linear(4, 4)\nwarm = torch.optim.SGD(head.parameters(), 0.1)\n"
+                          "for number in range(4):\n    head(data).mean().backward()\n    warm.step()"},
+    ),
+    "a schedule that is made with the steps that were done": (
+        "R203", {"top": SHIFTED,
+                 "before": "if start:\n    scheduler = make_schedule(optimizer, 100, start)\n"
+                           "else:\n    scheduler = make_schedule(optimizer, 100)",
+                 "end": "scheduler.step()", "save": '"steps": epoch'},
+    ),
+    "each epoch has its file: format() with a name": (
+        "R501", {"top": OPTIONS, "write": "torch.save(state, args.checkpoint_format.format(epoch=epoch))"},
+    ),
+    "each epoch has its file: an attribute that another function counts": (
+        "R501", {"top": "class Progress:\n    epoch = 0\nprogress = Progress()\n"
+                        "def end_epoch(progress):\n    progress.epoch += 1",
+                 "write": 'torch.save(state, "model_{}.pt".format(progress.epoch))\nend_epoch(progress)'},
+    ),
+    "steps and checkpoints count the same batches": (
+        "R602", {"top": OPTIONS, "batch": "if number % args.accumulate == 0:\n    optimizer.step()",
+                 "step": "if number % args.save_every == 0:\n    torch.save("
+                         '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")'},
+    ),
+    "checkpoints at a multiple of the batches of a step": (
+        "R602", {"batch": "if number % 4 == 0:\n    optimizer.step()",
+                 "step": "if number % 8 == 0:\n    torch.save("
+                         '{"optimizer": optimizer.state_dict(), "number": number}, f"{number}.pt")'},
+    ),
+    "a counter is added to the steps before the restart": (
+        "R107", {"top": DIGITS, "setup": "steps = 0",
+                 "step": RATE.replace("steps / 100", "(steps + offset) / 100")},
+    ),
+    "a loop over the steps that are left": (
+        "R302", {"top": DIGITS, "range": "10 - offset"},
+    ),
+    "the state of a wrapper has what it needs of its scheduler": (
+        "R103", {"top": PLATEAU, "setup": "plateau = Plateau(optimizer)", "end": "plateau.step(loss)",
+                 "save": '"plateau": plateau.state_dict()',
+                 "resume": 'plateau.load_state_dict(saved["plateau"])'},
+    ),
+    "a scheduler that begins with the rate of the restored optimizer": (
+        "R203", {"before": "scheduler = CosineAnnealingLR(optimizer, 10)\n"
+                           'if start:\n    scheduler.load_state_dict(saved["scheduler"])',
+                 "end": "scheduler.step()", "save": '"scheduler": scheduler.state_dict()'},
+    ),
+    "optimizers that a loop over a list of another object loads": (
+        "R201", {"top": "from others import Outer",
+                 "setup": "outer = Outer()\nscaler = torch.amp.GradScaler()",
+                 "resume": "for part, state in zip(outer.parts, saved['parts']):\n"
+                           "    part.load_state_dict(state)",
+                 "step": SCALED, "save": '"scaler": scaler.state_dict()'},
+    ),
+    "one checkpoint, at a step that is given": (
+        "R501", {"top": OPTIONS, "write": 'if epoch == args.save_at:\n    torch.save(state, "last.pt")'},
+    ),
+    "random numbers of each rank in its file": (
+        "R504", {"top": DDP, "save": '"random": torch.get_rng_state()',
+                 "write": 'torch.save(state, f"rank_{rank}.pt")\n' + RANK_0,
+                 "resume": 'torch.set_rng_state(saved["random"])'},
+    ),
+    "a figure that is made in the first order": (
+        "R308", {"setup": DISTRIBUTED, "begin": "sampler.set_epoch(epoch)", "end": "sampler.set_epoch(0)"},
+    ),
+    "the script moves the state of the optimizer": (
+        "R202", {"before": "model.cuda()\nfor state in optimizer.state.values():\n"
+                           "    for name, part in state.items():\n        state[name] = part.cuda()"},
+    ),
+    "a class of samples that the script does not use": (
+        "R402", {"top": FOLDER.format(names="os.listdir(folder)")},
+    ),
+}  # fmt: skip
+
+
+FILLS = "for size in range(8):\n    model(torch.randn(8, 4)).mean().backward()"
+
+
+def find_rules(text, folder):
+    """Return the rules of the findings, without hints."""
+    path = folder / "script.py"
+    path.write_text(text, encoding="utf-8")
+    return [finding.rule for finding in lint(str(path)) if not finding.is_hint]
+
+
+@pytest.mark.parametrize("name", LOOKALIKES)
+def test_a_correct_script_that_looks_like_a_bug(name, tmp_path):
+    rule, parts = LOOKALIKES[name]
+    assert rule not in find_rules(write(parts), tmp_path)
+
+
+def test_first_weights_are_not_a_restart(tmp_path):
+    """An option "resume" that loads weights only: the training begins with its first epoch."""
+    parts = {
+        "top": OPTIONS,
+        "setup": "scaler = torch.amp.GradScaler()",
+        "step": SCALED,
+        "next": "0",
+        "range": "10",
+    }
+    text = write(parts).replace('if os.path.exists("last.pt")', "if args.resume")
+    weights = text.replace('    optimizer.load_state_dict(saved["optimizer"])\n', "")
+    assert "R104" in find_rules(text, tmp_path)
+    assert find_rules(weights, tmp_path) == []
+
+
+def test_the_first_number_of_count_is_named(tmp_path):
+    text = write({}).replace("range(start, 10)", "itertools.count(start=3)")
+    path = tmp_path / "script.py"
+    path.write_text(text, encoding="utf-8")
+    messages = [finding.message for finding in lint(str(path)) if finding.rule == "R302"]
+    assert len(messages) == 1
+    assert "begins with 3 at each start" in messages[0]
+
+
+def test_an_attribute_of_a_module_is_set(tmp_path):
+    (tmp_path / "settings.py").write_text("rate = 0.1\n", encoding="utf-8")
+    text = write({"top": "import settings\nsettings.rate = 0.2"})
+    assert find_rules(text, tmp_path) == []
+
+
+def test_a_loop_that_fills_memory_does_not_train(tmp_path):
+    text = write({"top": "torch.manual_seed(0)", "before": FILLS})
+    assert "R401" not in find_rules(text, tmp_path)
+
+
+def test_weights_of_another_training_are_not_a_restart(tmp_path):
+    """The optimizer comes with the weights, and the training begins with its first epoch."""
+    text = write({"top": OPTIONS, "next": "0", "range": "10"})
+    resumed = text.replace('if os.path.exists("last.pt")', "if args.resume")
+    tuned = text.replace('if os.path.exists("last.pt")', "if args.load_weights_folder is not None")
+    assert "R302" in find_rules(resumed, tmp_path)
+    assert find_rules(tuned, tmp_path) == []
+
+
+def test_a_compiled_model_passes_module_on(tmp_path):
+    parts = {
+        "setup": "model = DistributedDataParallel(model)\nmodel = torch.compile(model)",
+        "model": "model.module.state_dict()",
+    }
+    text = write(parts).replace("model.load_state_dict", "model.module.load_state_dict")
+    assert "R601" not in find_rules(text, tmp_path)
+
+
+def test_a_class_has_one_listing(tmp_path):
+    """The names of the labels become the keys of a dict, whose order has no effect."""
+    names = "os.listdir(folder); self.labels = {}; self.labels.update(zip(os.listdir(folder), range(9)))"
+    text = write({"top": FOLDER.format(names=names), "setup": "images = Folder('images')"})
+    assert find_rules(text, tmp_path).count("R402") == 1
+
+
+def test_a_hook_of_accelerate_saves_the_average(tmp_path):
+    text = (
+        "import torch\nfrom accelerate import Accelerator\nfrom diffusers import EMAModel\n"
+        "from torch.utils.data import DataLoader\n"
+        "def main(folder):\n    accelerator = Accelerator()\n    model = torch.nn.Linear(4, 4)\n"
+        "    average = EMAModel(model.parameters())\n"
+        "    optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "    loader = DataLoader(torch.rand(96, 4), 8)\n"
+        "    def save_hook(models, weights, folder):\n        average.save_pretrained(folder)\n"
+        "    {hook}\n"
+        "    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)\n"
+        "    accelerator.load_state(folder)\n"
+        "    for epoch in range(9):\n        for batch in loader:\n"
+        "            accelerator.backward(model(batch).mean())\n            optimizer.step()\n"
+        "            average.step(model.parameters())\n        accelerator.save_state(folder)\n"
+        "main('out')\n"
+    )
+    hook = "accelerator.register_save_state_pre_hook(save_hook)"
+    assert "R105" in find_rules(text.replace("{hook}", "pass"), tmp_path)
+    assert "R105" not in find_rules(text.replace("{hook}", hook), tmp_path)
