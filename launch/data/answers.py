@@ -79,10 +79,10 @@ def _find_largest(run: Run, around: int, data: object) -> list[str]:
     steps = range(max(run.first, around - STEPS + 1), around + 1)
     for number in steps:
         if run.is_left_out(number):
-            lines.append(f"step {number}: left out (--skip_steps)")
+            lines.append(f"step {number}: {run.name_left_out()}")
             continue
         step = samples.read_step(run, number, data, False)
-        ranks = range(max(step.columns["rank"]) + 1)
+        ranks = sorted({*step.columns["rank"]})
         parts = []  # (ids, losses) of each rank
         for rank in ranks:
             if rank not in known:
@@ -148,11 +148,13 @@ def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
         if not step:
             rows.append([str(epoch), "-", "skipped: it is in the rest that is smaller than a batch"])
         elif run.is_left_out(step):
-            rows.append([str(epoch), str(step), "left out (--skip_steps)"])
+            rows.append([str(epoch), str(step), run.name_left_out()])
+        elif id in run.removed and step <= run.last:
+            rows.append([str(epoch), str(step), "removed (--without)"])
         elif step <= run.last:
             batch = run.ids(sampler, step)
             count += 1
-            rank = run.ranks(step, len(batch))[batch == id][0]
+            rank = run.ranks(sampler, step)[batch == id][0]
             rows.append([str(epoch), str(step), str(rank)])
     last = run.last
     while run.is_left_out(last):
