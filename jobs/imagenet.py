@@ -253,7 +253,10 @@ def main() -> None:
                     scaler.scale(micro_loss).backward()
                 loss += micro_loss.detach()
                 logits.append(output.detach())
-            sums[shards.index if shards else 0] = evaluation.batch_sums(loss, torch.cat(logits), labels)
+            row = shards.index if shards else 0
+            sums[row] = evaluation.batch_sums(loss, torch.cat(logits), labels)
+            if train_loader.is_removed:  # --without has all samples of this shard
+                sums[row] = 0
             step_loss = shards.add(loss) if shards else loss
             if step_loss is None:  # another shard of this step follows
                 continue

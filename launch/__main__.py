@@ -41,6 +41,10 @@ VERBS = {  # verb: (module with main(arguments) -> exit code, what it does)
         "bootfile.history.cli",
         "compute steps of an old run again, and compare them with what it has recorded",
     ),
+    "replay": (
+        "bootfile.history.replay",
+        "train a run again as if some samples had never been in it, from the last state before them",
+    ),
     "data": (
         "launch.data.cli",
         "show the samples of a step, or the steps of a sample, checked against the receipt",

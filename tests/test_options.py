@@ -15,6 +15,8 @@ from tests.support.options import ROOT, documents, read_parsers, render, rewrite
 INTERNAL = {
     "PROCESSES_OF",
     "ONLY_FROM_STEP",
+    "WITHOUT_IN_STEP",
+    "FLIP",
     "SLOW_DATA",
     "ERROR_PIPE",
     "HELP_IMPORTS",
@@ -33,7 +35,7 @@ OPTIONS = {
         --seed""",
     f"{IMAGES} train_text train_own imagenet": """
         --lr --max_steps --epoch_steps --report_every --resume --weights
-        --from --at_step --skip_steps --keep_every
+        --from --at_step --skip_steps --without --keep_every
         --evaluate --save_every --keep --evaluate_every --epoch_weights --grace
         --stuck_after --stuck_exit --max_bad_steps --slow_rank --sample_losses --tracker --threads
         --cpu_level""",

@@ -1,4 +1,5 @@
-"""Run a loop that begins at a step of another run: compare the steps on the way, and leave out steps.
+"""Run a loop that begins at a step of another run: compare the steps on the way, and leave out steps; also
+one from whose batches samples are removed, and then a step may have none.
 
 A step that is left out gets its batch, and the loop computes its loss and gradients. Nothing of it is kept:
 accepts() is False, the buffers of all modules and waiting gradients are restored, and the receipt has the
@@ -38,12 +39,14 @@ class Plan:
     step: at which it begins to be a run of its own: the steps before it are those of the other run.
     points: the steps up to `step` after which the receipt and the state are compared with the other run's.
     skipped: the steps that are left out.
+    removes: returns whether all samples of a step are removed (--without): then it is left out, too.
     stops: end the run after `step`, when its state is saved.
     """
 
     step: int
     points: Collection[int] = ()
     skipped: Collection[int] = ()
+    removes: Callable[[int], bool] | None = None
     stops: bool = False
 
 
@@ -98,10 +101,15 @@ class Forked(Exact):
         """Keep what the next step may change, if it is left out. Called on every rank after the step before
         it."""
         self._before = None
-        is_left_out = step in self._plan.skipped
+        is_empty = False
+        if self._plan.removes is not None and step <= self.most_steps:
+            is_empty = self._plan.removes(step)
+        is_left_out = is_empty or step in self._plan.skipped
         self.loader.receipt.leaves_out = is_left_out
         if is_left_out:
-            if step - 1 not in self._plan.skipped:
+            if is_empty:
+                self.say(f"step {step} is left out: all its samples are removed")
+            elif step - 1 not in self._plan.skipped:
                 last = step
                 while last + 1 in self._plan.skipped:
                     last += 1
@@ -113,8 +121,9 @@ class Forked(Exact):
         """Raise BadInput, on every rank, if the step that was left out has changed a part of the state."""
         changed = ranks.broadcast_object(before.find_change())
         if changed:
+            option = "--skip_steps" if step in self._plan.skipped else "--without"
             raise BadInput(
-                f"--skip_steps: step {step} is left out, and the loop changes {changed} in it: take the "
+                f"{option}: step {step} is left out, and the loop changes {changed} in it: take the "
                 "optimizer step, and update averages, only if accepts() returns True"
             )
 

@@ -28,13 +28,32 @@ class Interval:
     """Steps that can be computed from a state. before: the step of the state. last: the last step.
 
     states: digests of the run in it, that of `last` too. difference: the first one, in words; "" without one;
-    None if it was not computed.
+    None if it was not computed. again: the difference when it was computed a second time, after a first one.
+    altered: how the state before its steps is not the one that the run recorded, in words, or "".
     """
 
     before: int
     last: int
     states: int
     difference: str | None = None
+    again: str | None = None
+    altered: str = ""
+
+    @property
+    def cause(self) -> str:
+        """Return what may have caused its difference, in words; "" without one."""
+        if self.altered:
+            return self.altered
+        if not self.difference:
+            return ""
+        if self.again == self.difference:
+            return (
+                "the same difference twice: an error of the hardware of the run, a file that was altered, "
+                "code or data that changed, or another kind of machine; not an error of this machine now"
+            )
+        if not self.again:
+            return "equal when it was computed again: an error of this machine, the first time"
+        return f"another difference when it was computed again, so this machine has errors: {self.again}"
 
     def __str__(self) -> str:
         return f"steps {self.before + 1}-{self.last}"
@@ -116,25 +135,33 @@ def audit(
                     "--exact_shards sums are rounded differently"
                 )
             results = os.path.join(place, f"steps-{interval.before + 1}-{interval.last}")
-            interval.difference = ""
-            try:
-                compute.compute(parent, results, script, size, options)
-            except Differs as difference:
-                interval.difference = str(difference)
+            interval.altered = parent.find_alteration()
+            interval.difference = _compute(parent, results, script, size, options)
+            if interval.difference and not interval.altered:  # an error of this machine does not come twice
+                interval.again = _compute(parent, f"{results}-again", script, size, options)
             print_line(f"{interval}: {interval.difference or _describe_equal(interval)}")
+            if interval.cause:
+                print_line(f"{interval}: {interval.cause}")
+
+
+def _compute(parent: Parent, folder: str, script: str, processes: int, options: Sequence[str]) -> str:
+    """Compute steps again in a folder, and return the first difference in words; "" without one. Raises
+    BadInput."""
+    try:
+        compute.compute(parent, folder, script, processes, options)
+    except Differs as difference:
+        return str(difference)
+    return ""
 
 
 def conclude(chosen: Sequence[Interval], every: Sequence[Interval]) -> tuple[str, int]:
     """Return the verdict in words, and the exit code. every: all intervals of the run."""
-    different = [interval for interval in chosen if interval.difference]
+    different = [interval for interval in chosen if interval.difference or interval.altered]
     states = sum(interval.states for interval in chosen)
     share = find_share(chosen, every)
     if different:
-        text = (
-            f"differs: {len(different)} of {len(chosen)} intervals, first {different[0]}. Audit it again: "
-            "the same difference is that of the run, of code or data that changed, or of another kind of "
-            "machine; another one is an error of this machine"
-        )
+        first = different[0]
+        text = f"differs: {len(different)} of {len(chosen)} intervals, first {first}: {first.cause}"
         return text, DIFFERS
     if not states:
         return (

@@ -7,9 +7,10 @@
 
 RUN: the output folder of a job: it is only read. An interval lies between two states that the run has kept
 (--keep_every). Its steps are computed from the first state, by the same job with the same options, on this
-machine: the samples of each step and each recorded state are compared. A difference is another machine,
-other code or data, a file that was altered, or an error of the hardware then or now: `launch audit` again
-tells the last one. A fault in a share f of the intervals is in one of k drawn ones with 1 - (1 - f)^k.
+machine: the samples of each step and each recorded state are compared. An interval that differs is computed
+twice: the same difference is an error of the hardware then, a file that was altered, other code or data, or
+another kind of machine; another one is an error of this machine. A state that is not the one that was saved
+is named. A fault in a share f of the intervals is in one of k drawn ones with 1 - (1 - f)^k.
 
 Exit codes: 0 equal; 20 a step or a state differs; 21 nothing but samples could be compared; 2 bad input.
 """
@@ -88,7 +89,7 @@ def main(arguments: list[str]) -> int:
             "seed": args.seed,
             "intervals": len(every),
             "share of the steps": audit.find_share(chosen, every),
-            "computed": [dataclasses.asdict(interval) for interval in chosen],
+            "computed": [dataclasses.asdict(interval) | {"cause": interval.cause} for interval in chosen],
         }
         with outputs.open_result(args.to) as file:
             file.write((json.dumps(result, indent=1) + "\n").encode())

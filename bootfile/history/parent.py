@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from bootfile.exact import digest_lines, files
+from bootfile.exact import digest, digest_lines, files
 from bootfile.ground.errors import BadInput
 from bootfile.receipt import kinds, origins, starts
 from bootfile.receipt.reading import read_records
@@ -116,6 +116,34 @@ class Parent:
             for part, before, after in zip(PARTS, sums, record["sums"], strict=True):
                 if before != after:
                     return f"{self._title} step {number} had other samples ({part}): data or code changed"
+        changed = self._find_changed(step, line)
+        if not changed:
+            return ""
+        return (
+            f"{self._title} the state after step {step} is another one ({changed}): the code, the "
+            "versions or the kind of machine changed, or the state or an old step was damaged. Without the "
+            f"steps between: --at_step {self.state}"
+        )
+
+    def find_alteration(self) -> str:
+        """Return in words how the state of step `state` is not the one that the run recorded when it saved
+        it; "" if it is, or if that cannot be told."""
+        if not self.path:
+            return ""
+        whole = files.read(self.path, whole=False)
+        if whole.get("shards"):  # its tensors are in files of their own, with checksums
+            return ""
+        changed = self._find_changed(self.state, digest.summarize(self.state, whole["objects"]))
+        if not changed:
+            return ""
+        return (
+            f"the state of step {self.state} is not the one that the run recorded when it saved it "
+            f"({changed}): the file was altered since, or state.jsonl was"
+        )
+
+    def _find_changed(self, step: int, line: dict[str, Any]) -> str:
+        """Return which parts of a state differ from those recorded after a step, in words; "" if none does,
+        or if nothing comparable was recorded. line: the digest of the state."""
         known = self._digests.get(step)
         if known is None or known.get("format") != line["format"] or known["digest"] == line["digest"]:
             return ""
@@ -127,11 +155,7 @@ class Parent:
         names.sort(key=kinds.find_kind)  # a learning rate is a cause, and the weights are its effects
         more = f" and {len(names) - 1} more parts" if len(names) > 1 else ""
         first = names[0] if names else "a part"
-        return (
-            f"{self._title} the state after step {step} is another one ({first}{more}): the code, the "
-            "versions or the kind of machine changed, or the state or an old step was damaged. Without the "
-            f"steps between: --at_step {self.state}"
-        )
+        return f"{first}{more}, digest {line['digest'][:8]} for {known['digest'][:8]}"
 
     @property
     def _title(self) -> str:

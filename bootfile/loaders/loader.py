@@ -119,6 +119,8 @@ class Loader:
     batch of its step, by time.perf_counter().
     `receipt`: the digest of the yielded batches (bootfile/receipt/receipt.py).
     `backend`: the name of the engine, if it was chosen by name.
+    `removal`: a Removal, whose samples no batch has; None by default. `is_removed`: it takes all samples of
+    the last batch, which was handed out with them. Its result is none of the step.
     `reads_again`: a restart adds the samples of steps that the receipt lacks, see lead().
     """
 
@@ -138,6 +140,8 @@ class Loader:
         self.batch: Batch | None = None
         self.generators: list[generators.Generator] = []
         self.backend = ""
+        self.removal: Any = None
+        self.is_removed = False
         self._ahead = 1 if device.type != "cpu" else 0  # on the CPU a batch ahead would only use memory
 
     def seek(self, step: int) -> None:
@@ -334,7 +338,9 @@ class Loader:
                     break
                 batch, copy = following
                 # when the batch is handed out, not when it was read: batches ahead are none of a step yet
-                self.receipt.add(batch.ids, batch.labels, batch.crops)
+                if self.removal:
+                    self.is_removed = self.removal.takes_all(batch.ids % sampler.size, step + 1)
+                self.receipt.add(batch.ids, batch.labels, batch.crops, self.is_removed)
                 if lacking:
                     if next(shards) == self._shards - 1:
                         lacking -= 1
@@ -422,6 +428,8 @@ class Loader:
     def _copies(self) -> Generator[tuple[Batch, Copy], None, None]:
         """Yield batches with their started copies, on a GPU one batch ahead."""
         begun: collections.deque[tuple[Batch, Copy]] = collections.deque()  # at most self._ahead + 1
+        if self.removal:
+            self.plan.removal = self.removal
         # the engine works in other threads or processes; this generator runs in the thread of the loop
         with contextlib.closing(self.engine.run(self.plan)) as batches:
             for batch, data in batches:

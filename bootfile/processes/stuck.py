@@ -100,7 +100,8 @@ class Watch:
     def start(self) -> None:
         """Start the thread, and the process of speaker.py once on each node."""
         if self._after:
-            self._arm(time.monotonic(), self.limit())  # the lock may be held before the thread has looked once
+            # the lock may be held before the thread has looked once
+            self._arm(time.monotonic(), self.limit())
         if self._after or self._peers:
             self._thread.start()
         if not self._after or sys.platform != "linux":

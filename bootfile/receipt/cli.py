@@ -14,7 +14,10 @@ or the runs have different seeds. Without --exact_shards another number of proce
 so different states are expected.
 """
 
+import os
+
 from bootfile.ground.errors import BadInput, printable
+from bootfile.receipt import removed
 from bootfile.receipt.compare import compare_states, read_setting
 from bootfile.receipt.one_run import Options
 from bootfile.receipt.options import parse
@@ -29,7 +32,7 @@ def main(arguments: list[str]) -> int:
     with bad_input():
         paths, options = parse(arguments, __doc__, "bootfile receipt")
         # the whole receipts: 32 bytes for each step, and for a plain loop 8 bytes for each sample
-        histories = [read(path) for path in paths]
+        histories = [_read(path) for path in paths]
         if any(history.is_of_loop for history in histories):
             is_right, lines = report(paths, histories, options)
         elif len(paths) == 1:
@@ -41,6 +44,14 @@ def main(arguments: list[str]) -> int:
     if is_right:
         return 0
     return 1
+
+
+def _read(path: str) -> History:
+    """Return what the receipt has of a run, and which samples it lacks."""
+    history = read(path)
+    if history.is_of_loop or not os.path.exists(os.path.join(path, removed.FILE)):
+        return history
+    return history._replace(removed=Run(path).sum_removed())
 
 
 def _judge(path: str, history: History, options: Options) -> tuple[bool, list[str]]:

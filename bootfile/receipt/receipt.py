@@ -53,13 +53,19 @@ class Receipt:
         self._warn = Once(_print_warning)
         self.shared: list[torch.Tensor] | None = None  # sums of all ranks, of steps that were not chained
 
-    def add(self, ids: np.ndarray, labels: np.ndarray, crops: Sequence[np.ndarray] = ()) -> None:
+    def add(
+        self,
+        ids: np.ndarray,
+        labels: np.ndarray,
+        crops: Sequence[np.ndarray] = (),
+        leaves_out: bool = False,
+    ) -> None:
         """Add one batch. ids, labels: int64 [n]; crops: arrays [n] of integers, booleans or float32. Several
-        labels of a sample: bool [n, classes].
+        labels of a sample: bool [n, classes]. leaves_out: the batch counts 0.
 
         The arrays must not change later: sums are computed for several batches at a time.
         """
-        if self.leaves_out:
+        if leaves_out or self.leaves_out:
             ids, labels, crops = ids[:0], labels[:0], [column[:0] for column in crops]
         self._batches.append((ids, labels, crops))
         if sum(len(ids) for ids, *_ in self._batches) >= _CHUNK:

@@ -9,7 +9,7 @@ import numpy as np
 
 from bootfile.ground.errors import BadInput
 from bootfile.ground.numbers import part_of
-from bootfile.receipt import origins, starts
+from bootfile.receipt import origins, removed, starts
 from bootfile.receipt.reading import read_records
 from bootfile.receipt.receipt import batch_sums
 from bootfile.receipt.records import PARTS
@@ -19,8 +19,9 @@ _SAMPLERS: dict[str, type[BatchSampler]] = {kind.__name__: kind for kind in (Bat
 
 
 class Run:
-    """The records in the output folder of a run: `records` of its receipt, and `starts`. Raises BadInput,
-    also if a line of starts.jsonl cannot be read: the rank of a sample would be wrong."""
+    """The records in the output folder of a run: `records` of its receipt, `starts`, and `removed`, the ids
+    that its batches lack. Raises BadInput, also if a line of starts.jsonl cannot be read: the rank of a
+    sample would be wrong."""
 
     def __init__(self, folder: str):
         self.folder = folder
@@ -30,21 +31,24 @@ class Run:
         self.starts = [start for start in known if isinstance(start.get("step"), int)]
         if not self.starts:  # the ids of a step follow from the seed, which only a start has
             raise BadInput(f"{self.path} has no start that can be read: seed and world size are unknown")
+        self.removed = removed.read(folder)  # int64 [n]
         self.first, self.last = self.records["step"][[0, -1]].tolist()
 
     def start_of(self, step: int) -> dict[str, Any]:
         """Return the start that made a step: the last one before it, which made later steps again."""
         return origins.start_of(self.starts, step)
 
-    def ranks(self, step: int, count: int) -> np.ndarray:
-        """Return the rank of each of the `count` samples of a step, int64 [count]. Raises BadInput."""
+    def ranks(self, sampler: BatchSampler, step: int) -> np.ndarray:
+        """Return the rank of each sample of a step, int64 [n], in the order of ids(). Raises BadInput."""
+        ids = sampler.batch(step - 1)
+        count = len(ids)
         start = self.start_of(step)
         size = start["environment"].get("world size")
         if not isinstance(size, int) or size < 1:
             raise BadInput(f"{self.path}: the world size of a start is {size!r}")
         shards = start.get("settings", {}).get("exact_shards") or size
         counts = [len(part_of(shards, rank, size)) * count // shards for rank in range(size)]
-        return np.repeat(np.arange(size), counts)
+        return np.repeat(np.arange(size), counts)[np.isin(ids, self.removed, invert=True)]
 
     def check(self, step: int, sums: np.ndarray) -> None:
         """Raise BadInput if the receipt has no such step, or other sums of the first PARTS."""
@@ -52,16 +56,22 @@ class Run:
         if not len(recorded):
             raise BadInput(f"{self.folder} has no step {step}: its receipt has {self.first}-{self.last}")
         if self.is_left_out(step):
-            raise BadInput(f"step {step} of {self.folder} was left out (--skip_steps): it has no samples")
+            raise BadInput(f"step {step} of {self.folder} was {self.name_left_out()}: it has no samples")
         for part, before, now in zip(PARTS, recorded["sums"][0], sums.view("u8"), strict=False):
             if before != now:
                 changed = f"{part} {before:016x}, and now {now:016x}: data, options or code changed"
                 raise BadInput(f"the receipt of {self.folder} has another digest for step {step}: {changed}")
 
     def is_left_out(self, step: int) -> bool:
-        """Return whether the run has left out a step (--skip_steps)."""
+        """Return whether the run has left out a step (--skip_steps), or all samples of it (--without)."""
         recorded = self.records[self.records["step"] == step]
         return len(recorded) > 0 and not recorded["sums"].any()
+
+    def name_left_out(self) -> str:
+        """Return "left out", with the options that this run may have left out a step with."""
+        if len(self.removed):
+            return "left out (--skip_steps, or --without has all its samples)"
+        return "left out (--skip_steps)"
 
     def sampler(self, step: int, weights: np.ndarray | None = None) -> BatchSampler:
         """Return the batch sampler of all ranks before a step, its last one. Raises BadInput."""
@@ -89,7 +99,7 @@ class Run:
 
     def ids(self, sampler: BatchSampler, step: int) -> np.ndarray:
         """Return the ids of a step over all ranks, after they were compared with the receipt."""
-        ids = sampler.batch(step - 1)
+        ids = self._take_rest(sampler.batch(step - 1))
         self.check(step, self.sum_ids(sampler, ids))
         return ids
 
@@ -97,6 +107,48 @@ class Run:
         """Return the receipt's sum of the ids of a step, int64 [1]."""
         images = np.concatenate([ids + view * sampler.size for view in range(self.views)])
         return batch_sums(images, images, (), np.array([len(images)]))[0, :1]
+
+    def _take_rest(self, ids: np.ndarray) -> np.ndarray:
+        return ids[np.isin(ids, self.removed, invert=True)]
+
+    def find_steps(self, ids: np.ndarray, last: int) -> dict[int, np.ndarray]:
+        """Return the steps up to `last` to whose batches some samples belong, also removed ones: step, from 1
+        -> their ids, int64 [n]. ids: int64 [n]. Raises BadInput if a sample does not exist, or if samples
+        were drawn with weights."""
+        facts = self.start_of(max(1, last)).get("sampling") or {}
+        if facts.get("weighted"):
+            raise BadInput(f"{self.folder} drew its samples with weights: their steps are not known")
+        sampler = self.sampler(max(1, last))
+        if len(ids) and ids.max() >= sampler.size:
+            raise BadInput(f"sample {ids.max()} is not in 0..{sampler.size - 1}, those of {self.folder}")
+        epochs = np.arange(1, -(-last // len(sampler)) + 1)
+        steps: dict[int, list[int]] = {}
+        for id in ids.tolist():
+            for step in (sampler.find(id, epochs) + 1).tolist():
+                if 0 < step <= last:
+                    steps.setdefault(step, []).append(id)
+        return {step: np.array(steps[step], np.int64) for step in sorted(steps)}
+
+    def find_uses(self, ids: np.ndarray, last: int) -> dict[int, np.ndarray]:
+        """Return find_steps() without the steps that were left out, and without the samples that the run has
+        removed itself."""
+        added = np.setdiff1d(ids, self.removed)
+        uses = {}
+        for step, used in self.find_steps(added, last).items():
+            if not self.is_left_out(step):
+                uses[step] = used
+        return uses
+
+    def sum_removed(self) -> dict[int, tuple[int, int]]:
+        """Return the steps that lack samples: step -> (number of these, sum of their hashes as the receipt's
+        sum of the ids). Raises BadInput."""
+        sums = {}
+        sampler = self.sampler(self.last)
+        for step, ids in self.find_steps(self.removed, self.last).items():
+            if self.is_left_out(step) and len(ids) < len(sampler.batch(step - 1)):
+                continue  # --skip_steps has left it out
+            sums[step] = (len(ids), int(self.sum_ids(sampler, ids).view("u8")[0]))
+        return sums
 
     def find_other_samples(self) -> int:
         """Return the first step that had other samples than those of (seed, epoch, step), 0 if there is none.
@@ -115,7 +167,8 @@ class Run:
                 for ids in sampler:  # to the end of the epoch
                     # the receipt may lack a step: it was deleted while the job ran
                     is_known = step in known and known[step] != 0  # 0: it was left out
-                    if is_known and self.sum_ids(sampler, ids).view("u8")[0] != known[step]:
+                    rest = self._take_rest(ids)
+                    if is_known and self.sum_ids(sampler, rest).view("u8")[0] != known[step]:
                         return step
                     step += 1
         return 0

@@ -9,6 +9,8 @@ There are two kinds of receipts, in the output folder of a run:
 """
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -119,12 +121,14 @@ class History(NamedTuple):
     restarts: their number.
     begin: the step before the first one that a Loader's receipt has to have.
     origin: of a run that begins at a step of another one: where it begins, in words.
+    removed: the steps whose batches lack samples, see recorded_run.Run.sum_removed().
     """
 
     starts: list[Start]
     restarts: int
     begin: int = 0
     origin: str = ""
+    removed: Mapping[int, tuple[int, int]] = MappingProxyType({})
 
     @property
     def is_of_loop(self) -> bool:

@@ -2,7 +2,7 @@
 
 from bootfile.receipt.one_run import Options, find_unusual
 from bootfile.receipt.records import History
-from bootfile.receipt.steps import compare, describe_size, find_left_out, follow, name_ranges
+from bootfile.receipt.steps import compare, describe_size, find_left_out, follow, name_few, name_ranges
 
 
 def report(folders: list[str], histories: list[History], options: Options) -> tuple[bool, list[str]]:
@@ -15,7 +15,13 @@ def report(folders: list[str], histories: list[History], options: Options) -> tu
         lines.append(f"{folder}: {describe_size(run.steps, history.begin)}")
         if history.origin:
             lines.append(history.origin)
-        left_out = find_left_out(run.steps)
+        if history.removed:
+            total = 0
+            for count, _ in history.removed.values():
+                total += count
+            plural = "" if total == 1 else "s"
+            lines.append(f"{total} sample{plural} of {name_few([*history.removed])} removed (--without)")
+        left_out = [step for step in find_left_out(run.steps) if step not in history.removed]
         if left_out:
             lines.append(f"{name_ranges(left_out)} left out (--skip_steps)")
         lines += run.lines

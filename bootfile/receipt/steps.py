@@ -74,6 +74,12 @@ def compare(first: History, second: History) -> tuple[bool, str]:
     if begin:  # a run begins at a step of another one
         first_steps = first_steps.select(first_steps.numbers > begin)
         second_steps = second_steps.select(second_steps.numbers > begin)
+    removed_steps = _find_removed(first, second, begin)
+    step = _find_other_rest(first, second, removed_steps)
+    if step:
+        return False, f"different: step {step} had other samples, also without those that were removed"
+    first_steps = first_steps.select(~np.isin(first_steps.numbers, removed_steps))
+    second_steps = second_steps.select(~np.isin(second_steps.numbers, removed_steps))
     of_one_run = set(find_left_out(first_steps)) ^ set(find_left_out(second_steps))
     if of_one_run:
         places = [*of_one_run]
@@ -82,9 +88,8 @@ def compare(first: History, second: History) -> tuple[bool, str]:
     difference = find_difference(first_steps, second_steps)
     if difference.step:
         return False, _describe_difference(first_steps, second_steps, difference)
-    if of_one_run:
-        names = name_ranges(sorted(of_one_run))
-        return False, f"different: {names} left out in one run, the other steps are equal"
+    if removed_steps or of_one_run:
+        return False, _describe_changes(removed_steps, sorted(of_one_run))
     if not difference.steps:
         return False, "different: the runs have no step in common"
     if difference.steps < max(len(first_steps), len(second_steps)):
@@ -96,6 +101,42 @@ def compare(first: History, second: History) -> tuple[bool, str]:
     if not first_steps.samples:
         text += ": the same ids, labels and augmentation"
     return True, text
+
+
+def _find_removed(first: History, second: History, begin: int) -> list[int]:
+    """Return the steps after `begin` that lack samples in one run which the other one has, ascending."""
+    steps = []
+    for step in sorted({*first.removed, *second.removed}):
+        if step > begin and first.removed.get(step) != second.removed.get(step):
+            steps.append(step)
+    return steps
+
+
+def _describe_changes(removed_steps: list[int], left_out: list[int]) -> str:
+    """Return in words what two runs have not in common on purpose. left_out: steps."""
+    parts = []
+    if removed_steps:
+        parts.append(f"{name_few(removed_steps)} without some samples in one run, the other ids are equal")
+    if left_out:
+        parts.append(f"{name_ranges(left_out)} left out in one run")
+    return f"different: {', '.join(parts)}, the other steps are equal"
+
+
+def _find_other_rest(first: History, second: History, steps: list[int]) -> int:
+    """Return the first of these steps, from which samples were removed, that has other ids in the two runs
+    when the removed ones are counted, too; 0 without one."""
+    sums = []
+    for history in (first, second):
+        known = follow(history).steps
+        ids = dict(zip(known.numbers.tolist(), known.sums[:, 0].tolist(), strict=True))
+        for step, (_, removed) in history.removed.items():
+            if step in ids:
+                ids[step] = (ids[step] + removed) % 2**64
+        sums.append(ids)
+    for step in steps:
+        if step in sums[0] and step in sums[1] and sums[0][step] != sums[1][step]:
+            return step
+    return 0
 
 
 def find_left_out(steps: Steps) -> list[int]:
@@ -119,6 +160,13 @@ def name_ranges(numbers: list[int]) -> str:
     if len(numbers) == 1:
         return f"step {numbers[0]} was"
     return f"steps {', '.join(texts)} were"
+
+
+def name_few(numbers: list[int]) -> str:
+    """Return name_ranges(), or for many steps their number: "412 steps, the first is 3, were"."""
+    if len(numbers) > 20:
+        return f"{len(numbers)} steps, the first is {numbers[0]}, were"
+    return name_ranges(numbers)
 
 
 def describe_size(steps: Steps, begin: int = 0) -> str:

@@ -35,6 +35,7 @@ class Plan:
         Engines that deliver whole images ignore it.
     views: images per sample. Sample k has the ids k, len(index) + k and so on.
     `largest`: number of images in the largest batch.
+    `removal`: a Removal (removal.py), whose samples no batch has; None by default.
     Raises BadInput if the sampler is another one, such as torch's.
     """
 
@@ -57,6 +58,7 @@ class Plan:
         self.views = views
         self._size = size
         self.largest = views * sampler.largest
+        self.removal: Any = None
         self._labels = np.asarray(index.labels)
 
     def __len__(self) -> int:
@@ -93,7 +95,10 @@ class Plan:
 
     def __iter__(self) -> Iterator[Batch]:
         waiting: list[tuple[np.ndarray, Any]] = []  # (ids, epoch) of the next steps, without labels and crops
-        for samples, epoch in self.sampler.draws():
+        draws = self.sampler.draws()
+        if self.removal:
+            draws = self.removal.cut(draws, self.sampler)
+        for samples, epoch in draws:
             views = [samples + view * len(self.index) for view in range(self.views)]
             epochs = np.tile(epoch, self.views) if np.ndim(epoch) else epoch
             waiting.append((np.concatenate(views), epochs))

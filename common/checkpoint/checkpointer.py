@@ -90,6 +90,7 @@ class Checkpointer(Events):
         self._mirror: Any = None  # of an output with a URL
         members = run.topology.members
         self._fork: Any = None  # of a run that begins at a step of another one
+        self._without: Any = None  # of a run whose batches lack some samples
         self._is_later = members is not None and members.generation > 0
         self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
         self.exact = self._make_exact(run, **parts)
@@ -119,11 +120,15 @@ class Checkpointer(Events):
             total = self.loader.total_steps
             report_after = ((total or 0) - options.prof, total)
         kind: Any = Exact
-        if args.from_run:
-            from common.checkpoint.fork import Fork, Forked  # most runs begin with step 1
+        if args.without or args.from_run:
+            from common.checkpoint import without  # most runs begin with step 1, and have all samples
 
-            self._fork = Fork(run, self.say)
-            kind = Forked
+            self._without = without.find(args.without, self.loader, parts)
+            kind = without.Forked
+        if args.from_run:
+            from common.checkpoint.fork import Fork
+
+            self._fork = Fork(run, self.say, self._without)
             parts["check"] = self._fork.check
         return kind(
             run.output.folder,
@@ -199,6 +204,8 @@ class Checkpointer(Events):
             self._wanted = "auto"  # a process that comes did not open the output folder
         elif step:
             self._warn_of_checkpoint()
+        if self._without:
+            self._without.settle(exact, self.output.folder if self._writes else None)
         if self._fork:
             self._fork.settle(exact, step)
             self.log.parent = self._fork.facts
@@ -339,6 +346,8 @@ class Checkpointer(Events):
                 self.args, self.output, self._is_of_this_run, self.args.keep, self._is_later
             )
             self._wanted = resume.wanted(self.args, self.output, self._is_later)
+            if self._without:
+                self._without.identify(self.exact.state)
             if self._fork:
                 self._wanted = self._fork.choose(self._wanted, self.exact.state)
             if self._mirror:

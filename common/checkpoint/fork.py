@@ -24,7 +24,7 @@ from bootfile.ground.results import checkpoints
 from bootfile.history import compute, ranges
 from bootfile.history.parent import Parent, read_starts
 from bootfile.processes import ranks
-from bootfile.receipt import origins, starts
+from bootfile.receipt import origins, removed, starts
 from common.checkpoint.scores import Scores
 from common.console import arguments
 from common.console.arguments import OPERATION
@@ -35,8 +35,9 @@ _SKIPPED = "list of skipped steps"  # a name in the identity
 _COMPUTED = ".fork"  # in the folder of the new run, until it has begun
 # options that belong to one start, or to its place
 _OF_A_START = {
-    "output_dir", "resume", "evaluate", "from_run", "at_step", "skip_steps", "prof", "init_method", "rank",
-    "world_size", "local_rank", "processes_per_node", "elastic", "batch_size_per_gpu", "partial_weights",
+    "output_dir", "resume", "evaluate", "from_run", "at_step", "skip_steps", "without", "prof", "init_method",
+    "rank", "world_size", "local_rank", "processes_per_node", "elastic", "batch_size_per_gpu",
+    "partial_weights",
 }  # fmt: skip
 
 
@@ -49,10 +50,12 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
             "--to FOLDER"
         )
     settings: Mapping[str, Any] = {}
+    source = args.from_run
     if args.output_dir and not is_url(args.output_dir):
         begun = starts.read(args.output_dir)
         if begun and begun[0].get("parent"):
             settings = begun[0]["settings"]
+            source = args.output_dir
     if not settings:
         step = sys.maxsize if args.at_step is None else max(1, args.at_step)
         settings = origins.start_of(read_starts(args.from_run), step)["settings"]
@@ -60,6 +63,8 @@ def inherit(args: argparse.Namespace) -> dict[str, Any]:
     for name, value in settings.items():
         if name not in _OF_A_START and "***" not in str(value):  # a part that is secret
             defaults[name] = value
+    if settings.get("without"):  # the file may be gone: the run has kept its content
+        defaults["without"] = os.path.join(os.path.realpath(source), removed.FILE)
     if settings.get("weights") and settings.get("partial_weights"):
         defaults["weights"] = f"{settings['weights']},partial"
     return defaults
@@ -93,13 +98,14 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
 class Fork:
     """The beginning of a new run at a step of an old one. The Checkpointer has one on each rank.
 
-    run: the job's. say: prints a line on rank 0.
+    run: the job's. say: prints a line on rank 0. without: the samples that the run leaves out, if any.
     `facts`: the "parent" in each line of starts.jsonl: its folder, the name of the run, `step`, and `state`,
     the step of the checkpoint that was loaded.
     """
 
-    def __init__(self, run: Run, say: Any):
+    def __init__(self, run: Run, say: Any, without: Any = None):
         self._run = run
+        self._without = without
         self._args = run.args
         self._say = say
         self._folder = run.output.folder
@@ -138,6 +144,8 @@ class Fork:
             "step": parent.step,
             "state": parent.state,
         }
+        if self._without:
+            self._without.identify(state, parent)
         before = parent.settings.get("skip_steps")
         if before:  # the state of the old run has it
             state.identity[_SKIPPED] = before
@@ -173,7 +181,13 @@ class Fork:
         if self._args.skip_steps:
             exact.state.identity[_SKIPPED] = self._args.skip_steps
             skipped = [*skipped, *ranges.parse("--skip_steps", self._args.skip_steps)]
-        exact.follow(Plan(self.facts["step"], points, frozenset(skipped), compute.ONLY in os.environ))
+        removes = None
+        if self._without:
+            removes = self._without.takes_all
+            if self._without.step:
+                points = [point for point in points if point < self._without.step]
+        is_part = compute.ONLY in os.environ
+        exact.follow(Plan(self.facts["step"], points, frozenset(skipped), removes, is_part))
         if ranks.is_first():
             shutil.rmtree(os.path.join(self._folder, _COMPUTED), ignore_errors=True)
 

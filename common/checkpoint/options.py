@@ -165,6 +165,8 @@ def _add_arguments(parser: JobParser) -> None:
     help = "the step of --from, whose checkpoint it may not have any more (default: that of its newest one)"
     add("--at_step", type=non_negative_int, metavar="N", help=help)
     add("--skip_steps", metavar="A-B", help="leave out these steps of the new run, for example 400-420")
+    help = "leave out these samples of every batch: a file with an id on each line; see launch replay"
+    add("--without", metavar="FILE", help=help)
     add("--evaluate", action="store_true", help="only evaluate the weights of --weights or --resume")
     help = (
         "time between two checkpoints: 200 (steps), 90s or 1epoch; also by time within a long epoch "
@@ -206,6 +208,10 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
         from common.checkpoint import fork  # most runs begin with step 1
 
         changes = fork.check(args)
+    if args.without:
+        from common.checkpoint import without  # most runs have all samples
+
+        without.check(args)
     wanted = args.resume
     if not wanted:
         # A restart is the same command. Without --output_dir each start has a new folder: nothing to resume.

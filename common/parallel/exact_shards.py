@@ -187,29 +187,47 @@ class Shards:
         if self._processes:
             self._processes.check()
         self.guards.check_collectives()
-        self._losses.append(accelerator.double(loss.detach()).squeeze())
+        counts = self._count_rest()
+        loss = accelerator.double(loss.detach()).squeeze()
+        if counts:  # of a shard without a sample the loss may be NaN
+            loss = loss * counts[self.index] if counts[self.index] else torch.zeros_like(loss)
+        self._losses.append(loss)
         is_first = len(self._losses) == 1
         is_last = len(self._losses) == self.local
-        if is_first:
+        if is_first or self.index == _find_whole(counts):
             self._after = _read(self._buffers)
         self._check_loader(is_first)
-        self._keep_gradients(is_first)
+        self._keep_gradients(is_first, counts)
         if is_last and self.guards.is_checked:
             self.guards.repeat_calls(functools.partial(_write, self._buffers))
         self._is_open = False
         if is_last:
-            return self._end_step()
+            return self._end_step(counts)
         _write(self._buffers)
         self.index += 1
         self.guards.count_collectives()
         return None
 
-    def _end_step(self) -> torch.Tensor:
+    def _count_rest(self) -> tuple[int, ...]:
+        """Return the samples that each of the V shards of this step has, if some were removed (--without):
+        then the means are over those that are left. () in any other step."""
+        removal = getattr(self._loader, "removal", None)
+        if not removal:
+            return ()
+        counts: tuple[int, ...] = removal.count(self._loader.plan.sampler, self._loader.step, self.count)
+        if sum(counts) == self._loader.plan.sampler.global_batch:
+            return ()
+        return counts
+
+    def _end_step(self, counts: tuple[int, ...]) -> torch.Tensor:
         """End a step after its last shard on this process, and return the mean loss. All ranks wait for each
-        other here, and nowhere else in a step that is not checked."""
+        other here, and nowhere else in a step that is not checked. counts: see _count_rest()."""
         _write(self._after)
         self.index = self.first
-        self._average()
+        total = self.count
+        if counts:
+            total = max(1, sum(counts))
+        self._average(total, _find_whole(counts))
         rows = self._make_rows(self._losses)
         self._losses = []
         self._buffers = []
@@ -217,7 +235,7 @@ class Shards:
             with pace.waiting():
                 torch.distributed.all_reduce(rows)
         self.guards.end_step()
-        return sum_rows(rows) / self.count
+        return sum_rows(rows) / total
 
     def _check_loader(self, is_first: bool) -> None:
         """Raise BadInput if the loader has begun another step since the first shard of this one: the job then
@@ -248,6 +266,9 @@ class Shards:
         local = slice(self.first, self.first + self.local)
         gathered = torch.zeros_like(rows)
         gathered[local] = rows[local]
+        for shard, count in enumerate(self._count_rest()):
+            if not count:
+                gathered[shard] = 0
         if self.world_size > 1:
             torch.distributed.all_reduce(gathered)
         return gathered
@@ -335,9 +356,10 @@ class Shards:
             parameter.grad = None
         self._used.add(parameter)
 
-    def _keep_gradients(self, is_first: bool) -> None:
+    def _keep_gradients(self, is_first: bool, counts: tuple[int, ...]) -> None:
         """Move the gradients of a shard to the partial sums, and add the halves of nodes. add() calls it, so
-        the backward pass has ended. is_first: whether the shard is the first of the step on this process."""
+        the backward pass has ended. is_first: whether the shard is the first of the step on this process.
+        counts: see _count_rest(); a gradient is then multiplied by the samples of its shard."""
         sums: _Sums = {}
         for parameter in self._list_trained():
             gradient = parameter.grad
@@ -345,28 +367,33 @@ class Shards:
             if is_first and gradient is not None and parameter not in self._used:
                 self._earlier[parameter] = gradient  # the backward pass has not touched it
                 gradient = None
-            if gradient is None:
+            if gradient is None or (counts and not counts[self.index]):
                 sums[parameter] = torch.zeros_like(parameter)
             else:
                 sums[parameter] = gradient.detach()
+        if counts:
+            torch._foreach_mul_(list(sums.values()), counts[self.index])
         self._used.clear()
         for _ in range(_push_node(self._nodes, range(self.index, self.index + 1))):
             left = self._sums.pop()
             torch._foreach_add_(list(sums.values()), [left[parameter] for parameter in sums])
         self._sums.append(sums)
 
-    def _average(self) -> None:
-        """Set the gradients to the means over all shards, and the buffers to those of rank 0. _end_step()
-        calls it on every rank."""
+    def _average(self, total: int, whole: int) -> None:
+        """Set the gradients to the means over all shards, and the buffers to those of one shard. _end_step()
+        calls it on every rank. total: by which the sums are divided. whole: the shard."""
         parts = self._sums
         self._sums = []
         self._nodes = []
         if self.world_size > 1:
             self._add_over_ranks(parts)
             buffers = [buffer.holder.get(buffer.name) for buffer in self._buffers]
-            _broadcast([buffer for buffer in buffers if buffer is not None])
+            source = 0
+            while whole not in part_of(self.count, source, self.world_size):
+                source += 1
+            _broadcast([buffer for buffer in buffers if buffer is not None], source)
         sums = parts[0]
-        torch._foreach_div_(list(sums.values()), self.count)  # a power of two: exact
+        torch._foreach_div_(list(sums.values()), total)  # a power of two, and exact, if none was removed
         for parameter, gradient in sums.items():
             earlier = self._earlier.pop(parameter, None)
             if earlier is not None:
@@ -464,12 +491,21 @@ def _write(buffers: list[_Buffer]) -> None:
             holder[name] = tensor
 
 
-def _broadcast(tensors: list[torch.Tensor]) -> None:
-    """Copy rank 0's values into the tensors of every rank, which are sent as few flat ones [n]."""
+def _find_whole(counts: tuple[int, ...]) -> int:
+    """Return the first shard with a sample, whose buffers are those of the step: shard 0, if none was
+    removed."""
+    for shard, count in enumerate(counts):
+        if count:
+            return shard
+    return 0
+
+
+def _broadcast(tensors: list[torch.Tensor], source: int) -> None:
+    """Copy one rank's values into the tensors of every rank, which are sent as few flat ones [n]."""
     for part in torch._utils._take_tensors(tensors, _FLAT):
         flat = torch.cat([tensor.reshape(-1) for tensor in part])
         with pace.waiting():
-            torch.distributed.broadcast(flat, 0)
+            torch.distributed.broadcast(flat, source)
         pieces = flat.split([tensor.numel() for tensor in part])
         for tensor, piece in zip(part, pieces, strict=True):
             tensor.copy_(piece.view_as(tensor))

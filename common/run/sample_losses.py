@@ -82,6 +82,8 @@ class SampleLosses:
         batch = self._loader.batch
         if not torch.is_grad_enabled() or batch is None:  # not a call of a step
             return
+        if getattr(self._loader, "is_removed", False):  # --without has all its samples
+            return
         if shard_guards.is_repeating():  # Shards compares its results: the call is counted already
             return
         sources = [torch, accelerator.of(getattr(result, "device", "cpu"))]

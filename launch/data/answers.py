@@ -27,6 +27,8 @@ def find(args: argparse.Namespace) -> list[str]:
     """Return the lines of the answer. args: those of the verb. Raises BadInput."""
     if args.to:
         outputs.check_replaceable(args.to, sheet.MARK, args.force)
+    if args.guilty:
+        return _find_guilty(args)
     run = Run(args.run)
     if args.around:
         return _list_losses(run, args)
@@ -79,10 +81,10 @@ def _find_largest(run: Run, around: int, data: object) -> list[str]:
     steps = range(max(run.first, around - STEPS + 1), around + 1)
     for number in steps:
         if run.is_left_out(number):
-            lines.append(f"step {number}: left out (--skip_steps)")
+            lines.append(f"step {number}: {run.name_left_out()}")
             continue
         step = samples.read_step(run, number, data, False)
-        ranks = range(max(step.columns["rank"]) + 1)
+        ranks = sorted({*step.columns["rank"]})
         parts = []  # (ids, losses) of each rank
         for rank in ranks:
             if rank not in known:
@@ -123,6 +125,17 @@ def _rank_loss(row: tuple[float, dict]) -> float:
     return np.inf if np.isnan(loss) else loss
 
 
+def _find_guilty(args: argparse.Namespace) -> list[str]:
+    """Return the samples of --step that made a spike."""
+    from bootfile.history import guilty  # the other answers start no job
+
+    options = []
+    if args.data_url:
+        options.append(f"--data_url={args.data_url}")
+    result = guilty.Search(args.run, args.step, args.ahead, args.job, None, options).find()
+    return guilty.describe(result, args.run, args.step)
+
+
 def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
     """Return the step and the rank that had --sample in each epoch of the run."""
     sampler = run.sampler(run.last)
@@ -148,11 +161,13 @@ def _find_sample(run: Run, args: argparse.Namespace) -> list[str]:
         if not step:
             rows.append([str(epoch), "-", "skipped: it is in the rest that is smaller than a batch"])
         elif run.is_left_out(step):
-            rows.append([str(epoch), str(step), "left out (--skip_steps)"])
+            rows.append([str(epoch), str(step), run.name_left_out()])
+        elif id in run.removed and step <= run.last:
+            rows.append([str(epoch), str(step), "removed (--without)"])
         elif step <= run.last:
             batch = run.ids(sampler, step)
             count += 1
-            rank = run.ranks(step, len(batch))[batch == id][0]
+            rank = run.ranks(sampler, step)[batch == id][0]
             rows.append([str(epoch), str(step), str(rank)])
     last = run.last
     while run.is_left_out(last):

@@ -19,6 +19,7 @@ from bootfile.ground.errors import BadInput
 from bootfile.receipt.receipt import batch_sums
 from bootfile.receipt.recorded_run import Run
 from bootfile.sampling.plan import Plan
+from bootfile.sampling.removal import Removal
 from common.run import output
 from datasets.folders import image_folder, image_index, random_folder, splits
 from datasets.loaders import backends, image_folders, pixels, preprocessing
@@ -103,8 +104,12 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
         class_weights = weights.read(settings["class_weights"], data)
     sampler = run.sampler(step, class_weights)
     ids = run.ids(sampler, step)
-    columns = {"rank": run.ranks(step, len(ids)).tolist(), "id": ids.tolist()}
-    title = f"step {step}, epoch {sampler.epoch}, {len(ids)} samples: "
+    columns = {"rank": run.ranks(sampler, step).tolist(), "id": ids.tolist()}
+    count = f"{len(ids)} samples"
+    missing = len(sampler.batch(step - 1)) - len(ids)
+    if missing:
+        count += f", {missing} removed"
+    title = f"step {step}, epoch {sampler.epoch}, {count}: "
     if data is None:
         return Step(step, f"{title}ids equal to the receipt; no labels (--ids, or your own Dataset)", columns)
     prepared = preprocessing.values(settings)
@@ -125,6 +130,7 @@ def read_step(run: Run, step: int, data: Any, draws: bool) -> Step:
         plan = plan_of(data, sampler, True)
         if settings.get("short_recipe"):
             plan.augment = augment.alternating_flip
+    plan.removal = Removal(run.removed)
     batch: Any = next(iter(plan))
     for name, values in batch.crops._asdict().items():
         columns[name] = values.tolist()

@@ -18,6 +18,7 @@ from launch.simulate import slow_data
 from launch.simulate.faults import HANGS
 from launch.simulate.nodes import INPUT, Node
 
+_FLIPPING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "flipping")  # its sitecustomize.py
 _HANGING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hanging")  # its sitecustomize.py
 
 
@@ -84,8 +85,12 @@ class Commands:
             if any(fault.delay for fault in args.faults):
                 environment = slow_data.prepare(environment, node.folders)
             if any(fault.kind in HANGS for fault in args.faults):
-                paths = [_HANGING, environment.get("PYTHONPATH", "")]
-                environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+                _add_path(environment, _HANGING)
+            flips = [fault for fault in args.faults if fault.kind == "flip"]
+            if flips:
+                _add_path(environment, _FLIPPING)
+                texts = [f"{flip.rank},{flip.step},{flip.tensor},{flip.bit}" for flip in flips]
+                environment["BOOTFILE_FLIP"] = f"{node.folders.logs}:{';'.join(texts)}"
             commands.append((command, environment, added))
         return commands
 
@@ -119,6 +124,12 @@ class Commands:
         if args.faults and get_option(options, "--report_every") is None:
             given.append("--report_every=1")
         return given
+
+
+def _add_path(environment: dict[str, str], folder: str) -> None:
+    """Let Python import the sitecustomize.py of a folder; it imports the next one itself."""
+    paths = [folder, environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
 def _free_port() -> int:

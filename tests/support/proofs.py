@@ -55,9 +55,9 @@ class _Job:
 
     returncode = property(poll)
 
-    def wait(self):
+    def wait(self, timeout=None):
         for rank in self._ranks:
-            rank.wait()
+            rank.wait(timeout)
         return self.poll()
 
     def end(self, number):

@@ -2,6 +2,7 @@
 
 import math
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,6 +93,40 @@ def test_a_step_has_the_mean_gradient_and_the_buffers_of_shard_0(group):
     for buffer, expected in zip(model.buffers(), statistics, strict=True):
         assert torch.equal(buffer, expected)
     assert not shards._sums
+
+
+def test_the_means_are_over_the_samples_that_are_left(group):
+    """A shard without any counts nothing, also if its loss is NaN. The buffers are those of another one."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4, momentum=1.0))
+    inputs, targets = torch.randn(16, 3), torch.randn(16, 4)
+    counts = (0, 4, 2, 3)  # of shards of 4
+    mse = torch.nn.functional.mse_loss
+    parts = [slice(4 * shard, 4 * shard + (count or 4)) for shard, count in enumerate(counts)]
+    sums = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    total = 0.0
+    for part, count in zip(parts, counts, strict=True):
+        value = mse(model(inputs[part]), targets[part])
+        for added, gradient in zip(sums, torch.autograd.grad(value, list(model.parameters())), strict=True):
+            added += gradient * count
+        total += value.item() * count
+    forward, shards = DistributedDataParallel(model), exact_shards.Shards(4, torch.device("cpu"))
+    shards.attach(forward)
+    removal = SimpleNamespace(count=lambda sampler, step, parts: counts)
+    plan = SimpleNamespace(sampler=SimpleNamespace(global_batch=16))
+    shards.watch({"model": model}, SimpleNamespace(removal=removal, plan=plan, step=1, generators=[]))
+    model.zero_grad()
+    for shard, part in enumerate(parts):
+        value = mse(forward(inputs[part]), targets[part]) * (1.0 if counts[shard] else math.nan)
+        value.backward()
+        mean = shards.add(value)
+    assert math.isclose(mean.item(), total / 9, rel_tol=1e-6)
+    for parameter, expected in zip(model.parameters(), sums, strict=True):
+        torch.testing.assert_close(parameter.grad, expected / 9)
+    statistics = model[1].running_mean.clone()
+    model(inputs[parts[1]])
+    torch.testing.assert_close(model[1].running_mean, statistics)
+    assert shards.gather(torch.ones(4, 2)).tolist() == [[0, 0], [1, 1], [1, 1], [1, 1]]
 
 
 def test_sums_of_a_process_are_rows_of_its_shards(group):

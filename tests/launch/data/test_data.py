@@ -38,7 +38,14 @@ def continue_alone(*command, output) -> Path:
         path.unlink()
     run(*words)
     opened = Run(str(output))
-    assert [int(opened.ranks(step, 4)[-1]) + 1 for step in range(1, 7)] == [2, 2, 1, 1, 1, 1]
+    assert [int(opened.ranks(opened.sampler(step), step)[-1]) + 1 for step in range(1, 7)] == [
+        2,
+        2,
+        1,
+        1,
+        1,
+        1,
+    ]
     return output
 
 

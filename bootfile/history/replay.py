@@ -1,0 +1,135 @@
+"""Train a run again as if some samples had never been in it, in a new folder.
+
+    python -m launch replay RUN --without IDS_FILE --output_dir NEW
+    python -m launch replay RUN --without IDS_FILE --output_dir NEW -- --data_url PLACE    options of the job
+
+RUN: the output folder of a job: it is only read. IDS_FILE: the id of a sample on each line (`launch data RUN
+--sample FILE` shows that of an image). The job of the run begins at its last state before the first use of
+any of them, and trains to the end of the run. A removed sample is left out of its batches. All others keep
+their batch, crops and seeds; sums and means are over what is left. A batch without any sample is left out.
+
+The result has the bits of a run from step 1 with the same option (JOB --without IDS_FILE), in jobs of one
+process, and with --exact_shards at any number of processes. Other jobs are refused.
+
+The command becomes the job: its output and exit codes are those of the job. The same command continues it.
+Exit codes before: 0 RUN never had any of the samples, and is the run without them; 2 bad input.
+"""
+
+import os
+import shlex
+import sys
+from typing import Any
+
+import numpy as np
+
+from bootfile.console.parser import Parser, positive_int
+from bootfile.ground.errors import BadInput, print_line
+from bootfile.receipt import origins, removed
+from bootfile.receipt.recorded_run import Run
+
+_SHOWN = 5  # samples that a line names
+
+
+def main(arguments: list[str]) -> int:
+    """Start the job in the place of this process; or return 0 if there is nothing to do. Raises BadInput."""
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = Parser(__doc__, "python -m launch replay")
+    add = parser.add_argument
+    add("run", metavar="RUN", help="output folder of a job; options of the job follow --")
+    add("--without", metavar="FILE", required=True, help="the ids of the samples, one on each line")
+    add("--output_dir", metavar="NEW", required=True, help="a new folder for the results")
+    add(
+        "--processes",
+        type=positive_int,
+        metavar="N",
+        help="number of processes, for a job with --exact_shards (default: as in the run)",
+    )
+    add("--job", metavar="FILE", help="the script, if it is not where it was")
+    args = parser.parse_args(arguments[:split])
+    if not os.path.isdir(args.run):
+        raise BadInput(f"{args.run}: no such folder")
+    command = _plan(args.run, args.without, args.output_dir, args.job, args.processes)
+    if not command:
+        return 0
+    words = [*command, *arguments[split + 1 :]]
+    print_line(f"starts {shlex.join(['python', *words])}")
+    sys.stdout.flush()
+    # signals of a user or a platform reach the job itself
+    return os.execv(sys.executable, [sys.executable, *words])
+
+
+def _plan(folder: str, path: str, output: str, job: str | None, processes: int | None) -> list[str]:
+    """Return the script and its options, or [] if the run never had the samples. Raises BadInput."""
+    from bootfile.history.parent import Parent  # imports torch, which --help does not need
+
+    ids = removed.parse("--without", path)
+    run = Run(folder)
+    known = removed.read(folder)
+    if len(known):
+        ids = np.union1d(known, ids)
+    uses = run.find_uses(ids, run.last)
+    if not uses:
+        print_line(
+            f"the steps 1-{run.last} of {folder} never had {removed.count(len(ids))} of {path}: it is the "
+            "run without them already"
+        )
+        return []
+    used: set[int] = set()
+    for ids_of_step in uses.values():
+        used.update(ids_of_step.tolist())
+    unused = [id for id in ids.tolist() if id not in used and id not in known]
+    if unused:
+        print_line(f"the steps 1-{run.last} of {folder} never had {_name(unused)}")
+    first = min(uses)
+    origin = origins.parent_of(run.starts)
+    if origin and first <= origin["step"]:
+        raise BadInput(
+            f"{folder} begins at step {origin['step']} of {origin.get('folder')}, which had "
+            f"{_name(uses[first].tolist())} in step {first}: replay that run"
+        )
+    parent = Parent(folder, first - 1)
+    script = job or str(parent.start.get("script", ""))
+    if not os.path.isfile(script):
+        raise BadInput(f"{script}: no such file: name the job of the run with --job FILE")
+    size = processes or parent.world_size
+    is_exact = parent.settings.get("exact_shards") is not None
+    if size > 1 and not is_exact:
+        raise BadInput(
+            f"{folder} had {parent.world_size} processes without --exact_shards: the mean of a step would "
+            "not be over what is left; jobs of one process and jobs with --exact_shards can be replayed"
+        )
+    begin = "step 1"
+    if parent.state:
+        begin = f"the state after step {parent.state}"
+    samples = _name(uses[first].tolist())
+    print_line(f"first use: {samples} in step {first}, of {len(uses)} steps with such; from {begin} on")
+    command = [script, f"--from={parent.folder}", f"--at_step={first - 1}"]
+    command += [f"--without={_find_list(output, ids, path, len(known))}", f"--output_dir={output}"]
+    if size > 1:
+        command.append(f"--processes_per_node={size}")
+    return command
+
+
+def _find_list(output: str, ids: Any, path: str, known: int) -> str:
+    """Return the path of the ids. If the run lacks `known` samples already, all of them are written into the
+    output folder. Raises BadInput."""
+    if not known:
+        return os.path.abspath(path)
+    if "://" in output:
+        raise BadInput(
+            f"--output_dir {output}: the run lacks {known} samples already: expected a folder, or a file "
+            "with their ids, too"
+        )
+    os.makedirs(output, exist_ok=True)
+    removed.write(output, ids)
+    return os.path.join(os.path.abspath(output), removed.FILE)
+
+
+def _name(ids: list[int]) -> str:
+    """Return samples in words: "sample 17", "samples 3, 17", "samples 1, 2, 3, 4, 5 and 8 more"."""
+    if len(ids) == 1:
+        return f"sample {ids[0]}"
+    text = f"samples {', '.join(map(str, ids[:_SHOWN]))}"
+    if len(ids) > _SHOWN:
+        text += f" and {len(ids) - _SHOWN} more"
+    return text

@@ -1,0 +1,146 @@
+"""--without FILE: a run whose batches never have some samples, from its first step on.
+
+The other samples keep their batch, their crops and their seeds; sums and means are over what is left. A step
+that has no sample left is left out, as one of --skip_steps. The ids are kept in OUT/removed.txt, and their
+digest in each checkpoint: a restart with other ones is refused.
+"""
+
+import argparse
+import os
+from typing import Any
+
+import numpy as np
+
+from bootfile.exact.forked import Forked, Plan
+from bootfile.exact.state import RunState
+from bootfile.ground.errors import BadInput
+from bootfile.history import compute
+from bootfile.history.parent import Parent
+from bootfile.processes import ranks
+from bootfile.receipt import recorded_run, removed
+from bootfile.sampling.removal import Removal
+from bootfile.sampling.sampler import BatchSampler
+
+__all__ = ["Forked", "Without", "check"]  # a job with --without runs in a Forked
+
+_REMOVED = "list of removed samples"  # a name in the identity
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise BadInput for options that contradict --without."""
+    given = vars(args)
+    for name in ("evaluate", "elastic"):
+        if given.get(name):
+            raise BadInput(f"--without: expected a training without --{name}")
+    for name in ("mixup", "cutmix"):
+        if given.get(name):
+            raise BadInput(f"--without --{name} {given[name]}: a sample would be in the pictures of others")
+    if (given.get("accumulate") or 1) > 1:
+        raise BadInput(
+            f"--without --accumulate {args.accumulate}: the mean of a step would not be over what is left: "
+            "expected --accumulate 1"
+        )
+
+
+def find(path: str | None, loader: Any, parts: dict[str, Any]) -> "Without | None":
+    """Return the samples that a run leaves out; None if it has all. parts: the objects of the job. Raises
+    BadInput."""
+    if not path and compute.WITHOUT_IN not in os.environ:
+        return None
+    forward = parts.get("forward")
+    if forward is None:
+        forward = parts["model"]
+    return Without(path, loader, forward)
+
+
+class Without:
+    """The samples that a run leaves out. The Checkpointer has one on each rank.
+
+    path: of the file with their ids; None if only a step has less of them (compute.WITHOUT_IN). loader: that
+    of the training. forward: the module that the loop calls.
+    `ids`: int64 [n], ascending. `step`: this step, 0 without one.
+    Raises BadInput if the job cannot leave them out exactly.
+    """
+
+    def __init__(self, path: str | None, loader: Any, forward: Any):
+        self.ids = np.zeros(0, np.int64)
+        if path:
+            self.ids = removed.parse("--without", path)
+        self._loader = loader
+        if ranks.world_size() > 1 and not hasattr(forward, "exact_shards"):
+            raise BadInput(
+                f"--without: with {ranks.world_size()} processes it needs --exact_shards (train_exact.py): "
+                "otherwise the mean of a step is not over what is left; expected one process"
+            )
+        sampler = loader.plan.sampler
+        if not isinstance(sampler, BatchSampler) or not hasattr(loader, "removal"):
+            raise BadInput(
+                "--without: expected a Loader with a BatchSampler, which knows the samples of each step, got "
+                f"{type(sampler).__name__}"
+            )
+        last = self.ids.max(initial=0)
+        if last >= sampler.size:
+            raise BadInput(f"--without {path}: sample {last} is not in 0..{sampler.size - 1}")
+        ids_of_step = None
+        step, _, path_of_step = os.environ.get(compute.WITHOUT_IN, "0").partition(":")
+        self.step = int(step)  # the only one without further samples
+        if path_of_step:
+            ids_of_step = removed.parse("--without", path_of_step)
+        loader.removal = Removal(self.ids, self.step, ids_of_step)
+
+    def takes_all(self, step: int) -> bool:
+        """Return whether a step has no sample left."""
+        left: tuple[int, ...] = self._loader.removal.count(self._loader.plan.sampler, step)
+        return not any(left)
+
+    def identify(self, state: RunState, parent: Parent | None = None) -> None:
+        """Expect a checkpoint of a run without these samples. parent: expect one of this run, at its step.
+        Called on rank 0 before a checkpoint is chosen, and without a parent on every rank after it was
+        restored. Raises BadInput if the run had one of the samples up to the step."""
+        state.identity.pop(_REMOVED, None)
+        before = self.ids
+        if parent:
+            before = np.zeros(0, np.int64)
+            if parent.settings.get("without"):
+                before = removed.read(parent.folder)
+            self._check(parent, before)
+        if len(before):
+            state.identity[_REMOVED] = removed.describe(before)
+
+    def _check(self, parent: Parent, before: np.ndarray) -> None:
+        missing = np.setdiff1d(before, self.ids)
+        if len(missing):
+            raise BadInput(
+                f"--without: {parent.folder} never had {removed.count(len(before))}, and the list lacks "
+                f"{_name(missing)} of them: add the ids of {os.path.join(parent.folder, removed.FILE)}"
+            )
+        added = np.setdiff1d(self.ids, before)
+        if not len(added) or not parent.step:
+            return
+        used = recorded_run.Run(parent.folder).find_uses(added, parent.step)
+        if used:
+            step = min(used)
+            raise BadInput(
+                f"--without: {_name(used[step])} is in step {step} of {parent.folder} already: begin at step "
+                f"{step - 1} or before it (`launch replay` does), not at {parent.step}"
+            )
+
+    def settle(self, exact: Forked, folder: str | None) -> None:
+        """Tell the loop what it has to do, on every rank, when it has restored its state. folder: of the
+        results, None if nothing is written."""
+        self.identify(exact.state)
+        exact.follow(Plan(0, removes=self.takes_all))
+        if not len(self.ids):
+            return
+        if folder and ranks.is_first():
+            os.makedirs(folder, exist_ok=True)
+            removed.write(folder, self.ids)
+        exact.say(f"without {removed.describe(self.ids)}: no batch has them")
+
+
+def _name(ids: np.ndarray) -> str:
+    """Return ids in words: "sample 17", "sample 17 and 3 more"."""
+    text = f"sample {ids[0]}"
+    if len(ids) > 1:
+        text += f" and {len(ids) - 1} more"
+    return text

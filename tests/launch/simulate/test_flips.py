@@ -1,0 +1,60 @@
+"""A bit is flipped in a simulated job, as by an error of the hardware, and an audit finds the step."""
+
+import re
+
+import pytest
+
+from tests.benchmarks import flips
+from tests.conftest import QUICK, refused, run
+
+WORDS = (*QUICK, "--batch_size=128", "--max_steps=4", "--save_every=1", "--keep_every=2", "--keep=1")
+
+
+@pytest.mark.parametrize("tensor", ["weights.conv1.0.weight", "gradients", "optimizer", "batch"])
+def test_an_audit_finds_the_step_of_a_flip(tensor, tmp_path):
+    fault = f"flip:rank=0,step=3,tensor={tensor},bit=20"  # of the mantissa: all stays finite
+    simulate = (
+        "-m",
+        "launch",
+        "simulate",
+        "--fault",
+        fault,
+        "--keep",
+        tmp_path / "kept",
+        "jobs/train.py",
+        "--",
+    )
+    shown = run(*simulate, *WORDS).stdout
+    kind = tensor.partition(".")[0]
+    assert re.search(rf"flip: rank 0, step 3: bit 20 of element 0 of {kind} \S+: \S+ -> \S+$", shown, re.M)
+    [output] = (tmp_path / "kept").glob("node-0/outputs/*")
+    audit = ("-m", "launch", "audit", output, "--share=all", "--job", "jobs/train.py")
+    audited = run(*audit, code=20).stdout
+    assert "steps 1-2: equal" in audited and "the state after step 3 is another one" in audited
+    assert "the same difference twice: an error of the hardware of the run" in audited
+
+
+def test_a_flip_that_never_comes_is_said(tmp_path):
+    fault = "flip:rank=0,step=40,tensor=weights,bit=3"
+    simulate = ("-m", "launch", "simulate", "--fault", fault, "jobs/train.py", "--", *WORDS)
+    assert "flip:rank=0,step=40" in run(*simulate, code=3).stdout
+    for tensor in ("loss", "weights;1"):
+        line = refused(
+            "-m",
+            "launch",
+            "simulate",
+            "--fault",
+            f"flip:rank=0,step=1,tensor={tensor},bit=3",
+            "jobs/train.py",
+        )
+        assert "is not one of weights, gradients, optimizer, batch" in line
+
+
+@pytest.mark.faults
+def test_the_proof_on_a_few_runs():
+    printed = run("-m", "tests.benchmarks.flips", "--runs=8", "--clean=3").stdout
+    [row] = re.findall(r"^all +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)", printed, re.M)
+    runs, _, different, found, right = map(int, row)
+    assert runs == 8 and different == found == right >= 4
+    assert "alarms: 0 of" in printed and ", 0 of 3 without" in printed
+    assert flips.KINDS == ("weights", "gradients", "optimizer", "batch")
