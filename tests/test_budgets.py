@@ -18,9 +18,9 @@ from bootfile import Exact
 """
 # script and its words -> (files, lines)
 BUDGETS = {
-    "exact.py OUT": (45, 5965),  # aim: 26, 3500
-    "guides/own_loop/after.py OUT": (63, 8850),  # aim: lines 4400
-    f"jobs/train.py {' '.join(QUICK)} --max_steps=1 --output_dir=OUT": (115, 15275),  # aim: 55, 8500
+    "exact.py OUT": (45, 5970),  # aim: 26, 3500
+    "guides/own_loop/after.py OUT": (63, 8895),  # aim: lines 4400
+    f"jobs/train.py {' '.join(QUICK)} --max_steps=1 --output_dir=OUT": (115, 15340),  # aim: 55, 8500
 }
 # It runs a script as __main__, and writes the paths of what it has loaded, also if the script ends itself.
 LIST = """

@@ -134,7 +134,7 @@ def test_a_restart_an_audit_and_a_fork_lack_them_too(whole, listed, tmp_path):
     new = tmp_path / "new"
     words = (*JOB, "--save_every=1", f"--output_dir={new}")
     job = start(*words, f"--without={listed}")
-    read_until(job, r"^epoch=\d+ step=12 ")
+    read_until(job, r"^epoch=\d+ step=12\b")
     job.kill()
     finish(job, -9)
     line = refused(*words)
