@@ -153,11 +153,12 @@ def install(loop: ModuleType) -> None:
     from bootfile.loaders import loader
 
     methods = _Methods(loop, loader)
-    # functions: a method of another class would not get the run
+    # a method of another object would not get the run
     loop.Exact.begin = functools.partialmethod(_call, methods.begin)
     loop.Exact.accepts = functools.partialmethod(_call, methods.accepts)
     loop.Exact.end_step = functools.partialmethod(_call, methods.end_step)
-    loader.Loader.__iter__ = functools.partialmethod(_call, methods.iterate)  # type: ignore[assignment]
+    kind: Any = loader.Loader
+    kind.__iter__ = functools.partialmethod(_call, methods.iterate)
 
 
 def _call(self: Any, method: Any, *arguments: Any, **options: Any) -> Any:
@@ -172,14 +173,15 @@ class _Finder(importlib.abc.MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
-        if spec and spec.loader:
-            load = spec.loader.exec_module
+        loader: Any = spec and spec.loader
+        if loader:
+            load = loader.exec_module
 
             def load_and_install(module: ModuleType) -> None:
                 load(module)
                 install(module)
 
-            spec.loader.exec_module = load_and_install  # type: ignore[method-assign]
+            loader.exec_module = load_and_install
         return spec
 
 
