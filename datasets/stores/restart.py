@@ -9,7 +9,7 @@ interpolates subsampled colours from one neighbour.
 
 import functools
 import io
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, JpegImagePlugin
@@ -159,7 +159,7 @@ def cut(content: bytes, header: Header, box: Box) -> Part | None:
     return Part(part, first_row * step_y, first * step_x, part_height, part_width)
 
 
-def encode(image: Image.Image, subsampling: str, **options: object) -> bytes:
+def encode(image: Image.Image, subsampling: str, **options: Any) -> bytes:
     """Return a JPEG with restart markers. A thread that builds a pack calls it for each image.
 
     image: of mode RGB or L.
