@@ -7,11 +7,12 @@ import sys
 import pytest
 import torch
 
+from bootfile.ground.errors import BadInput
 from datasets.folders import random_folder
 from datasets.loaders import backends
 from datasets.memory import cifar10
-from tests.benchmarks import blocks, generated, loaders, time_to_accuracy, train
-from tests.conftest import environment, run
+from tests.benchmarks import blocks, compare, generated, loaders, pairs, rounds, time_to_accuracy, train
+from tests.conftest import ROOT, environment, run
 
 TRAIN = ("-m", "tests.benchmarks.train", "--rounds=1", "--report_every=1", "--batch_size=8", "--timeout=100")
 TIME = ("-m", "tests.benchmarks.time_to_accuracy")
@@ -154,3 +155,52 @@ def test_waste():
     printed = run("-m", "tests.benchmarks.waste", *small).stdout
     row = r"^\| a rank \| [01] \([01]-[01]\) \| \d+ \(\d+-\d+\) \|$"
     assert re.search(row, printed, re.MULTILINE), printed
+
+
+def test_a_record_is_compared_with_another(tmp_path, monkeypatch):
+    paths = []
+    for number, speeds in enumerate(([9.0, 10.0, 11.0], [9.5, 10.5, 10.0], [19.0, 20.0, 21.0])):
+        record = rounds.Record()
+        record.add("images", "images/CPU s", {"torchvision": [5.0] * 3, "pack": speeds, "other": [1.0] * 3})
+        paths.append(tmp_path / f"{number}.json")
+        record.write(str(paths[-1]))
+    content = json.loads(paths[0].read_text())
+    assert content["figures"][0]["rounds"]["pack"] == [9.0, 10.0, 11.0] and content["machine"]
+    assert compare.compare(content, compare.read(str(paths[1]))) == 0
+    assert compare.compare(content, compare.read(str(paths[2]))) == 1
+    paths[0].write_text("{}")
+    with pytest.raises(BadInput, match=r"0\.json is not a record"):
+        compare.read(str(paths[0]))
+
+
+def test_the_records_of_the_page_can_be_read():
+    records = sorted((ROOT / "tests" / "benchmarks" / "records").glob("*.json"))
+    assert records
+    for path in records:
+        record = compare.read(str(path))
+        assert compare.compare(record, record) == 0 and path.stat().st_size < 20_000
+        assert record["date"] and record["machine"] and record["flags"] and record["load_at_begin"]
+
+
+def test_pairs_of_unequal_work_say_so():
+    def answer(stores, output, size):
+        return {"side": {"stores": stores, "output": output, "kernel": ""}, "bytes": size}
+
+    ours = answer("short side 256, 26 KB an image", "float32 NCHW", 26)
+    assert not pairs.list_differences([ours, answer("short side 256, 27 KB an image", "float32 NCHW", 27)])
+    other = answer("as the files, 52 KB an image", "uint8 NCHW", 52)
+    assert pairs.list_differences([ours, other]) == "stored pixels, stored bytes, output"
+
+
+def test_a_folder_of_few_images_is_linked_several_times(tmp_path):
+    for number in range(6):
+        image = tmp_path / "own" / f"class{number % 2}" / f"{number}.jpg"
+        image.parent.mkdir(parents=True, exist_ok=True)
+        next(loaders.pictures((60, 50), 1, number)).save(image, "JPEG")
+    described = loaders.link_images(str(tmp_path / "images"), str(tmp_path / "own"), 16)
+    assert "6 of them different" in described
+    assert len(list((tmp_path / "images" / "train").glob("*/*.jpg"))) == 16
+    with pytest.raises(BadInput, match=r"--data_url .*none: no such folder"):
+        loaders.link_images(str(tmp_path / "images"), str(tmp_path / "none"), 16)
+    with pytest.raises(BadInput, match="expected JPEGs in at least two folders"):
+        loaders.link_images(str(tmp_path / "images"), str(tmp_path / "own" / "class0"), 16)

@@ -75,7 +75,8 @@ def add_arguments(parser: JobParser) -> None:
         "--pack_form",
         choices=forms.FORMS,
         default="decoded",
-        help=f"decoded (default): pixels; jpeg: small JPEGs of quality {forms.QUALITY}; encoded: the files",
+        help=f"decoded (default): pixels; jpeg: small JPEGs of quality {forms.QUALITY}; jpeg_crop: these, "
+        "decoded only where the crop is; jpeg_full: so, but in the size of the files; encoded: the files",
     )
     add(
         "--cache",
@@ -288,11 +289,11 @@ def open_loaders(
     val_store = stores.open(val_index)
     side = max(args.image_size, args.val_image_size or 0)
     most = forms.SHORT_SIDE
-    is_small = (args.pack or args.cache) and train_store.form != "encoded" and side > most
+    is_small = (args.pack or args.cache) and train_store.form not in forms.WHOLE and side > most
     if is_small and (np.minimum(train_index.widths, train_index.heights) > most).any():
         raise BadInput(
             f"--image_size {side}: {train_store.form} images of a pack or cache have a short side of at most "
-            f"{most} pixels; store encoded ones (--pack_form encoded)"
+            f"{most} pixels; store whole ones (--pack_form encoded or jpeg_full)"
         )
     barrier.wait_for_all("prepared", "to prepare")  # a node that scans its data takes longer
     # all ranks compare: nodes with other files would train on different data without a sign of it

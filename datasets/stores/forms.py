@@ -2,20 +2,28 @@
 
 "encoded": the bytes of the file. "decoded": its pixels, uint8 RGB [height, width, 3], scaled down so that the
 short side has SHORT_SIDE pixels at most. "jpeg": the same pixels as an RGB JPEG of QUALITY, subsampled 4:2:0.
-The bits of "decoded" and "jpeg" may differ between versions of simplejpeg, Pillow and torch.
+"jpeg_crop": such a JPEG with restart markers (restart.py), which is decoded only where the crop is.
+"jpeg_full": a JPEG with restart markers in the size of the file.
+The bits of all but "encoded" may differ between versions of simplejpeg, Pillow and torch.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from bootfile.ground.errors import BadInput
 from datasets.folders import images
+from datasets.stores import restart
 
-FORMS: tuple[str, ...] = ("decoded", "encoded", "jpeg")
+FORMS: tuple[str, ...] = ("decoded", "encoded", "jpeg", "jpeg_crop", "jpeg_full")
 SIZED: tuple[str, ...] = ("decoded", "encoded")  # the forms whose bytes per sample follow from the index
+WHOLE: tuple[str, ...] = ("encoded", "jpeg_full")  # the forms that have all pixels of the files
+CUT: tuple[str, ...] = ("jpeg_crop", "jpeg_full")  # JPEGs that are decoded by crop
+JPEGS: tuple[str, ...] = ("jpeg", *CUT)
 SHORT_SIDE = 256
 QUALITY = 90
+QUALITY_FULL = 95  # of "jpeg_full", if the file is not a JPEG; else it is encoded again with its own tables
 
 
 class Sample(NamedTuple):
@@ -48,6 +56,8 @@ def convert(index: Any, id: int, content: bytes, form: str, scratch: np.ndarray 
     height, width, _ = map(int, sizes(index, id, form))
     if form == "encoded":
         return Sample(height, width, content)
+    if form == "jpeg_full" and index.plain[id] and content.startswith(b"\xff\xd8"):
+        return Sample(height, width, restart.encode_again(content))
     try:
         image = images.decode(content, bool(index.plain[id]), scratch)
     except images.BadImage as error:
@@ -61,9 +71,21 @@ def convert(index: Any, id: int, content: bytes, form: str, scratch: np.ndarray 
     if form == "decoded":
         return Sample(height, width, image.reshape(-1))
     try:
-        return Sample(height, width, images.simplejpeg.encode_jpeg(image, QUALITY, "RGB", "420"))
-    except ValueError as error:  # a side is too long: 65,500 pixels
+        return Sample(height, width, _encode(image, form))
+    except (ValueError, OSError) as error:  # a side is too long: 65,500 pixels
         raise BadInput(f"cannot make a JPEG of {index.path(id)}: {error}") from error
+
+
+def _encode(image: np.ndarray, form: str) -> bytes:
+    """Return the JPEG of an image in one of the forms JPEGS. Raises ValueError and OSError.
+
+    convert() calls it for each sample. The bits of "jpeg" stay those of earlier versions, so it has no
+    markers: simplejpeg writes none, and other encoders give other pixels."""
+    if form == "jpeg":
+        return images.simplejpeg.encode_jpeg(image, QUALITY, "RGB", "420")
+    if form == "jpeg_crop":
+        return restart.encode(Image.fromarray(image), "4:2:0", quality=QUALITY)
+    return restart.encode(Image.fromarray(image), "4:4:4", quality=QUALITY_FULL)
 
 
 def cannot_decode(index: Any, id: int, error: Exception) -> BadInput:
@@ -73,7 +95,7 @@ def cannot_decode(index: Any, id: int, error: Exception) -> BadInput:
 
 def label(form: str) -> str:
     """Return the name of a form with its short side, for example "decoded256"."""
-    if form == "encoded":
+    if form in WHOLE:
         return form
     return f"{form}{SHORT_SIDE}"
 
@@ -85,6 +107,8 @@ def sizes(index: Any, ids: np.ndarray | slice | int, form: str) -> tuple[np.ndar
     widths = np.asarray(index.widths[ids], dtype=np.int64)
     if form == "encoded":
         return heights, widths, np.asarray(index.bytes[ids], dtype=np.int64)
+    if form in WHOLE:
+        return heights, widths, np.zeros_like(heights)
     scale = np.minimum(1.0, SHORT_SIDE / np.minimum(heights, widths))
     heights = np.rint(heights * scale).astype(np.int64)
     widths = np.rint(widths * scale).astype(np.int64)

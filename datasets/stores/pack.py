@@ -26,12 +26,13 @@ from bootfile.ground.errors import BadInput, Unavailable, import_optional
 from bootfile.ground.files import explained, open_atomic, read_again, read_file, sweep, write_atomic
 from bootfile.machine.cores import available_cores
 from common.ground.files import locked
+from datasets.folders import images
 from datasets.folders.messages import progress
-from datasets.stores import forms
+from datasets.stores import forms, restart
 from datasets.stores.ahead import work_ahead
 from datasets.stores.files import FileStore
 from datasets.stores.forms import QUALITY, Sample
-from datasets.stores.store import Store
+from datasets.stores.store import Box, Store, fitted
 
 META = "meta.json"
 _VERSION = 2
@@ -59,6 +60,25 @@ class PackStore(Store):
     def read(self, ids: np.ndarray) -> list[bytes | np.ndarray]:
         """Return the samples; pixels without a copy. The threads or worker processes of an engine call it."""
         return [self._intact(id).value(self.form) for id in np.asarray(ids).tolist()]
+
+    def decode_box(
+        self,
+        id: int,
+        content: bytes | np.ndarray,
+        planned: int,
+        box: Box,
+        scratch: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Return the pixels of a box, as Store.decode_box() does. Of a JPEG with restart markers only the
+        part around the box is decoded; one whose markers are not as expected is decoded as a whole."""
+        if self.form in forms.CUT and isinstance(content, bytes):
+            header = restart.read_header(content)
+            if header:
+                own_box = fitted(box, planned, header.height, header.width)
+                pixels = _decode_part(content, header, own_box, scratch)
+                if pixels is not None:
+                    return pixels
+        return super().decode_box(id, content, planned, box, scratch)
 
     def close(self) -> None:
         self._parts = {}
@@ -108,6 +128,29 @@ class PackStore(Store):
         return Sample(heights[row], widths[row], contents[offsets[row] : offsets[row + 1]]), checksums[row]
 
 
+def _decode_part(
+    content: bytes, header: restart.Header, box: Box, scratch: np.ndarray | None
+) -> np.ndarray | None:
+    """Return the pixels of a box of a JPEG; None if it has to be decoded as a whole.
+
+    An engine calls it for each sample, through decode_box(), in a thread or a worker process."""
+    part = restart.cut(content, header, box)
+    if part is None:
+        return None
+    size = part.height * part.width * 3
+    buffer = None
+    if scratch is not None and scratch.size >= size:
+        buffer = scratch
+    try:
+        pixels = images.simplejpeg.decode_jpeg(part.content, "RGB", buffer=buffer)
+    except ValueError:  # libjpeg warns: the whole decode tells what is wrong
+        return None
+    top, left, height, width = box
+    top -= part.top
+    left -= part.left
+    return pixels[top : top + height, left : left + width]
+
+
 def build(index: Any, path: str, form: str = "decoded", threads: int | None = None) -> PackStore:
     """Return the pack in the folder `path`. Build it if it is missing or holds another data set or form.
 
@@ -146,10 +189,10 @@ def _description(index: Any, form: str) -> dict[str, Any]:
         "fingerprint": index.fingerprint,
         "form": form,
         "count": len(index),
-        "short_side": 0 if form == "encoded" else forms.SHORT_SIDE,
+        "short_side": 0 if form in forms.WHOLE else forms.SHORT_SIDE,
     }
-    if form == "jpeg":
-        description["quality"] = QUALITY
+    if form in forms.JPEGS:
+        description["quality"] = forms.QUALITY_FULL if form in forms.WHOLE else QUALITY
     return description
 
 
@@ -169,10 +212,13 @@ def place(folder: str, index: Any, form: str = "decoded") -> str:
 
 
 def size_of(index: Any, form: str) -> int:
-    """Return the approximate size of a pack in bytes. JPEGs are taken to have 3 bits per pixel."""
+    """Return the approximate size of a pack in bytes. JPEGs are taken to have 3 bits per pixel, those in the
+    size of the files a tenth more than these."""
     heights, widths, lengths = forms.sizes(index, slice(None), form)
     if form in forms.SIZED:
         return int(lengths.sum())
+    if form in forms.WHOLE:
+        return int(index.bytes.sum() * 11 // 10)
     return int((heights * widths * 3 // 8).sum())
 
 

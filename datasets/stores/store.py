@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from datasets.folders import images
-from datasets.stores.forms import cannot_decode
+from datasets.stores import forms
 
 Box = tuple[int, int, int, int]  # top, left, height, width of the part that a crop needs; pixels
 
@@ -39,7 +39,25 @@ class Store:
         try:
             return images.decode(content, self._is_plain(id), scratch)
         except images.BadImage as error:
-            raise cannot_decode(self.index, id, error) from error
+            raise forms.cannot_decode(self.index, id, error) from error
+
+    def decode_box(
+        self,
+        id: int,
+        content: bytes | np.ndarray,
+        planned: int,
+        box: Box,
+        scratch: np.ndarray | None = None,
+    ) -> np.ndarray:
+        """Return the pixels of the box of a sample, uint8 [height, width, 3], perhaps a view of the scratch
+        memory. If the image is smaller than the one for which the box was planned, so is the box.
+
+        planned: rows of that image. content, scratch: as for decode(). An engine calls it for each sample, in
+        a thread or a worker process. Raises BadInput if the content cannot be decoded.
+        """
+        image = self.decode(id, content, scratch)
+        top, left, height, width = fitted(box, planned, *image.shape[:2])
+        return image[top : top + height, left : left + width]
 
     def portable(self, id: int, content: bytes) -> bytes:
         """Return encoded bytes for another decoder (Pillow, DALI), as a plain PNG if the image is not plain.
@@ -49,7 +67,7 @@ class Store:
         try:
             return images.normalised(content)
         except images.BadImage as error:
-            raise cannot_decode(self.index, id, error) from error
+            raise forms.cannot_decode(self.index, id, error) from error
 
     def image(self, id: int) -> np.ndarray:
         """Read and decode one sample. Tools and explanations of errors call it, engines do not."""
@@ -60,7 +78,15 @@ class Store:
 
     def _is_plain(self, id: int) -> bool:
         """Return whether each decoder makes the same pixels of the stored bytes."""
-        return self.form == "jpeg" or bool(self.index.plain[id])
+        return self.form in forms.JPEGS or bool(self.index.plain[id])
+
+
+def fitted(box: Box, planned: int, rows: int, columns: int) -> Box:
+    """Return the box in an image of `rows` rows and `columns` columns: packs and caches keep smaller images.
+    planned: rows of the image for which the box was planned. decode_box() calls it for each sample."""
+    if rows == planned:
+        return box
+    return scaled(*box, rows / planned, rows, columns)
 
 
 def scaled(top: int, left: int, height: int, width: int, scale: float, rows: int, columns: int) -> Box:

@@ -1,6 +1,7 @@
 """Measure the images/s of our loaders, torchvision, DALI, FFCV, WebDataset, streaming and LitData.
 
-    python -m tests.benchmarks.loaders                              all rows; about ten minutes on two cores
+    python -m tests.benchmarks.loaders                              all rows; about an hour on two cores
+    python -m tests.benchmarks.pairs                    only the pairs of equal work, with what each stores
     python -m tests.benchmarks.loaders --images 128 --rounds 1 --only torchvision,threads     a short trial
     python -m tests.benchmarks.loaders --data_url IMAGENET --images 1024   JPEGs of a folder of yours
     python -m tests.benchmarks.loaders --python ffcv=.venv-ffcv/bin/python       rows ffcv-* with that Python
@@ -18,21 +19,22 @@ of 1/2, shuffled, in batches of 64 on the CPU, by two threads or worker processe
 batches are normalised and have the shape [n, 3, 224, 224]; some rows deliver them as channels_last. Before
 the first round each row converts the same images to its own file format. All files are in the page cache.
 
-The method: each row runs in a process of its own. It first reads one epoch, and the batches are checked. Then
-the rounds begin. In each round the rows take turns. A turn is as many whole epochs as take at least a second,
-and then a pause until the threads of the row are idle. Batches that a row prepared during the turns of others
-are dropped before its clock starts. A ratio compares two rows in the same round. The output has the median
-and the range of the ratios over the rounds: of images/s, and of images a second of CPU time, of all processes
-and threads of the row. If other programs run, only the second one means something; targets are compared with
-it.
+The method: each row runs in a process of its own. It first reads one epoch, and the batches are checked.
+Then the rounds begin; the first one warms up, and is dropped. In each round the rows take turns. A turn is
+as many whole epochs as take at least a second, and then a pause until the threads of the row are idle.
+Batches that a row prepared during the turns of others are dropped before its clock starts. A ratio compares
+two rows in the same round. The output has the median and the range of the ratios over the rounds: of
+images/s, and of images a second of CPU time, of all processes and threads of the row. If other programs
+run, only the second one means something; targets are compared with it.
 
 Notes on the rows:
 
 - "threads" and "pack" are Bootfile's.
 - "pack-jpeg" is Bootfile's: JPEGs of quality 90 whose shorter side has 256 pixels. Their size is printed.
+  "pack-crop" decodes such JPEGs only where the crop is, "pack-full" those in the size of the files.
 - FFCV encodes its JPEGs again, so they have fewer bytes than the files that other rows read (their size is
-  printed). It always resizes by averaging over areas. Its raw images ("ffcv-raw-short") have 256 pixels on
-  the shorter side, as those of our pack.
+  printed). It always resizes by averaging over areas. Its rows named "short" store the pixels of our decoded
+  pack, raw or as JPEGs of quality 90; "ffcv-jpeg" stores JPEGs in the size of the files.
 - "decoding" reads and decodes the files, and does nothing else: no loader that decodes whole images can be
   faster. "decoding-torchcodec" and "decoding-dali" (dynamic mode, 4 files a call) decode with these.
 - "work" also crops, resizes and normalises each image, as our rows do, without a loader.
@@ -41,8 +43,8 @@ Notes on the rows:
   them in their own files.
 - DALI's own reader returns its buffers without a copy.
 - In all rows, threads of OpenMP that wait sleep soon (GOMP_SPINCOUNT=1000), as in Bootfile's jobs.
-- An epoch of 512 images is short, so the start of an epoch has more weight than with ImageNet. --images 4096
-  shows how much.
+- In an epoch of fewer than 2,048 images, the start of an epoch has more weight than with ImageNet. Such
+  figures are a trial: with 512 images FFCV's raw images were measured at 0.7 of their speed with 2,048.
 """
 
 import argparse
@@ -62,6 +64,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -70,6 +73,7 @@ import torch
 from PIL import Image
 from tqdm import tqdm
 
+from bootfile.ground.errors import BadInput
 from common.distributed.entry import entry
 from tests.benchmarks import rounds
 
@@ -78,6 +82,7 @@ SIZES = {44: (400, 325), 116: (500, 375)}  # about the kilobytes of a JPEG -> it
 TOLERANCE = 0.05  # of those kilobytes
 CLASSES = 10
 SIDE, BATCH, WORKERS = 224, 64, 2
+LONG = 2048  # images of an epoch in which its start has little weight
 TASK = 4  # images that a thread of "decoding" and "work" takes
 SECONDS = 1.0  # least length of a turn
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels / 255
@@ -145,17 +150,46 @@ def write_images(root: str, size: tuple[int, int], kilobytes: float, count: int)
 
 
 def link_images(root: str, source: str, count: int) -> str:
-    """Link JPEGs of SOURCE/train/<class>/, equally many of each class, into the same folders below `root`."""
-    classes = [sorted(folder.iterdir()) for folder in sorted(pathlib.Path(source, "train").iterdir())]
-    turns = itertools.chain.from_iterable(itertools.zip_longest(*classes))
-    paths = [path for path in turns if path and path.suffix.lower() in (".jpg", ".jpeg")][:count]
-    if len(paths) < count:
-        raise ValueError(f"{source}/train holds {len(paths)} JPEGs, expected at least --images {count}")
-    for path in paths:
+    """Link JPEGs of own_images() into the same folders below `root`, and return a description. If there are
+    fewer than `count`, each is linked several times."""
+    jpegs = own_images(source)
+    paths = list(itertools.islice(itertools.cycle(jpegs), count))
+    for number, path in enumerate(paths):
         folder = os.path.join(root, "train", path.parent.name)
         os.makedirs(folder, exist_ok=True)
-        os.symlink(path.resolve(), os.path.join(folder, path.name))
-    return f"{count} images of {source}, {mean_kilobytes(paths):.1f} KB"
+        os.symlink(path.resolve(), os.path.join(folder, f"{number // len(jpegs)}-{path.name}"))
+    several = f", {len(jpegs)} of them different" if len(jpegs) < count else ""
+    return f"{count} images of {source}{several}, {mean_kilobytes(paths):.1f} KB"
+
+
+def own_images(source: str) -> list[pathlib.Path]:
+    """Return the JPEGs of a folder of classes, those of the classes in turns. Raises BadInput."""
+    root = pathlib.Path(source, "train")
+    if not root.is_dir():
+        root = pathlib.Path(source)
+    if not root.is_dir():
+        raise BadInput(f"--data_url {source}: no such folder")
+    classes = [sorted(folder.iterdir()) for folder in sorted(root.iterdir()) if folder.is_dir()]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(*classes))
+    paths = [path for path in turns if path and path.suffix.lower() in (".jpg", ".jpeg")]
+    if len({path.parent for path in paths}) < 2:
+        raise BadInput(f"--data_url {source}: expected JPEGs in at least two folders of {root}/<class>/")
+    return paths
+
+
+def write_short(folder: str) -> None:
+    """Write the pixels of our decoded pack, short side 256, as a folder of images: folder/short/train."""
+    from datasets.folders import image_folder
+    from datasets.stores import forms
+    from datasets.stores.files import FileStore
+
+    index = image_folder.load(os.path.join(folder, "images"), "train", os.path.join(folder, "index"))
+    files = FileStore(index)
+    for id in range(len(index)):
+        pixels = forms.make(files, id, "decoded").value("decoded")
+        path = pathlib.Path(folder, "short", "train", index.classes[int(index.labels[id])], f"{id:06}.ppm")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
 
 
 def mean_kilobytes(paths: list[pathlib.Path]) -> float:
@@ -166,10 +200,13 @@ def mean_kilobytes(paths: list[pathlib.Path]) -> float:
 
 
 class Row:
+    kernel = "bilinear, antialiased"
+
     def __init__(self, folder: str, count: int):
         self.folder, self.count = folder, count  # images that an epoch delivers
         self.images = os.path.join(folder, "images", "train")
         self.reads = None  # bytes of an image, if the row does not read the JPEG files
+        self.stores = "files"
 
     def drop_ahead(self) -> None:
         """Drop the batches that were prepared before the turn began."""
@@ -366,7 +403,10 @@ class Ours(Row):
         index = image_folder.load(source, "train", cache)
         path = os.path.join(self.folder, f"{form}.pack")
         store = pack.build(index, path, form) if form else FileStore(index)
-        self.reads = sum(pack.described(store.path)["sizes"]) / len(index) if form else None
+        if form:
+            self.reads = sum(pack.described(store.path)["sizes"]) / len(index)
+            self.stores = "short side 256" if pack.described(store.path)["short_side"] else "as the files"
+        self.kernel = "bilinear, antialiased above a reduction of 1.08"
         plan = Plan(index, BatchSampler(len(index), BATCH, 0), random_resized_crop, SIDE)
         self.loader = backends.build(backend, store, plan, torch.device("cpu"), workers)
         self.epoch, self.uint8 = 0, uint8
@@ -376,7 +416,7 @@ class Ours(Row):
         self.epoch += 1
         if self.uint8:
             for _, images in self.loader.engine.run(self.loader.plan):
-                yield images
+                yield images.permute(0, 3, 1, 2)  # a view: channels_last
         else:
             for images, _ in self.loader:
                 yield images
@@ -502,35 +542,37 @@ class DaliReader(Row):
             pass
 
 
-def write_beton(images: str, path: str, mode: str, resolution: int | None) -> None:
-    """Write FFCV's file of a folder of images. mode: "jpg" (encoded again with quality 90) or "raw".
-    resolution: pixels of the longer side; None: 256 pixels on the shorter side of the first image."""
+def write_beton(images: str, path: str, mode: str) -> None:
+    """Write FFCV's file of a folder of images. mode: "jpg" (encoded again with quality 90) or "raw"."""
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
     from torchvision.datasets import ImageFolder
 
-    data = ImageFolder(images)
-    if resolution is None:
-        sides = Image.open(data.samples[0][0]).size
-        resolution = round(256 * max(sides) / min(sides))
-    field = RGBImageField(write_mode=mode, max_resolution=resolution, jpeg_quality=90)
+    field = RGBImageField(write_mode=mode, max_resolution=None, jpeg_quality=90)
     fields = {"image": field, "label": IntField()}
-    DatasetWriter(path, fields, num_workers=WORKERS).from_indexed_dataset(data)
+    DatasetWriter(path, fields, num_workers=WORKERS).from_indexed_dataset(ImageFolder(images))
 
 
 class FFCV(Row):
     """FFCV with its own file. On the CPU its NormalizeImage must come before ToTensor; the result is the
-    same."""
+    same. is_short: the file has the pixels of write_short(), not those of the images."""
 
-    def __init__(self, *data, mode: str, resolution: int | None, uint8: bool = False):
+    kernel = "INTER_AREA"
+
+    def __init__(self, *data, mode: str, is_short: bool, uint8: bool = False):
         from ffcv.fields.rgb_image import RandomResizedCropRGBImageDecoder
         from ffcv.loader import Loader, OrderOption
         from ffcv.transforms import NormalizeImage, RandomHorizontalFlip, ToTensor, ToTorchImage
 
         super().__init__(*data)
-        path = os.path.join(self.folder, f"{mode}-{resolution}.beton")
+        source = self.images
+        self.stores = "as the files"
+        if is_short:
+            source = os.path.join(self.folder, "short", "train")
+            self.stores = "short side 256"
+        path = os.path.join(self.folder, f"{mode}-{self.stores.replace(' ', '-')}.beton")
         if not os.path.exists(path):
-            write_beton(self.images, f"{path}.partial", mode, resolution)
+            write_beton(source, f"{path}.partial", mode)
             os.rename(f"{path}.partial", path)
         mean, std = 255 * np.array(MEAN), 255 * np.array(STD)
         steps = [RandomResizedCropRGBImageDecoder((SIDE, SIDE)), RandomHorizontalFlip()]
@@ -561,15 +603,18 @@ ROWS = {
     "streaming": Streaming,
     "litdata": LitData,
     "pack-jpeg": partial(Ours, backend="threads", form="jpeg"),
+    "pack-crop": partial(Ours, backend="threads", form="jpeg_crop"),
+    "pack-full": partial(Ours, backend="threads", form="jpeg_full"),
     "pack": partial(Ours, backend="threads", form="decoded"),
     "pack-uint8": partial(Ours, backend="threads", form="decoded", uint8=True),
     "pack-one": partial(Ours, backend="threads", form="decoded", workers=1),
     "pack-uint8-one": partial(Ours, backend="threads", form="decoded", uint8=True, workers=1),
     "dali": partial(Ours, backend="dali"),
     "pytorch": partial(Ours, backend="pytorch"),
-    "ffcv-jpeg": partial(FFCV, mode="jpg", resolution=512),
-    "ffcv-raw-short": partial(FFCV, mode="raw", resolution=None),
-    "ffcv-raw-short-uint8": partial(FFCV, mode="raw", resolution=None, uint8=True),
+    "ffcv-jpeg": partial(FFCV, mode="jpg", is_short=False),
+    "ffcv-jpeg-short": partial(FFCV, mode="jpg", is_short=True),
+    "ffcv-raw-short": partial(FFCV, mode="raw", is_short=True),
+    "ffcv-raw-short-uint8": partial(FFCV, mode="raw", is_short=True, uint8=True),
 }
 FIGURES = (  # row, reference, target or None
     ("threads", "decoding", None),
@@ -578,7 +623,12 @@ FIGURES = (  # row, reference, target or None
     ("pack-uint8", "dali-reader", None),
     ("threads", "ffcv-jpeg", None),
     ("pack-jpeg", "threads", 2.3),
-    ("pack-jpeg", "ffcv-jpeg", 3.5),
+    ("pack-crop", "pack-jpeg", None),
+    ("pack-full", "threads", None),
+    ("pack-full", "torchvision", 3.0),
+    ("pack-full", "ffcv-jpeg", None),
+    ("pack-jpeg", "ffcv-jpeg-short", None),
+    ("pack-crop", "ffcv-jpeg-short", 2.0),
     ("pack-uint8", "ffcv-raw-short-uint8", 3.0),
     ("pack", "ffcv-raw-short", 3.0),
     ("pack-uint8", "pack-uint8-one", 1.7),
@@ -609,7 +659,8 @@ def work(name: str, folder: str, count: int) -> None:
         send({"skipped": f"{type(error).__name__}: {error}"})
         return
     reads = f", {row.reads / 1000:.1f} KB an image" if row.reads else ""
-    send({"delivers": f"{kinds[0][1]}{reads}; {versions()}"})
+    side = {"stores": f"{row.stores}{reads}", "output": kinds[0][1], "kernel": row.kernel}
+    send({"delivers": f"{kinds[0][1]}{reads}; {row.kernel}; {versions()}", "side": side, "bytes": row.reads})
     for _ in sys.stdin:
         row.drop_ahead()
         images, seconds, begin = 0, 0.0, time.perf_counter()
@@ -714,29 +765,38 @@ class Process:
         return total
 
 
-def measure(title: str, folder: str, options: argparse.Namespace) -> list[dict[str, list[float]]]:
+def measure(
+    title: str, folder: str, options: argparse.Namespace, sides: dict[str, dict] | None = None
+) -> list[dict[str, list[float]]]:
     """Start the rows, let them take turns, and print their images/s and images a CPU second.
 
-    Return these two: row -> figure of each round. Rows that cannot start are left out.
+    Return these two: row -> figure of each round. Rows that cannot start are left out. sides: it gets the
+    answer of the process of each row.
     """
     processes, rates, cpu_rates = [], {}, {}
     try:
         names = [name for name in ROWS if name in options.only]
+        if any(name.startswith("ffcv-") and "-short" in name for name in names):
+            write_short(folder)
         bar = tqdm(names, desc=f"{title}: preparing", unit="row", leave=False)
         for name in bar:
             bar.set_postfix_str(name)
             processes.append(Process(name, folder, options))
+            if sides is not None:
+                sides[name] = processes[-1].answer
         for process in processes:
             if "skipped" in process.answer:
                 print(f"{process.name} is omitted: {process.answer['skipped']}", flush=True)
             else:
                 print(f"{process.name} delivers {process.answer['delivers']}", flush=True)
                 rates[process.name], cpu_rates[process.name] = [], []
-        for _ in range(options.rounds):
+        for number in range(options.rounds + 1):
             for process in processes:
                 if process.name in rates:
-                    for figures, figure in zip((rates, cpu_rates), process.measure(), strict=True):
-                        figures[process.name].append(figure)
+                    both = process.measure()
+                    if number:  # the first round warms up
+                        rates[process.name].append(both[0])
+                        cpu_rates[process.name].append(both[1])
     except ChildProcessError as error:
         sys.exit(str(error))
     finally:
@@ -758,13 +818,15 @@ def print_figures(rates: dict[str, list[float]], cpu_rates: dict[str, list[float
             print(f"| {row} / {reference} | {spreads} | {target or '-'} | {met} |")
 
 
-def parse_args() -> argparse.Namespace:
-    """Parse the options, and let all rows use the same cores."""
-    parser, known = rounds.make_parser(__doc__, 5), list(ROWS)
+def parse_args(description: str | None = __doc__, known: tuple[str, ...] = ()) -> argparse.Namespace:
+    """Parse the options, and let all rows use the same cores. known: rows of the program (default: all)."""
+    parser = rounds.make_parser(description, 5)
+    known = known or tuple(ROWS)
     add = parser.add_argument
     add("--sizes", default="44,116", help="kilobytes of an image (default: %(default)s)")
-    add("--data_url", metavar="DIR", help="use JPEGs of DIR/train/<class>/ instead")
-    add("--images", type=int, default=512, help="number of images (default: %(default)s)")
+    add("--data_url", metavar="DIR", help="use JPEGs of DIR/train/<class>/ or DIR/<class>/ instead")
+    add("--json", metavar="FILE", help="also write the figures of each round to this file")
+    add("--images", type=int, default=LONG, help="number of images (default: %(default)s)")
     add("--only", metavar="NAME,NAME", help=f"rows (default: all): {', '.join(known)}")
     add("--python", action="append", default=[], metavar="NAME=PATH", help="of rows NAME and NAME-*")
     add("--row", help=argparse.SUPPRESS)  # this is the process of a row
@@ -776,7 +838,7 @@ def parse_args() -> argparse.Namespace:
     options.python = parse_pythons(parser, options.python)
     options.sizes = [int(size) for size in options.sizes.split(",")]
     if options.data_url:
-        options.sizes = [round(mean_kilobytes([*pathlib.Path(options.data_url, "train").glob("*/*")]))]
+        options.sizes = [round(mean_kilobytes(own_images(options.data_url)))]
     elif unknown := set(options.sizes) - set(SIZES):
         parser.error(f"--sizes {unknown}: expected some of {list(SIZES)}")
     if options.images % (BATCH * WORKERS):
@@ -803,14 +865,25 @@ def main():
     options = parse_args()
     if options.row:
         return work(options.row, options.folder, options.images)
+    record = rounds.Record()
     with rounds.conditions(), tempfile.TemporaryDirectory() as temporary:
-        for kilobytes in options.sizes:
-            folder = f"{temporary}/{kilobytes}"
-            if options.data_url:
-                title = link_images(f"{folder}/images", options.data_url, options.images)
-            else:
-                title = write_images(f"{folder}/images", SIZES[kilobytes], kilobytes, options.images)
-            print_figures(*measure(title, folder, options))
+        for title, folder in make_images(temporary, options):
+            rates, cpu_rates = measure(title, folder, options)
+            print_figures(rates, cpu_rates)
+            record.add(title, "images/CPU s", cpu_rates)
+    record.write(options.json)
+
+
+def make_images(temporary: str, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """Yield (title, folder) of each size of images, made when asked for, or links to the user's own."""
+    if options.images < LONG:
+        print(f"epochs of {options.images} images are short: a trial, no figures to publish", flush=True)
+    for kilobytes in options.sizes:
+        folder = f"{temporary}/{kilobytes}"
+        if options.data_url:
+            yield link_images(f"{folder}/images", options.data_url, options.images), folder
+        else:
+            yield write_images(f"{folder}/images", SIZES[kilobytes], kilobytes, options.images), folder
 
 
 if __name__ == "__main__":

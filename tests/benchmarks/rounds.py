@@ -2,9 +2,11 @@
 
 import contextlib
 import datetime
+import json
 import os
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -34,6 +36,42 @@ def describe() -> str:
         f"{device}{processor} ({os.cpu_count()} cores), Python {platform.python_version()}, "
         f"torch {torch.__version__}, numpy {numpy.__version__}, load average {os.getloadavg()[0]:.2f}"
     )
+
+
+class Record:
+    """The raw figures of a run, with its conditions: a small JSON file for tests.benchmarks.compare."""
+
+    def __init__(self) -> None:
+        self._record = {
+            "date": str(datetime.date.today()),
+            "machine": describe(),
+            "flags": _find_flags(),
+            "load_at_begin": round(os.getloadavg()[0], 2),
+            "command": " ".join([os.path.basename(sys.argv[0]), *sys.argv[1:]]),
+            "figures": [],
+        }
+
+    def add(self, title: str, unit: str, figures: dict[str, list[float]], **notes: object) -> None:
+        """Add the figures of take_turns(): name -> one for each round, more is better. notes: of the rows."""
+        rows = {name: [float(f"{value:.5g}") for value in values] for name, values in figures.items()}
+        self._record["figures"].append({"title": title, "unit": unit, "rounds": rows, **notes})
+
+    def write(self, path: str | None) -> None:
+        """Write the file, if it has a path."""
+        if path:
+            self._record["load_at_end"] = round(os.getloadavg()[0], 2)
+            with open(path, "w") as file:
+                json.dump(self._record, file, indent=1)
+                file.write("\n")
+
+
+def _find_flags() -> list[str]:
+    """Return the instruction sets of the processor that change speeds, such as avx2."""
+    if not os.path.exists("/proc/cpuinfo"):
+        return []
+    with open("/proc/cpuinfo") as file:
+        flags = next((line.split() for line in file if line.startswith("flags")), [])
+    return [flag for flag in flags if flag.startswith(("avx", "amx", "sse4"))]
 
 
 @contextlib.contextmanager

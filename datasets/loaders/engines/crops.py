@@ -61,12 +61,7 @@ class Crops:
         memory. content, scratch: as for Store.decode(). If the image is smaller than the one for which the
         box was planned, so is the box. Raises BadInput."""
         id, planned, top, left, height, width, _ = row
-        image = self.store.decode(id, content, scratch)
-        rows = image.shape[0]
-        if rows != planned:  # packs and caches keep smaller images
-            box = scaled(top, left, height, width, rows / planned, rows, image.shape[1])
-            top, left, height, width = box
-        return image[top : top + height, left : left + width]
+        return self.store.decode_box(id, content, planned, (top, left, height, width), scratch)
 
     def fit(self, cut: list[tuple[np.ndarray, int, np.ndarray]]) -> None:
         """Resize boxes into images, and remove them from the list: (pixels of cut(), flip, image)."""
