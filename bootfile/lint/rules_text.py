@@ -71,6 +71,8 @@ def check(facts: Facts) -> Iterator[Finding]:
 def _keep_first(tree: ast.Module, listings: list[Finding]) -> Iterator[Finding]:
     """Yield the first listing of each class: what the others become (samples, or labels by name) is not
     followed."""
+    if not listings:
+        return
     for cls in ast.walk(tree):
         if not isinstance(cls, ast.ClassDef):
             continue
