@@ -95,9 +95,9 @@ def _find_candidates(tree: ast.Module) -> tuple[list[ast.AST], dict[ast.AST, ast
 
     The tree keeps both: the scripts of a folder import the same modules.
     """
-    kept = getattr(tree, "bootfile_candidates", None)
+    kept: tuple[list[ast.AST], dict[ast.AST, ast.AST]] | None = getattr(tree, "bootfile_candidates", None)
     if kept is None:
-        nodes = []
+        nodes: list[ast.AST] = []
         parents: dict[ast.AST, ast.AST] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.Call | ast.Subscript | ast.BinOp):
