@@ -77,12 +77,8 @@ def parse_args() -> arguments.Arguments:
     add("--amp", **FLAG | {"default": None}, help="mixed precision (default: true on a GPU)")
     help = "true: torch.compile (default: true on a GPU; with --exact_shards from torch 2.10 on)"
     add("--compile", role=OPERATION, type=boolean, help=help)
-    add(
-        "--grad_checkpointing",
-        role=OPERATION,
-        **FLAG,
-        help="compute blocks twice: less memory, more time, equal weights",
-    )
+    help = "compute blocks twice: less memory, more time, equal weights"
+    add("--grad_checkpointing", role=OPERATION, **FLAG, help=help)
     add("--ema", type=number, metavar="DECAY", help="evaluate a moving average of the weights: 0.9999")
     add = parser.add_argument_group("optimization").add_argument
     add("--epochs", type=positive_int, default=90, help="default: 90")

@@ -394,7 +394,7 @@ LAID_OUT = """page => {
       if (a.left < frame.left - 1 || a.right > frame.right + 1 || a.top < frame.top - 1 ||
           a.bottom > frame.bottom + 1)
         wrong.push(`${title}: ${labels[i].textContent} is cut`);
-      if (a.height < 11) wrong.push(`${title}: ${labels[i].textContent} is ${a.height} px high`);
+      if (a.height < 10.99) wrong.push(`${title}: ${labels[i].textContent} is ${a.height} px high`);
       for (let j = 0; j < i; j++) {
         const b = boxes[j];
         if (a.left < b.right && b.left < a.right && a.top + 2 < b.bottom && b.top + 2 < a.bottom)
