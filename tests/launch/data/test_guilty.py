@@ -70,7 +70,7 @@ def test_two_planted_samples_are_found(tmp_path):
     ids = ids_of(tmp_path)
     folder = train(tmp_path, [ids[3], ids[200]])
     shown = find(folder)
-    assert f"guilty: samples {', '.join(map(str, sorted([ids[3], ids[200]])))}: " in shown
+    assert f"guilty: samples {', '.join(map(str, sorted([ids[3], ids[200]])))}: " in shown, shown
 
 
 def test_a_step_without_a_spike(tmp_path):
