@@ -145,10 +145,13 @@ class Search:
 
 
 def _find_limit(before: float, without_step: float) -> float:
-    """Return the mean loss above which the spike is there."""
+    """Return the mean loss above which the spike is there: without one of two guilty samples, which share the
+    spike, it still is. Their mean would be about as much, so it is the geometric one."""
     if math.isinf(before):
         return 2 * without_step
-    return (before + without_step) / 2
+    if without_step <= 0:
+        return (before + without_step) / 2
+    return math.sqrt(before * without_step)
 
 
 def describe(result: Result, folder: str, step: int) -> list[str]:
