@@ -23,7 +23,7 @@ from bootfile.receipt.recorded_run import Run
 
 _SPIKE = 1.1  # a mean loss that is larger than without the step by this factor
 _MOST = 8  # samples that are looked for
-_BYTES = 2**30  # of the figures of a replay
+_BYTES = 2**30  # the most that the figures of a replay have
 
 
 @dataclasses.dataclass(frozen=True)

@@ -90,7 +90,7 @@ class Checkpointer(Events):
         self._mirror: Any = None  # of an output with a URL
         members = run.topology.members
         self._fork: Any = None  # of a run that begins at a step of another one
-        self._without: Any = None  # of a run whose batches lack some samples
+        self._without: Any = None  # the samples that its batches lack
         self._is_later = members is not None and members.generation > 0
         self._class_names: tuple[str, ...] = getattr(loader.plan.index, "class_names", ())
         self.exact = self._make_exact(run, **parts)

@@ -189,7 +189,7 @@ class Shards:
         self.guards.check_collectives()
         counts = self._count_rest()
         loss = accelerator.double(loss.detach()).squeeze()
-        if counts:  # of a shard without a sample the loss may be NaN
+        if counts:  # the loss of a shard without a sample may be NaN
             loss = loss * counts[self.index] if counts[self.index] else torch.zeros_like(loss)
         self._losses.append(loss)
         is_first = len(self._losses) == 1

@@ -46,7 +46,7 @@ class Log:
         self.output = output
         self.metrics = Metrics()  # of the evaluations, besides loss and accuracy
         self._autocast: Any = contextlib.nullcontext()  # names the precision in the first lines
-        self._total_steps: int | None = None  # of the whole run, from start() on, if they are known
+        self._total_steps: int | None = None  # the steps of the whole run, from start() on, if known
         self._laps: dict[str, float] = {}  # seconds of each part of the run
         self._lap_start = endings.STARTED  # importing torch counts as set-up
         self._bar: tqdm | None = None  # on a terminal, from start() on

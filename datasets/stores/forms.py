@@ -23,7 +23,7 @@ CUT: tuple[str, ...] = ("jpeg_crop", "jpeg_full")  # JPEGs that are decoded by c
 JPEGS: tuple[str, ...] = ("jpeg", *CUT)
 SHORT_SIDE = 256
 QUALITY = 90
-QUALITY_FULL = 95  # of "jpeg_full", if the file is not a JPEG; else it is encoded again with its own tables
+QUALITY_FULL = 95  # "jpeg_full" uses it for other files; a JPEG is encoded again with its own tables
 
 
 class Sample(NamedTuple):

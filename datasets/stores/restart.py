@@ -16,8 +16,8 @@ from PIL import Image, JpegImagePlugin
 
 Box = tuple[int, int, int, int]  # top, left, height, width; pixels
 
-_MOST = 65535  # of a number in a JPEG
-MOST_PIXELS = 65500  # of a side: libjpeg's limit
+_MOST = 65535  # the largest number in a JPEG
+MOST_PIXELS = 65500  # the longest side: libjpeg's limit
 _SAMPLINGS = ("4:4:4", "4:2:2", "4:2:0")  # in the order of Pillow's numbers
 _MARGIN = 1  # pixels on each side of a crop
 _SEGMENT = 32  # pixels, about the width of a segment: narrower ones decode less, and cost more bytes
@@ -85,7 +85,7 @@ def read_header(content: bytes) -> Header | None:
             factors = content[body + _LENGTH_OF_FRAME + 1 : end : 3]
             if content[body] != 8 or components not in (1, 3) or len(factors) != components:
                 return None
-            mcu = 8, 8  # of one component alone, whatever its factors
+            mcu = 8, 8  # one component alone has this, whatever its factors
             if components == 3:
                 mcu = 8 * max(factor & 15 for factor in factors), 8 * max(factor >> 4 for factor in factors)
         elif marker == _LENGTHS and position == 2 and content.startswith(_NAME, body):
@@ -139,7 +139,7 @@ def cut(content: bytes, header: Header, box: Box) -> Part | None:
     part_width = min(last * step_x, header.width) - first * step_x
     if (part_height, part_width) == (header.height, header.width):
         return Part(content, 0, 0, header.height, header.width)
-    begins = np.empty_like(ends)  # of the segments; each ends with the two bytes of its marker
+    begins = np.empty_like(ends)  # a segment ends with the two bytes of its marker
     begins[0] = header.end
     begins[1:] = ends[:-1]
     kept_ends = ends.reshape(down, across)[first_row:last_row, first:last]

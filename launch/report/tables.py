@@ -25,8 +25,8 @@ from launch.report.runs import SPLIT, UNITS, Run, Start, in_words
 NONE = "–"
 PERCENT = ".2%"
 _MOST_ROWS = 200  # of a table of epochs
-_MOST_CLASSES = 50  # of a table of classes
-_MOST_BYTES = 2**27  # of confusion.json
+_MOST_CLASSES = 50  # rows of a table of classes
+_MOST_BYTES = 2**27  # the most of confusion.json that is read
 _USUAL = ("val_loss", "val_acc")
 _ORDERS = {True: "lowest", False: "highest"}  # by whether the lowest value is the best
 _SAME = ("output_dir",)  # differs for every run

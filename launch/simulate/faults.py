@@ -21,7 +21,7 @@ KINDS = {  # kind: its keys, in [] if they may be missing
     "restart": "node step",  # in place: the same folders, the command again
     "reschedule": "[node] step",  # a new container; without a node: all nodes
 }
-TENSORS = ("weights", "gradients", "optimizer", "batch")  # of a flip
+TENSORS = ("weights", "gradients", "optimizer", "batch")  # what a flip can hit
 HANGS = ("hang", "hold")  # kinds that the job needs a handler for (hanging/sitecustomize.py)
 _MOST = 10**9
 

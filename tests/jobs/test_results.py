@@ -124,7 +124,7 @@ def _read_to_the_end(terminal: int) -> str:
 
 @pytest.mark.parametrize("shows_lines", [False, True], ids=["stderr", "stdout and stderr"])
 def test_a_terminal_gets_a_progress_bar(shows_lines, tmp_path):
-    """Lines on a terminal have no figures for which there is no room, and no times: the bar has these."""
+    """A line on a terminal has no times, which the bar shows, and only the figures that fit."""
     terminal, end = pty.openpty()
     fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
     words = ["jobs/train.py", *QUICK, "--max_steps=2", "--report_every=1", f"--output_dir={tmp_path}"]
