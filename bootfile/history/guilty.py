@@ -87,14 +87,14 @@ class Search:
             after = before
             guilty: list[int] = []
             end = len(self._ids)
+            limit = _find_limit(before, without_step)
             if before > _SPIKE * without_step:
-                limit = _find_limit(before, without_step)
                 while len(guilty) < _MOST and after > limit:
                     end = self._find_end(end, guilty, limit)
                     guilty.append(int(self._ids[end - 1]))
                     after = self._measure(guilty)
                     end -= 1
-        is_whole = bool(guilty) and after <= _find_limit(before, without_step)
+        is_whole = bool(guilty) and after <= limit
         first = self._step + 1
         return Result(guilty, is_whole, before, without_step, after, self._replays, first, self._last)
 

@@ -236,7 +236,7 @@ def prove(args: argparse.Namespace) -> None:
     began = time.monotonic()
     draw = random.Random(args.seed)
     flips: list[dict[str, Any]] = []
-    alarms: list[bool] = []  # of each run without a flip
+    alarms: list[bool] = []  # each run without a flip has one
     with tempfile.TemporaryDirectory(prefix="bootfile-flips-") as folder, forked_programs():
         proof = Proof(Path(folder))
         clean = read_states(proof.train("clean", seed=0))

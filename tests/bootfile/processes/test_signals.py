@@ -272,7 +272,7 @@ def test_a_closed_terminal_and_five_more_signals_lose_no_save(tmp_path):
     read_until(job, "^epoch=1 step=2/")
     others = (signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM, signal.SIGHUP, signal.SIGHUP)
     os.killpg(job.pid, signal.SIGHUP)
-    # of signals that arrive together, any may be the first, also for slower ranks: wait for this one
+    # any of several signals that arrive together may be the first one, also for slower ranks: wait for it
     read_until(job, "^SIGHUP(: | at rank 1: )")
     for number in others:
         os.killpg(job.pid, number)

@@ -100,7 +100,7 @@ def test_the_means_are_over_the_samples_that_are_left(group):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4, momentum=1.0))
     inputs, targets = torch.randn(16, 3), torch.randn(16, 4)
-    counts = (0, 4, 2, 3)  # of shards of 4
+    counts = (0, 4, 2, 3)  # samples that are left in shards of 4
     mse = torch.nn.functional.mse_loss
     parts = [slice(4 * shard, 4 * shard + (count or 4)) for shard, count in enumerate(counts)]
     sums = [torch.zeros_like(parameter) for parameter in model.parameters()]

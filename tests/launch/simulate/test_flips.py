@@ -12,7 +12,7 @@ WORDS = (*QUICK, "--batch_size=128", "--max_steps=4", "--save_every=1", "--keep_
 
 @pytest.mark.parametrize("tensor", ["weights.conv1.0.weight", "gradients", "optimizer", "batch"])
 def test_an_audit_finds_the_step_of_a_flip(tensor, tmp_path):
-    fault = f"flip:rank=0,step=3,tensor={tensor},bit=20"  # of the mantissa: all stays finite
+    fault = f"flip:rank=0,step=3,tensor={tensor},bit=20"  # the mantissa has it: all stays finite
     simulate = (
         "-m",
         "launch",
